@@ -1,0 +1,33 @@
+"""The errors that smkern raises. A message gives the value, the limit and the remedy."""
+
+
+class SmkernError(Exception):
+    """Base of everything that smkern raises on purpose."""
+
+
+class BudgetError(SmkernError, ValueError):
+    """An SM budget that the device, the stream's partition or the operator cannot serve."""
+
+
+class ArgumentError(SmkernError, ValueError):
+    """Sizes, dtypes, strides or aliasing that an operator cannot serve; nothing was written."""
+
+
+class DeviceError(SmkernError, RuntimeError):
+    """No GPU, a GPU or driver that is too old, or a driver call that failed."""
+
+
+class PartitionError(SmkernError, RuntimeError):
+    """A partition that is closed, still in use, foreign to another, or that cannot be made."""
+
+
+class ConfinementError(PartitionError):
+    """Work ran on SMs outside its partition, or above its budget."""
+
+
+class TableError(SmkernError, ValueError):
+    """A tuned table that is corrupt, half-written, foreign or of another version."""
+
+
+class ProfileError(SmkernError, ValueError):
+    """A device profile that is missing, corrupt or made for another device."""

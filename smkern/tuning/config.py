@@ -1,0 +1,84 @@
+"""What a GEMM launch is decided by: the problem, the budget and the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+Activation = Literal["silu", "gelu"]
+Confinement = Literal["mask", "grid"]
+Kernel = Literal["tma", "pointer", "ws", "skinny", "cublaslt"]
+
+STREAM_K = 0
+"""Value of `GemmConfig.split` that spreads the last, partial wave's K loops over all CTAs."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Epilogue:
+    """What happens to the fp32 accumulator before it is stored: act(acc + bias) + residual."""
+
+    bias: bool = False
+    residual: bool = False
+    activation: Activation | None = None
+
+    @property
+    def key(self) -> str:
+        parts = [name for name in ("bias", "residual") if getattr(self, name)]
+        return "+".join([*parts, *([self.activation] if self.activation else [])]) or "none"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GemmProblem:
+    """out [m, n] = a [m, k] @ w [n, k]^T. `aligned`: TMA can read a and w (16-byte rows and bases)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: Dtype = "bf16"
+    epilogue: Epilogue = Epilogue()
+    aligned: bool = True
+    batch_invariant: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes_moved(self) -> int:
+        """Each operand read once, the output written once."""
+        size = 4 if self.dtype == "fp32" else 2
+        reads = self.m * self.k + self.n * self.k + self.m * self.n * self.epilogue.residual
+        return size * (reads + self.m * self.n + self.n * self.epilogue.bias)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Budget:
+    """How many SMs a launch may use, what keeps it there, and whether clusters can launch."""
+
+    num_sms: int
+    confined: Confinement = "grid"
+    clusters: bool = True
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GemmConfig:
+    """One way to run a GEMM. Everything but the tile, warps, stages and `swap` is a run-time number.
+
+    `split`: 1 whole K loops; s > 1 K in s pieces; STREAM_K. Pieces are summed by the last arriver.
+    `ctas_per_sm`: resident CTAs an SM, used only where a mask confines (a grid budget launches at
+    most one an SM). `max_ctas`: 0, or a cap on the grid below the budget. `swap`: weights on the
+    row side of the matrix unit, so block_m still counts rows of `a` and block_n rows of `w`.
+    """
+
+    kernel: Kernel
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 3
+    swap: bool = False
+    ctas_per_sm: int = 1
+    split: int = 1
+    group_m: int = 8
+    max_ctas: int = 0
