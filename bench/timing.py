@@ -1,0 +1,260 @@
+"""Device time of short calls: CUDA graphs, rotated buffers, interleaved rounds, medians.
+
+A case is captured once as a graph of several calls on its own stream. A round replays every case
+once, one after another, so that clocks and heat drift alike for all of them; a ratio of two cases
+is the median of its ratios round by round.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = Callable[[int], Any]
+"""call(i) enqueues one call on the current stream, on buffer set i (modulo the sets there are)."""
+
+_HEAD_START_CYCLES = 1_200_000
+"""About 0.6 ms of spinning, so that the host is ahead of the device from the first replay on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds a call, one figure a round, in the order of the rounds."""
+
+    us_all: tuple[float, ...]
+
+    @property
+    def us_median(self) -> float:
+        return statistics.median(self.us_all)
+
+    @property
+    def noise(self) -> float:
+        """Half the distance between the quartiles over the median: 0.01 is 1%."""
+        if len(self.us_all) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.us_all, n=4, method="inclusive")
+        return (high - low) / 2 / self.us_median
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to time.
+
+    Args:
+        call: enqueues one call on the current stream; reads and writes buffer set i.
+        stream: a `torch.cuda.Stream` that is not the default one; its partition is the graph's.
+        calls: how many calls a graph holds; `calls_for` chooses.
+        first_set: the buffer set of the first call. Give neighbours in a round different ones.
+    """
+
+    call: Call
+    stream: Any
+    calls: int = 1
+    first_set: int = 0
+
+
+def ratio(numerator: Timing, denominator: Timing) -> float:
+    """Median of the round-by-round ratios of two cases of the same rounds."""
+    if len(numerator.us_all) != len(denominator.us_all):
+        return numerator.us_median / denominator.us_median
+    pairs = zip(numerator.us_all, denominator.us_all, strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def calls_for(expected_us: float, *, target_us: float = 250.0, at_most: int = 32) -> int:
+    """Calls a graph should hold for a replay of about `target_us`.
+
+    A replay has 1 to 2 us of launch and event overhead: at 250 us that is under 1%.
+    """
+    return max(1, min(at_most, math.ceil(target_us / max(expected_us, 1e-3))))
+
+
+def rounds_for(replay_us: float, *, budget_us: float, at_least: int = 3, at_most: int = 9) -> int:
+    """Rounds that fit `budget_us` when one round of all cases takes `replay_us`; odd."""
+    rounds = int(budget_us / max(replay_us, 1e-3))
+    return max(at_least, min(at_most, rounds)) | 1
+
+
+@contextmanager
+def current_stream(stream: Any) -> Iterator[None]:
+    """Make `stream` torch's current one. No context becomes current: a green stream is enough."""
+    with torch.cuda.stream(stream):
+        yield
+
+
+def capture(case: Case) -> torch.cuda.CUDAGraph:
+    """The case's calls as a graph of its stream. The caller has run the case eagerly before.
+
+    `torch.cuda.graph` would collect garbage and empty the allocator's cache each time; a suite
+    captures thousands of graphs, so capture is begun and ended by hand.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with current_stream(case.stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for i in range(case.calls):
+                case.call(case.first_set + i)
+        except BaseException:
+            _abandon(graph)
+            raise
+        graph.capture_end()
+    return graph
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """End a capture whose body raised; the stream must not stay in capture mode."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        return
+
+
+def time_interleaved(
+    cases: Mapping[str, Case],
+    *,
+    rounds: int = 7,
+    while_busy: Callable[[], None] | None = None,
+    errors: MutableMapping[str, str] | None = None,
+) -> dict[str, Timing]:
+    """Time `cases` in interleaved rounds; each stream waits for the one before it.
+
+    Everything is queued behind a short spin and read once at the end, so no launch gap is timed.
+
+    Args:
+        cases: name to case; each has run eagerly at least once (compiled, loaded, allocated).
+        rounds: measured rounds; one more goes before them unmeasured.
+        while_busy: called once while the device works through the queue (clocks, power).
+        errors: where given, a case that cannot be captured is named there and left out;
+            otherwise its exception is raised.
+
+    Returns:
+        name to `Timing`, in us a call, one figure a round.
+    """
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    try:
+        for name, case in cases.items():
+            try:
+                graphs[name] = capture(case)
+            except Exception as error:
+                if errors is None:
+                    raise
+                errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _replay_rounds(cases, graphs, rounds, while_busy)
+    finally:
+        # Newest first: cuBLAS graphs of one stream share a captured workspace.
+        if graphs:
+            torch.cuda.synchronize()
+        for name in reversed(list(graphs)):
+            graphs.pop(name).reset()
+
+
+def _replay_rounds(
+    cases: Mapping[str, Case],
+    graphs: Mapping[str, torch.cuda.CUDAGraph],
+    rounds: int,
+    while_busy: Callable[[], None] | None,
+) -> dict[str, Timing]:
+    if not graphs:
+        return {}
+    torch.cuda.synchronize()
+    with current_stream(cases[next(iter(graphs))].stream):
+        torch.cuda._sleep(_HEAD_START_CYCLES)
+        last = _event()
+        last.record(cases[next(iter(graphs))].stream)
+    spans: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
+    for round_index in range(rounds + 1):
+        for name in _rotated(list(graphs), round_index):
+            stream = cases[name].stream
+            stream.wait_event(last)
+            start, last = _event(), _event()
+            with current_stream(stream):
+                start.record(stream)
+                graphs[name].replay()
+                last.record(stream)
+            if round_index:
+                spans[name].append((start, last))
+    if while_busy is not None:
+        while_busy()
+    torch.cuda.synchronize()
+    return {
+        name: Timing(tuple(1e3 * a.elapsed_time(b) / cases[name].calls for a, b in pairs))
+        for name, pairs in spans.items()
+    }
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    """The names begun at another place each round, so that none always follows the same one."""
+    at = by % len(names)
+    return [*names[at:], *names[:at]]
+
+
+def measure(
+    callables: Mapping[str, Call],
+    stream: Any,
+    *,
+    iters: int = 8,
+    rounds: int = 5,
+    errors: MutableMapping[str, str] | None = None,
+) -> dict[str, Timing]:
+    """Time several callables on one stream, cold L2, interleaved.
+
+    Args:
+        callables: name to callable(i), which enqueues one call on buffer set i. The sets together
+            should exceed twice the L2 (120 MB on an H200), or the cache is what is measured.
+        stream: the partition's stream, or any that is not the default one.
+        iters: calls a graph; `calls_for(expected_us)` chooses.
+        rounds: measured rounds.
+        errors: where given, callables that fail (eagerly or in capture) are named there and left
+            out; otherwise the first exception is raised.
+    """
+    cases: dict[str, Case] = {}
+    for index, (name, call) in enumerate(callables.items()):
+        if errors is None:
+            run_eagerly(call, stream)
+        elif (message := try_eagerly(call, stream)) is not None:
+            errors[name] = message
+            continue
+        cases[name] = Case(call, stream, iters, first_set=index)
+    return time_interleaved(cases, rounds=rounds, errors=errors)
+
+
+def run_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> None:
+    """One call on `stream`, awaited: compiles, loads, and allocates library workspaces."""
+    with current_stream(stream):
+        call(buffer_set)
+    torch.cuda.synchronize()
+
+
+def try_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> str | None:
+    """`run_eagerly`, but None on success and the error's first line on failure.
+
+    cuBLAS raises where its kernels need clusters that a partition cannot launch. Such an error is
+    not sticky, but may be reported once more by the next launch check, which is provoked here.
+    """
+    try:
+        run_eagerly(call, stream, buffer_set)
+    except Exception as error:  # noqa: BLE001  (whatever a peer raises is its result)
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        _clear_last_error()
+        return message
+    return None
+
+
+def _clear_last_error() -> None:
+    for _ in range(2):
+        try:
+            torch.zeros(1, device="cuda")
+            torch.cuda.synchronize()
+        except RuntimeError:
+            continue
+        return
