@@ -1,0 +1,51 @@
+PYTHON ?= python3
+VENV ?= .venv
+export PYTHON VENV
+
+# PYTHONPATH: a venv over the system's packages (a GPU machine) installs nothing of smkern.
+RUN = PYTHONPATH=. $(VENV)/bin/python
+PYTEST = $(RUN) -m pytest
+READY = $(VENV)/.ready
+SOURCES = smkern autotune bench tests setup.py
+
+.PHONY: demo test test-gpu bench lint format readme clean help
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(READY) ## see it: partitions, a GEMM inside them, a picture; without a GPU what can run there
+	$(RUN) -m smkern demo
+
+# Triton's interpreter is chosen at import, so its tests are a process of their own.
+test: $(READY) ## all tests that this machine can run
+	$(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+
+test-gpu: $(READY) ## the tests that need a GPU, and nothing else
+	$(PYTEST) tests/gpu
+
+bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes hours)
+	$(RUN) -m smkern bench ceilings
+	$(RUN) -m smkern bench partitions
+	$(RUN) -m smkern bench gemm
+	$(RUN) -m smkern bench cliffs
+
+lint: $(READY) ## ruff and mypy
+	$(RUN) -m ruff check $(SOURCES)
+	$(RUN) -m ruff format --check $(SOURCES)
+	$(RUN) -m mypy
+
+format: $(READY) ## ruff's formatter and its safe fixes
+	$(RUN) -m ruff check --fix $(SOURCES)
+	$(RUN) -m ruff format $(SOURCES)
+
+readme: $(READY) ## fill the README's tables from bench/results/
+	$(RUN) -m smkern.bench.readme
+
+clean: ## drop the venv and the caches
+	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt setup.py .ci/venv
+	rm -f $(READY)
+	.ci/venv

@@ -1,0 +1,78 @@
+"""SM partitions for LLM serving, and kernels that know how many SMs they have.
+
+Importing smkern loads neither torch nor Triton nor the driver; a public name does when it is
+first used.
+
+>>> import smkern
+>>> ladder = smkern.ladder()                    # doctest: +SKIP
+>>> with ladder.split(decode=32).prefill:       # doctest: +SKIP
+...     y = smkern.gemm(x, w)                   # on the 100 SMs of this partition
+"""
+
+from __future__ import annotations
+
+import os.path
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from smkern import errors
+
+if TYPE_CHECKING:
+    from smkern.device import DeviceInfo, Profile, device_info, load_profile
+    from smkern.kernels import counters
+    from smkern.ops import gemm, warmup
+    from smkern.partition import Ladder, Partition, Split, current_num_sms, ladder, split
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ladder",
+    "split",
+    "Ladder",
+    "Split",
+    "Partition",
+    "current_num_sms",
+    "gemm",
+    "warmup",
+    "counters",
+    "device_info",
+    "load_profile",
+    "DeviceInfo",
+    "Profile",
+    "errors",
+    "__version__",
+]
+
+_ROOMS = {
+    "smkern.partition": ("ladder", "split", "Ladder", "Split", "Partition", "current_num_sms"),
+    "smkern.ops": ("gemm", "warmup"),
+    "smkern.kernels": ("counters",),
+    "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported from its room when it is first asked for."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'smkern' has no attribute {name!r}")
+    value = getattr(import_module(_ROOM_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _checkout_root() -> str | None:
+    """The checkout this package is imported from, or None where it is installed."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    marks = ("pyproject.toml", "autotune", "bench")
+    return root if all(os.path.exists(os.path.join(root, mark)) for mark in marks) else None
+
+
+# autotune/ and bench/ install as smkern.autotune and smkern.bench; in a checkout they lie beside
+# smkern/, where Python finds them once the root is on the package's path.
+if _root := _checkout_root():
+    __path__.append(_root)
