@@ -1,0 +1,1 @@
+"""How a GEMM is configured for a budget: configurations, cost model, tables and their look-up."""

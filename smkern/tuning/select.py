@@ -1,0 +1,172 @@
+"""Which configuration a GEMM runs with: the tuned table where it has the cell, else the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import log
+from typing import TYPE_CHECKING, Literal
+
+from smkern.errors import ArgumentError, BudgetError
+from smkern.tuning import cost_model, space
+from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
+
+if TYPE_CHECKING:
+    from smkern.device import Profile
+    from smkern.tuning.cost_model import CostConstants
+    from smkern.tuning.table import Table
+
+INVARIANT_ROWS = (8, 64, 256, 2048)
+INVARIANT_BUDGETS = (16, 60, 132)
+"""Rows and SMs that a batch-invariant configuration is a compromise over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A configuration, where it came from, and the time that the model expects, us."""
+
+    config: GemmConfig
+    source: Literal["table", "model"]
+    predicted_us: float
+
+
+def select_gemm(
+    problem: GemmProblem,
+    budget: Budget,
+    profile: Profile,
+    tables: Table | None = None,
+    *,
+    allow_cublaslt: bool = True,
+    kernels: tuple[Kernel, ...] | None = None,
+    constants: CostConstants = cost_model.DEFAULTS,
+) -> Selection:
+    """The configuration for `problem` in `budget`; pure, needs no GPU.
+
+    A tuned entry counts only for exactly this budget, confinement and cluster permission, and only
+    for rows in the same count of tiles; anything else falls to the cost model. With
+    `batch_invariant` the choice depends on (n, k, dtype, alignment) only and no table is asked.
+
+    Raises:
+        BudgetError: a budget below one SM.
+        ArgumentError: no kernel of `kernels` can serve the problem.
+    """
+    if budget.num_sms < 1:
+        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    if problem.batch_invariant:
+        config = invariant_config(
+            problem.n, problem.k, problem.dtype, problem.aligned, profile, kernels, constants
+        )
+    elif tables is not None and (found := tables.lookup(problem, budget, allow_cublaslt)):
+        predicted_us = cost_model.predict_us(problem, found, budget, profile, constants)
+        return Selection(found, "table", predicted_us)
+    else:
+        ranked = rank(problem, budget, profile, kernels=kernels, constants=constants, prune=True)
+        return Selection(ranked[0].config(), "model", ranked[0].predicted_us)
+    return Selection(
+        config, "model", cost_model.predict_us(problem, config, budget, profile, constants)
+    )
+
+
+@dataclass(slots=True)
+class Ranked:
+    """One candidate and its predicted time; `config()` makes the configuration."""
+
+    predicted_us: float
+    variant: GemmConfig
+    split: int
+    group_m: int
+    max_ctas: int
+
+    def config(self) -> GemmConfig:
+        return replace(
+            self.variant, split=self.split, group_m=self.group_m, max_ctas=self.max_ctas
+        )
+
+
+def rank(
+    problem: GemmProblem,
+    budget: Budget,
+    profile: Profile,
+    *,
+    kernels: tuple[Kernel, ...] | None = None,
+    constants: CostConstants = cost_model.DEFAULTS,
+    prune: bool = False,
+) -> list[Ranked]:
+    """Candidates by predicted time, best first; stream-K grids capped where that helps.
+
+    `prune` leaves out variants whose bound is above the best time so far: the first stays right.
+
+    Raises:
+        ArgumentError: no kernel of `kernels` can serve the problem.
+    """
+    ceilings = cost_model.Ceilings(budget, profile, constants)
+    capability = profile.info.capability
+    kernels = kernels or space.kernels_for(problem, capability)
+    found: list[Ranked] = []
+    best = float("inf")
+    for variant in space.sensible_variants(
+        space.row_class(problem.m),
+        problem.dtype,
+        problem.aligned,
+        budget.confined == "grid",
+        capability,
+        kernels,
+    ):
+        group = space.group_m(problem.m, variant, budget.num_sms)
+        estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
+        if prune and estimate.at_least_us() > best:
+            continue
+        for split in space.splits(estimate.tiles, estimate.ctas, estimate.steps):
+            for cap in estimate.grids(split):
+                if not space.partials_fit(variant, split, estimate.tiles, cap or estimate.ctas):
+                    continue
+                predicted_us = estimate.launch_us(split, cap)
+                if predicted_us < best:
+                    best = predicted_us
+                elif prune:
+                    continue
+                found.append(Ranked(predicted_us, variant, split, group, cap))
+    if not found:
+        raise ArgumentError(
+            f"no kernel of {kernels} serves {problem} on capability {capability}; "
+            "leave the choice of kernel to dispatch"
+        )
+    found.sort(key=lambda item: item.predicted_us)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def invariant_config(
+    n: int,
+    k: int,
+    dtype: Dtype,
+    aligned: bool,
+    profile: Profile,
+    kernels: tuple[Kernel, ...] | None = None,
+    constants: CostConstants = cost_model.DEFAULTS,
+) -> GemmConfig:
+    """The one configuration of (n, k, dtype): the best geomean over a few rows and budgets.
+
+    K is not split: the workspace of a fixed split would grow with the batch.
+    """
+    cases = [
+        (
+            GemmProblem(m, n, k, dtype, aligned=aligned, batch_invariant=True),
+            cost_model.Ceilings(Budget(num_sms, "mask", False), profile, constants),
+        )
+        for m in INVARIANT_ROWS
+        for num_sms in INVARIANT_BUDGETS
+    ]
+    capability = profile.info.capability
+    kernels = kernels or space.kernels_for(cases[0][0], capability)
+    scored = []
+    for variant in space.variants(dtype, aligned, capability, kernels):
+        total = 0.0
+        for problem, ceilings in cases:
+            group = space.group_m(problem.m, variant, ceilings.budget.num_sms)
+            estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
+            total += log(estimate.launch_us())
+        scored.append((total, variant))
+    return min(scored, key=lambda item: item[0])[1]
+
+
