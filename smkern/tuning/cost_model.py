@@ -10,12 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import ceil, sqrt
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
+from smkern.tuning.config import STREAM_K, Budget, Confinement, GemmConfig, GemmProblem
 
-if TYPE_CHECKING:
-    from smkern.device import Profile
+
+class DeviceFacts(Protocol):
+    """What the model reads of `smkern.device.DeviceInfo`."""
+
+    @property
+    def l2_bytes(self) -> int: ...
+    @property
+    def sm_clock_mhz(self) -> int: ...
+
+
+class CeilingSource(Protocol):
+    """What the model reads of `smkern.device.Profile`."""
+
+    @property
+    def info(self) -> DeviceFacts: ...
+    def bandwidth(self, num_sms: int, *, confined: Confinement) -> float: ...
+    def flops(self, num_sms: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ class Ceilings:
 
     __slots__ = ("_bandwidth", "_constants", "_flops", "_profile", "budget", "l2_bytes", "peak")
 
-    def __init__(self, budget: Budget, profile: Profile, constants: CostConstants) -> None:
+    def __init__(self, budget: Budget, profile: CeilingSource, constants: CostConstants) -> None:
         info = profile.info
         self.budget = budget
         self.l2_bytes = info.l2_bytes * constants.l2_kept
@@ -274,7 +289,7 @@ def predict_us(
     problem: GemmProblem,
     config: GemmConfig,
     budget: Budget,
-    profile: Profile,
+    profile: CeilingSource,
     constants: CostConstants = DEFAULTS,
 ) -> float:
     """Predicted time of one launch with cold caches, us.

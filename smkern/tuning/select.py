@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import log
 from typing import TYPE_CHECKING, Literal
 
 from smkern.errors import ArgumentError, BudgetError
 from smkern.tuning import cost_model, space
-from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import (
+    STREAM_K,
+    Budget,
+    Confinement,
+    Dtype,
+    GemmConfig,
+    GemmProblem,
+    Kernel,
+)
 
 if TYPE_CHECKING:
     from smkern.device import Profile
@@ -53,8 +62,9 @@ def select_gemm(
     if budget.num_sms < 1:
         raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
     if problem.batch_invariant:
+        capability = profile.info.capability
         config = invariant_config(
-            problem.n, problem.k, problem.dtype, problem.aligned, profile, kernels, constants
+            problem.n, problem.k, problem.dtype, problem.aligned, capability, kernels
         )
     elif tables is not None and (found := tables.lookup(problem, budget, allow_cublaslt)):
         predicted_us = cost_model.predict_us(problem, found, budget, profile, constants)
@@ -78,9 +88,7 @@ class Ranked:
     max_ctas: int
 
     def config(self) -> GemmConfig:
-        return replace(
-            self.variant, split=self.split, group_m=self.group_m, max_ctas=self.max_ctas
-        )
+        return replace(self.variant, split=self.split, group_m=self.group_m, max_ctas=self.max_ctas)
 
 
 def rank(
@@ -135,38 +143,56 @@ def rank(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Nominal:
+    """Ceilings of a nominal device: a batch-invariant choice must not move with a measurement."""
+
+    sm_clock_mhz: int = 1980
+    l2_bytes: int = 50 * 2**20
+
+    @property
+    def info(self) -> _Nominal:
+        return self
+
+    def bandwidth(self, num_sms: int, *, confined: Confinement) -> float:
+        return min(0.2 * num_sms, 4.4)
+
+    def flops(self, num_sms: int) -> float:
+        return 6.5 * num_sms
+
+
 @lru_cache(maxsize=1024)
 def invariant_config(
     n: int,
     k: int,
     dtype: Dtype,
     aligned: bool,
-    profile: Profile,
+    capability: space.Capability,
     kernels: tuple[Kernel, ...] | None = None,
-    constants: CostConstants = cost_model.DEFAULTS,
 ) -> GemmConfig:
     """The one configuration of (n, k, dtype): the best geomean over a few rows and budgets.
 
-    K is not split: the workspace of a fixed split would grow with the batch.
+    K is not split: the workspace of a fixed split would grow with the batch. Tables, profiles and
+    fitted constants have no say, so the bits of a result outlive a measurement.
     """
-    cases = [
-        (
-            GemmProblem(m, n, k, dtype, aligned=aligned, batch_invariant=True),
-            cost_model.Ceilings(Budget(num_sms, "mask", False), profile, constants),
-        )
-        for m in INVARIANT_ROWS
+    problems = [
+        GemmProblem(m, n, k, dtype, aligned=aligned, batch_invariant=True) for m in INVARIANT_ROWS
+    ]
+    constants = cost_model.DEFAULTS
+    budgets = [
+        cost_model.Ceilings(Budget(num_sms, "mask", False), _Nominal(), constants)
         for num_sms in INVARIANT_BUDGETS
     ]
-    capability = profile.info.capability
-    kernels = kernels or space.kernels_for(cases[0][0], capability)
-    scored = []
+    best, chosen = float("inf"), None
+    kernels = kernels or space.kernels_for(problems[0], capability)
     for variant in space.variants(dtype, aligned, capability, kernels):
         total = 0.0
-        for problem, ceilings in cases:
+        for problem, ceilings in product(problems, budgets):
             group = space.group_m(problem.m, variant, ceilings.budget.num_sms)
             estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
             total += log(estimate.launch_us())
-        scored.append((total, variant))
-    return min(scored, key=lambda item: item[0])[1]
-
-
+        if total < best:
+            best, chosen = total, variant
+    if chosen is None:
+        raise ArgumentError(f"no kernel of {kernels} serves {dtype} on capability {capability}")
+    return chosen

@@ -316,7 +316,7 @@ def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
 
 
 def is_sensible(m: int, config: GemmConfig) -> bool:
-    """Not dominated by its shape: tiles neither twice too tall nor, swapped, a third of the rows."""
+    """Not dominated by its shape: tiles neither twice the rows nor, swapped, under a third of them."""
     if not config.swap:
         return m > 32 and config.block_m < 2 * m
     fits = config.block_m < 2 * m or config.block_m == 16
