@@ -31,3 +31,7 @@ class TableError(SmkernError, ValueError):
 
 class ProfileError(SmkernError, ValueError):
     """A device profile that is missing, corrupt or made for another device."""
+
+
+class WarmupError(SmkernError, RuntimeError):
+    """A graph capture needs a kernel variant that was not compiled and loaded before it."""

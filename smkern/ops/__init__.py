@@ -1,0 +1,6 @@
+"""The public operators: validate, look up a configuration, launch."""
+
+from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
+from smkern.ops.gemm import gemm
+
+__all__ = ["explain_gemm", "gemm", "gemm_workspace_bytes"]

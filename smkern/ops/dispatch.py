@@ -1,0 +1,288 @@
+"""From a GEMM's numbers to a launch plan: table or cost model, then the kernels of one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from smkern.errors import ArgumentError, WarmupError
+from smkern.tuning import cost_model, space
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.select import Selection, select_gemm
+
+if TYPE_CHECKING:
+    from smkern.device import Profile
+    from smkern.tuning.table import Table
+
+MAX_CACHED = 1 << 16
+"""Plans and selections kept; at 1 KiB each, more would cost host memory for nothing."""
+
+
+class Plan(Protocol):
+    """A prepared launch: raw addresses, strides in elements, a workspace and a stream."""
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def launch(self) -> Callable[..., None]: ...
+
+
+class Kernels(Protocol):
+    """Compiles, loads and prepares launches on one device."""
+
+    def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool: ...
+
+    def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> Plan: ...
+
+
+class Library(Protocol):
+    """A vendor library that plans its own launches."""
+
+    def plan(self, problem: GemmProblem, budget: Budget) -> Plan: ...
+
+
+def model_rows(m: int) -> int:
+    """The rows that the cost model is asked about in place of `m`: the next step at or above.
+
+    Steps are 16 rows up to 512 and 64 above, no more than the narrowest tile there, so the count
+    of tiles is that of `m`. A few hundred steps cover all M, so warmup can visit every choice.
+    """
+    if m <= 16:
+        return 1 << (m - 1).bit_length() if m > 1 else 1
+    step = 16 if m <= 512 else 64
+    return -(-m // step) * step
+
+
+def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
+    """What a launch needs, counters included, as its plan says too. No GPU needed."""
+    from smkern.kernels.cublaslt import WORKSPACE_BYTES
+    from smkern.kernels.launch import make_schedule
+
+    if config.kernel == "cublaslt":
+        return space.COUNTER_BYTES + WORKSPACE_BYTES
+    slots = make_schedule(problem, config, budget).partial_slots
+    return space.COUNTER_BYTES + 4 * slots * config.block_m * config.block_n if slots else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a GEMM runs as it does.
+
+    `source`: "table" (a tuned cell), "model" (the cost model), "forced" (`backend=` named the
+    kernel). `predicted_us` is the model's time either way.
+    """
+
+    problem: GemmProblem
+    budget: Budget
+    config: GemmConfig
+    source: str
+    predicted_us: float
+    workspace_bytes: int
+    tiles: int
+    waves: float
+    device: str
+
+    def __str__(self) -> str:
+        p, b, c = self.problem, self.budget, self.config
+        tile = f"{c.block_m}x{c.block_n}x{c.block_k}"
+        split = "stream-K" if c.split == 0 else f"split {c.split}"
+        how = "its own choice" if c.kernel == "cublaslt" else f"{tile}, {split}"
+        return (
+            f"gemm {p.m}x{p.n}x{p.k} {p.dtype} ({p.epilogue.key}) on {b.num_sms} SMs of "
+            f"{self.device} (confined by {b.confined}): kernel {c.kernel}, {how}, "
+            f"{self.tiles} tiles in {self.waves:.2f} waves, "
+            f"{self.predicted_us:.1f} us expected; chosen by {self.source}"
+        )
+
+
+class Dispatcher:
+    """Chooses and prepares GEMM launches for one device, each combination of numbers once.
+
+    Args:
+        profile: The device's facts and ceilings.
+        tables: Tuned cells, or None.
+        kernels: Makes the kernels of this device on first need; not called to choose only.
+        library: Makes the binding of cuBLASLt on first need.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        tables: Table | None,
+        kernels: Callable[[], Kernels],
+        library: Callable[[], Library],
+    ) -> None:
+        self.profile = profile
+        self.tables = tables
+        self._kernels = cache(kernels)
+        self._library = cache(library)
+        self._selections: dict[tuple[Any, ...], Selection] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._lock = threading.RLock()
+
+    def select(self, problem: GemmProblem, budget: Budget, backend: str | None = None) -> Selection:
+        """The configuration for a problem in a budget.
+
+        Args:
+            problem: Sizes, dtype, epilogue.
+            budget: Realised SMs and what confines them.
+            backend: None for tables, then model; "own" without cuBLAS; "model" without tables; a
+                kernel's name for the model's best configuration of it.
+
+        Raises:
+            ArgumentError: `backend` names a kernel that cannot run this problem here.
+        """
+        key = (problem, budget, backend)
+        found = self._selections.get(key)
+        if found is None:
+            found = self._select(problem, budget, backend)
+            self._keep(self._selections, key, found)
+        return found
+
+    def plan(
+        self,
+        problem: GemmProblem,
+        budget: Budget,
+        backend: str | None = None,
+        *,
+        capturing: bool = False,
+    ) -> Plan:
+        """A prepared launch for a problem in a budget.
+
+        While a graph is captured nothing may be compiled or loaded: a cuBLASLt choice that never
+        ran gives way to our kernels, and a variant of ours that is not loaded raises.
+
+        Raises:
+            WarmupError: a capture needs a variant that is not loaded.
+            ArgumentError: see `select`.
+        """
+        key = (problem, budget, backend)
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        selection = self.select(problem, budget, backend)
+        if capturing:
+            if selection.config.kernel == "cublaslt" and backend is None:
+                return self.plan(problem, budget, "own", capturing=True)
+            self._check_loaded(problem, selection.config, budget)
+        with self._lock:
+            plan = self.prepare(problem, selection.config, budget)
+            self._keep(self._plans, key, plan)
+        return plan
+
+    def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> Plan:
+        """Compile and load what `config` needs and plan its launch, uncached."""
+        with self._lock:
+            if config.kernel == "cublaslt":
+                plan = self._library().plan(problem, budget)
+            else:
+                plan = self._kernels().prepare(problem, config, budget)
+        return plan
+
+    def _check_loaded(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
+        if config.kernel != "cublaslt" and self._kernels().is_loaded(problem, config):
+            return
+        raise WarmupError(
+            f"gemm {problem.m}x{problem.n}x{problem.k} {problem.dtype} on {budget.num_sms} SMs "
+            f"needs kernel {config.kernel!r}, which is not loaded, and a graph capture cannot load "
+            "one: call smkern.warmup(shapes=[(n, k)], budgets=[...]), or this GEMM once, before"
+        )
+
+    def explain(
+        self, problem: GemmProblem, budget: Budget, backend: str | None = None
+    ) -> Explanation:
+        """The choice for a problem in a budget, with its reasons. Needs no GPU."""
+        selection = self.select(problem, budget, backend)
+        config = selection.config
+        tiles = space.num_tiles(problem, config)
+        source = selection.source if backend in (None, "own", "model") else "forced"
+        return Explanation(
+            problem,
+            budget,
+            config,
+            source,
+            selection.predicted_us,
+            workspace_bytes(problem, config, budget),
+            tiles,
+            tiles / space.num_ctas(config, budget),
+            self.profile.info.name,
+        )
+
+    def _select(self, problem: GemmProblem, budget: Budget, backend: str | None) -> Selection:
+        if backend not in (None, "own", "model"):
+            return self._forced(problem, budget, backend)
+        tables = None if backend == "model" else self.tables
+        allow_cublaslt = backend is None and self._library_may_run(problem, budget)
+        if tables is not None:
+            found = select_gemm(
+                problem, budget, self.profile, tables, allow_cublaslt=allow_cublaslt
+            )
+            if found.source == "table":
+                return found
+        return self._modelled(problem, budget, space.AVAILABLE)
+
+    def _modelled(
+        self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...]
+    ) -> Selection:
+        """The model's choice among `kernels`, once for all M of a step (`model_rows`)."""
+        rounded = replace(problem, m=model_rows(problem.m))
+        key = (rounded, budget, kernels)
+        found = self._selections.get(key)
+        if found is None:
+            found = select_gemm(
+                rounded, budget, self.profile, None, allow_cublaslt=False, kernels=kernels
+            )
+            self._keep(self._selections, key, found)
+        return found
+
+    def _library_may_run(self, problem: GemmProblem, budget: Budget) -> bool:
+        """cuBLASLt takes its SM count as a hint, so only where it cannot leave the budget."""
+        whole = budget.confined == "mask" or budget.num_sms == self.profile.info.num_sms
+        return whole and budget.clusters and not problem.batch_invariant
+
+    def _forced(self, problem: GemmProblem, budget: Budget, kernel: Any) -> Selection:
+        capability = self.profile.info.capability
+        where = f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}"
+        if kernel == "cublaslt":
+            broken = space.violations(problem, space.CUBLASLT, budget, capability)
+            if broken or not self._library_may_run(problem, budget):
+                reasons = ", ".join(broken) or "the budget is not enforced by a mask"
+                raise ArgumentError(
+                    f"backend='cublaslt' cannot run {where} with epilogue {problem.epilogue.key} "
+                    f"on {budget.num_sms} SMs ({reasons}): leave backend at None"
+                )
+            us = cost_model.predict_us(problem, space.CUBLASLT, budget, self.profile)
+            return Selection(space.CUBLASLT, "model", us)
+        rounded = replace(problem, m=model_rows(problem.m))
+        legal = kernel in space.AVAILABLE and space.candidates(
+            rounded, budget, capability, (kernel,)
+        )
+        if not legal:
+            raise ArgumentError(
+                f"backend={kernel!r} cannot run {where} (16-byte aligned: {problem.aligned}) on "
+                f"compute capability {capability[0]}.{capability[1]}: leave backend at None"
+            )
+        return self._modelled(problem, budget, (kernel,))
+
+    def _keep(self, kept: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
+        if len(kept) >= MAX_CACHED:
+            kept.clear()
+        kept[key] = value
+
+
+def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:
+    """A dispatcher that chooses for a device that may be absent; it cannot prepare launches."""
+
+    def absent() -> Any:
+        raise ArgumentError("this dispatcher only chooses: use one of a device to launch")
+
+    return Dispatcher(profile, tables, absent, absent)
+
+
+def epilogue_of(bias: Any, residual: Any, activation: Any) -> Epilogue:
+    """The epilogue that a call's arguments ask for."""
+    return Epilogue(bias is not None, residual is not None, activation)

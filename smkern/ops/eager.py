@@ -1,0 +1,269 @@
+"""The eager path of `smkern.gemm` on one device: a dictionary look-up, then the launch.
+
+All that a call's sizes, strides, dtypes, devices and budget imply is checked and prepared once and
+kept under a key of those numbers. What depends on addresses is looked at in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.ops import aliasing, validate
+from smkern.ops.dispatch import MAX_CACHED, Dispatcher, epilogue_of
+from smkern.ops.reference import gemm as reference
+from smkern.ops.workspace import Workspaces, check_workspace
+from smkern.tuning.config import Budget, GemmProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What the eager path asks of the runtime; a test puts a fake in its place.
+
+    `current_device()` → index; `current_stream(index)` → raw stream;
+    `budget(raw_stream, index)` → what that stream has; `capturing()` → of the current stream.
+    """
+
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+    budget: Callable[[int, int], Budget]
+    capturing: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A validated combination of numbers with its launch; `launch` is None where nothing runs.
+
+    Strides are in elements between rows; the spans are the bytes from a tensor's first element to
+    behind its last.
+    """
+
+    launch: Callable[..., None] | None
+    size: tuple[int, int]
+    a_stride: int
+    w_stride: int
+    out_stride: int
+    residual_stride: int
+    a_bytes: int
+    w_bytes: int
+    out_bytes: int
+    bias_bytes: int
+    residual_bytes: int
+    workspace_bytes: int
+
+
+class EagerGemm:
+    """Launches GEMMs on one device.
+
+    Args:
+        index: The device's index.
+        dispatcher: Chooses and prepares launches.
+        workspaces: Gives each stream and capture its own.
+        streams: The current stream and its budget.
+    """
+
+    def __init__(
+        self, index: int, dispatcher: Dispatcher, workspaces: Workspaces, streams: Streams
+    ) -> None:
+        self.index = index
+        self.dispatcher = dispatcher
+        self.workspaces = workspaces
+        self.streams = streams
+        self._current_device = streams.current_device
+        self._current_stream = streams.current_stream
+        self._budget = streams.budget
+        self._records: dict[Any, Record] = {}
+
+    def __call__(
+        self,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: Any,
+        out: Tensor | None,
+        workspace: Tensor | None,
+        batch_invariant: bool,
+        backend: Any,
+        num_sms: Any,
+    ) -> Tensor:
+        index = self.index
+        if self._current_device() != index:
+            with torch.cuda.device(index):
+                return self(
+                    a, w, bias, residual, activation, out, workspace,
+                    batch_invariant, backend, num_sms,
+                )  # fmt: skip
+        stream = self._current_stream(index)
+        budget = self._budget(stream, index)
+        a_ptr = a.data_ptr()
+        w_ptr = w.data_ptr()
+        out_ptr = bias_ptr = residual_ptr = 0
+        out_key = bias_key = residual_key = None
+        if out is not None:
+            out_ptr = out.data_ptr()
+            out_key = (out.shape, out.stride(), out.dtype, out.get_device())
+        if bias is not None:
+            bias_ptr = bias.data_ptr()
+            bias_key = (bias.shape, bias.stride(), bias.dtype, bias.get_device())
+        if residual is not None:
+            residual_ptr = residual.data_ptr()
+            residual_key = (
+                residual.shape, residual.stride(), residual.dtype, residual.get_device(),
+            )  # fmt: skip
+        aligned = not (a_ptr | w_ptr | out_ptr | bias_ptr | residual_ptr) & 15
+        key = (
+            a.shape, a.stride(), a.dtype, w.shape, w.stride(), w.dtype, w.get_device(),
+            out_key, bias_key, residual_key, activation, batch_invariant, backend, num_sms,
+            num_sms.__class__, budget.num_sms, budget.confined, budget.clusters, aligned,
+        )  # fmt: skip
+        try:
+            record = self._records.get(key)
+        except TypeError:
+            record = None
+        if record is None:
+            record = self._prepare(
+                key, a, w, bias, residual, activation, out, batch_invariant, backend, num_sms,
+                budget, aligned,
+            )  # fmt: skip
+        if out is None:
+            out = a.new_empty(record.size)
+            out_ptr = out.data_ptr()
+        else:
+            out_end = out_ptr + record.out_bytes
+            if (
+                (out_ptr < a_ptr + record.a_bytes and a_ptr < out_end)
+                or (out_ptr < w_ptr + record.w_bytes and w_ptr < out_end)
+                or (out_ptr < bias_ptr + record.bias_bytes and bias_ptr < out_end)
+                or (out_ptr < residual_ptr + record.residual_bytes and residual_ptr < out_end)
+            ):
+                aliasing.check_overlap(out, {"a": a, "w": w, "bias": bias, "residual": residual})
+        launch = record.launch
+        if launch is None:
+            return _without_kernel(a, w, bias, residual, activation, out)
+        workspace_ptr = 0
+        if workspace is not None:
+            workspace_ptr = check_workspace(workspace, record.workspace_bytes, a.device)
+            aliasing.check_disjoint(
+                workspace, {"a": a, "w": w, "bias": bias, "residual": residual, "out": out}
+            )
+        elif record.workspace_bytes:
+            workspace_ptr = self.workspaces.pointer(stream, record.workspace_bytes)
+        try:
+            launch(
+                a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, record.a_stride, record.w_stride,
+                record.out_stride, record.residual_stride, workspace_ptr, stream,
+            )  # fmt: skip
+        except BaseException:
+            self.workspaces.discard(stream)
+            raise
+        return out
+
+    def _prepare(
+        self,
+        key: Any,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: Any,
+        out: Tensor | None,
+        batch_invariant: bool,
+        backend: Any,
+        num_sms: Any,
+        stream_budget: Budget,
+        aligned: bool,
+    ) -> Record:
+        """Validate a combination of numbers and prepare its launch; keep it unless in a capture.
+
+        In a capture the dispatcher may have had to choose differently: such a record is not kept.
+        """
+        m, n, k = validate.check_tensors(a, w, bias, residual, out, activation, backend)
+        info = self.dispatcher.profile.info
+        validate.check_cuda(a, info.capability)
+        budget = validate.resolve_budget(num_sms, stream_budget, info.num_sms)
+        capturing = self.streams.capturing()
+        launch, workspace_bytes = None, 0
+        if m and n and k:
+            problem = GemmProblem(
+                m,
+                n,
+                k,
+                validate.dtype_name(a.dtype),
+                epilogue_of(bias, residual, activation),
+                aligned and aliasing.strides_aligned(n, [a, w, out, residual]),
+                bool(batch_invariant),
+            )
+            plan = self.dispatcher.plan(problem, budget, backend, capturing=capturing)
+            launch, workspace_bytes = plan.launch, plan.workspace_bytes
+        record = Record(
+            launch,
+            (m, n),
+            aliasing.row_stride(a),
+            aliasing.row_stride(w),
+            n if out is None else aliasing.row_stride(out),
+            aliasing.row_stride(residual),
+            *(aliasing.span_bytes(x) for x in (a, w, out, bias, residual)),
+            workspace_bytes,
+        )
+        if not capturing:
+            if len(self._records) >= MAX_CACHED:
+                self._records.clear()
+            self._records[key] = record
+        return record
+
+
+def _without_kernel(
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    out: Tensor,
+) -> Tensor:
+    """M, N or K of 0: nothing to write, or the epilogue of zeros."""
+    if out.numel():
+        with torch.no_grad():
+            reference.gemm(a, w, bias=bias, residual=residual, activation=activation, out=out)
+    return out
+
+
+def load_dispatcher(index: int) -> Dispatcher:
+    """The dispatcher of a device that is present: its profile, its tables, its kernels."""
+    from smkern.device import load_profile
+    from smkern.tuning.table import load_tables
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.launch import GemmKernels
+
+        return GemmKernels(index, 10 * major + minor)
+
+    def library() -> Any:
+        from smkern.kernels.cublaslt import CublasLt
+
+        return CublasLt(index)
+
+    return Dispatcher(profile, load_tables(profile), kernels, library)
+
+
+@cache
+def eager_gemm(index: int) -> EagerGemm:
+    """The eager path of a device, made at its first GEMM and kept for the process."""
+    from smkern.partition import budget_of_stream
+
+    streams = Streams(
+        torch._C._cuda_getDevice,
+        torch._C._cuda_getCurrentRawStream,
+        budget_of_stream,
+        torch._C._cuda_isCurrentStreamCapturing,
+    )
+    workspaces = Workspaces(torch.device("cuda", index), streams.capturing)
+    return EagerGemm(index, load_dispatcher(index), workspaces, streams)

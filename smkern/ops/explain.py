@@ -1,0 +1,157 @@
+"""Questions about a GEMM that launch nothing: which configuration and why, how much workspace."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.ops import validate
+from smkern.ops.dispatch import Dispatcher, Explanation, offline_dispatcher
+from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
+
+
+@cache
+def _shipped_dispatcher() -> Dispatcher:
+    """Chooses as on the GPU whose profile is shipped, for a machine without one."""
+    from smkern.device import load_profile
+    from smkern.tuning.table import load_tables
+
+    profile = load_profile()
+    return offline_dispatcher(profile, load_tables(profile))
+
+
+def _dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
+    """The device's dispatcher and what its current stream has; the shipped ones without a GPU."""
+    if not torch.cuda.is_available():
+        dispatcher = _shipped_dispatcher()
+        return dispatcher, Budget(dispatcher.profile.info.num_sms, "grid", True)
+    from smkern.ops.eager import eager_gemm
+
+    eager = eager_gemm(torch.cuda.current_device() if device is None else device)
+    stream = eager.streams.current_stream(eager.index)
+    return eager.dispatcher, eager.streams.budget(stream, eager.index)
+
+
+def _budget(
+    num_sms: Any,
+    confined: Confinement | None,
+    clusters: bool | None,
+    stream: Budget,
+    device_sms: int,
+) -> Budget:
+    """The call's budget, or the imagined one where `confined` or `clusters` say so."""
+    if confined is None and clusters is None:
+        return validate.resolve_budget(num_sms, stream, device_sms)
+    whole = Budget(device_sms, "grid", True)
+    found = validate.resolve_budget(num_sms, whole if num_sms else stream, device_sms)
+    return Budget(
+        found.num_sms,
+        found.confined if confined is None else confined,
+        found.clusters if clusters is None else clusters,
+    )
+
+
+def _problem(
+    sizes: tuple[int, int, int], dtype: torch.dtype, epilogue: Epilogue, aligned: bool, same: bool
+) -> GemmProblem:
+    for name, size in zip("mnk", sizes, strict=True):
+        if size < 1:
+            raise ArgumentError(f"{name}={size}: sizes are at least 1, an empty GEMM runs nothing")
+    m, n, k = sizes
+    name = validate.dtype_name(dtype)
+    return GemmProblem(m, n, k, name, epilogue, aligned and n % 8 == 0, same)
+
+
+def explain_gemm(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    bias: bool = False,
+    residual: bool = False,
+    activation: str | None = None,
+    aligned: bool = True,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+    num_sms: int | None = None,
+    confined: Confinement | None = None,
+    clusters: bool | None = None,
+    device: int | None = None,
+) -> Explanation:
+    """Which configuration `smkern.gemm` takes for a shape and budget, and where it comes from.
+
+    On a machine with no GPU it answers for the GPU whose profile and tables are shipped.
+
+    Args:
+        m: Rows of a.
+        n: Rows of w.
+        k: Columns of both.
+        dtype: torch.bfloat16 or torch.float16.
+        bias: Whether a bias is added.
+        residual: Whether a residual is added.
+        activation: None, "silu" or "gelu".
+        aligned: Whether all addresses and row pitches are multiples of 16 bytes.
+        batch_invariant: As in `smkern.gemm`.
+        backend: As in `smkern.gemm`.
+        num_sms: As in `smkern.gemm`.
+        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid".
+        clusters: Imagine that clusters can launch there, or not.
+        device: Index of the GPU; None is the current one.
+
+    Returns:
+        An Explanation; `print` it for a sentence.
+
+    Raises:
+        BudgetError, ArgumentError: as `smkern.gemm` does.
+
+    Example:
+        >>> import smkern
+        >>> why = smkern.explain_gemm(64, 6144, 4096, num_sms=32, confined="mask")
+        >>> why.config.kernel in ("tma", "ws", "skinny", "pointer", "cublaslt")
+        True
+    """
+    validate.check_choices(activation, backend)
+    dispatcher, stream = _dispatcher_and_budget(device)
+    budget = _budget(num_sms, confined, clusters, stream, dispatcher.profile.info.num_sms)
+    epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
+    problem = _problem((m, n, k), dtype, epilogue, aligned, batch_invariant)
+    return dispatcher.explain(problem, budget, backend)
+
+
+def gemm_workspace_bytes(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    bias: bool = False,
+    residual: bool = False,
+    activation: str | None = None,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+    num_sms: int | None = None,
+    device: int | None = None,
+) -> int:
+    """Bytes that `smkern.gemm(..., workspace=)` needs for this call, aligned or not; 0 is common.
+
+    Take the largest over the shapes and budgets that a workspace is to serve. Arguments, raises
+    and the answer without a GPU are `explain_gemm`'s.
+
+    Example:
+        >>> import smkern
+        >>> smkern.gemm_workspace_bytes(8192, 8192, 4096, num_sms=16) >= 0
+        True
+    """
+    kinds = [True] if backend in ("tma", "ws") else [True, False]
+    return max(
+        explain_gemm(
+            m, n, k, dtype=dtype, bias=bias, residual=residual, activation=activation,
+            aligned=aligned, batch_invariant=batch_invariant, backend=backend, num_sms=num_sms,
+            device=device,
+        ).workspace_bytes
+        for aligned in kinds
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The operators in plain torch, a file a family: what CPU tensors run and what tests compare to."""
