@@ -15,7 +15,9 @@ def packages() -> dict[str, str]:
     for child in CHILDREN:
         if Path(child).is_dir():
             found[f"smkern.{child}"] = child
-            found |= {f"smkern.{child}.{name}": f"{child}/{_folder(name)}" for name in _inside(child)}
+            found |= {
+                f"smkern.{child}.{name}": f"{child}/{_folder(name)}" for name in _inside(child)
+            }
     return found
 
 

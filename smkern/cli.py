@@ -1,0 +1,74 @@
+"""The command `smkern`. A subcommand's module is imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+
+import click
+
+from smkern import __version__
+from smkern.errors import SmkernError
+
+COMMANDS = {
+    "doctor": ("smkern.doctor", "What this machine can do; every partition backend tried."),
+    "demo": ("smkern.bench.demo", "See it: partitions, a GEMM inside them, and a picture."),
+    "autotune": ("smkern.autotune.main", "Measure configurations inside partitions; write tables."),
+}
+SUITES = {
+    "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),
+    "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
+    "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
+    "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),
+    "host": ("smkern.bench.host_cost", "Microseconds of host time an eager call costs."),
+    "plot": ("smkern.bench.plots", "Draw the pictures of committed results."),
+    "merge": ("smkern.bench.results", "Join results files of one suite."),
+    "readme": ("smkern.bench.readme", "Fill the README's tables from bench/results/."),
+}
+"""Name to (module, help). The module's `command` is the subcommand."""
+
+
+class LazyGroup(click.Group):
+    """Subcommands that live in modules not yet imported: `--help` loads neither torch nor Triton."""
+
+    def __init__(self, name: str, modules: Mapping[str, tuple[str, str]], help: str) -> None:
+        super().__init__(name, help=help)
+        self.modules = dict(modules)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.modules, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return super().get_command(ctx, cmd_name)
+        command = import_module(self.modules[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, help) for name, (_, help) in self.modules.items()]
+        for name, command in self.commands.items():
+            rows.append((name, command.get_short_help_str(limit=100)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+cli = LazyGroup(
+    "smkern",
+    COMMANDS,
+    "SM partitions for LLM serving, and kernels that know how many SMs they have.",
+)
+cli.add_command(
+    LazyGroup("bench", SUITES, "Measure what the README says (most suites need a GPU).")
+)
+cli = click.version_option(__version__, prog_name="smkern")(cli)
+
+
+def main() -> None:
+    """Entry point: an error of ours is a message and exit status 1, not a traceback."""
+    try:
+        cli()
+    except SmkernError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)
