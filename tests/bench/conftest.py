@@ -34,7 +34,9 @@ class FakeCuda:
         return FakeStream()
 
     def install(self, monkeypatch) -> FakeCuda:
-        for name in ("Event", "CUDAGraph", "stream", "synchronize", "_sleep"):
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: _Event(self))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: _Graph(self))
+        for name in ("stream", "synchronize", "_sleep"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name), raising=False)
         monkeypatch.setattr("smkern.bench.timing._clear_last_error", lambda: None)
         return self
@@ -53,12 +55,6 @@ class FakeCuda:
         finally:
             self.current = before
 
-    def Event(self, enable_timing: bool = False):
-        return _Event(self)
-
-    def CUDAGraph(self):
-        return _Graph(self)
-
 
 class _Event:
     def __init__(self, cuda: FakeCuda) -> None:
@@ -76,7 +72,8 @@ class _Graph:
         self.cuda, self.us, self.alive = cuda, 0.0, False
 
     def capture_begin(self, capture_error_mode: str) -> None:
-        assert self.cuda.capturing is None and self.cuda.current is not None
+        assert self.cuda.capturing is None
+        assert self.cuda.current is not None
         self.cuda.capturing = self
 
     def capture_end(self) -> None:

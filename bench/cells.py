@@ -1,0 +1,57 @@
+"""From a timing to a cell of the results: rates, and the fraction of what the SMs could reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smkern.bench.timing import Timing
+
+if TYPE_CHECKING:
+    from smkern.device import Budget, Profile
+    from smkern.tuning.config import GemmProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What a partition can do: read bandwidth in TB/s, dense rate in TFLOP/s."""
+
+    tbps: float
+    tflops: float
+
+    def floor_us(self, problem: GemmProblem) -> float:
+        """The larger of the time to move the bytes and the time to do the arithmetic, us."""
+        return max(problem.bytes_moved / self.tbps, problem.flops / self.tflops) / 1e6
+
+
+def ceiling_of(profile: Profile, budget: Budget, placement: str | None) -> Ceiling:
+    """The measured ceilings of a budget, alone on the device."""
+    bandwidth = profile.bandwidth(
+        budget.num_sms, confined=budget.confined, placement=placement or "spread"
+    )
+    return Ceiling(bandwidth, profile.flops(budget.num_sms))
+
+
+def measured_cell(problem: GemmProblem, timing: Timing, ceiling: Ceiling) -> dict[str, Any]:
+    """us, tflops, tbps, fraction_of_ceiling, fraction_of_bandwidth, noise."""
+    us = timing.us_median
+    tbps = problem.bytes_moved / us / 1e6
+    return {
+        "us": round(us, 3),
+        "tflops": round(problem.flops / us / 1e6, 2),
+        "tbps": round(tbps, 4),
+        "fraction_of_ceiling": round(ceiling.floor_us(problem) / us, 4),
+        "fraction_of_bandwidth": round(tbps / ceiling.tbps, 4),
+        "noise": round(timing.noise, 4),
+    }
+
+
+def failed_cell(message: str) -> dict[str, Any]:
+    """A cell that could not be measured: no figures, and why."""
+    return {
+        "us": None,
+        "tflops": None,
+        "tbps": None,
+        "fraction_of_ceiling": None,
+        "error": message,
+    }

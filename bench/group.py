@@ -1,0 +1,251 @@
+"""One case in one budget: every provider checked once, then timed in the same rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smkern.bench.cases import Group
+from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
+from smkern.bench.operands import Operands
+from smkern.bench.power import PowerMeter
+from smkern.bench.providers import (
+    OUR_BACKENDS,
+    Misled,
+    cublas_call,
+    describe,
+    dispatched_call,
+    problem_of,
+)
+from smkern.bench.stage import Place, Stage
+from smkern.bench.timing import (
+    Call,
+    Case,
+    Timing,
+    calls_for,
+    ratio,
+    rounds_for,
+    time_interleaved,
+    try_eagerly,
+)
+from smkern.errors import SmkernError
+from smkern.ops.dispatch import Dispatcher
+
+TOLERANCE = 1e-2
+"""|out - torch| / |torch| of a bf16 product; rounding alone gives 2e-3, a wrong tile far more."""
+
+EXPECTED_OVER_FLOOR = 1.3
+Cell = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A provider on a stream. `make` prepares its call; `about` goes into its cell as it is."""
+
+    provider: str
+    place: Place
+    make: Callable[[], Call]
+    about: Mapping[str, Any]
+    case: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.provider}@{self.place.placement or 'full'}"
+
+    @property
+    def is_peer(self) -> bool:
+        return self.provider == "cublas"
+
+
+@dataclass(slots=True)
+class GroupRunner:
+    """Measures groups on a stage.
+
+    Args:
+        stage: the partitions.
+        dispatcher: of the device.
+        meter: reads clock and power while the device is busy.
+        budget_us: device time that the rounds of one group may take.
+    """
+
+    stage: Stage
+    dispatcher: Dispatcher
+    meter: PowerMeter
+    budget_us: float = 12_000.0
+
+    def measure(self, group: Group, ops: Operands) -> list[Cell]:
+        """The cells of a group, one a provider and place; one that cannot run has an `error`."""
+        cells: list[Cell] = []
+        cases: dict[str, Case] = {}
+        contenders = {c.name: c for c in self._contenders(group, ops)}
+        errors: dict[str, str] = {}
+        problem = problem_of(group.n, group.k, group.m)
+        for index, (name, contender) in enumerate(contenders.items()):
+            call = self._checked(contender, ops, group.m, errors)
+            if call is not None:
+                ceiling = ceiling_of(
+                    self.dispatcher.profile, contender.place.budget, contender.place.placement
+                )
+                expected = EXPECTED_OVER_FLOOR * ceiling.floor_us(problem)
+                cases[name] = Case(call, contender.place.stream, calls_for(expected), index)
+        timings = self._time(cases, errors)
+        best = _best_peer(contenders, timings)
+        for name, contender in contenders.items():
+            cells.append(self._cell(group, contender, timings.get(name), best, errors.get(name)))
+        return cells + self._same_as_dispatched(group, cells)
+
+    def _contenders(self, group: Group, ops: Operands) -> list[Contender]:
+        place = self.stage.at(group.num_sms, "spread")
+        full = self.stage.full
+        found: list[Contender] = []
+        if place is not None:
+            found += self._ours(group, ops, place)
+        for peer in dict.fromkeys((place, self.stage.at(group.num_sms, "default"))):
+            if peer is not None:
+                found.append(_cublas("cublas", group, ops, peer))
+        if place is not full:
+            found.append(_cublas("cublas-full", group, ops, full))
+        if place is not None and place is not full:
+            found.append(self._wrong_budget(group, ops, place))
+        return found
+
+    def _ours(self, group: Group, ops: Operands, place: Place) -> list[Contender]:
+        """Our providers, those that pick the same configuration once."""
+        found: dict[Any, Contender] = {}
+        problem = problem_of(group.n, group.k, group.m)
+        for provider, backend in OUR_BACKENDS.items():
+            selection = self.dispatcher.select(problem, place.budget, backend)
+            about = {"config": describe(selection.config), "source": selection.source}
+            found.setdefault(
+                selection.config,
+                Contender(provider, place, _dispatched(ops, group.m, backend), about, group.case),
+            )
+        return list(found.values())
+
+    def _wrong_budget(self, group: Group, ops: Operands, place: Place) -> Contender:
+        misled = Misled(self.dispatcher, self.stage.full.budget)
+        config = misled.config(group.n, group.k, group.m)
+        case = {**group.case, "budget_told": misled.told.num_sms}
+        about = {"config": describe(config)}
+        return Contender(
+            "wrong-budget", place, lambda: misled.call(ops, group.m, place), about, case
+        )
+
+    def _checked(
+        self, contender: Contender, ops: Operands, m: int, errors: dict[str, str]
+    ) -> Call | None:
+        """The contender's call after one eager run with the right result, else None."""
+        try:
+            call = contender.make()
+        except SmkernError as error:
+            errors[contender.name] = f"{type(error).__name__}: {error}"
+            return None
+        ops.reference(m)
+        ops.poison(m)
+        torch.cuda.synchronize()
+        message = try_eagerly(call, contender.place.stream)
+        if message is None:
+            relative = ops.error(m)
+            if not relative < TOLERANCE:
+                message = f"wrong result: |out - torch| / |torch| is {relative:.3g}"
+        if message is not None:
+            errors[contender.name] = message
+            return None
+        return call
+
+    def _time(self, cases: dict[str, Case], errors: dict[str, str]) -> dict[str, Timing]:
+        if not cases:
+            return {}
+        once = time_interleaved(cases, rounds=1, errors=errors)
+        cases = {name: _resized(case, once[name]) for name, case in cases.items() if name in once}
+        replay_us = sum(once[name].us_median * case.calls for name, case in cases.items())
+        rounds = rounds_for(replay_us, budget_us=self.budget_us)
+        return time_interleaved(cases, rounds=rounds, while_busy=self.meter, errors=errors)
+
+    def _cell(
+        self,
+        group: Group,
+        contender: Contender,
+        timing: Timing | None,
+        best: tuple[str, Timing] | None,
+        error: str | None,
+    ) -> Cell:
+        place = contender.place
+        cell: Cell = {
+            "op": "gemm",
+            "case": dict(contender.case),
+            "num_sms": place.num_sms,
+            "mode": place.mode,
+            "placement": place.placement,
+            "group_sms": group.num_sms,
+            "provider": contender.provider,
+        }
+        if timing is None:
+            return cell | failed_cell(error or "not measured") | dict(contender.about)
+        ceiling = ceiling_of(self.dispatcher.profile, place.budget, place.placement)
+        clock, watts = self.meter.last
+        cell |= measured_cell(problem_of(group.n, group.k, group.m), timing, ceiling)
+        cell |= {"sm_mhz": clock, "watts": watts, **contender.about}
+        if best is not None and contender.provider in OUR_BACKENDS:
+            cell["vs_cublas"] = round(ratio(best[1], timing), 4)
+            cell["best_cublas"] = best[0]
+        return cell
+
+    def _same_as_dispatched(self, group: Group, cells: list[Cell]) -> list[Cell]:
+        """Cells of the providers that picked a configuration which was measured already."""
+        place = self.stage.at(group.num_sms, "spread")
+        if place is None:
+            return []
+        problem = problem_of(group.n, group.k, group.m)
+        ours = {cell["provider"]: cell for cell in cells if cell["provider"] in OUR_BACKENDS}
+        copies = []
+        for provider, backend in OUR_BACKENDS.items():
+            if provider in ours:
+                continue
+            selection = self.dispatcher.select(problem, place.budget, backend)
+            twin = next(c for c in ours.values() if c["config"] == describe(selection.config))
+            about = {"provider": provider, "source": selection.source, "same_as": twin["provider"]}
+            copies.append({**twin, **about})
+        return copies
+
+
+def _dispatched(ops: Operands, m: int, backend: str | None) -> Callable[[], Call]:
+    return lambda: dispatched_call(ops, m, backend=backend)
+
+
+def _cublas(provider: str, group: Group, ops: Operands, place: Place) -> Contender:
+    return Contender(provider, place, lambda: cublas_call(ops, group.m), {}, group.case)
+
+
+def _resized(case: Case, timing: Timing) -> Case:
+    return Case(case.call, case.stream, calls_for(timing.us_median), case.first_set)
+
+
+def _best_peer(
+    contenders: Mapping[str, Contender], timings: Mapping[str, Timing]
+) -> tuple[str, Timing] | None:
+    """The faster of cuBLAS's places in this budget, and its timing."""
+    peers = [
+        (contenders[name].place.placement or "full", timing)
+        for name, timing in timings.items()
+        if contenders[name].is_peer
+    ]
+    return min(peers, key=lambda peer: peer[1].us_median) if peers else None
+
+
+def note_again(first: list[Cell], second: list[Cell]) -> list[Cell]:
+    """The first cells with `us_again` and `vs_cublas_again` of the second beside theirs."""
+    again = {_provider_and_place(cell): cell for cell in second}
+    noted = []
+    for cell in first:
+        twin = again.get(_provider_and_place(cell), {})
+        extra = {f"{name}_again": twin[name] for name in ("us", "vs_cublas") if twin.get(name)}
+        noted.append({**cell, **extra})
+    return noted
+
+
+def _provider_and_place(cell: Cell) -> tuple[str, str | None]:
+    return cell["provider"], cell["placement"]

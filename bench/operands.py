@@ -1,0 +1,83 @@
+"""Random operands of one weight shape, in enough sets that no call finds its inputs in L2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+MIN_TOTAL_BYTES = 150_000_000
+"""All weights of a shape together: 2.5 times an H200's L2."""
+
+
+def sets_for(n: int, k: int, element_bytes: int = 2) -> int:
+    """How many weights [n, k] exceed `MIN_TOTAL_BYTES` together; at least 2, at most 64."""
+    return min(64, max(2, -(-MIN_TOTAL_BYTES // (n * k * element_bytes))))
+
+
+@dataclass(slots=True)
+class Operands:
+    """Weights, activations and outputs of one (n, k), shared by all rows m and all providers.
+
+    Set i holds a weight [n, k], an activation buffer and an output buffer; a(m, i) and out(m, i)
+    are views [m, k] and [m, n] of the buffers' heads. Values are standard normal, in bf16.
+    """
+
+    n: int
+    k: int
+    max_m: int
+    dtype: torch.dtype = torch.bfloat16
+    device: str = "cuda"
+    num_sets: int = 0
+    _weights: list[Tensor] = field(default_factory=list)
+    _activations: Tensor | None = None
+    _outputs: Tensor | None = None
+    _references: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_sets = self.num_sets or sets_for(self.n, self.k)
+        generator = torch.Generator(self.device).manual_seed(self.n * 31 + self.k)
+
+        def random(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator, device=self.device, dtype=self.dtype)
+
+        self._weights = [random(self.n, self.k) for _ in range(self.num_sets)]
+        self._activations = random(self.num_sets, self.max_m * self.k)
+        self._outputs = torch.empty(
+            self.num_sets, self.max_m * self.n, device=self.device, dtype=self.dtype
+        )
+
+    def w(self, i: int) -> Tensor:
+        return self._weights[i % self.num_sets]
+
+    def a(self, m: int, i: int) -> Tensor:
+        assert self._activations is not None
+        return self._activations[i % self.num_sets, : m * self.k].view(m, self.k)
+
+    def out(self, m: int, i: int) -> Tensor:
+        assert self._outputs is not None
+        return self._outputs[i % self.num_sets, : m * self.n].view(m, self.n)
+
+    def sets(self, m: int) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+        """(a, w, out) of every set."""
+        return [(self.a(m, i), self.w(i), self.out(m, i)) for i in range(self.num_sets)]
+
+    def reference(self, m: int) -> Tensor:
+        """a @ w.T of set 0 by torch, for spot checks; one m is kept at a time."""
+        if m not in self._references:
+            self._references = {m: self.a(m, 0) @ self.w(0).t()}
+        return self._references[m]
+
+    def poison(self, m: int) -> None:
+        """Fill set 0's output with NaN, so that an element nobody wrote is found."""
+        self.out(m, 0).fill_(float("nan"))
+
+    def error(self, m: int) -> float:
+        """|out - reference| / |reference| of set 0; NaN where an element was not written."""
+        reference = self.reference(m)
+        difference = self.out(m, 0) - reference
+        norm = torch.linalg.vector_norm
+        top, bottom = (norm(x, dtype=torch.float32) for x in (difference, reference))
+        return float(top / bottom)

@@ -1,0 +1,203 @@
+"""Results files: `{"meta": {...}, "cells": [...], "summary": {...}}`, a cell a line.
+
+A suite may be measured in several runs: each loads the file, adds its cells (a cell measured again
+replaces the old one) and writes the file whole, by a temporary file and a rename.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smkern.errors import SmkernError
+
+JsonDict = dict[str, Any]
+
+IDENTITY = ("op", "case", "num_sms", "mode", "placement", "group_sms", "provider")
+"""What makes two cells the same measurement. `group_sms` is the budget whose rounds it was in."""
+
+
+class ResultsError(SmkernError, ValueError):
+    """A results file that is corrupt, half-written or not a results file."""
+
+
+def cell_key(cell: Mapping[str, Any]) -> str:
+    """A cell's identity as a string; sorts by operator, case, budget and provider."""
+    return json.dumps([cell.get(name) for name in IDENTITY], sort_keys=True)
+
+
+@dataclass(slots=True)
+class Results:
+    """The cells of one suite, keyed by identity, in the order they were first measured."""
+
+    meta: JsonDict = field(default_factory=dict)
+    by_key: dict[str, JsonDict] = field(default_factory=dict)
+    summary: JsonDict = field(default_factory=dict)
+
+    @property
+    def cells(self) -> list[JsonDict]:
+        return list(self.by_key.values())
+
+    def add(self, cell: Mapping[str, Any]) -> None:
+        self.by_key[cell_key(cell)] = dict(cell)
+
+    def merge(self, other: Results) -> None:
+        """Take over the other's cells and provenance; where both measured, the other counts."""
+        for cell in other.cells:
+            self.add(cell)
+        runs = [*_runs(self.meta), *_runs(other.meta)]
+        self.meta = {**self.meta, **other.meta}
+        if len(unique := _unique(runs)) > 1:
+            self.meta["runs"] = unique
+        self.summary = {}
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically: whoever reads it sees the old one or the new one, whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.dump())
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def dump(self) -> str:
+        lines = ",\n".join(json.dumps(cell, allow_nan=False) for cell in self.by_key.values())
+        meta = json.dumps(self.meta, indent=1, allow_nan=False)
+        summary = json.dumps(self.summary, indent=1, allow_nan=False)
+        return f'{{"meta": {meta},\n"cells": [\n{lines}\n],\n"summary": {summary}}}\n'
+
+
+def load_results(path: Path) -> Results:
+    """Read a results file.
+
+    Raises:
+        ResultsError: it is no JSON, or lacks `meta`, `cells` or `summary`.
+        FileNotFoundError: there is none.
+    """
+    remedy = "delete it, or measure into another file with --out"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} is not a results file ({error}); {remedy}") from error
+    shape = {"meta": dict, "cells": list, "summary": dict}
+    for name, kind in shape.items():
+        if not isinstance(data, dict) or not isinstance(data.get(name), kind):
+            raise ResultsError(f"{path} has no {name!r} of type {kind.__name__}; {remedy}")
+    results = Results(meta=data["meta"], summary=data["summary"])
+    for cell in data["cells"]:
+        if not isinstance(cell, dict) or "op" not in cell or "provider" not in cell:
+            raise ResultsError(f"{path} has a cell without op and provider: {cell!r:.80}; {remedy}")
+        results.add(cell)
+    return results
+
+
+def open_results(path: Path, *, resume: bool, meta: JsonDict) -> Results:
+    """A fresh `Results`, or with `resume` the file's, with this run's provenance added."""
+    fresh = Results(meta=meta)
+    if not resume or not path.exists():
+        return fresh
+    results = load_results(path)
+    results.merge(fresh)
+    return results
+
+
+def collect_meta() -> JsonDict:
+    """Provenance of this run: gpu, driver, torch, triton, smkern_commit, date, command."""
+    return {
+        **_software(),
+        **_gpu(),
+        "smkern_commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": _command_line(sys.argv),
+    }
+
+
+def _software() -> JsonDict:
+    found: JsonDict = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("torch", "triton"):
+        try:
+            found[name] = str(__import__(name).__version__)
+        except ImportError:
+            found[name] = None
+    return found
+
+
+def _gpu() -> JsonDict:
+    from smkern.device import device_info
+    from smkern.errors import DeviceError
+
+    try:
+        info = device_info()
+    except DeviceError:
+        return {"gpu": None, "driver": None}
+    return {"gpu": info.name, "driver": info.driver, "num_sms": info.num_sms}
+
+
+def _commit() -> str:
+    """The checkout's commit, from git or, in a copy without it, from SMKERN_COMMIT."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("SMKERN_COMMIT", "unknown")
+    return found.stdout.strip()
+
+
+def _command_line(argv: Iterable[str]) -> str:
+    """The command as a reader would type it: no interpreter, no paths of this machine."""
+    program, *rest = argv
+    path = Path(program)
+    parents = path.resolve().parent.parts
+    name = f"python -m smkern.bench.{path.stem}" if "bench" in parents else path.name
+    return " ".join([name, *(Path(x).name if x.startswith("/") else x for x in rest)])
+
+
+def _runs(meta: JsonDict) -> list[JsonDict]:
+    own = {name: meta[name] for name in ("date", "command", "smkern_commit") if name in meta}
+    return [*meta.get("runs", []), *([own] if own else [])]
+
+
+def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
+    return list({json.dumps(run, sort_keys=True): run for run in runs}.values())
+
+
+@click.command("merge")
+@click.argument("parts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+def command(parts: tuple[Path, ...], out: Path) -> None:
+    """Merge results files of one suite; where two measured a cell, the later argument counts."""
+    from smkern.bench.summary import summarize
+
+    merged = Results()
+    for part in parts:
+        merged.merge(load_results(part))
+    merged.summary = summarize(merged.cells)
+    merged.save(out)
+    click.echo(f"{len(merged.by_key)} cells in {out}")
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,126 @@
+"""Where cases run: the partitions of every budget, spread and as the driver chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from smkern.device import Budget, device_info
+
+Side = Literal["decode", "prefill"]
+Placement = Literal["spread", "default"]
+Mode = Literal["green", "full"]
+
+ATOM_OF: dict[Placement, int] = {"spread": 2, "default": 8}
+"""SMs a driver group: 2 lets a partition spread over the GPCs, 8 is the driver's own choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stream, and the budget that its partition gives. `placement` is None on the whole chip."""
+
+    num_sms: int
+    mode: Mode
+    placement: Placement | None
+    stream: Any
+    budget: Budget
+
+
+def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side] | None:
+    """(size of the decode side, side) of the split that holds a partition of `num_sms`.
+
+    A spread partition is the small side up to half the device and the complement above it. The
+    driver's own groups come in eights, so a default one is a multiple of 8 or the complement of
+    one; None where neither is.
+    """
+    if not 0 < num_sms < total:
+        return None
+    atom = ATOM_OF[placement]
+    if placement == "spread":
+        decode, side = _smaller(num_sms, total)
+        return (decode, side) if decode % atom == 0 else None
+    if num_sms % atom == 0:
+        return num_sms, "decode"
+    if (total - num_sms) % atom == 0:
+        return total - num_sms, "prefill"
+    return None
+
+
+def _smaller(num_sms: int, total: int) -> tuple[int, Side]:
+    return (num_sms, "decode") if num_sms <= total // 2 else (total - num_sms, "prefill")
+
+
+@dataclass(slots=True)
+class Stage:
+    """The places of several budgets; a context manager that makes and closes their ladders.
+
+    Args:
+        budgets: SM counts wanted; the device's own count is the whole chip.
+        placements: which ladders to make.
+    """
+
+    budgets: Iterable[int]
+    placements: tuple[Placement, ...] = ("spread", "default")
+    device: int = 0
+    full: Place = field(init=False)
+    _places: dict[tuple[int, Placement], Place] = field(init=False, default_factory=dict)
+    _stack: ExitStack = field(init=False, default_factory=ExitStack)
+
+    def __enter__(self) -> Stage:
+        total = device_info(self.device).num_sms
+        stream = torch.cuda.Stream(self.device)
+        self.full = Place(total, "full", None, stream, Budget(total, "grid", True))
+        try:
+            for placement in self.placements:
+                self._make_ladder(placement, total)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.synchronize()
+        release_library_workspaces()
+        self._places.clear()
+        self._stack.close()
+
+    def _make_ladder(self, placement: Placement, total: int) -> None:
+        from smkern.partition import ladder
+
+        sides = {n: side_for(n, total, placement) for n in self.budgets}
+        wanted = {n: side for n, side in sides.items() if side is not None}
+        if not wanted:
+            return
+        decode_sms = sorted({decode for decode, _ in wanted.values()})
+        made = ladder(decode_sms, atom=ATOM_OF[placement], device=self.device, placement=placement)
+        self._stack.enter_context(made)
+        for num_sms, (decode, side) in wanted.items():
+            partition = getattr(made.split(decode=decode), side)
+            if partition.num_sms != num_sms:
+                continue
+            budget = Budget(partition.num_sms, partition.confined, partition.clusters)
+            place = Place(num_sms, "green", placement, partition.stream, budget)
+            self._places[num_sms, placement] = place
+
+    def at(self, num_sms: int, placement: Placement = "spread") -> Place | None:
+        """The place of a budget, or None where there is no such partition."""
+        if num_sms == self.full.num_sms:
+            return self.full
+        return self._places.get((num_sms, placement))
+
+
+def release_library_workspaces() -> None:
+    """Give up torch's cuBLAS workspaces: they belong to streams, which are about to be closed."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
+def trim_memory(keep_bytes: int = 8 << 30) -> None:
+    """Return the pools of destroyed graphs to the device once they hold more than `keep_bytes`."""
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > keep_bytes:
+        torch.cuda.empty_cache()
