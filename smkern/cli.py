@@ -30,7 +30,7 @@ SUITES = {
 
 
 class LazyGroup(click.Group):
-    """Subcommands that live in modules not yet imported: `--help` loads neither torch nor Triton."""
+    """Subcommands in modules not yet imported: `--help` loads neither torch nor Triton."""
 
     def __init__(self, name: str, modules: Mapping[str, tuple[str, str]], help: str) -> None:
         super().__init__(name, help=help)
@@ -57,11 +57,9 @@ class LazyGroup(click.Group):
 cli = LazyGroup(
     "smkern",
     COMMANDS,
-    "SM partitions for LLM serving, and kernels that know how many SMs they have.",
+    "SM partitions for LLM serving, and kernels that know their SM budget.",
 )
-cli.add_command(
-    LazyGroup("bench", SUITES, "Measure what the README says (most suites need a GPU).")
-)
+cli.add_command(LazyGroup("bench", SUITES, "Measure what the README claims; most need a GPU."))
 cli = click.version_option(__version__, prog_name="smkern")(cli)
 
 

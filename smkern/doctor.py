@@ -136,7 +136,9 @@ def _partition(info: DeviceInfo, device: int | None, options: dict[str, object])
             side.verify()
         with split.decode:
             budget = smkern.current_num_sms()
-        clusters = [name for name, side in zip(("decode", "prefill"), sides) if side.clusters]
+        clusters = [
+            name for name, side in zip(("decode", "prefill"), sides, strict=True) if side.clusters
+        ]
         return (
             f"asked {asked}, got {' + '.join(str(side.num_sms) for side in sides)} SMs in "
             f"{took_ms:.0f} ms, verified by %smid; budget inside: {budget}; "
@@ -198,9 +200,7 @@ def _error_text(out: object, a: object, w: object, where: str) -> str:
     exact = a.double() @ w.double().T
     error = float((out.double() - exact).abs().max() / exact.abs().max())
     if not error < 2**-8:
-        raise SmkernError(
-            f"relative error {error:.1e} {where}, above {2**-8:.1e}: please report it"
-        )
+        raise SmkernError(f"relative error {error:.1e} {where}, above 4e-3: please report it")
     return f"{a.shape[0]}x{w.shape[0]}x{a.shape[1]} {where}, relative error {error:.1e}"
 
 
