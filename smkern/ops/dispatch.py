@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smkern.errors import ArgumentError, WarmupError
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.cost_model import CostConstants
 from smkern.tuning.select import Selection, select_gemm
+from smkern.tuning.table import load_constants
 
 if TYPE_CHECKING:
     from smkern.device import Profile
@@ -107,6 +109,7 @@ class Dispatcher:
         tables: Tuned cells, or None.
         kernels: Makes the kernels of this device on first need; not called to choose only.
         library: Makes the binding of cuBLASLt on first need.
+        constants: The cost model's, as fitted on this GPU.
     """
 
     def __init__(
@@ -115,8 +118,10 @@ class Dispatcher:
         tables: Table | None,
         kernels: Callable[[], Kernels],
         library: Callable[[], Library],
+        constants: CostConstants = cost_model.DEFAULTS,
     ) -> None:
         self.profile = profile
+        self.constants = constants
         self.tables = tables
         self._kernels = cache(kernels)
         self._library = cache(library)
@@ -218,23 +223,27 @@ class Dispatcher:
         tables = None if backend == "model" else self.tables
         allow_cublaslt = backend is None and self._library_may_run(problem, budget)
         if tables is not None:
-            found = select_gemm(
-                problem, budget, self.profile, tables, allow_cublaslt=allow_cublaslt
-            )
-            if found.source == "table":
-                return found
-        return self._modelled(problem, budget, space.AVAILABLE)
+            config = tables.lookup(problem, budget, allow_cublaslt)
+            if config is not None:
+                return Selection(config, "table", self._predict(problem, config, budget))
+        return self._modelled(problem, budget, None)
 
     def _modelled(
-        self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...]
+        self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...] | None
     ) -> Selection:
-        """The model's choice among `kernels`, once for all M of a step (`model_rows`)."""
+        """The model's choice (among `kernels`), once for all M of a step (`model_rows`)."""
         rounded = replace(problem, m=model_rows(problem.m))
         key = (rounded, budget, kernels)
         found = self._selections.get(key)
         if found is None:
             found = select_gemm(
-                rounded, budget, self.profile, None, allow_cublaslt=False, kernels=kernels
+                rounded,
+                budget,
+                self.profile,
+                None,
+                allow_cublaslt=False,
+                kernels=kernels,
+                constants=self.constants,
             )
             self._keep(self._selections, key, found)
         return found
@@ -255,18 +264,21 @@ class Dispatcher:
                     f"backend='cublaslt' cannot run {where} with epilogue {problem.epilogue.key} "
                     f"on {budget.num_sms} SMs ({reasons}): leave backend at None"
                 )
-            us = cost_model.predict_us(problem, space.CUBLASLT, budget, self.profile)
-            return Selection(space.CUBLASLT, "model", us)
-        rounded = replace(problem, m=model_rows(problem.m))
-        legal = kernel in space.AVAILABLE and space.candidates(
-            rounded, budget, capability, (kernel,)
-        )
-        if not legal:
+            return Selection(
+                space.CUBLASLT, "model", self._predict(problem, space.CUBLASLT, budget)
+            )
+        try:
+            if kernel not in space.AVAILABLE:
+                raise ArgumentError(f"this build has the kernels {list(space.AVAILABLE)}")
+            return self._modelled(problem, budget, (kernel,))
+        except ArgumentError as error:
             raise ArgumentError(
                 f"backend={kernel!r} cannot run {where} (16-byte aligned: {problem.aligned}) on "
                 f"compute capability {capability[0]}.{capability[1]}: leave backend at None"
-            )
-        return self._modelled(problem, budget, (kernel,))
+            ) from error
+
+    def _predict(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> float:
+        return cost_model.predict_us(problem, config, budget, self.profile, self.constants)
 
     def _keep(self, kept: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
         if len(kept) >= MAX_CACHED:
@@ -276,11 +288,12 @@ class Dispatcher:
 
 def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:
     """A dispatcher that chooses for a device that may be absent; it cannot prepare launches."""
+    constants = load_constants(profile.info.name)
 
     def absent() -> Any:
         raise ArgumentError("this dispatcher only chooses: use one of a device to launch")
 
-    return Dispatcher(profile, tables, absent, absent)
+    return Dispatcher(profile, tables, absent, absent, constants)
 
 
 def epilogue_of(bias: Any, residual: Any, activation: Any) -> Epilogue:

@@ -236,7 +236,7 @@ def _without_kernel(
 def load_dispatcher(index: int) -> Dispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
     from smkern.device import load_profile
-    from smkern.tuning.table import load_tables
+    from smkern.tuning.table import load_constants, load_tables
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -251,7 +251,8 @@ def load_dispatcher(index: int) -> Dispatcher:
 
         return CublasLt(index)
 
-    return Dispatcher(profile, load_tables(profile), kernels, library)
+    gpu = profile.info.name
+    return Dispatcher(profile, load_tables(gpu), kernels, library, load_constants(gpu))
 
 
 @cache

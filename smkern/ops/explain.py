@@ -20,7 +20,7 @@ def _shipped_dispatcher() -> Dispatcher:
     from smkern.tuning.table import load_tables
 
     profile = load_profile()
-    return offline_dispatcher(profile, load_tables(profile))
+    return offline_dispatcher(profile, load_tables(profile.info.name))
 
 
 def _dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:

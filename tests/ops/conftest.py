@@ -1,0 +1,148 @@
+"""A device that is not there: CPU tensors stand for its memory, a fake kernel does the work."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from smkern.ops.dispatch import Dispatcher
+from smkern.ops.eager import EagerGemm, Streams
+from smkern.ops.reference import gemm as reference
+from smkern.ops.workspace import Workspaces
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.space import COUNTER_BYTES
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class FakeProfile:
+    """A GPU of 132 SMs with the published figures of an H200."""
+
+    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
+        self.info = SimpleNamespace(
+            name="NVIDIA Fake",
+            num_sms=132,
+            capability=capability,
+            sm_clock_mhz=1980,
+            l2_bytes=50 << 20,
+        )
+
+    def bandwidth(self, num_sms: int, **_: Any) -> float:
+        return min(0.2 * num_sms, 4.4)
+
+    def flops(self, num_sms: int, **_: Any) -> float:
+        return min(8.1 * num_sms, 790.0)
+
+
+def view(pointer: int, rows: int, cols: int, stride: int, dtype: torch.dtype) -> torch.Tensor:
+    """The [rows, cols] matrix at an address, as the kernel sees it."""
+    count = (rows - 1) * stride + cols
+    memory = (ctypes.c_char * (2 * count)).from_address(pointer)
+    return torch.frombuffer(memory, dtype=dtype).as_strided((rows, cols), (stride, 1))
+
+
+@dataclass
+class FakePlan:
+    """Works on raw addresses, like a kernel; splits leave their mark in the counters' neighbour."""
+
+    problem: GemmProblem
+    config: GemmConfig
+    budget: Budget
+    workspace_bytes: int
+    launches: list[tuple[int, ...]] = field(default_factory=list)
+
+    def launch(
+        self, a: int, w: int, out: int, bias: int, residual: int, a_stride: int, w_stride: int,
+        out_stride: int, residual_stride: int, workspace: int, stream: int,
+    ) -> None:  # fmt: skip
+        p, dtype = self.problem, DTYPES[self.problem.dtype]
+        self.launches.append((workspace, stream))
+        result = view(out, p.m, p.n, out_stride, dtype)
+        reference.gemm(
+            view(a, p.m, p.k, a_stride, dtype),
+            view(w, p.n, p.k, w_stride, dtype),
+            bias=view(bias, 1, p.n, p.n, dtype)[0] if p.epilogue.bias else None,
+            residual=view(residual, p.m, p.n, residual_stride, dtype)
+            if p.epilogue.residual
+            else None,
+            activation=p.epilogue.activation,
+            out=result,
+        )
+
+
+class FakeKernels:
+    """Prepares fake plans and counts the variants that it would have compiled."""
+
+    def __init__(self) -> None:
+        self.loaded: set[Any] = set()
+        self.plans: list[FakePlan] = []
+
+    def _variant(self, problem: GemmProblem, config: GemmConfig) -> Any:
+        return (config.kernel, config.block_m, config.block_n, config.block_k, config.num_warps,
+                config.num_stages, config.swap, config.split != 1, problem.dtype, problem.epilogue)  # fmt: skip
+
+    def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
+        return self._variant(problem, config) in self.loaded
+
+    def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> FakePlan:
+        self.loaded.add(self._variant(problem, config))
+        needed = 0 if config.split == 1 else COUNTER_BYTES + 4096
+        self.plans.append(FakePlan(problem, config, budget, needed))
+        return self.plans[-1]
+
+
+class FakeLibrary:
+    """Plans like cuBLASLt; `GemmConfig.kernel` of its plans is "cublaslt"."""
+
+    def __init__(self) -> None:
+        self.plans: list[FakePlan] = []
+
+    def plan(self, problem: GemmProblem, budget: Budget) -> FakePlan:
+        config = GemmConfig("cublaslt", 128, 128, 64)
+        self.plans.append(FakePlan(problem, config, budget, COUNTER_BYTES))
+        return self.plans[-1]
+
+
+class FakeDevice:
+    """One device: its dispatcher, its streams (a number each) and whether a capture is on."""
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), tables: Any = None) -> None:
+        self.kernels, self.library = FakeKernels(), FakeLibrary()
+        self.stream, self.is_capturing, self.capture = 7, False, 0
+        self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
+        self.dispatcher = Dispatcher(
+            FakeProfile(capability),  # type: ignore[arg-type]
+            tables,
+            lambda: self.kernels,
+            lambda: self.library,
+        )
+        streams = Streams(
+            lambda: -1,
+            lambda index: self.stream,
+            lambda raw, index: self.budgets[raw],
+            lambda: self.is_capturing,
+        )
+        self.workspaces = Workspaces(
+            torch.device("cpu"), streams.capturing, lambda raw: self.capture
+        )
+        self.eager = EagerGemm(-1, self.dispatcher, self.workspaces, streams)
+
+    def gemm(self, a: Any, w: Any, **options: Any) -> torch.Tensor:
+        names = ("bias", "residual", "activation", "out", "workspace", "batch_invariant",
+                 "backend", "num_sms")  # fmt: skip
+        return self.eager(a, w, *(options.get(name) for name in names))
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
