@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from smkern.bench.cases import Group
 from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
+from smkern.bench.check import complaint
 from smkern.bench.operands import Operands
 from smkern.bench.power import PowerMeter
 from smkern.bench.providers import (
@@ -29,15 +28,10 @@ from smkern.bench.timing import (
     ratio,
     rounds_for,
     time_interleaved,
-    try_eagerly,
 )
 from smkern.errors import SmkernError
 from smkern.ops.dispatch import Dispatcher
 
-TOLERANCE = 1e-2
-"""|out - torch| / |torch| of a bf16 product; rounding alone gives 2e-3, a wrong tile far more."""
-
-EXPECTED_OVER_FLOOR = 1.3
 Cell = dict[str, Any]
 
 
@@ -89,8 +83,8 @@ class GroupRunner:
                 ceiling = ceiling_of(
                     self.dispatcher.profile, contender.place.budget, contender.place.placement
                 )
-                expected = EXPECTED_OVER_FLOOR * ceiling.floor_us(problem)
-                cases[name] = Case(call, contender.place.stream, calls_for(expected), index)
+                calls = calls_for(ceiling.expected_us(problem))
+                cases[name] = Case(call, contender.place.stream, calls, index)
         timings = self._time(cases, errors)
         best = _best_peer(contenders, timings)
         for name, contender in contenders.items():
@@ -143,14 +137,7 @@ class GroupRunner:
         except SmkernError as error:
             errors[contender.name] = f"{type(error).__name__}: {error}"
             return None
-        ops.reference(m)
-        ops.poison(m)
-        torch.cuda.synchronize()
-        message = try_eagerly(call, contender.place.stream)
-        if message is None:
-            relative = ops.error(m)
-            if not relative < TOLERANCE:
-                message = f"wrong result: |out - torch| / |torch| is {relative:.3g}"
+        message = complaint(call, contender.place.stream, ops, m)
         if message is not None:
             errors[contender.name] = message
             return None

@@ -33,7 +33,7 @@ def power_meter(device: int = 0) -> PowerMeter:
     try:
         read = _nvml_reader(uuid)
         read()
-    except Exception:  # NVML has an error class a reason; any of them means: do without
+    except Exception:  # noqa: BLE001  NVML has an error class a reason; any of them means: do without
         read = _Smi(uuid)
     return PowerMeter(read)
 

@@ -243,7 +243,7 @@ def try_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> str | None:
     """
     try:
         run_eagerly(call, stream, buffer_set)
-    except Exception as error:  # whatever a peer raises is its result
+    except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         _clear_last_error()
         return message
