@@ -30,7 +30,7 @@ class Epilogue:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GemmProblem:
-    """out [m, n] = a [m, k] @ w [n, k]^T. `aligned`: TMA can read a and w (16-byte rows and bases)."""
+    """out [m, n] = a [m, k] @ w [n, k]^T. `aligned`: a and w have 16-byte rows and bases."""
 
     m: int
     n: int
@@ -63,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GemmConfig:
-    """One way to run a GEMM. Everything but the tile, warps, stages and `swap` is a run-time number.
+    """One way to run a GEMM. All but the tile, warps, stages and `swap` are run-time numbers.
 
     `split`: 1 whole K loops; s > 1 K in s pieces; STREAM_K. Pieces are summed by the last arriver.
     `ctas_per_sm`: resident CTAs an SM, used only where a mask confines (a grid budget launches at

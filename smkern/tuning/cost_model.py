@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import ceil, sqrt
+from math import sqrt
 from typing import Protocol
 
 from smkern.tuning.config import STREAM_K, Budget, Confinement, GemmConfig, GemmProblem
@@ -295,10 +295,13 @@ def predict_us(
     """Predicted time of one launch with cold caches, us.
 
     The larger (blended by `constants.blend`) of the longest CTA's chain of tiles, the busiest SM's
-    matrix unit, memory, L2 and power; plus the launch. cuBLASLt is not modelled: infinity.
+    matrix unit, memory, L2 and power; plus the launch. cuBLASLt's choice is its own: what the
+    budget's ceilings allow at best.
     """
-    if config.kernel == "cublaslt":
-        return float("inf")
     ceilings = Ceilings(budget, profile, constants)
+    if config.kernel == "cublaslt":
+        sms = budget.num_sms
+        floor = max(problem.bytes_moved / ceilings.dram(sms), problem.flops / ceilings.power(sms))
+        return constants.launch_us + floor
     estimate = Estimate(problem, config, ceilings, constants, config.group_m)
     return estimate.launch_us(config.split, config.max_ctas)

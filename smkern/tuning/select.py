@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from smkern.errors import ArgumentError, BudgetError
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import (
-    STREAM_K,
     Budget,
     Confinement,
     Dtype,
@@ -19,11 +18,11 @@ from smkern.tuning.config import (
     GemmProblem,
     Kernel,
 )
+from smkern.tuning.table import Table, load_constants
 
 if TYPE_CHECKING:
     from smkern.device import Profile
     from smkern.tuning.cost_model import CostConstants
-    from smkern.tuning.table import Table
 
 INVARIANT_ROWS = (8, 64, 256, 2048)
 INVARIANT_BUDGETS = (16, 60, 132)
@@ -46,14 +45,15 @@ def select_gemm(
     tables: Table | None = None,
     *,
     allow_cublaslt: bool = True,
-    kernels: tuple[Kernel, ...] | None = None,
-    constants: CostConstants = cost_model.DEFAULTS,
+    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    constants: CostConstants | None = None,
 ) -> Selection:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
 
     A tuned entry counts only for exactly this budget, confinement and cluster permission, and only
     for rows in the same count of tiles; anything else falls to the cost model. With
     `batch_invariant` the choice depends on (n, k, dtype, alignment) only and no table is asked.
+    `constants` are those fitted on the profile's GPU unless given.
 
     Raises:
         BudgetError: a budget below one SM.
@@ -61,6 +61,7 @@ def select_gemm(
     """
     if budget.num_sms < 1:
         raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    constants = constants or load_constants(profile.info.name)
     if problem.batch_invariant:
         capability = profile.info.capability
         config = invariant_config(
@@ -96,7 +97,7 @@ def rank(
     budget: Budget,
     profile: Profile,
     *,
-    kernels: tuple[Kernel, ...] | None = None,
+    kernels: tuple[Kernel, ...] = space.AVAILABLE,
     constants: CostConstants = cost_model.DEFAULTS,
     prune: bool = False,
 ) -> list[Ranked]:
@@ -109,7 +110,7 @@ def rank(
     """
     ceilings = cost_model.Ceilings(budget, profile, constants)
     capability = profile.info.capability
-    kernels = kernels or space.kernels_for(problem, capability)
+    kernels = space.kernels_for(problem, capability, kernels)
     found: list[Ranked] = []
     best = float("inf")
     for variant in space.sensible_variants(
@@ -168,7 +169,7 @@ def invariant_config(
     dtype: Dtype,
     aligned: bool,
     capability: space.Capability,
-    kernels: tuple[Kernel, ...] | None = None,
+    kernels: tuple[Kernel, ...] = space.AVAILABLE,
 ) -> GemmConfig:
     """The one configuration of (n, k, dtype): the best geomean over a few rows and budgets.
 
@@ -184,7 +185,7 @@ def invariant_config(
         for num_sms in INVARIANT_BUDGETS
     ]
     best, chosen = float("inf"), None
-    kernels = kernels or space.kernels_for(problems[0], capability)
+    kernels = space.kernels_for(problems[0], capability, kernels)
     for variant in space.variants(dtype, aligned, capability, kernels):
         total = 0.0
         for problem, ceilings in product(problems, budgets):

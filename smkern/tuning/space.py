@@ -45,23 +45,29 @@ def shared_limit(capability: Capability) -> int:
 
 
 def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16") -> int:
-    """Shared memory of one CTA: the pipeline's stages and what the epilogue stages."""
+    """Shared memory of one CTA: the pipeline's stages, and ws's epilogue beside them.
+
+    ws turns its accumulator round in chunks; upper bounds of what the compiler takes for that.
+    """
     size = element_bytes(dtype)
     stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * size
-    tile = config.block_m * config.block_n
-    if config.kernel == "ws":
-        return stages + min(4 * tile, 32 * 1024) + 1024
-    if config.kernel == "tma" and not config.swap:
-        return stages + tile * size
-    return stages
+    if config.kernel != "ws":
+        return stages + 256
+    tile = 4 * config.block_m * config.block_n
+    most = 32 * 1024 if config.num_warps == 8 else 16 * 1024 if config.swap else 8 * 1024
+    return stages + min(tile, most) + 1024
 
 
 def registers(config: GemmConfig) -> int:
-    """Registers of one CTA: the accumulator, 48 a thread for the rest, and ws's copying warps."""
+    """Registers of one CTA: the accumulator and 28 a thread at least.
+
+    ws has four more warps for the copying one, compiled for the same count.
+    """
     threads = 32 * config.num_warps
-    per_thread = ceil(config.block_m * config.block_n / threads / 8) * 8 + 48
-    copying = 128 * 24 if config.kernel == "ws" else 0
-    return threads * per_thread + copying
+    accumulators = -(-config.block_m * config.block_n // threads)
+    if config.kernel == "ws":
+        return (threads + 128) * (accumulators + 28)
+    return threads * (accumulators + 40)
 
 
 def num_ctas(config: GemmConfig, budget: Budget) -> int:
@@ -297,11 +303,13 @@ def variants(
     return tuple(found)
 
 
-def kernels_for(problem: GemmProblem, capability: Capability) -> tuple[Kernel, ...]:
-    """Kernels that dispatch and the tuner consider: the pointer kernel only where it must."""
+def kernels_for(
+    problem: GemmProblem, capability: Capability, among: tuple[Kernel, ...] = AVAILABLE
+) -> tuple[Kernel, ...]:
+    """Of several kernels those to consider: the pointer kernel only where no other can run."""
     if problem.dtype == "fp32" or not problem.aligned or capability < (9, 0):
-        return ("pointer",)
-    return tuple(kernel for kernel in AVAILABLE if kernel != "pointer")
+        return tuple(kernel for kernel in among if kernel == "pointer")
+    return tuple(kernel for kernel in among if kernel != "pointer") or among
 
 
 def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
@@ -316,7 +324,7 @@ def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
 
 
 def is_sensible(m: int, config: GemmConfig) -> bool:
-    """Not dominated by its shape: tiles neither twice the rows nor, swapped, under a third of them."""
+    """Not dominated by its shape: tiles neither twice the rows nor, swapped, a third."""
     if not config.swap:
         return m > 32 and config.block_m < 2 * m
     fits = config.block_m < 2 * m or config.block_m == 16
@@ -351,7 +359,7 @@ def candidates(
     problem: GemmProblem,
     budget: Budget,
     capability: Capability = (9, 0),
-    kernels: tuple[Kernel, ...] | None = None,
+    kernels: tuple[Kernel, ...] = AVAILABLE,
 ) -> list[GemmConfig]:
     """Every legal and sensible configuration of our own kernels for `problem` in `budget`.
 
@@ -364,7 +372,7 @@ def candidates(
         problem.aligned,
         budget.confined == "grid",
         capability,
-        kernels or kernels_for(problem, capability),
+        kernels_for(problem, capability, kernels),
     ):
         tiles, ctas = num_tiles(problem, variant), num_ctas(variant, budget)
         group = group_m(problem.m, variant, budget.num_sms)
