@@ -1,0 +1,216 @@
+"""`smkern bench readme`: fill the README's tables from committed results.
+
+A block lies between `<!-- name -->` and `<!-- /name -->`; what is between them is replaced. The
+same results give the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smkern.bench.results import Results, load_results
+from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
+from smkern.errors import SmkernError
+
+Cell = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_MEASURED = "*Not measured yet.*"
+PROVIDERS = {"smkern": "as dispatched", "smkern:triton": "our own kernels only"}
+
+
+class ReadmeError(SmkernError, ValueError):
+    """A README whose blocks do not match what there is to fill in."""
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """`text` with each block's content replaced.
+
+    Raises:
+        ReadmeError: a block is not in the text exactly once, or is not closed.
+    """
+    for name, content in blocks.items():
+        pattern = re.compile(
+            rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.S
+        )
+        filled = "\n" + content.strip("\n") + "\n\n"
+        text, count = pattern.subn(lambda m, f=filled: m[1] + f + m[2], text)
+        if count != 1:
+            raise ReadmeError(
+                f"block {name!r} is {count} times in the README; it needs <!-- {name} --> and "
+                f"<!-- /{name} --> once"
+            )
+    return text
+
+
+def blocks_of(folder: Path) -> dict[str, str]:
+    """Every block's content, from the results files in `folder`."""
+    suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
+    gemm = suites.get("gemm", Results())
+    return {
+        "gemm-table": _gemm_tables(gemm),
+        "gemm-losing": _losing(gemm.cells),
+        "partition-table": _bandwidth_table(suites.get("partitions", Results()).cells),
+        "targets": _targets(suites),
+        "provenance": _provenance(suites),
+    }
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the first column to the left, the others to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _gemm_tables(gemm: Results) -> str:
+    parts = []
+    for provider, label in PROVIDERS.items():
+        cells = _compared(gemm.cells, provider)
+        if cells:
+            overall = geomean(settled_ratio(cell) for cell in cells)
+            parts.append(
+                f"**smkern, {label}, over cuBLAS**: geomean {overall:.3f} over {len(cells)} cells, "
+                f"worst {min(settled_ratio(cell) for cell in cells):.2f}\n\n{_by_budget(cells)}"
+            )
+    return "\n\n".join(parts) or NOT_MEASURED
+
+
+def _by_budget(cells: Sequence[Cell]) -> str:
+    """Rows of M, columns of SM budgets: the geomean over the shapes."""
+    budgets = sorted({cell["group_sms"] for cell in cells})
+    found: dict[tuple[int, int], list[float]] = {}
+    for cell in cells:
+        found.setdefault((cell["case"]["m"], cell["group_sms"]), []).append(settled_ratio(cell))
+    rows = [
+        [str(m), *(_ratio(found.get((m, budget))) for budget in budgets)]
+        for m in sorted({m for m, _ in found})
+    ]
+    total = [[c for c in cells if c["group_sms"] == budget] for budget in budgets]
+    rows.append(["**all**", *(f"**{_ratio([settled_ratio(c) for c in t])}**" for t in total)])
+    return markdown_table(["M \\ SMs", *map(str, budgets)], rows)
+
+
+def _ratio(values: Sequence[float] | None) -> str:
+    mean = geomean(values or ())
+    return "" if mean is None else f"{mean:.2f}"
+
+
+def _losing(cells: Iterable[Cell]) -> str:
+    """Every cell below its limit in either of its two measurements."""
+    cells = list(cells)
+    if not any(_compared(cells, provider) for provider in PROVIDERS):
+        return NOT_MEASURED
+    rows = [row for provider in PROVIDERS for row in _losing_rows(_compared(cells, provider))]
+    if not rows:
+        return "No cell loses more than its limit."
+    head = ["M x N x K", "SMs", "by", "limit", "first", "again", "configuration"]
+    return markdown_table(head, rows)
+
+
+def _losing_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    for cell in sorted(cells, key=settled_ratio):
+        limit, case = WORST_TARGET[cell["provider"]], cell["case"]
+        again = cell.get("vs_cublas_again")
+        if min(cell["vs_cublas"], settled_ratio(cell)) < limit:
+            yield [
+                f"{case['m']} x {case['n']} x {case['k']}",
+                str(cell["group_sms"]),
+                f"`{cell['provider']}`",
+                f"{limit:.2f}",
+                f"{cell['vs_cublas']:.3f}",
+                "" if again is None else f"{again:.3f}",
+                f"`{cell.get('config', '')}`",
+            ]
+
+
+def _compared(cells: Iterable[Cell], provider: str) -> list[Cell]:
+    """The provider's GEMM cells that have a ratio to cuBLAS in the same partition."""
+    return [
+        cell
+        for cell in cells
+        if cell["op"] == "gemm"
+        and cell["provider"] == provider
+        and cell.get("vs_cublas") is not None
+    ]
+
+
+def _bandwidth_table(cells: Iterable[Cell]) -> str:
+    """Read bandwidth in TB/s: providers by rows, SM counts by columns."""
+    found: dict[str, dict[int, float]] = {}
+    for cell in cells:
+        if cell["op"] == "read" and cell.get("tbps") and not cell["case"].get("beside"):
+            best = found.setdefault(cell["provider"], {})
+            best[cell["num_sms"]] = max(cell["tbps"], best.get(cell["num_sms"], 0.0))
+    if not found:
+        return NOT_MEASURED
+    counts = sorted({count for by_count in found.values() for count in by_count})
+    rows = [
+        [f"`{name}`", *(f"{by[n]:.2f}" if n in by else "" for n in counts)]
+        for name, by in sorted(found.items())
+    ]
+    return markdown_table(["TB/s on SMs", *map(str, counts)], rows)
+
+
+def _targets(suites: Mapping[str, Results]) -> str:
+    """Every row of every suite's summary that has a target."""
+    rows = [
+        [f"{suite}: {name}", _number(row["value"]), _number(row["target"]), _met(row.get("met"))]
+        for suite, results in suites.items()
+        for name, row in _target_rows(results.summary)
+    ]
+    return markdown_table(["what", "value", "target", ""], rows) if rows else NOT_MEASURED
+
+
+def _target_rows(summary: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(summary, Mapping):
+        return
+    if "value" in summary and "target" in summary:
+        yield prefix, summary
+        return
+    for name, part in summary.items():
+        yield from _target_rows(part, f"{prefix} {name}".strip())
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value or "")
+
+
+def _met(met: bool | None) -> str:
+    return {True: "met", False: "**missed**", None: "not measured"}[met]
+
+
+def _provenance(suites: Mapping[str, Results]) -> str:
+    rows = []
+    for suite, results in suites.items():
+        meta = results.meta
+        versions = [str(meta.get(name) or "?") for name in ("gpu", "driver", "torch", "triton")]
+        date, commit = str(meta.get("date", "?"))[:10], str(meta.get("smkern_commit", "?"))
+        rows.append([f"`{suite}.json`", *versions, date, f"`{commit}`", str(len(results.cells))])
+    head = ["file", "GPU", "driver", "torch", "Triton", "date", "commit", "cells"]
+    return markdown_table(head, rows) if rows else NOT_MEASURED
+
+
+@click.command("readme")
+@click.option("--readme", type=click.Path(path_type=Path), default=ROOT / "README.md")
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=ROOT / "bench" / "results" / "h200"
+)
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 if the README is out of date.")
+def command(readme: Path, results: Path, check: bool) -> None:
+    """Fill the README's tables from the committed results."""
+    old = readme.read_text(encoding="utf-8")
+    new = fill(old, blocks_of(results))
+    if check and new != old:
+        raise click.ClickException(f"{readme.name} is out of date; run: make readme")
+    if new != old:
+        readme.write_text(new, encoding="utf-8")
+    click.echo(f"{readme.name} is {'up to date' if new == old else 'rewritten'}")
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,47 @@
+"""What this machine cannot run is not collected, and is named at the end."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).parent
+NOT_RUN = pytest.StashKey[Counter[str]]()
+
+
+def _why_not(folder: str) -> str | None:
+    """Why the tests of a folder cannot run in this process, or None."""
+    if folder == "gpu" and not torch.cuda.is_available():
+        return "tests/gpu: torch sees no GPU (make test-gpu, on a machine with one)"
+    if folder == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "tests/interpreter: needs a process of its own (TRITON_INTERPRET=1; make test)"
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[NOT_RUN] = Counter()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path.parent != TESTS or not collection_path.is_dir():
+        return None
+    why_not = _why_not(collection_path.name)
+    if why_not is None:
+        return None
+    if files := len(list(collection_path.rglob("test_*.py"))):
+        config.stash[NOT_RUN][why_not] = files
+    return True
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not config.stash[NOT_RUN]:
+        return
+    terminalreporter.section("not run here")
+    for why_not, files in sorted(config.stash[NOT_RUN].items()):
+        terminalreporter.write_line(f"{files} files of {why_not}")

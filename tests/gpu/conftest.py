@@ -1,0 +1,33 @@
+"""Fixtures of the tests that need a GPU; without one none of them is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file named on the command line is collected all the same: say why it is not run."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.path.parent.parts:
+            item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+@pytest.fixture(scope="session")
+def device() -> int:
+    """Index of the GPU under test."""
+    return torch.cuda.current_device()
+
+
+@pytest.fixture(autouse=True)
+def _awaited() -> Iterator[None]:
+    """A device error surfaces in the test that caused it, not in the next one."""
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

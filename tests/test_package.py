@@ -1,0 +1,114 @@
+"""The package as a user gets it: light to import, complete as a wheel, the same in a checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import smkern
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(code: str, cwd: Path = ROOT) -> str:
+    """What a fresh interpreter prints, errors included."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={"PYTHONPATH": str(cwd), "PATH": ""},
+    )
+    return done.stdout + done.stderr
+
+
+def test_import_is_light_and_silent() -> None:
+    heavy = "{'torch', 'triton', 'cuda', 'numpy', 'rich', 'click', 'matplotlib'}"
+    assert python(f"import sys, smkern; print({heavy} & set(sys.modules))") == "set()\n"
+
+
+@pytest.mark.parametrize("name", smkern.__all__)
+def test_public_name_resolves(name: str) -> None:
+    assert getattr(smkern, name) is not None
+    assert name in dir(smkern)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'smkern' has no attribute 'gemv'"):
+        smkern.gemv  # noqa: B018
+
+
+def test_checkout_serves_bench_and_autotune_as_children() -> None:
+    code = "import smkern.bench, smkern.autotune; print(smkern.bench.__file__)"
+    assert Path(python(code).strip()) == ROOT / "bench" / "__init__.py"
+
+
+def test_sibling_folders_of_an_installed_package_are_left_alone(tmp_path: Path) -> None:
+    """In site-packages another distribution may own a folder called bench."""
+    shutil.copytree(ROOT / "smkern", tmp_path / "smkern")
+    for name in ("autotune", "bench"):
+        (tmp_path / name).mkdir()
+    assert python("import smkern; print(len(smkern.__path__))", tmp_path) == "1\n"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built from what git would clone, by setuptools alone (no network)."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("smkern", "autotune", "bench", "csrc"):
+        if (ROOT / name).is_dir():
+            skip = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=skip)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    return zipfile.ZipFile(next(source.glob("*.whl")))
+
+
+def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
+    inside = set(wheel.namelist())
+    wanted = {
+        (path.relative_to(ROOT) if folder == "smkern" else "smkern" / path.relative_to(ROOT))
+        for folder in ("smkern", "autotune", "bench", "csrc")
+        for pattern in ("*.py", "*.json", "*.cu", "*.cuh", "*.h", "py.typed")
+        for path in (ROOT / folder).rglob(pattern)
+        if "__pycache__" not in path.parts
+    }
+    assert wanted
+    assert {str(path) for path in wanted} <= inside
+    assert not {name for name in inside if name.startswith(("tests/", "bench/", "autotune/"))}
+
+
+@pytest.mark.parametrize("data", ["py.typed", "profiles/h200.json", "tuning/tables/h200/gemm.json"])
+def test_wheel_holds_what_planning_needs(wheel: zipfile.ZipFile, data: str) -> None:
+    assert f"smkern/{data}" in wheel.namelist()
+
+
+def test_wheel_works_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    code = "import smkern.bench.results, smkern.autotune; print(smkern.bench.results.__file__)"
+    assert Path(python(code, tmp_path).strip()) == tmp_path / "smkern" / "bench" / "results.py"
+
+
+def test_metadata(wheel: zipfile.ZipFile) -> None:
+    folder = f"smkern-{smkern.__version__}.dist-info"
+    metadata = wheel.read(f"{folder}/METADATA").decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "smkern = smkern.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert f"{folder}/licenses/LICENSE" in wheel.namelist()
+
+
+def test_linters_are_pinned_and_dependencies_are_wide() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not [name for name in project["dependencies"] if "==" in name or "<" in name]
+    pins = (ROOT / "constraints.txt").read_text()
+    assert all(f"{name}==" in pins for name in ("torch", "triton", "numpy", "ruff", "mypy"))
