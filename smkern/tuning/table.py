@@ -13,15 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from smkern.errors import TableError
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Dtype, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import DEFAULTS, CostConstants
-
-if TYPE_CHECKING:
-    from smkern.device import Profile
 
 FORMAT = "smkern-table"
 VERSION = 1
@@ -280,13 +277,12 @@ def shipped_path(gpu: str, op: str = "gemm") -> Path:
     return _SHIPPED / gpu_folder(gpu) / f"{op}.json"
 
 
-def load_tables(profile: Profile, op: str = "gemm") -> Table:
-    """The shipped table of the profile's GPU, with the user's own cells over it; may be empty.
+def load_tables(gpu: str, op: str = "gemm") -> Table:
+    """The shipped table of the GPU of that name, with the user's own cells over it; may be empty.
 
     Raises:
         TableError: one of the files is corrupt, foreign or of another version.
     """
-    gpu = profile.info.name
     shipped = TableStore(shipped_path(gpu, op)).load(gpu)
     return shipped.merged(TableStore(user_path(gpu, op)).load(gpu))
 
