@@ -1,0 +1,243 @@
+"""`smkern bench host`: host time of an eager call, of a new budget, of another partition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+import smkern
+from smkern.bench.cases import common_options
+from smkern.bench.cliffs import even_budgets
+from smkern.bench.host_timing import HostTime, host_time
+from smkern.bench.operands import Operands
+from smkern.bench.plain_launch import plain_launch
+from smkern.bench.providers import dispatcher_of, problem_of
+from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.stage import Stage
+from smkern.device import Budget, device_info
+from smkern.errors import SmkernError
+
+OP = "gemm_host"
+TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0, "switch": 10.0}
+PROBES = tuple(
+    (m, n, k)
+    for m in (128, 256, 16, 64, 512)
+    for n, k in ((2048, 1024), (4096, 512), (1024, 4096), (512, 8192))
+)
+"""Small problems, among which dispatch picks one with whole K loops and one with split ones."""
+COUNTED_MS = (*(2**i for i in range(14)), 3, 17, 77, 100, 300, 1000, 1500, 3001, 5000, 8191)
+COUNTED_SHAPE = (4096, 4096)
+
+
+@dataclass(slots=True)
+class HostCosts:
+    """Measures on one device and puts its rows into `results`."""
+
+    results: Results
+    device: int = 0
+    _dispatcher: Any = field(default=None)
+
+    def __post_init__(self) -> None:
+        self._dispatcher = dispatcher_of(self.device)
+
+    def note(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        target: float | None = None,
+        *,
+        provider: str = "smkern",
+        **case: Any,
+    ) -> None:
+        row = {"op": OP, "case": {"name": name, **case}, "provider": provider}
+        row |= {"value": round(value, 3), "unit": unit}
+        if target is not None:
+            row |= {"target": target, "met": value <= target}
+        self.results.add(row)
+
+    def calls(self) -> None:
+        """An eager call, with and without split K, whole device and partition, by every door."""
+        total = device_info(self.device).num_sms
+        with Stage([32], placements=("spread",)) as stage:
+            place = stage.at(32)
+            for where, stream, budget in (
+                ("device", torch.cuda.current_stream(), stage.full.budget),
+                *([("partition", place.stream, place.budget)] if place else []),
+            ):
+                for split in (False, True):
+                    problem = self._probe(budget, split=split)
+                    if problem is None:
+                        continue
+                    m, n, k = problem
+                    ops = Operands(n, k, m, num_sets=4)
+                    with torch.cuda.stream(stream):
+                        self._doors(ops, m, where=where, split=split, num_sms=total)
+        smkern_free = Operands(2048, 1024, 128, num_sets=4)
+        peers = {"triton": _triton_call(smkern_free, 128, total), "cublas": _mm(smkern_free, 128)}
+        for provider, call in peers.items():
+            self._note_time("eager", host_time(call), None, provider=provider)
+
+    def _doors(self, ops: Operands, m: int, *, where: str, split: bool, num_sms: int) -> None:
+        about = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
+        sets = ops.sets(m)
+        weight = sets[0][1]
+        gemm, through = smkern.gemm, torch.ops.smkern.gemm_out
+
+        def eager(i: int) -> None:
+            a, _, out = sets[i & 3]
+            gemm(a, weight, out=out)
+
+        def other_weights(i: int) -> None:
+            a, w, out = sets[i & 3]
+            gemm(a, w, out=out)
+
+        def by_torch_ops(i: int) -> None:
+            a, _, out = sets[i & 3]
+            through(a, weight, out)
+
+        self._note_time("eager", host_time(eager), TARGET_US["eager"], **about)
+        self._note_time("eager_weights_change", host_time(other_weights), None, **about)
+        self._note_time("torch_ops", host_time(by_torch_ops), TARGET_US["torch_ops"], **about)
+
+    def _note_time(
+        self,
+        name: str,
+        found: HostTime,
+        target: float | None,
+        *,
+        provider: str = "smkern",
+        **case: Any,
+    ) -> None:
+        self.note(name, found.us_median, "us", target, provider=provider, **case)
+
+    def _probe(self, budget: Budget, *, split: bool) -> tuple[int, int, int] | None:
+        """A small problem that dispatch runs by our own kernel with whole, or split, K loops."""
+        for m, n, k in PROBES:
+            config = self._dispatcher.select(problem_of(n, k, m), budget).config
+            if config.kernel != "cublaslt" and (config.split != 1) == split:
+                return m, n, k
+        return None
+
+    def budgets(self, counts: Sequence[int], ms: Sequence[int]) -> None:
+        """A call with another budget each time against the same one; compilations meanwhile."""
+        n, k = COUNTED_SHAPE
+        grids = [Budget(count, "grid", True) for count in counts]
+        warm = smkern.warmup(shapes=[COUNTED_SHAPE], budgets=grids, max_m=max(ms), progress=False)
+        self.note("warmup_seconds", warm.seconds, "s", budgets=len(counts), variants=warm.variants)
+        ops = Operands(n, k, max(ms), num_sets=1)
+        a, w, out = ops.sets(128)[0]
+        before = smkern.counters()
+        self._change_costs(a, w, out, counts)
+        calls = 0
+        for m in ms:
+            a, w, out = ops.sets(m)[0]
+            for count in counts:
+                smkern.gemm(a, w, out=out, num_sms=count)
+                calls += 1
+        torch.cuda.synchronize()
+        after = smkern.counters()
+        for name in ("compilations", "module_loads"):
+            grown = getattr(after, name) - getattr(before, name)
+            self.note(name, grown, "count", 0, budgets=len(counts), rows=len(ms), calls=calls)
+
+    def _change_costs(self, a: Any, w: Any, out: Any, counts: Sequence[int]) -> None:
+        first = []
+        for count in counts:
+            begin = time.perf_counter_ns()
+            smkern.gemm(a, w, out=out, num_sms=count)
+            first.append((time.perf_counter_ns() - begin) / 1e3)
+        torch.cuda.synchronize()
+        same = host_time(lambda i: smkern.gemm(a, w, out=out, num_sms=counts[0]))
+        number = len(counts)
+        change = host_time(lambda i: smkern.gemm(a, w, out=out, num_sms=counts[i % number]))
+        cost = change.us_median - same.us_median
+        self.note("new_budget", cost, "us", TARGET_US["new_budget"], budgets=number)
+        self.note("same_budget_call", same.us_median, "us")
+        self.note("changed_budget_call", change.us_median, "us", budgets=number)
+        middle = sorted(first)[len(first) // 2]
+        self.note("first_call_of_a_budget", middle, "us", budgets=number)
+
+    def switches(self) -> None:
+        """Entering one partition of a ladder, then another; alone, and with the SM count asked."""
+        with smkern.ladder([16, 32]) as ladder:
+            parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
+
+            def enter(i: int) -> None:
+                with parts[i & 1]:
+                    pass
+
+            def enter_and_ask(i: int) -> None:
+                with parts[i & 1]:
+                    smkern.current_num_sms()
+
+            self._note_time("switch", host_time(enter, drain=False), TARGET_US["switch"])
+            asked = host_time(enter_and_ask, drain=False)
+            self._note_time("switch_and_current_num_sms", asked, TARGET_US["switch"])
+
+
+def _triton_call(ops: Operands, m: int, num_sms: int) -> Callable[[int], None]:
+    sets = ops.sets(m)
+
+    def call(i: int) -> None:
+        a, w, out = sets[i & 3]
+        plain_launch(a, w, out, num_sms)
+
+    return call
+
+
+def _mm(ops: Operands, m: int) -> Callable[[int], None]:
+    sets = [(a, w.t(), out) for a, w, out in ops.sets(m)]
+
+    def call(i: int) -> None:
+        a, wt, out = sets[i & 3]
+        torch.mm(a, wt, out=out)
+
+    return call
+
+
+def summarize(results: Results) -> dict[str, Any]:
+    """Rows with a target: how many are met, and the worst of each name."""
+    rows = [cell for cell in results.cells if cell["op"] == OP and "target" in cell]
+    worst = {name: max(_values(rows, name)) for name in dict.fromkeys(map(_name, rows))}
+    return {"met": sum(row["met"] for row in rows), "of": len(rows), "worst": worst}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return str(row["case"]["name"])
+
+
+def _values(rows: Sequence[dict[str, Any]], name: str) -> Iterator[float]:
+    return (row["value"] for row in rows if _name(row) == name)
+
+
+@click.command("host")
+@common_options("host")
+def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets: Any) -> None:
+    """Time what an eager call, a changed budget and another partition cost the host."""
+    try:
+        info = device_info()
+        results = open_results(out, resume=resume, meta=collect_meta())
+        costs = HostCosts(results)
+        costs.calls()
+        costs.switches()
+        if not quick:
+            counts = budgets or even_budgets(info.num_sms, info.sm_granularity)
+            costs.budgets(counts, ms or COUNTED_MS)
+        results.summary = summarize(results)
+        results.save(out)
+    except SmkernError as error:
+        raise click.ClickException(str(error)) from error
+    for cell in results.cells:
+        goal = f" (at most {cell['target']})" if "target" in cell else ""
+        click.echo(f"{cell['provider']:8} {cell['case']}: {cell['value']} {cell['unit']}{goal}")
+
+
+if __name__ == "__main__":
+    command()
