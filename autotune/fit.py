@@ -1,0 +1,218 @@
+"""Fit the cost model's constants to measured candidates: `python -m smkern.autotune.fit RAW`.
+
+Least squares over the logarithms of the constants (Levenberg-Marquardt, numeric derivatives). A
+residual is log(predicted / measured); its part that differs within a cell counts more than the
+part that all of a cell share, because only the former changes what is picked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from smkern.autotune import raw
+from smkern.autotune.raw import Measurement
+from smkern.device import Profile, load_profile
+from smkern.tuning.cost_model import DEFAULTS, Ceilings, CostConstants, Estimate
+from smkern.tuning.table import CellKey
+
+SHARED_WEIGHT = 0.3
+"""Weight of a cell's mean error against the differences within it."""
+CLIP = 0.5
+"""Residuals count up to this: a candidate that spilled or failed to overlap is no law."""
+NAMES = tuple(item.name for item in fields(CostConstants))
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What the model's pick loses against the best measured candidate of the same cells."""
+
+    cells: int
+    geomean: float
+    worst: float
+    worst_cell: CellKey | None
+
+
+def usable(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Uncontended results of our own kernels; of repeats the last."""
+    last: dict[tuple[Any, ...], Measurement] = {}
+    for item in measurements:
+        if item.error is None and not item.contended and item.config.kernel != "cublaslt":
+            last[item.key, item.config] = item
+    return list(last.values())
+
+
+def by_cell(measurements: Sequence[Measurement]) -> dict[CellKey, list[int]]:
+    """Cell to the indices of its measurements."""
+    cells: dict[CellKey, list[int]] = {}
+    for index, item in enumerate(measurements):
+        cells.setdefault(item.key, []).append(index)
+    return cells
+
+
+def predictions(
+    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+) -> np.ndarray[Any, Any]:
+    """Predicted us of every measurement."""
+    ceilings: dict[Any, Ceilings] = {}
+    found = np.empty(len(measurements))
+    for index, item in enumerate(measurements):
+        if item.budget not in ceilings:
+            ceilings[item.budget] = Ceilings(item.budget, profile, constants)
+        estimate = Estimate(
+            item.problem, item.config, ceilings[item.budget], constants, item.config.group_m
+        )
+        found[index] = estimate.launch_us(item.config.split, item.config.max_ctas)
+    return found
+
+
+def gap(measurements: Sequence[Measurement], profile: Profile, constants: CostConstants) -> Gap:
+    """Geomean, over cells, of the time of the model's pick over the best measured time."""
+    predicted = predictions(measurements, profile, constants)
+    losses: list[tuple[float, CellKey]] = []
+    for key, indices in by_cell(measurements).items():
+        picked = min(indices, key=lambda index: predicted[index])
+        best = min(measurements[index].us for index in indices)
+        losses.append((measurements[picked].us / best, key))
+    if not losses:
+        return Gap(0, 1.0, 1.0, None)
+    worst, worst_cell = max(losses)
+    return Gap(len(losses), exp(sum(log(x) for x, _ in losses) / len(losses)), worst, worst_cell)
+
+
+def residuals(
+    measurements: Sequence[Measurement],
+    cells: Mapping[CellKey, Sequence[int]],
+    profile: Profile,
+    constants: CostConstants,
+) -> np.ndarray[Any, Any]:
+    """Differences within cells, then the weighted means of the cells."""
+    measured = np.array([item.us for item in measurements])
+    error = np.log(predictions(measurements, profile, constants) / measured)
+    shared = np.empty(len(cells))
+    for number, indices in enumerate(cells.values()):
+        rows = np.fromiter(indices, dtype=np.intp)
+        mean = error[rows].mean()
+        error[rows] -= mean
+        shared[number] = SHARED_WEIGHT * mean * np.sqrt(len(rows))
+    return CLIP * np.tanh(np.concatenate([error, shared]) / CLIP)
+
+
+def fit(
+    measurements: Sequence[Measurement],
+    profile: Profile,
+    start: CostConstants = DEFAULTS,
+    *,
+    names: Sequence[str] = NAMES,
+    iterations: int = 15,
+) -> CostConstants:
+    """The constants `names`, fitted; the others stay. Damped Gauss-Newton on their logarithms."""
+    cells = by_cell(measurements)
+
+    def constants_at(point: np.ndarray[Any, Any]) -> CostConstants:
+        return CostConstants(**{**asdict(start), **dict(zip(names, np.exp(point), strict=True))})
+
+    def residuals_at(point: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return residuals(measurements, cells, profile, constants_at(point))
+
+    origin = point = np.log([getattr(start, name) for name in names])
+    error, damping, delta = residuals_at(point), 1e-2, 1e-3
+    for _ in range(iterations):
+        steps = delta * np.eye(len(point))
+        jacobian = np.stack([(residuals_at(point + step) - error) / delta for step in steps], 1)
+        normal, slope = jacobian.T @ jacobian, jacobian.T @ error
+        before = float(error @ error)
+        while damping < 1e6:
+            scale = np.diag(damping * (np.diag(normal) + 1e-3 * len(error)))
+            # no constant moves by more than a factor of 4 from where it started
+            moved = np.clip(
+                point - np.linalg.solve(normal + scale, slope), origin - 1.4, origin + 1.4
+            )
+            trial = residuals_at(moved)
+            if float(trial @ trial) < before:
+                break
+            damping *= 4
+        else:
+            break
+        point, error, damping = moved, trial, damping / 4
+        if before - float(error @ error) < 1e-5 * before:
+            break
+    return constants_at(point)
+
+
+def unmeasured_picks(
+    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+) -> int:
+    """Cells where the model would now pick a configuration that was never measured there."""
+    from smkern.tuning.select import rank
+
+    count = 0
+    for indices in by_cell(measurements).values():
+        first = measurements[indices[0]]
+        ranked = rank(first.problem, first.budget, profile, constants=constants, prune=True)
+        count += ranked[0].config() not in {measurements[index].config for index in indices}
+    return count
+
+
+def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
+    """Write what `smkern.tuning.table.load_constants` reads."""
+    values = {name: round(value, 5) for name, value in asdict(constants).items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"meta": dict(meta), "constants": values}, indent=1) + "\n")
+
+
+@click.command("fit")
+@click.argument("raw_paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Constants file to write.")
+@click.option("--fix", default="blend", show_default=True, help="Constants to leave, by commas.")
+@click.option("--iterations", default=15, show_default=True)
+@click.option("--check", is_flag=True, help="Also fit on half of the cells, judge on the other.")
+def command(
+    raw_paths: tuple[Path, ...], out: Path | None, fix: str, iterations: int, check: bool
+) -> None:
+    """Fit the cost model to measured candidates and say what its picks lose."""
+    profile = load_profile()
+    measurements = usable([item for path in raw_paths for item in raw.load(path)])
+    names = [name for name in NAMES if name not in fix.split(",")]
+    _report("defaults", gap(measurements, profile, DEFAULTS))
+    if check:
+        even, odd = _halves(measurements)
+        halved = fit(even, profile, names=names, iterations=iterations)
+        _report("fitted on one half, judged on the other", gap(odd, profile, halved))
+    fitted = fit(measurements, profile, names=names, iterations=iterations)
+    _report("fitted", gap(measurements, profile, fitted))
+    for name in NAMES:
+        click.echo(f"  {name:20} {getattr(DEFAULTS, name):10.4f} -> {getattr(fitted, name):10.4f}")
+    missing = unmeasured_picks(measurements, profile, fitted)
+    if missing:
+        click.echo(f"{missing} cells: the pick was not measured; run smkern autotune again")
+    if out is not None:
+        meta = {"gpu": profile.info.name, "measurements": len(measurements)}
+        save(out, fitted, meta)
+        click.echo(f"written to {out}")
+
+
+def _halves(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
+    """Every second cell, so that both halves have all shapes and budgets."""
+    halves: tuple[list[Measurement], list[Measurement]] = ([], [])
+    for number, (_, indices) in enumerate(sorted(by_cell(measurements).items())):
+        halves[number % 2].extend(measurements[index] for index in indices)
+    return halves
+
+
+def _report(what: str, result: Gap) -> None:
+    click.echo(
+        f"{what}: {result.cells} cells, picks {100 * (result.geomean - 1):.1f}% slower than the "
+        f"best measured (geomean), worst {result.worst:.2f} ({result.worst_cell})"
+    )
+
+
+if __name__ == "__main__":
+    command()

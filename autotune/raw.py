@@ -1,0 +1,102 @@
+"""Every measured candidate, a JSON object a line: what the cost model is fitted to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smkern.errors import TableError
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.table import CellKey, config_from_json, config_to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One candidate's result in one cell. `us` is NaN where it failed, then `error` says how.
+
+    `contended`: a memory-bound neighbour ran on the complement partition meanwhile.
+    """
+
+    problem: GemmProblem
+    budget: Budget
+    config: GemmConfig
+    us: float
+    noise: float
+    predicted_us: float
+    error: str | None = None
+    contended: bool = False
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey.of(self.problem, self.budget)
+
+    def to_json(self) -> dict[str, Any]:
+        problem, budget = self.problem, self.budget
+        row: dict[str, Any] = {
+            "op": "gemm",
+            "m": problem.m,
+            "n": problem.n,
+            "k": problem.k,
+            "dtype": problem.dtype,
+            "epilogue": problem.epilogue.key,
+            "num_sms": budget.num_sms,
+            "confined": budget.confined,
+            "clusters": budget.clusters,
+            "config": config_to_json(self.config),
+            "predicted_us": round(self.predicted_us, 3),
+        }
+        if self.contended:
+            row["contended"] = True
+        if self.error is not None:
+            return row | {"error": self.error}
+        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
+
+
+def append(path: Path, measurements: Iterable[Measurement]) -> None:
+    """Add lines to the file; a crash loses at most the last line, which `load` leaves out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        for measurement in measurements:
+            file.write(json.dumps(measurement.to_json()) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load(path: Path) -> list[Measurement]:
+    """All measurements of a file; a half-written last line is left out.
+
+    Raises:
+        TableError: another line is no measurement.
+    """
+    from smkern.autotune.shortlist import parse_epilogue
+
+    found = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            epilogue = parse_epilogue(row["epilogue"])
+            found.append(
+                Measurement(
+                    GemmProblem(row["m"], row["n"], row["k"], row["dtype"], epilogue),
+                    Budget(row["num_sms"], row["confined"], row["clusters"]),
+                    config_from_json(row["config"]),
+                    float(row.get("us", "nan")),
+                    float(row.get("noise", "nan")),
+                    float(row["predicted_us"]),
+                    row.get("error"),
+                    bool(row.get("contended", False)),
+                )
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise TableError(
+                f"{path}, line {number} is no measurement ({error}); delete the line, or tune "
+                "again with another --raw"
+            ) from error
+    return found

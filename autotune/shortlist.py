@@ -1,0 +1,97 @@
+"""What is worth measuring in a cell: the model's best, of different kinds, and the library."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smkern.device import Budget, Profile
+from smkern.tuning import space
+from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.cost_model import CostConstants
+from smkern.tuning.select import rank
+
+MAX_OF_A_KIND = 2
+"""Configurations of the same kernel, tile and orientation in a shortlist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration and the model's time for it, us."""
+
+    config: GemmConfig
+    predicted_us: float
+
+    @property
+    def name(self) -> str:
+        """`ws:64x128x64:w4:s4:k1:c2`: short, and unique within a cell."""
+        c = self.config
+        if c.kernel == "cublaslt":
+            return c.kernel
+        parts = [c.kernel, f"{c.block_m}x{c.block_n}x{c.block_k}", f"w{c.num_warps}"]
+        parts += [f"s{c.num_stages}", f"k{c.split or 'stream'}", f"g{c.group_m}"]
+        parts += ["swap"] * c.swap
+        parts += [f"c{c.ctas_per_sm}"] * (c.ctas_per_sm > 1)
+        parts += [f"max{c.max_ctas}"] * (c.max_ctas > 0)
+        return ":".join(parts)
+
+
+def shortlist(
+    problem: GemmProblem,
+    budget: Budget,
+    profile: Profile,
+    constants: CostConstants,
+    *,
+    top: int = 8,
+    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    cublaslt: bool = True,
+) -> list[Candidate]:
+    """The `top` candidates by predicted time, at most two of a kind; cuBLASLt where it may run.
+
+    Where the model is wrong it is wrong for all configurations of a kind, so others get a chance.
+    """
+    found: list[Candidate] = []
+    kinds: Counter[tuple[object, ...]] = Counter()
+    for ranked in rank(problem, budget, profile, kernels=kernels, constants=constants):
+        if len(found) == top:
+            break
+        variant = ranked.variant
+        kind = (variant.kernel, variant.block_m, variant.block_n, variant.swap)
+        if kinds[kind] < MAX_OF_A_KIND:
+            kinds[kind] += 1
+            found.append(Candidate(ranked.config(), ranked.predicted_us))
+    if cublaslt and not space.violations(problem, space.CUBLASLT, budget, profile.info.capability):
+        found.append(Candidate(space.CUBLASLT, found[0].predicted_us))
+    return found
+
+
+def problems(
+    shapes: Sequence[tuple[int, int]],
+    ms: Sequence[int],
+    dtype: str = "bf16",
+    epilogues: Sequence[Epilogue] = (Epilogue(),),
+) -> list[GemmProblem]:
+    """All problems, a weight shape after the other, so that its operands are made once."""
+    return [
+        GemmProblem(m, n, k, dtype, epilogue)  # type: ignore[arg-type]
+        for n, k in shapes
+        for epilogue in epilogues
+        for m in ms
+    ]
+
+
+def parse_epilogue(text: str) -> Epilogue:
+    """`bias+residual+silu` -> Epilogue; `none` is the empty one. Inverse of `Epilogue.key`.
+
+    Raises:
+        ValueError: a part is none of bias, residual, silu, gelu.
+    """
+    parts = [] if text == "none" else text.split("+")
+    activation = None
+    for part in parts:
+        if part in ("silu", "gelu"):
+            activation = part
+        elif part not in ("bias", "residual"):
+            raise ValueError(f"{part!r} is no epilogue; use bias, residual, silu, gelu or none")
+    return Epilogue("bias" in parts, "residual" in parts, activation)  # type: ignore[arg-type]
