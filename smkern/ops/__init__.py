@@ -2,5 +2,6 @@
 
 from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
+from smkern.ops.warmup import WarmupReport, warmup
 
-__all__ = ["explain_gemm", "gemm", "gemm_workspace_bytes"]
+__all__ = ["WarmupReport", "explain_gemm", "gemm", "gemm_workspace_bytes", "warmup"]

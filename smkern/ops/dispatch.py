@@ -188,8 +188,12 @@ class Dispatcher:
                 plan = self._kernels().prepare(problem, config, budget)
         return plan
 
+    def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
+        """Whether preparing `config` for `problem` would compile and load nothing."""
+        return config.kernel != "cublaslt" and self._kernels().is_loaded(problem, config)
+
     def _check_loaded(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
-        if config.kernel != "cublaslt" and self._kernels().is_loaded(problem, config):
+        if self.is_loaded(problem, config):
             return
         raise WarmupError(
             f"gemm {problem.m}x{problem.n}x{problem.k} {problem.dtype} on {budget.num_sms} SMs "
@@ -226,10 +230,10 @@ class Dispatcher:
             config = tables.lookup(problem, budget, allow_cublaslt)
             if config is not None:
                 return Selection(config, "table", self._predict(problem, config, budget))
-        return self._modelled(problem, budget, None)
+        return self._modelled(problem, budget)
 
     def _modelled(
-        self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...] | None
+        self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...] = space.AVAILABLE
     ) -> Selection:
         """The model's choice (among `kernels`), once for all M of a step (`model_rows`)."""
         rounded = replace(problem, m=model_rows(problem.m))

@@ -101,7 +101,7 @@ class Workspaces:
         capturing: Callable[[], bool],
         capture_id: Callable[[int], int] = capture_id,
     ) -> None:
-        self._device = device
+        self.device = device
         self._capturing = capturing
         self._capture_id = capture_id
         self._of_streams: dict[int, Buffer] = {}
@@ -145,6 +145,6 @@ class Workspaces:
 
     def _make(self, num_bytes: int, capture: int) -> Buffer:
         rounded = -(-max(num_bytes, COUNTER_BYTES) // GROWTH) * GROWTH
-        tensor = torch.empty(rounded, dtype=torch.uint8, device=self._device)
+        tensor = torch.empty(rounded, dtype=torch.uint8, device=self.device)
         tensor[:COUNTER_BYTES].zero_()
         return Buffer(tensor, tensor.data_ptr(), rounded, capture)

@@ -83,8 +83,9 @@ class FakeKernels:
         self.plans: list[FakePlan] = []
 
     def _variant(self, problem: GemmProblem, config: GemmConfig) -> Any:
-        return (config.kernel, config.block_m, config.block_n, config.block_k, config.num_warps,
-                config.num_stages, config.swap, config.split != 1, problem.dtype, problem.epilogue)  # fmt: skip
+        c = config
+        tile = (c.block_m, c.block_n, c.block_k, c.num_warps, c.num_stages, c.swap, c.split != 1)
+        return (c.kernel, *tile, problem.dtype, problem.epilogue)
 
     def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
         return self._variant(problem, config) in self.loaded
@@ -146,3 +147,9 @@ def device() -> FakeDevice:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def make_device() -> type[FakeDevice]:
+    """The class itself, for a device that differs from the default."""
+    return FakeDevice

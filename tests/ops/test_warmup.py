@@ -1,0 +1,135 @@
+"""Warmup reaches every choice that dispatch can make, on a fake device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from smkern.errors import ArgumentError, BudgetError, DeviceError
+from smkern.ops import warmup as public_warmup
+from smkern.ops.warmup import _Bar, as_budgets, choices, epilogue_from, launch_once, rows_to_visit
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+
+
+class Table:
+    """A tuned cell at 77 rows that serves 70 to 77."""
+
+    def __init__(self):
+        self.cells = {Key(77, 512, 4096): None}
+
+    def lookup(self, problem, budget, allow_cublaslt=True):
+        if not 70 <= problem.m <= 77:
+            return None
+        kernel = "cublaslt" if allow_cublaslt else "tma"
+        return GemmConfig(kernel, 128, 128, 64)
+
+
+class Key(tuple):
+    """Enough of a table's key."""
+
+    __slots__ = ()
+
+    def __new__(cls, m, n, k):
+        return super().__new__(cls, (m, n, k))
+
+    m = property(lambda self: self[0])
+    n = property(lambda self: self[1])
+    k = property(lambda self: self[2])
+
+
+def visited(device, budgets, **changes):
+    request = {"max_m": 300, "dtypes": ["bf16"], "epilogues": [Epilogue()],
+               "batch_invariant": [False], "aligned": [True]} | changes  # fmt: skip
+    return list(choices(device.dispatcher, [(512, 4096)], budgets, **request))
+
+
+def test_every_m_and_budget_finds_its_variant_among_the_visited(make_device):
+    device = make_device(tables=Table())
+    budgets = [Budget(n, c, True) for n in (8, 60, 132) for c in ("mask", "grid")]
+    variant = device.kernels._variant
+    reached = {variant(p, c) for p, c, _ in visited(device, budgets)}
+    for budget in budgets:
+        for m in range(1, 301):
+            problem = GemmProblem(m, 512, 4096)
+            for backend in (None, "own"):
+                config = device.dispatcher.select(problem, budget, backend).config
+                assert variant(problem, config) in reached
+
+
+def test_rows_have_the_tuned_ones(make_device):
+    device = make_device(tables=Table())
+    rows = rows_to_visit(device.dispatcher, 512, 4096, 300)
+    assert 77 in rows
+    assert rows[:6] == [1, 2, 4, 8, 16, 32]
+    assert rows[-1] == 304
+    assert 77 not in rows_to_visit(device.dispatcher, 512, 512, 300)
+
+
+def test_cublas_choices_bring_ours_along(make_device):
+    device = make_device(tables=Table())
+    kernels = {c.kernel for p, c, _ in visited(device, [Budget(32, "mask", True)]) if p.m == 77}
+    assert kernels == {"cublaslt", "tma"}
+
+
+def test_budgets_from_counts_partitions_and_budgets():
+    partition = SimpleNamespace(num_sms=32, confined="mask", clusters=False)
+    assert as_budgets([partition], 132) == [Budget(32, "mask", False)]
+    assert as_budgets([Budget(5, "grid", True)] * 2, 132) == [Budget(5, "grid", True)]
+    assert as_budgets([132], 132) == [Budget(132, "grid", True)]
+    assert len(as_budgets([16], 132)) == 4
+    assert {b.num_sms for b in as_budgets(None, 132)} == {*range(8, 132, 8), 132}
+    with pytest.raises(BudgetError, match="133"):
+        as_budgets([133], 132)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("none", Epilogue()),
+        ("bias", Epilogue(True)),
+        ("bias+residual+silu", Epilogue(True, True, "silu")),
+        (Epilogue(residual=True), Epilogue(residual=True)),
+    ],
+)
+def test_epilogues_by_key(text, want):
+    assert epilogue_from(text) == want
+    assert epilogue_from(want.key) == want
+
+
+@pytest.mark.parametrize("text", ["relu", "bias+", "silu+gelu"])
+def test_unknown_epilogues(text):
+    with pytest.raises(ArgumentError, match="join 'bias'"):
+        epilogue_from(text)
+
+
+@pytest.mark.parametrize("key", ["none", "bias+residual+silu"])
+def test_one_launch_of_a_choice(device, key):
+    problem = GemmProblem(3, 24, 40, epilogue=epilogue_from(key))
+    budget = Budget(132, "grid", True)
+    config = device.dispatcher.select(problem, budget).config
+    launch_once(device.eager, problem, config, budget)
+    assert len(device.kernels.plans[-1].launches) == 1
+    assert device.dispatcher.is_loaded(problem, config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(DeviceError, match="no GPU is visible"):
+        public_warmup(shapes=[(512, 512)])
+
+
+@pytest.mark.parametrize(
+    "request_", [{"shapes": [(0, 4)]}, {"shapes": [(4,)]}, {"shapes": [], "max_m": 0},
+                 {"shapes": [], "ops": ["conv"]}, {"shapes": [], "epilogues": ["x"]}]
+)  # fmt: skip
+def test_bad_requests(request_):
+    with pytest.raises(ArgumentError):
+        public_warmup(**request_)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_bar(shown):
+    with _Bar(shown) as bar:
+        bar.step("compiling", 3)(2)
