@@ -170,8 +170,11 @@ def _command_line(argv: Iterable[str]) -> str:
     """The command as a reader would type it: no interpreter, no paths of this machine."""
     program, *rest = argv
     path = Path(program)
-    parents = path.resolve().parent.parts
-    name = f"python -m smkern.bench.{path.stem}" if "bench" in parents else path.name
+    name = path.name
+    if name == "__main__.py":
+        name = f"python -m {path.parent.name}"
+    elif path.parent.name == "bench":
+        name = f"python -m smkern.bench.{path.stem}"
     return " ".join([name, *(Path(x).name if x.startswith("/") else x for x in rest)])
 
 

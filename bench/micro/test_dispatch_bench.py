@@ -1,0 +1,52 @@
+"""Host-side costs by pytest-benchmark, no GPU: run with `--benchmark-enable bench/micro`."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.device import Budget, load_profile
+from smkern.ops.dispatch import offline_dispatcher
+from smkern.tuning import cost_model
+from smkern.tuning.config import GemmProblem
+from smkern.tuning.select import select_gemm
+from smkern.tuning.table import load_tables
+
+PROBLEM = GemmProblem(512, 6144, 4096)
+BUDGET = Budget(60, "mask", True)
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return load_profile("h200")
+
+
+@pytest.fixture(scope="module")
+def tables(profile):
+    return load_tables(profile.info.name)
+
+
+def test_choice_seen_before(benchmark, profile, tables):
+    dispatcher = offline_dispatcher(profile, tables)
+    dispatcher.select(PROBLEM, BUDGET)
+    selection = benchmark(dispatcher.select, PROBLEM, BUDGET)
+    assert selection.config.kernel
+
+
+def test_table_lookup(benchmark, tables):
+    benchmark(tables.lookup, PROBLEM, BUDGET, allow_cublaslt=True)
+
+
+@pytest.mark.parametrize("m", [1, 64, 2048])
+def test_choice_by_the_model(benchmark, profile, m):
+    problem = GemmProblem(m, 6144, 4096)
+    selection = benchmark(select_gemm, problem, BUDGET, profile, None)
+    assert selection.source == "model"
+
+
+def test_prediction_of_one_configuration(benchmark, profile):
+    config = select_gemm(PROBLEM, BUDGET, profile, None).config
+    assert benchmark(cost_model.predict_us, PROBLEM, config, BUDGET, profile) > 0
+
+
+def test_wave_arithmetic(benchmark):
+    assert benchmark(cost_model.waves, 768, 1, 108)

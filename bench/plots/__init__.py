@@ -1,0 +1,48 @@
+"""`smkern bench plot`: pictures of the results files, one picture an operator and row count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from smkern.bench.plots import cliffs, gemm
+from smkern.bench.results import Results, load_results
+from smkern.errors import SmkernError
+
+DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
+    "gemm": gemm.draw,
+    "cliffs": cliffs.draw,
+}
+"""Suite to what draws its results file; draw(results, folder) returns the pictures it wrote."""
+
+
+def draw_all(folder: Path, out: Path) -> Iterator[Path]:
+    """Draw every results file in `folder` that has a drawer, into `out`."""
+    for suite, draw in DRAWERS.items():
+        path = folder / f"{suite}.json"
+        if path.exists():
+            yield from draw(load_results(path), out)
+
+
+@click.command("plot")
+@click.option(
+    "--results",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=Path("bench") / "results" / "h200",
+    show_default=True,
+    help="Folder of results files.",
+)
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder of pictures.")
+def command(folder: Path, out: Path | None) -> None:
+    """Draw throughput over SM budget: ours, cuBLAS and the ideal line."""
+    try:
+        pictures = list(draw_all(folder, out or folder))
+    except SmkernError as error:
+        raise click.ClickException(str(error)) from error
+    for picture in pictures:
+        click.echo(str(picture))
+    if not pictures:
+        click.echo(f"no results in {folder}; measure with smkern bench gemm")

@@ -1,0 +1,119 @@
+"""The README's tables come from results files, deterministically."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from smkern.bench import readme
+from smkern.bench.readme import ReadmeError, blocks_of, fill
+from smkern.bench.results import Results
+
+META = {
+    "gpu": "NVIDIA H200",
+    "driver": "580.1",
+    "torch": "2.11",
+    "triton": "3.6",
+    "smkern_commit": "abc",
+    "date": "2026-01-02T03:04:05Z",
+}
+
+
+def cell(m: int, num_sms: int, ratio: float, **more: Any) -> dict[str, Any]:
+    case = {"m": m, "n": 6144, "k": 4096, "dtype": "bf16"}
+    return {
+        "op": "gemm",
+        "case": case,
+        "num_sms": num_sms,
+        "group_sms": num_sms,
+        "mode": "green",
+        "placement": "spread",
+        "provider": "smkern",
+        "us": 10.0,
+        "tflops": 100.0,
+        "vs_cublas": ratio,
+        "config": "tma 128x128",
+        **more,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    results = Results(meta=META)
+    for made in (
+        cell(8, 16, 1.0),
+        cell(8, 32, 1.44),
+        cell(512, 16, 0.9, vs_cublas_again=0.96),
+        cell(512, 16, 1.2, provider="smkern:triton"),
+    ):
+        results.add(made)
+    row = {"value": 1.2, "target": 1.12, "met": True, "cells": 3}
+    results.summary = {"geomean_vs_cublas": {"smkern": row}, "informal": {"value": 3.0}}
+    results.save(tmp_path / "gemm.json")
+    return tmp_path
+
+
+def text_of(names: list[str]) -> str:
+    return "# x\n" + "".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\ntext\n" for name in names)
+
+
+def test_fill_replaces_content_and_keeps_the_rest() -> None:
+    filled = fill(text_of(["a", "b"]), {"a": "new\n", "b": r"\1 | x"})
+    assert filled == (
+        "# x\n<!-- a -->\n\nnew\n\n<!-- /a -->\ntext\n<!-- b -->\n\n\\1 | x\n\n<!-- /b -->\ntext\n"
+    )
+    assert fill(filled, {"a": "new", "b": r"\1 | x"}) == filled
+
+
+@pytest.mark.parametrize("text", ["", "<!-- a -->\n", text_of(["a", "a"])])
+def test_a_block_must_be_there_once(text: str) -> None:
+    with pytest.raises(ReadmeError, match="block 'a' is [02] times"):
+        fill(text, {"a": "new"})
+
+
+def test_gemm_table_has_rows_of_m_and_columns_of_budgets(folder: Path) -> None:
+    table = blocks_of(folder)["gemm-table"]
+    assert "as dispatched, over cuBLAS**: geomean 1.114 over 3 cells, worst 0.96" in table
+    assert "| M \\ SMs | 16 | 32 |" in table
+    assert "| 8 | 1.00 | 1.44 |" in table
+    assert "| 512 | 0.96 |  |" in table
+    assert "our own kernels only, over cuBLAS**: geomean 1.200" in table
+
+
+def test_a_losing_cell_is_named_with_both_measurements(folder: Path) -> None:
+    losing = blocks_of(folder)["gemm-losing"]
+    line = "| 512 x 6144 x 4096 | 16 | `smkern` | 0.97 | 0.900 | 0.960 | `tma 128x128` |"
+    assert line in losing
+    assert "1.44" not in losing
+
+
+def test_targets_are_rows_that_have_one(folder: Path) -> None:
+    targets = blocks_of(folder)["targets"]
+    assert "| gemm: geomean_vs_cublas smkern | 1.2 | 1.12 | met |" in targets
+    assert "informal" not in targets
+
+
+def test_without_results_every_block_says_so(tmp_path: Path) -> None:
+    assert set(blocks_of(tmp_path).values()) == {readme.NOT_MEASURED}
+
+
+def test_the_readme_has_every_block(tmp_path: Path) -> None:
+    text = (readme.ROOT / "README.md").read_text()
+    assert fill(text, blocks_of(tmp_path)).count("<!-- ") == 2 * len(blocks_of(tmp_path))
+
+
+def test_the_readme_is_what_the_committed_results_say() -> None:
+    result = CliRunner().invoke(readme.command, ["--check"])
+    assert result.exit_code == 0, result.output
+
+
+def test_command_writes_once_then_is_up_to_date(folder: Path) -> None:
+    path = folder / "README.md"
+    path.write_text(text_of(list(blocks_of(folder))))
+    arguments = ["--readme", str(path), "--results", str(folder)]
+    assert CliRunner().invoke(readme.command, [*arguments, "--check"]).exit_code == 1
+    assert "rewritten" in CliRunner().invoke(readme.command, arguments).output
+    assert "up to date" in CliRunner().invoke(readme.command, [*arguments, "--check"]).output
