@@ -55,10 +55,26 @@ def blocks_of(folder: Path) -> dict[str, str]:
     return {
         "gemm-table": _gemm_tables(gemm),
         "gemm-losing": _losing(gemm.cells),
+        "gemm-plot": _pictures(folder, "gemm-m*.png"),
+        "cliffs-plot": _pictures(folder, "cliffs*.png"),
+        "partition-plot": _pictures(folder, "partition*.png"),
         "partition-table": _bandwidth_table(suites.get("partitions", Results()).cells),
         "targets": _targets(suites),
         "provenance": _provenance(suites),
     }
+
+
+def _pictures(folder: Path, pattern: str) -> str:
+    """The folder's pictures of that name, by a path that works where the README lies."""
+    folder = folder.resolve()
+    inside = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+    names = sorted((path.name for path in folder.glob(pattern)), key=_by_number)
+    return "\n".join(f"![{Path(name).stem}]({inside / name})" for name in names) or NOT_MEASURED
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    digits = re.findall(r"\d+", name)
+    return (int(digits[-1]) if digits else 0, name)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

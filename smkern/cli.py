@@ -21,6 +21,10 @@ SUITES = {
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),
+    "batch-invariant": (
+        "smkern.bench.batch_invariant",
+        "What bit-equal rows cost, over M and SM budgets.",
+    ),
     "host": ("smkern.bench.host_cost", "Microseconds of host time an eager call costs."),
     "plot": ("smkern.bench.plots", "Draw the pictures of committed results."),
     "merge": ("smkern.bench.results", "Join results files of one suite."),

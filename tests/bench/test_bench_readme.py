@@ -70,7 +70,7 @@ def test_fill_replaces_content_and_keeps_the_rest() -> None:
 
 @pytest.mark.parametrize("text", ["", "<!-- a -->\n", text_of(["a", "a"])])
 def test_a_block_must_be_there_once(text: str) -> None:
-    with pytest.raises(ReadmeError, match="block 'a' is [02] times"):
+    with pytest.raises(ReadmeError, match=r"block 'a' is [02] times"):
         fill(text, {"a": "new"})
 
 
