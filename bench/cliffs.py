@@ -23,7 +23,7 @@ from smkern.bench.providers import (
     problem_of,
 )
 from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Place, Stage, trim_memory
+from smkern.bench.stage import Stage, trim_memory
 from smkern.bench.timing import Case, Timing, calls_for, time_interleaved
 from smkern.device import device_info
 from smkern.errors import SmkernError
@@ -68,18 +68,18 @@ class Cliffs:
         return {int(name): timing for name, timing in timings.items()}
 
     def cell(self, ops: Operands, m: int, num_sms: int, timing: Timing | None, error: str) -> dict:
-        place = self._place(num_sms)
+        place = self.stage.at(num_sms)
         problem = problem_of(ops.n, ops.k, m)
         cell: dict[str, Any] = {
             "op": OP,
             "case": Group(ops.n, ops.k, m, num_sms).case,
             "num_sms": num_sms,
-            "mode": place.mode,
-            "placement": place.placement,
+            "mode": "green" if place is None else place.mode,
+            "placement": "spread" if place is None else place.placement,
             "group_sms": num_sms,
             "provider": "smkern" if self.backend is None else "smkern:triton",
         }
-        if timing is None:
+        if timing is None or place is None:
             return cell | failed_cell(error)
         selection = self.dispatcher.select(problem, place.budget, self.backend)
         ceiling = ceiling_of(self.dispatcher.profile, place.budget, place.placement)
@@ -87,9 +87,6 @@ class Cliffs:
         clock, watts = self.meter.last
         about = {"config": describe(selection.config), "source": selection.source}
         return cell | {"sm_mhz": clock, "watts": watts, **about}
-
-    def _place(self, num_sms: int) -> Place:
-        return self.stage.at(num_sms) or self.stage.full
 
 
 def measure_case(

@@ -64,7 +64,7 @@ class _Event:
         self.at_us = self.cuda.now_us
 
     def elapsed_time(self, other) -> float:
-        return (other.at_us - self.at_us) / 1e3
+        return max(other.at_us - self.at_us, 0.5) / 1e3
 
 
 class _Graph:
