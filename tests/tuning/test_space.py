@@ -1,0 +1,133 @@
+"""Every configuration that is offered is legal, and each rule rejects what it is about."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smkern.tuning import space
+from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
+
+SM_90 = (9, 0)
+PROBLEM = GemmProblem(512, 6144, 4096)
+BUDGET = Budget(32, "mask", True)
+GOOD = GemmConfig("ws", 128, 128, 64, 8, 4)
+
+problems = st.builds(
+    GemmProblem,
+    m=st.integers(1, 8192),
+    n=st.integers(1, 8192),
+    k=st.integers(1, 8192),
+    dtype=st.sampled_from(["bf16", "fp16", "fp32"]),
+    aligned=st.booleans(),
+    batch_invariant=st.booleans(),
+)
+budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"]), st.booleans())
+
+
+@given(problems, budgets, st.sampled_from([(8, 0), (8, 6), (9, 0), (10, 0)]))
+def test_every_candidate_is_legal(problem, budget, capability):
+    found = space.candidates(problem, budget, capability)
+    assert found
+    for config in found:
+        assert space.violations(problem, config, budget, capability) == []
+        assert space.num_ctas(config, budget) <= budget.num_sms * config.ctas_per_sm
+        if budget.confined == "grid":
+            assert space.num_ctas(config, budget) <= budget.num_sms
+
+
+BROKEN = {
+    "serves_dtype": (replace(PROBLEM, dtype="fp32"), GOOD, BUDGET, SM_90),
+    "runs_on_device": (PROBLEM, GOOD, BUDGET, (8, 0)),
+    "serves_alignment": (replace(PROBLEM, aligned=False), GOOD, BUDGET, SM_90),
+    "has_tile": (PROBLEM, replace(GOOD, block_n=192), BUDGET, SM_90),
+    "has_warps": (PROBLEM, replace(GOOD, block_n=256, num_warps=4), BUDGET, SM_90),
+    "has_stages": (PROBLEM, replace(GOOD, num_stages=1), BUDGET, SM_90),
+    "has_residency": (PROBLEM, replace(GOOD, ctas_per_sm=4), BUDGET, SM_90),
+    "fits_shared": (PROBLEM, replace(GOOD, num_stages=8), BUDGET, SM_90),
+    "fits_registers": (PROBLEM, replace(GOOD, ctas_per_sm=2, num_stages=2), BUDGET, SM_90),
+    "has_pieces": (PROBLEM, replace(GOOD, split=65), BUDGET, SM_90),
+    "fits_workspace": (GemmProblem(8192, 28672, 4096), replace(GOOD, split=2), BUDGET, SM_90),
+    "keeps_invariance": (
+        replace(PROBLEM, batch_invariant=True),
+        replace(GOOD, split=STREAM_K),
+        BUDGET,
+        SM_90,
+    ),
+    "serves_library": (
+        replace(PROBLEM, epilogue=Epilogue(residual=True)),
+        space.CUBLASLT,
+        BUDGET,
+        SM_90,
+    ),
+}
+
+
+def test_the_good_one_is_legal():
+    assert space.violations(PROBLEM, GOOD, BUDGET, SM_90) == []
+
+
+def test_every_rule_has_its_example():
+    assert set(BROKEN) == {rule.__name__ for rule in space.RULES}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_rule_rejects(rule):
+    problem, config, budget, capability = BROKEN[rule]
+    if rule == "fits_workspace":  # more tiles than counters
+        config = replace(config, block_m=64, block_n=64, num_warps=4)
+    assert rule in space.violations(problem, config, budget, capability)
+
+
+def test_library_needs_clusters():
+    budget = replace(BUDGET, clusters=False)
+    assert space.violations(PROBLEM, space.CUBLASLT, budget, SM_90) == ["serves_library"]
+
+
+@pytest.mark.parametrize("kernel", ["ws", "tma", "pointer"])
+def test_deepest_pipeline_cannot_be_deeper(kernel):
+    for config in space.variants("bf16", True, SM_90, (kernel,)):
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        assert space.violations(GemmProblem(1, 1, 1), deeper, Budget(1, "mask"), SM_90)
+
+
+def test_sm_80_has_pointer_kernels_within_its_shared_memory():
+    found = space.candidates(PROBLEM, BUDGET, (8, 0))
+    assert {config.kernel for config in found} == {"pointer"}
+    assert max(space.shared_bytes(config) for config in found) <= 166_912
+
+
+@pytest.mark.parametrize(
+    "problem", [replace(PROBLEM, dtype="fp32"), replace(PROBLEM, aligned=False)]
+)
+def test_what_bulk_copies_cannot_serve_goes_to_the_pointer_kernel(problem):
+    assert {c.kernel for c in space.candidates(problem, BUDGET, SM_90)} == {"pointer"}
+
+
+@given(st.integers(1, 8192), st.integers(1, 132))
+def test_raster_groups_are_powers_of_two_up_to_the_rows(m, num_sms):
+    group = space.group_m(m, GOOD, num_sms)
+    assert group in (1, 2, 4, 8, 16)
+    assert group <= max(1, -(-m // GOOD.block_m))
+
+
+@given(st.integers(1, 500), st.integers(1, 264), st.integers(1, 256))
+def test_splits_have_work_for_every_piece_and_fit_one_wave(tiles, ctas, steps):
+    for split in space.splits(tiles, ctas, steps):
+        if split > 1:
+            assert tiles * split <= ctas
+            assert steps // split >= space.MIN_PIECE_STEPS
+
+
+@pytest.mark.parametrize("kernel", ["ws", "tma"])
+def test_workspace_is_what_the_launch_reserves_at_most(kernel):
+    launch = pytest.importorskip("smkern.kernels.launch")
+    for problem in (GemmProblem(64, 6144, 4096), GemmProblem(1000, 4096, 14336)):
+        for num_sms in (16, 72, 132):
+            budget = Budget(num_sms, "mask", True)
+            for config in space.candidates(problem, budget, SM_90, (kernel,)):
+                schedule = launch.make_schedule(problem, config, budget)
+                partials = 4 * config.block_m * config.block_n * schedule.partial_slots
+                assert partials + space.COUNTER_BYTES <= space.MAX_WORKSPACE_BYTES
+                assert schedule.num_ctas <= space.num_ctas(config, budget)

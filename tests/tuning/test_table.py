@@ -1,0 +1,212 @@
+"""The table store: round trips, look-ups, killed and concurrent writers, files that are none."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from smkern.errors import TableError
+from smkern.tuning import space, table
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.table import Cell, CellKey, Table, TableStore
+
+META = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
+BUDGET = Budget(32, "mask", False)
+CONFIG = GemmConfig("ws", 64, 128, 64, 4, 6, ctas_per_sm=2, split=0, group_m=4, max_ctas=30)
+
+
+def cell(us: float = 10.0, config: GemmConfig = CONFIG) -> Cell:
+    return Cell(config, us, config, us)
+
+
+def key(m: int, num_sms: int = 32) -> CellKey:
+    return CellKey.of(GemmProblem(m, 6144, 4096), replace(BUDGET, num_sms=num_sms))
+
+
+def test_round_trip_sorted_a_cell_a_line(tmp_path):
+    store = TableStore(tmp_path / "h200" / "gemm.json")
+    cells = {
+        key(m, n): cell(m + n, replace(CONFIG, swap=m == 8))
+        for m in (8, 1024, 64)
+        for n in (48, 16)
+    }
+    cells[key(77)] = Cell(space.CUBLASLT, 5.0, CONFIG, 6.5)
+    store.merge(cells, META)
+    loaded = store.load("NVIDIA H200")
+    assert loaded.cells == cells
+    assert loaded.meta == META
+    lines = store.path.read_text().splitlines()[1:-1]
+    assert len(lines) == len(cells)
+    rows = [json.loads(line.rstrip(",")) for line in lines]
+    assert [row["m"] for row in rows] == sorted(row["m"] for row in rows)
+    assert not list(store.path.parent.glob(".*.part"))
+
+
+def test_merge_keeps_other_cells_and_replaces_its_own(tmp_path):
+    store = TableStore(tmp_path / "gemm.json")
+    store.merge({key(8): cell(1.0), key(16): cell(2.0)}, META)
+    store.merge({key(16): cell(3.0), key(32): cell(4.0)}, META | {"date": "later"})
+    found = store.load()
+    assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0, 32: 4.0}
+    assert found.meta["date"] == "later"
+
+
+def test_no_file_is_an_empty_table(tmp_path):
+    assert TableStore(tmp_path / "gemm.json").load("NVIDIA H200").cells == {}
+
+
+@pytest.mark.parametrize(("m", "found"), [(33, True), (64, True), (32, False), (65, False)])
+def test_a_cell_serves_the_rows_of_its_tiles_only(m, found):
+    """Tuned at 32 and 64 with tiles of 64 rows: 33 to 64 are one tile; 32 has its own cell."""
+    own = replace(CONFIG, block_m=64)
+    tuned = Table({}, {key(32): cell(1, replace(CONFIG, block_m=128)), key(64): cell(2, own)})
+    config = tuned.lookup(GemmProblem(m, 6144, 4096), BUDGET)
+    assert (config == own) is found
+
+
+def test_fewer_row_tiles_than_tuned_fall_to_the_model():
+    tuned = Table({}, {key(256): cell(1, replace(CONFIG, block_m=64))})
+    assert tuned.lookup(GemmProblem(193, 6144, 4096), BUDGET) is not None
+    assert tuned.lookup(GemmProblem(192, 6144, 4096), BUDGET) is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "budget"),
+    [
+        (GemmProblem(64, 6144, 4096), replace(BUDGET, num_sms=34)),
+        (GemmProblem(64, 6144, 4096), replace(BUDGET, confined="grid")),
+        (GemmProblem(64, 6144, 4096), replace(BUDGET, clusters=True)),
+        (GemmProblem(64, 6144, 4096, "fp16"), BUDGET),
+        (GemmProblem(64, 6144, 4096, epilogue=Epilogue(bias=True)), BUDGET),
+        (GemmProblem(64, 6144, 4096, aligned=False), BUDGET),
+        (GemmProblem(64, 6144, 4160), BUDGET),
+    ],
+)
+def test_anything_else_is_not_served(problem, budget):
+    tuned = Table({}, {key(64): cell()})
+    assert tuned.lookup(GemmProblem(64, 6144, 4096), BUDGET) == CONFIG
+    assert tuned.lookup(problem, budget) is None
+
+
+GOOD = table.dump(Table(META, {key(8): cell(), key(16): cell()}))
+BAD = {
+    "half-written": (GOOD[: len(GOOD) // 2], "half-written"),
+    "empty": ("", "half-written"),
+    "no table": ("[1, 2]", "is not a table"),
+    "another format": (GOOD.replace("smkern-table", "triton-cache"), "is not a table"),
+    "another version": (GOOD.replace('"version": 1', '"version": 2'), "has version 2"),
+    "no cells": (json.dumps(json.loads(GOOD) | {"cells": 3}), "lacks its provenance or its cells"),
+    "strange kernel": (GOOD.replace('"ws"', '"magic"'), "has a cell that is none"),
+    "strange type": (GOOD.replace('"m": 8', '"m": "8"'), "has a cell that is none"),
+    "missing key": (GOOD.replace('"num_sms"', '"sms"'), "has a cell that is none"),
+    "unknown field": (GOOD.replace('"num_stages"', '"stages"'), "has a cell that is none"),
+    "negative time": (GOOD.replace('"us": 10.0', '"us": -1'), "has a cell that is none"),
+    "foreign": (GOOD.replace("H200", "A100"), "was tuned on 'NVIDIA A100'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_that_is_no_table_is_named_with_a_remedy(tmp_path, case):
+    text, message = BAD[case]
+    path = tmp_path / "gemm.json"
+    path.write_text(text)
+    with pytest.raises(TableError, match=message) as raised:
+        TableStore(path).load("NVIDIA H200")
+    assert str(path) in str(raised.value)
+    assert "smkern autotune --out" in str(raised.value)
+    with pytest.raises(TableError):
+        TableStore(path).merge({key(1): cell()}, META)
+    assert path.read_text() == text, "a file that is not ours must not be overwritten"
+
+
+def test_binary_is_no_table(tmp_path):
+    path = tmp_path / "gemm.json"
+    path.write_bytes(b"\xff\xfe\x00table")
+    with pytest.raises(TableError, match="cannot be read"):
+        TableStore(path).load()
+
+
+def test_provenance_is_demanded(tmp_path):
+    with pytest.raises(TableError, match=r"without its provenance.*driver"):
+        TableStore(tmp_path / "gemm.json").merge({key(1): cell()}, {"gpu": "NVIDIA H200"})
+
+
+WRITER = """
+import sys
+from smkern.tuning import table
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+store = table.TableStore(sys.argv[1])
+meta = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
+config = GemmConfig("ws", 64, 128, 64)
+first, last, repeats = map(int, sys.argv[2:5])
+for _ in range(repeats):
+    for m in range(first, last):
+        key = table.CellKey.of(GemmProblem(m, 6144, 4096), Budget(32, "mask", False))
+        store.merge({key: table.Cell(config, 1.0, config, 1.0)}, meta)
+print("done", flush=True)
+"""
+
+
+def start_writer(path, first, last, repeats):
+    command = [sys.executable, "-c", WRITER, str(path), str(first), str(last), str(repeats)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_table(tmp_path):
+    path = tmp_path / "gemm.json"
+    store = TableStore(path)
+    many = {key(m, n): cell() for m in range(1, 60) for n in range(2, 64, 2)}
+    store.merge(many, META)
+    for attempt in range(4):
+        writer = start_writer(path, 100, 104, 10_000)
+        before = path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == before and writer.poll() is None:
+            time.sleep(0.002)
+        time.sleep(0.007 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        found = store.load("NVIDIA H200")
+        assert many.keys() <= found.cells.keys()
+    store.merge({key(200): cell()}, META)  # the dead writer's lock and leavings are no obstacle
+    assert key(200) in store.load().cells
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_two_writers_lose_nothing(tmp_path):
+    path = tmp_path / "gemm.json"
+    writers = [start_writer(path, 0, 15, 1), start_writer(path, 15, 30, 1)]
+    assert [writer.communicate(timeout=60)[0] for writer in writers] == ["done\n", "done\n"]
+    assert sorted(k.m for k in TableStore(path).load().cells) == list(range(30))
+
+
+def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "shipped_path", lambda gpu, op: tmp_path / "shipped.json")
+    monkeypatch.setattr(table, "user_path", lambda gpu, op: tmp_path / "user.json")
+    TableStore(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
+    TableStore(tmp_path / "user.json").merge({key(16): cell(3)}, META)
+    found = table.load_tables("NVIDIA H200")
+    assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0}
+
+
+def test_folders_are_named_by_gpu():
+    assert table.gpu_folder("NVIDIA H200") == "h200"
+    assert table.shipped_path("NVIDIA H200").parts[-2:] == ("h200", "gemm.json")
+
+
+def test_what_is_shipped_loads():
+    tables = table.load_tables("NVIDIA H200")
+    assert all(c.us > 0 for c in tables.cells.values())
+    assert table.load_constants("NVIDIA H200").launch_us > 0
+
+
+def test_corrupt_constants_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "_SHIPPED", tmp_path)
+    path = tmp_path / "corrupt" / "cost_model.json"
+    path.parent.mkdir()
+    path.write_text('{"constants": {"lunch_us": 1}}')
+    with pytest.raises(TableError, match=r"cost_model.json holds no constants.*autotune.fit"):
+        table.load_constants("NVIDIA corrupt")
