@@ -207,7 +207,7 @@ def command(out: Path) -> None:
 
     Without a GPU: the plan, the kernel interpreted, the committed results; and what could not run.
     """
-    console = Console()
+    console = doctor.make_console()
     out.mkdir(parents=True, exist_ok=True)
     report = doctor.examine()
     doctor.render(report, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -239,6 +240,13 @@ def _try(section: str, name: str, check: Callable[[], str]) -> Finding:
         return Finding(section, name, "failed", f"{type(error).__name__}: {error}")
 
 
+def make_console() -> Console:
+    """As wide as the terminal; 120 columns into a file or a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
 def render(report: Report, console: Console) -> None:
     """Print the report, a table with a block a section."""
     from rich.markup import escape
@@ -270,9 +278,7 @@ def command(device: int | None) -> None:
 
     Exit status 0 also without a GPU; 1 when something that is there does not work.
     """
-    from rich.console import Console
-
     report = examine(device)
-    render(report, Console())
+    render(report, make_console())
     if report.failed:
         raise SystemExit(1)
