@@ -1,0 +1,196 @@
+"""Ahead-of-time compilation of kernel variants, without a GPU, through Triton's disk cache."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from smkern.errors import DeviceError
+from smkern.kernels.variants import SHARED_LIMIT, Variant
+
+_POINTERS = ("out_ptr", "bias_ptr", "residual_ptr")
+_NUMBERS = (
+    "m", "n", "out_stride", "residual_stride", "tiles_x", "tiles_y", "k_iters",
+    "whole_tiles", "stream_iters", "quantum", "group",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled variant: device code and what its launch needs."""
+
+    name: str
+    cubin: bytes
+    num_threads: int
+    shared_bytes: int
+    swizzles: tuple[int, ...]
+    boxes: tuple[tuple[int, int], ...]
+    unit: int
+
+
+def compile_variant(variant: Variant) -> Artifact:
+    """Compile one variant (or take it from Triton's cache). Needs no GPU.
+
+    Raises `DeviceError` when the variant does not fit the device's shared memory.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source, options = (_ws_source if variant.kernel == "ws" else _triton_source)(variant)
+    kernel = triton.compile(
+        source, target=GPUTarget("cuda", variant.capability, 32), options=options
+    )
+    meta = kernel.metadata
+    if meta.shared > SHARED_LIMIT:
+        raise DeviceError(
+            f"{variant} needs {meta.shared} bytes of shared memory; the limit is {SHARED_LIMIT}. "
+            "Use fewer stages or smaller tiles."
+        )
+    descriptors = meta.tensordesc_meta or []
+    return Artifact(
+        name=meta.name,
+        cubin=kernel.asm["cubin"],
+        num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared,
+        swizzles=tuple(d["swizzle"] for d in descriptors),
+        boxes=tuple((d["block_size"][0], d["block_size"][1]) for d in descriptors),
+        unit=variant.unit,
+    )
+
+
+def precompile(
+    variants: Iterable[Variant], *, workers: int, done: Callable[[int, int], None] | None = None
+) -> int:
+    """Compile variants into Triton's disk cache with `workers` processes; returns how many.
+
+    `done(finished, total)` is called after each.
+    """
+    wanted = sorted(set(variants))
+    if workers <= 1 or len(wanted) <= 1:
+        for i, variant in enumerate(wanted):
+            compile_variant(variant)
+            if done:
+                done(i + 1, len(wanted))
+        return len(wanted)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(wanted)), mp_context=context) as pool:
+        for i, future in enumerate(as_completed(pool.submit(_compile_only, v) for v in wanted)):
+            future.result()
+            if done:
+                done(i + 1, len(wanted))
+    return len(wanted)
+
+
+def _compile_only(variant: Variant) -> None:
+    compile_variant(variant)
+
+
+def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: dict[str, str]):
+    """Types and alignment promises of a kernel's parameters, in Triton's notation."""
+    signature: dict[str, str] = dict(operands)
+    signature.update(dict.fromkeys(_POINTERS, "*" + variant.dtype))
+    signature.update({"partials": "*fp32", "counters": "*i32"})
+    signature.update(dict.fromkeys(_NUMBERS, "i32"))
+    if variant.kernel == "pointer":
+        signature.update(dict.fromkeys(("x_stride", "y_stride", "k"), "i32"))
+    if variant.kernel == "ws":
+        signature.update({"x_ptr": "*" + variant.dtype, "x_stride": "i32", "k": "i32"})
+    signature.update(dict.fromkeys(constants, "constexpr"))
+    if variant.kernel == "pointer" and variant.unit == 8:
+        aligned_operands = ["x_ptr", "y_ptr"]
+    else:
+        aligned_operands = []
+    aligned = ["partials", "counters", *aligned_operands] + (list(_POINTERS) if variant.unit == 8 else [])
+    attrs = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    return signature, attrs
+
+
+def _constants(variant: Variant) -> dict[str, Any]:
+    return {
+        "BLOCK_X": variant.block_x,
+        "BLOCK_Y": variant.block_y,
+        "BLOCK_K": variant.block_k,
+        "STAGES": variant.num_stages,
+        "STREAM": variant.stream,
+        "SWAP": variant.swap,
+        "BIAS": variant.bias,
+        "RESIDUAL": variant.residual,
+        "ACT": variant.activation,
+    }
+
+
+def _triton_source(variant: Variant):
+    from triton.compiler import ASTSource
+
+    from smkern.kernels import gemm_triton
+
+    fn = gemm_triton.gemm_tma if variant.kernel == "tma" else gemm_triton.gemm_pointer
+    if variant.kernel == "tma":
+        operands = {
+            f"{side}_desc": f"tensordesc<{variant.dtype}[{block}, {variant.block_k}]>"
+            for side, block in (("x", variant.block_x), ("y", variant.block_y))
+        }
+    else:
+        operands = {"x_ptr": "*" + variant.dtype, "y_ptr": "*" + variant.dtype}
+    constants = _constants(variant) | {"UNIT": variant.unit}
+    signature, attrs = _signature(fn, variant, constants, operands)
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    return ASTSource(fn, signature, constants, attrs), options
+
+
+def _ws_source(variant: Variant):
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from smkern.kernels.gemm_ws import gemm_ws
+
+    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
+    warps, x, extra = variant.num_warps, variant.block_x, variant.extra_y
+    y = variant.block_y - extra
+    operands = {}
+    for side, box in (("x", x), ("y", extra or y)):
+        layout = gl.NVMMASharedLayout.get_default_for([box, variant.block_k], dtype)
+        operands[f"{side}_desc"] = f"tensordesc<{variant.dtype}[{box}, {variant.block_k}],{layout!r}>"
+    warps_x = warps if x >= 16 * warps else 4
+    warps_y = warps // warps_x
+
+    def mma(columns: int) -> Any:
+        return gl.NVMMADistributedLayout(
+            version=[3, 0],
+            warps_per_cta=[warps_x, warps_y],
+            instr_shape=[16, min(columns // warps_y, 256), 16],
+        )
+
+    part = min(part_columns(variant), extra or y)
+    constants = _constants(variant) | {
+        "BLOCK_Y": y,
+        "EXTRA_Y": extra,
+        "AHEAD": variant.prefetch,
+        "PART_Y": part,
+        "MMA": mma(y),
+        "EXTRA_MMA": mma(extra or y),
+        "LAYOUT": _store_layout(gl, x, part, warps, variant.swap),
+        "COPY_REGS": 40 if variant.prefetch else 24,
+    }
+    signature, attrs = _signature(gemm_ws, variant, constants, operands)
+    threads = 32 * (warps + 4)  # the copying warp's group is four warps wide
+    registers = 65_536 // (threads * variant.ctas_per_sm) // 8 * 8
+    options: dict[str, Any] = {"num_warps": warps, "maxnreg": min(registers, 255)}
+    return GluonASTSource(gemm_ws, signature, constants, attrs), options
+
+
+def part_columns(variant: Variant) -> int:
+    """How many columns the epilogue stages in shared memory at a time: 64 elements a thread."""
+    return max(16, min(variant.block_y, 64 * 32 * variant.num_warps // variant.block_x))
+
+
+def _store_layout(gl: Any, x: int, y: int, warps: int, swap: bool) -> Any:
+    """16 bytes a thread, contiguous along the output's rows (X when swapped)."""
+    if swap:
+        lanes = min(32, x // 8)
+        return gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, warps], [0, 1])
+    lanes = min(32, y // 8)
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])

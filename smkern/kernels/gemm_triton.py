@@ -1,0 +1,164 @@
+"""Persistent GEMM in Triton, by tensor maps (sm_90 and later) or by pointers (sm_80, any stride).
+
+The schedule is the same as `gemm_ws`'s; X is the operand on the matrix unit's row side: `a`, or
+`w` when SWAP. These kernels run in Triton's interpreter too.
+"""
+
+import triton
+import triton.language as tl
+
+from smkern.kernels import schedule as _schedule
+
+_num_segments = triton.jit(_schedule._num_segments)
+_segment = triton.jit(_schedule._segment)
+_contributors = triton.jit(_schedule._contributors)
+_partial_slot = triton.jit(_schedule._partial_slot)
+_tile_coords = triton.jit(_schedule._tile_coords)
+
+
+@triton.jit
+def _activate(value, ACT: tl.constexpr):
+    if ACT == "silu":
+        value = value / (1.0 + tl.exp(-value))
+    elif ACT == "gelu":
+        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    return value
+
+
+@triton.jit
+def _store(
+    value, x, y, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+    UNIT: tl.constexpr, SWAP: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+):  # fmt: skip
+    """Bias, activation, residual and the store of one fp32 tile at rows x and columns y.
+
+    `n` and the strides count units of UNIT elements, so that the compiler knows what is whole.
+    """
+    if SWAP:
+        value = tl.trans(value)
+        rows = y
+        cols = x
+    else:
+        rows = x
+        cols = y
+    mask = (rows < m)[:, None] & (cols < n * UNIT)[None, :]
+    out_offset = rows.to(tl.int64)[:, None] * (out_stride * UNIT) + cols.to(tl.int64)[None, :]
+    if BIAS:
+        value += tl.load(bias_ptr + cols, mask=cols < n * UNIT, other=0.0).to(tl.float32)[None, :]
+    value = _activate(value, ACT)
+    if RESIDUAL:
+        offset = rows.to(tl.int64)[:, None] * (residual_stride * UNIT) + cols.to(tl.int64)[None, :]
+        value += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + out_offset, value.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _finish(
+    acc, tile, tile_x, tile_y, k_begin, k_end, out_ptr, bias_ptr, residual_ptr, partials, counters,
+    m, n, out_stride, residual_stride, k_iters, whole_tiles, quantum,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, UNIT: tl.constexpr, STREAM: tl.constexpr,
+    SWAP: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """Store a whole tile, or leave a partial; the last to arrive sums them in index order."""
+    x = tile_x * BLOCK_X + tl.arange(0, BLOCK_X)
+    y = tile_y * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    if STREAM and (k_end - k_begin < k_iters):
+        pid = tl.program_id(0)
+        nth = tile - whole_tiles
+        first, pieces = _contributors(nth, quantum, k_iters)
+        slot = _partial_slot(pid, nth, quantum, k_iters)
+        offset = tl.arange(0, BLOCK_X)[:, None] * BLOCK_Y + tl.arange(0, BLOCK_Y)[None, :]
+        tl.store(partials + slot.to(tl.int64) * (BLOCK_X * BLOCK_Y) + offset, acc)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + nth, 1, sem="acq_rel", scope="gpu")
+        if arrived == pieces - 1:
+            tl.store(counters + nth, 0)
+            total = tl.zeros([BLOCK_X, BLOCK_Y], tl.float32)
+            for piece in range(pieces):
+                slot = _partial_slot(first + piece, nth, quantum, k_iters)
+                base = partials + slot.to(tl.int64) * (BLOCK_X * BLOCK_Y)
+                total += tl.load(base + offset, cache_modifier=".cg")
+            _store(
+                total, x, y, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+                UNIT, SWAP, BIAS, RESIDUAL, ACT,
+            )  # fmt: skip
+    else:
+        _store(
+            acc, x, y, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+            UNIT, SWAP, BIAS, RESIDUAL, ACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def gemm_tma(
+    x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters,
+    m, n, out_stride, residual_stride,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    UNIT: tl.constexpr, STREAM: tl.constexpr, SWAP: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """out [m, n*UNIT] = act(x @ y^T + bias) + residual, operands read through tensor maps."""
+    pid = tl.program_id(0)
+    ctas = tl.num_programs(0)
+    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
+    for i in range(segments):
+        tile, k_begin, k_end = _segment(
+            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        acc = tl.zeros([BLOCK_X, BLOCK_Y], tl.float32)
+        for k in tl.range(k_begin, k_end, num_stages=STAGES):
+            x = x_desc.load([tile_x * BLOCK_X, k * BLOCK_K])
+            y = y_desc.load([tile_y * BLOCK_Y, k * BLOCK_K])
+            acc = tl.dot(x, y.T, acc)
+        _finish(
+            acc, tile, tile_x, tile_y, k_begin, k_end, out_ptr, bias_ptr, residual_ptr,
+            partials, counters, m, n, out_stride, residual_stride, k_iters, whole_tiles, quantum,
+            BLOCK_X, BLOCK_Y, UNIT, STREAM, SWAP, BIAS, RESIDUAL, ACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def gemm_pointer(
+    x_ptr, y_ptr, out_ptr, bias_ptr, residual_ptr, partials, counters,
+    m, n, out_stride, residual_stride,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+    x_stride, y_stride, k,
+    BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    UNIT: tl.constexpr, STREAM: tl.constexpr, SWAP: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """The same by pointers; the strides of x and y, n and k count units of UNIT elements."""
+    pid = tl.program_id(0)
+    ctas = tl.num_programs(0)
+    if SWAP:
+        rows = n * UNIT
+        cols = m
+    else:
+        rows = m
+        cols = n * UNIT
+    k_offset = tl.arange(0, BLOCK_K)
+    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
+    for i in range(segments):
+        tile, k_begin, k_end = _segment(
+            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        x_row = tile_x * BLOCK_X + tl.arange(0, BLOCK_X)
+        y_row = tile_y * BLOCK_Y + tl.arange(0, BLOCK_Y)
+        x_base = x_ptr + x_row.to(tl.int64)[:, None] * (x_stride * UNIT)
+        y_base = y_ptr + y_row.to(tl.int64)[:, None] * (y_stride * UNIT)
+        acc = tl.zeros([BLOCK_X, BLOCK_Y], tl.float32)
+        for step in tl.range(k_begin, k_end, num_stages=STAGES):
+            at = step * BLOCK_K + k_offset
+            inside = (at < k * UNIT)[None, :]
+            x = tl.load(x_base + at[None, :], mask=inside & (x_row < rows)[:, None], other=0.0)
+            y = tl.load(y_base + at[None, :], mask=inside & (y_row < cols)[:, None], other=0.0)
+            acc = tl.dot(x, y.T, acc, input_precision="ieee")
+        _finish(
+            acc, tile, tile_x, tile_y, k_begin, k_end, out_ptr, bias_ptr, residual_ptr,
+            partials, counters, m, n, out_stride, residual_stride, k_iters, whole_tiles, quantum,
+            BLOCK_X, BLOCK_Y, UNIT, STREAM, SWAP, BIAS, RESIDUAL, ACT,
+        )  # fmt: skip

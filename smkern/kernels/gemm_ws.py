@@ -1,0 +1,357 @@
+"""Warp-specialised persistent GEMM for sm_90 (Gluon): one warp copies, 4 or 8 multiply.
+
+The copying warp runs ahead over tile boundaries, so the pipeline of STAGES shared-memory stages
+never drains; a streamed tile is summed by its last arriver in index order (no CTA waits).
+X is the operand on the matrix unit's row side: `a`, or `w` when SWAP. A tile is BLOCK_X by
+BLOCK_Y + EXTRA_Y: the second accumulator gives widths that are no power of two (192 = 128 + 64).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from smkern.kernels import schedule as _schedule
+
+_num_segments = gluon.jit(_schedule._num_segments)
+_segment = gluon.jit(_schedule._segment)
+_contributors = gluon.jit(_schedule._contributors)
+_partial_slot = gluon.jit(_schedule._partial_slot)
+_tile_coords = gluon.jit(_schedule._tile_coords)
+
+
+@gluon.jit
+def _prefetch(ptr, stride, row0, rows, k, k_size, BLOCK: gl.constexpr, BLOCK_K: gl.constexpr):
+    """Ask L2 for the box [BLOCK, BLOCK_K] of 2-byte elements at (row0, k), a row a lane."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    row = row0 + gl.arange(0, BLOCK, layout=layout)
+    row = gl.minimum(row, rows - 1).to(gl.int64)
+    at = gl.minimum(k * BLOCK_K, k_size - BLOCK_K)
+    gl.inline_asm_elementwise(
+        f"cp.async.bulk.prefetch.L2.global [$1], {2 * BLOCK_K}; mov.u32 $0, 0;", "=r,l",
+        [ptr + row * (stride * 8) + at], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _copy_warp(
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty, x_ptr, x_stride, x_rows, k_size,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
+    BOXES: gl.constexpr = BLOCK_Y // BOX_Y
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_X + BLOCK_Y + EXTRA_Y)
+    pid = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
+    stage = 0
+    phase = 1
+    for i in range(segments):
+        tile, k_begin, k_end = _segment(
+            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        if AHEAD:
+            following, next_begin, _ = _segment(
+                min(i + 1, segments - 1), streamed, pid, ctas, whole_tiles, stream_iters,
+                quantum, k_iters,
+            )  # fmt: skip
+            next_x, _ = _tile_coords(following, tiles_x, tiles_y, group)
+        row_y = tile_y * (BLOCK_Y + EXTRA_Y)
+        for k in range(k_begin, k_end):
+            if AHEAD:
+                ahead = k + AHEAD
+                ahead_x = tile_x
+                if ahead >= k_end:
+                    ahead = next_begin + ahead - k_end
+                    ahead_x = next_x
+                _prefetch(
+                    x_ptr, x_stride, ahead_x * BLOCK_X, x_rows, ahead, k_size, BLOCK_X, BLOCK_K
+                )
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BYTES)
+            tma.async_copy_global_to_shared(
+                x_desc, [tile_x * BLOCK_X, k * BLOCK_K], bar, x_bufs.index(stage)
+            )
+            for box in gl.static_range(BOXES):
+                tma.async_copy_global_to_shared(
+                    y_desc, [row_y + box * BOX_Y, k * BLOCK_K], bar,
+                    y_bufs.index(stage * BOXES + box),
+                )  # fmt: skip
+            if EXTRA_Y:
+                tma.async_copy_global_to_shared(
+                    y_desc, [row_y + BLOCK_Y, k * BLOCK_K], bar, extra_bufs.index(stage)
+                )
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def _activate(value, ACT: gl.constexpr):
+    if ACT == "silu":
+        value = value / (1.0 + gl.exp(-value))
+    elif ACT == "gelu":
+        value = 0.5 * value * (1.0 + gl.erf(value * 0.7071067811865476))
+    return value
+
+
+@gluon.jit
+def _store(
+    value, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+    LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    ACT: gl.constexpr,
+):  # fmt: skip
+    """Bias, activation, residual and the store of one fp32 chunk [X, Y] that is in LAYOUT.
+
+    The output is m x 8n; n and the strides count units of 8 elements, so that the compiler
+    knows that 16 bytes at a time are whole.
+    """
+    X: gl.constexpr = value.shape[0]
+    Y: gl.constexpr = value.shape[1]
+    x = row0 + gl.arange(0, X, layout=gl.SliceLayout(1, LAYOUT))
+    y = col0 + gl.arange(0, Y, layout=gl.SliceLayout(0, LAYOUT))
+    if SWAP:
+        rows = n * 8
+        cols = m
+        out_offset = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (out_stride * 8)
+        residual_offset = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (residual_stride * 8)
+    else:
+        rows = m
+        cols = n * 8
+        out_offset = x.to(gl.int64)[:, None] * (out_stride * 8) + y.to(gl.int64)[None, :]
+        residual_offset = x.to(gl.int64)[:, None] * (residual_stride * 8) + y.to(gl.int64)[None, :]
+    mask = (x < rows)[:, None] & (y < cols)[None, :]
+    if BIAS:
+        if SWAP:
+            value += gl.load(bias_ptr + x, mask=x < rows, other=0.0).to(gl.float32)[:, None]
+        else:
+            value += gl.load(bias_ptr + y, mask=y < cols, other=0.0).to(gl.float32)[None, :]
+    value = _activate(value, ACT)
+    if RESIDUAL:
+        value += gl.load(residual_ptr + residual_offset, mask=mask, other=0.0).to(gl.float32)
+    gl.store(out_ptr + out_offset, value.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
+def _partial(partials, slot, acc, TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr):
+    """Pointers to an accumulator's elements in a workspace slot of TILE elements."""
+    X: gl.constexpr = acc.shape[0]
+    Y: gl.constexpr = acc.shape[1]
+    x = gl.arange(0, X, layout=gl.SliceLayout(1, acc.type.layout))
+    y = gl.arange(0, Y, layout=gl.SliceLayout(0, acc.type.layout))
+    return partials + slot.to(gl.int64) * TILE + (FIRST + x[:, None] * PITCH + y[None, :])
+
+
+@gluon.jit
+def _gather(
+    acc, partials, pid, nth, first, pieces, quantum, k_iters,
+    TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr,
+):  # fmt: skip
+    """The sum of a tile's partials in index order. Of two, `acc` is one: a + b has no order."""
+    if pieces == 2:
+        slot = _partial_slot(2 * first + 1 - pid, nth, quantum, k_iters)
+        acc += gl.load(_partial(partials, slot, acc, TILE, FIRST, PITCH), cache_modifier=".cg")
+    elif pieces > 2:
+        for piece in range(pieces):
+            slot = _partial_slot(first + piece, nth, quantum, k_iters)
+            at = _partial(partials, slot, acc, TILE, FIRST, PITCH)
+            value = gl.load(at, cache_modifier=".cg")
+            acc = gl.where(piece == 0, value, acc + value)
+    return acc
+
+
+@gluon.jit
+def _finish(
+    acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+    partials, pid, nth, first, pieces, quantum, k_iters,
+    TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr, STREAM: gl.constexpr,
+    PART_Y: gl.constexpr, LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
+    RESIDUAL: gl.constexpr, ACT: gl.constexpr,
+):  # fmt: skip
+    """Complete and store an accumulator, PART_Y columns at a time to spare registers and staging."""
+    if acc.shape[1] > PART_Y:
+        HALF: gl.constexpr = acc.shape[1] // 2
+        left, right = acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]).split()
+        _finish(
+            left, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+            partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH, STREAM,
+            PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+        )  # fmt: skip
+        _finish(
+            right, row0, col0 + HALF, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
+            residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE,
+            FIRST + HALF, PITCH, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+        )  # fmt: skip
+    else:
+        if STREAM:
+            acc = _gather(
+                acc, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH
+            )
+        _store(
+            gl.convert_layout(acc, LAYOUT), row0, col0, out_ptr, bias_ptr, residual_ptr, m, n,
+            out_stride, residual_stride, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _multiply_warps(
+    x_bufs, y_bufs, extra_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials, counters,
+    m, n, out_stride, residual_stride,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, STAGES: gl.constexpr,
+    PART_Y: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
+    RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr, EXTRA_MMA: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    TILE: gl.constexpr = BLOCK_X * (BLOCK_Y + EXTRA_Y)
+    MAIN: gl.constexpr = BLOCK_X * BLOCK_Y
+    pid = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
+    stage = 0
+    phase = 0
+    for i in range(segments):
+        tile, k_begin, k_end = _segment(
+            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        acc = gl.zeros([BLOCK_X, BLOCK_Y], gl.float32, layout=MMA)
+        if EXTRA_Y:
+            extra = gl.zeros([BLOCK_X, EXTRA_Y], gl.float32, layout=EXTRA_MMA)
+        for k in range(k_begin, k_end):
+            mbarrier.wait(full.index(stage), phase)
+            x = x_bufs.index(stage)
+            acc = warpgroup_mma(
+                x, y_bufs.index(stage).permute((1, 0)), acc, use_acc=k > k_begin, is_async=True
+            )
+            if EXTRA_Y:
+                extra = warpgroup_mma(
+                    x, extra_bufs.index(stage).permute((1, 0)), extra,
+                    use_acc=k > k_begin, is_async=True,
+                )  # fmt: skip
+                acc, extra = warpgroup_mma_wait(num_outstanding=2, deps=(acc, extra))
+            else:
+                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+            # all but this step's products are done: the stage before may be overwritten
+            # (its number is computed: Triton takes a variable that starts equal to another for it)
+            previous = gl.where(stage == 0, STAGES - 1, stage - 1)
+            mbarrier.arrive(empty.index(previous), count=1, pred=k > k_begin)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        if EXTRA_Y:
+            acc, extra = warpgroup_mma_wait(num_outstanding=0, deps=(acc, extra))
+        else:
+            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        previous = gl.where(stage == 0, STAGES - 1, stage - 1)
+        mbarrier.arrive(empty.index(previous), count=1)
+
+        row0 = tile_x * BLOCK_X
+        col0 = tile_y * (BLOCK_Y + EXTRA_Y)
+        nth = tile - whole_tiles
+        first = pid
+        pieces = 1
+        complete = True
+        if STREAM:
+            if k_end - k_begin < k_iters:
+                first, pieces = _contributors(nth, quantum, k_iters)
+                # the second of two need not leave its partial where the first's waits already
+                arrived = gl.atomic_add(counters + nth, 0, sem="acquire", scope="gpu")
+                if (arrived == 0) | (pieces > 2):
+                    slot = _partial_slot(pid, nth, quantum, k_iters)
+                    gl.store(_partial(partials, slot, acc, TILE, 0, BLOCK_Y), acc)
+                    if EXTRA_Y:
+                        gl.store(_partial(partials, slot, extra, TILE, MAIN, EXTRA_Y), extra)
+                    gl.thread_barrier()
+                    arrived = gl.atomic_add(counters + nth, 1, sem="acq_rel", scope="gpu")
+                complete = arrived == pieces - 1
+                if complete:
+                    gl.store(counters + nth, 0)
+        if complete:
+            _finish(
+                acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
+                residual_stride, partials, pid, nth, first, pieces, quantum, k_iters,
+                TILE, 0, BLOCK_Y, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+            )  # fmt: skip
+            if EXTRA_Y:
+                _finish(
+                    extra, row0, col0 + BLOCK_Y, out_ptr, bias_ptr, residual_ptr, m, n,
+                    out_stride, residual_stride, partials, pid, nth, first, pieces, quantum,
+                    k_iters, TILE, MAIN, EXTRA_Y, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+                )  # fmt: skip
+
+
+@gluon.jit
+def gemm_ws(
+    x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters,
+    m, n, out_stride, residual_stride,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+    x_ptr, x_stride, k,
+    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr,
+    SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
+    MMA: gl.constexpr, EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr, COPY_REGS: gl.constexpr,
+):  # fmt: skip
+    """out [m, 8n] = act(x @ y^T + bias) + residual; n, k and strides in units of 8 elements.
+
+    AHEAD > 0 asks L2 for X's boxes that many K steps before they are copied.
+    """
+    BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
+    x_bufs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_X, BLOCK_K], x_desc.layout)
+    y_boxes = gl.allocate_shared_memory(
+        y_desc.dtype, [STAGES * BLOCK_Y // BOX_Y, BOX_Y, BLOCK_K], y_desc.layout
+    )
+    if EXTRA_Y:
+        y_bufs = y_boxes._reinterpret(y_desc.dtype, [STAGES, BLOCK_Y, BLOCK_K], y_desc.layout)
+        extra_bufs = gl.allocate_shared_memory(
+            y_desc.dtype, [STAGES, EXTRA_Y, BLOCK_K], y_desc.layout
+        )
+    else:
+        y_bufs = y_boxes
+        extra_bufs = y_boxes
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    if SWAP:
+        x_rows = n * 8
+    else:
+        x_rows = m
+    gl.warp_specialize(
+        [
+            (
+                _multiply_warps,
+                (
+                    x_bufs, y_bufs, extra_bufs, full, empty, out_ptr, bias_ptr, residual_ptr,
+                    partials, counters, m, n, out_stride, residual_stride,
+                    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+                    BLOCK_X, BLOCK_Y, EXTRA_Y, STAGES, PART_Y, STREAM, SWAP, BIAS, RESIDUAL, ACT,
+                    MMA, EXTRA_MMA, LAYOUT,
+                ),
+            ),
+            (
+                _copy_warp,
+                (
+                    x_desc, y_desc, x_bufs, y_boxes, extra_bufs, full, empty,
+                    x_ptr, x_stride, x_rows, k * 8,
+                    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+                    BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES, AHEAD,
+                ),
+            ),
+        ],
+        [1],
+        [COPY_REGS],
+    )  # fmt: skip

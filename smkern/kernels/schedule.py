@@ -1,0 +1,64 @@
+"""How a GEMM's tiles are dealt to CTAs. The same arithmetic runs in the kernels and in tests.
+
+A launch of `ctas` CTAs works through `stream_tiles` tiles whose K loops are cut into equal
+contiguous ranges, one a CTA (stream-K), and then through `whole_tiles` tiles, dealt in turn. The
+first `whole_tiles` tiles in raster order are whole, the last `stream_tiles` are streamed.
+
+`device_functions` compiles these for Triton or Gluon: both decorate the same Python source.
+"""
+
+
+def _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters):
+    """How many (tile, k range) segments CTA `pid` works through, and how many are streamed."""
+    begin = min(pid * quantum, stream_iters)
+    end = min(begin + quantum, stream_iters)
+    streamed = (end + k_iters - 1) // k_iters - begin // k_iters
+    if end <= begin:
+        streamed = 0
+    whole = (whole_tiles - pid + ctas - 1) // ctas
+    if whole_tiles <= pid:
+        whole = 0
+    return streamed, streamed + whole
+
+
+def _segment(i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters):
+    """Segment `i` of CTA `pid`: its tile and its range of K steps."""
+    begin = min(pid * quantum, stream_iters)
+    end = min(begin + quantum, stream_iters)
+    nth = begin // k_iters + i
+    tile = whole_tiles + nth
+    k_begin = max(begin - nth * k_iters, 0)
+    k_end = min(end - nth * k_iters, k_iters)
+    if i >= streamed:
+        tile = pid + (i - streamed) * ctas
+        k_begin = 0
+        k_end = k_iters
+    return tile, k_begin, k_end
+
+
+def _contributors(nth, quantum, k_iters):
+    """First CTA that works on streamed tile `nth`, and how many do."""
+    first = (nth * k_iters) // quantum
+    last = (nth * k_iters + k_iters - 1) // quantum
+    return first, last - first + 1
+
+
+def _partial_slot(cta, nth, quantum, k_iters):
+    """Workspace slot of CTA `cta`'s partial of streamed tile `nth`: 2 slots a CTA suffice.
+
+    A CTA leaves at most two partial tiles, at the beginning and at the end of its range.
+    """
+    slot = 2 * cta
+    if cta * quantum < nth * k_iters:
+        slot = 2 * cta + 1
+    return slot
+
+
+def _tile_coords(tile, tiles_m, tiles_n, group_m):
+    """Raster in groups of `group_m` row tiles, so that CTAs at work share operands in L2."""
+    per_group = group_m * tiles_n
+    group = tile // per_group
+    first_m = group * group_m
+    rows = min(tiles_m - first_m, group_m)
+    within = tile - group * per_group
+    return first_m + within % rows, within // rows

@@ -1,0 +1,76 @@
+"""Which compiled kernel a (problem, configuration) needs: everything else is a run-time number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smkern.errors import ArgumentError
+from smkern.tuning.config import GemmConfig, GemmProblem
+
+SHARED_LIMIT = 232_448
+"""Shared memory that one CTA may use on sm_90, bytes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """One compiled GEMM kernel. X is the row side of the matrix unit: `a`, or `w` if swapped.
+
+    `unit`: n, k and the strides are passed as multiples of 8 elements (so that 16 bytes at a time
+    are known to be whole), or of 1 where they are not.
+    """
+
+    kernel: str
+    dtype: str
+    block_x: int
+    block_y: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    swap: bool
+    stream: bool
+    bias: bool
+    residual: bool
+    activation: str
+    unit: int
+    ctas_per_sm: int
+    prefetch: int
+    capability: int
+
+    @property
+    def extra_y(self) -> int:
+        """What block_y exceeds a power of two by: the width of a second accumulator, or 0."""
+        return self.block_y - (1 << (self.block_y.bit_length() - 1))
+
+    @property
+    def uses_tma(self) -> bool:
+        return self.kernel in ("tma", "ws")
+
+
+def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Variant:
+    """The kernel variant that runs `config` on `problem`; `capability` is 80, 90, …"""
+    if config.kernel in ("tma", "ws") and not problem.aligned:
+        raise ArgumentError(
+            f"kernel {config.kernel!r} needs 16-byte aligned rows and bases, which this problem "
+            f"({problem.m}x{problem.n}x{problem.k}, {problem.dtype}) has not; use 'pointer'"
+        )
+    block_x, block_y = config.block_m, config.block_n
+    if config.swap:
+        block_x, block_y = block_y, block_x
+    return Variant(
+        kernel=config.kernel,
+        dtype=problem.dtype,
+        block_x=block_x,
+        block_y=block_y,
+        block_k=config.block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        swap=config.swap,
+        stream=config.split != 1,
+        bias=problem.epilogue.bias,
+        residual=problem.epilogue.residual,
+        activation=problem.epilogue.activation or "none",
+        unit=8 if problem.aligned else 1,
+        ctas_per_sm=config.ctas_per_sm if config.kernel == "ws" else 1,
+        prefetch=config.prefetch if config.kernel == "ws" else 0,
+        capability=capability,
+    )
