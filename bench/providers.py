@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import click
 import torch
 
 from smkern.bench.operands import Operands
@@ -41,7 +42,10 @@ def precompile(
     *,
     done: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Compile in parallel what `wanted` (problem, budget, backend) will launch; how many."""
+    """Compile in parallel what `wanted` (problem, budget, backend) will launch; how many.
+
+    A variant that does not compile is left to its cell, which will name the error.
+    """
     from smkern.kernels.compile import precompile as compile_all
     from smkern.kernels.variants import variant_of
 
@@ -51,7 +55,11 @@ def precompile(
         config = dispatcher.select(problem, budget, backend).config
         if config.kernel != "cublaslt":
             variants.add(variant_of(problem, config, 10 * major + minor))
-    return compile_all(variants, workers=os.cpu_count() or 1, done=done)
+    try:
+        return compile_all(variants, workers=os.cpu_count() or 1, done=done)
+    except Exception as error:  # noqa: BLE001  whatever a compiler raises
+        click.echo(f"not all variants compile: {type(error).__name__}: {error}", err=True)
+        return 0
 
 
 def dispatched_call(ops: Operands, m: int, **options: Any) -> Call:

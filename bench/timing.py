@@ -67,7 +67,7 @@ def ratio(numerator: Timing, denominator: Timing) -> float:
     return statistics.median(a / b for a, b in pairs)
 
 
-def calls_for(expected_us: float, *, target_us: float = 250.0, at_most: int = 32) -> int:
+def calls_for(expected_us: float, *, target_us: float = 250.0, at_most: int = 48) -> int:
     """Calls a graph should hold for a replay of about `target_us`.
 
     A replay has 1 to 2 us of launch and event overhead: at 250 us that is under 1%.

@@ -15,8 +15,8 @@ def draw(results: Results, folder: Path) -> list[Path]:
     cases = list(dict.fromkeys(tuple(c["case"][s] for s in ("n", "k", "m")) for c in cells))
     if not cases:
         return []
-    titles = [f"{n} x {k}, M = {m}" for n, k, m in cases]
-    heading = f"More SMs are never slower ({results.meta.get('gpu') or 'no GPU named'})"
+    titles = [f"w [{n}, {k}], M = {m}" for n, k, m in cases]
+    heading = f"smkern.gemm at every even SM budget ({results.meta.get('gpu') or 'no GPU named'})"
     figure, panels = grid(titles, heading=heading, columns=4)
     for panel, wanted in zip(panels, cases, strict=True):
         members = [c for c in cells if tuple(c["case"][s] for s in ("n", "k", "m")) == wanted]

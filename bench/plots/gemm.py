@@ -28,7 +28,7 @@ def _picture(cells: Iterable[Cell], m: int, meta: dict[str, Any], folder: Path) 
     of_row = [cell for cell in cells if cell["case"]["m"] == m]
     shapes = list(dict.fromkeys((c["case"]["n"], c["case"]["k"]) for c in of_row))
     heading = f"GEMM, bf16, M = {m}, by SM budget ({meta.get('gpu') or 'no GPU named'})"
-    figure, panels = grid([f"{n} x {k}" for n, k in shapes], heading=heading)
+    figure, panels = grid([f"w [{n}, {k}]" for n, k in shapes], heading=heading)
     for panel, shape in zip(panels, shapes, strict=True):
         members = [c for c in of_row if (c["case"]["n"], c["case"]["k"]) == shape]
         line(panel, "ideal", ideal(members))

@@ -90,7 +90,7 @@ def test_statistics():
 
 
 def test_calls_and_rounds_stay_in_bounds():
-    assert calls_for(5, target_us=250) == 32
+    assert calls_for(5, target_us=250) == 48
     assert calls_for(100, target_us=250) == 3
     assert calls_for(10_000) == 1
     assert rounds_for(1000, budget_us=8000) == 9

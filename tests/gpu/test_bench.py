@@ -1,0 +1,60 @@
+"""The benchmarks on a GPU: times that can be true, and a small suite from end to end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from smkern.bench import gemm, host_cost
+from smkern.bench.operands import Operands
+from smkern.bench.providers import cublas_call
+from smkern.bench.results import load_results
+from smkern.bench.timing import Case, measure, ratio, time_interleaved
+from smkern.device import device_info
+
+QUICK = ["--shapes", "4096x4096", "--ms", "64,2048"]
+
+
+def test_a_spin_takes_the_cycles_it_was_told():
+    stream = torch.cuda.Stream()
+    cycles = 400_000
+    short = Case(lambda i: torch.cuda._sleep(cycles), stream, calls=2)
+    long = Case(lambda i: torch.cuda._sleep(2 * cycles), torch.cuda.Stream(), calls=1)
+    timings = time_interleaved({"short": short, "long": long}, rounds=5)
+    assert ratio(timings["long"], timings["short"]) == pytest.approx(2.0, rel=0.05)
+    assert 100 < timings["short"].us_median < 2000
+
+
+def test_cublas_reads_weights_at_a_rate_that_hbm_has():
+    ops = Operands(28672, 4096, 8)
+    timing = measure({"mm": cublas_call(ops, 8)}, torch.cuda.Stream(), iters=4, rounds=5)["mm"]
+    tbps = 28672 * 4096 * 2 / timing.us_median / 1e6
+    assert 1.0 < tbps < 4.9
+
+
+def test_a_quick_suite_has_every_provider_and_resumes(tmp_path):
+    out = tmp_path / "gemm.json"
+    total = device_info().num_sms
+    args = [*QUICK, "--budgets", f"32,{total - 32},{total}", "--out", str(out)]
+    ran = CliRunner().invoke(gemm.command, args, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    results = load_results(out)
+    ours = [c for c in results.cells if c["provider"].startswith("smkern")]
+    assert len(ours) == 3 * 2 * 3
+    assert [c.get("error") for c in ours] == [None] * len(ours)
+    assert all(c["vs_cublas"] > 0.3 for c in ours)
+    assert all(0.05 < c["fraction_of_ceiling"] < 1.1 for c in ours)
+    again = CliRunner().invoke(gemm.command, [*args, "--resume"], catch_exceptions=False)
+    assert "0 groups left" in again.output
+    assert len(load_results(out).cells) == len(results.cells)
+
+
+def test_host_costs_have_rows(tmp_path):
+    out = tmp_path / "host.json"
+    ran = CliRunner().invoke(
+        host_cost.command, ["--quick", "--out", str(out)], catch_exceptions=False
+    )
+    assert ran.exit_code == 0, ran.output
+    names = {cell["case"]["name"] for cell in load_results(out).cells}
+    assert {"eager", "torch_ops", "switch"} <= names
