@@ -32,6 +32,9 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench partitions
 	$(RUN) -m smkern bench gemm
 	$(RUN) -m smkern bench cliffs
+	$(RUN) -m smkern bench batch-invariant
+	$(RUN) -m smkern bench host
+	$(RUN) -m smkern bench plot
 
 lint: $(READY) types ## ruff and mypy
 	$(RUN) -m ruff check $(SOURCES)

@@ -35,11 +35,11 @@ def fill(text: str, blocks: Mapping[str, str]) -> str:
         ReadmeError: a block is not in the text exactly once, or is not closed.
     """
     for name, content in blocks.items():
-        pattern = re.compile(
-            rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.S
-        )
-        filled = "\n" + content.strip("\n") + "\n\n"
-        text, count = pattern.subn(lambda m, f=filled: m[1] + f + m[2], text)
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        block = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        filled = f"{begin}\n{content.strip()}\n\n{end}"
+        parts = block.split(text)
+        count, text = len(parts) - 1, filled.join(parts)
         if count != 1:
             raise ReadmeError(
                 f"block {name!r} is {count} times in the README; it needs <!-- {name} --> and "

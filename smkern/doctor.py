@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
@@ -87,9 +88,9 @@ def examine(device: int | None = None) -> Report:
         return Report(tuple(findings), WITHOUT_GPU)
     findings += _device(info)
     for name, options in PARTITION_BACKENDS.items():
-        findings.append(_try("Partitions", name, lambda o=options: _partition(info, device, o)))
+        findings.append(_try("Partitions", name, partial(_partition, info, device, options)))
     findings += _kernels(info)
-    findings.append(_try("Operators", "gemm in a partition", lambda: _gemm(info, device)))
+    findings.append(_try("Operators", "gemm in a partition", partial(_gemm, info, device)))
     findings += _tables(info.name)
     return Report(tuple(findings))
 
@@ -266,7 +267,7 @@ def render(report: Report, console: Console) -> None:
         previous = found.section
     console.print(table)
     if report.runs_anyway:
-        console.print("\n[bold]No GPU here. What runs anyway:[/]")
+        console.print("\n[bold]No usable GPU here. What runs anyway:[/]")
         for line in report.runs_anyway:
             console.print(f"  - {escape(line)}")
 

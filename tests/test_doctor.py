@@ -94,7 +94,7 @@ def by_name(report: Report) -> dict[str, Finding]:
 def test_without_gpu_exits_0_and_says_what_runs() -> None:
     result = CliRunner().invoke(doctor.command)
     assert result.exit_code == 0, result.output
-    assert "No GPU here. What runs anyway:" in result.output
+    assert "No usable GPU here. What runs anyway:" in result.output
     assert "Triton's interpreter" in result.output
     assert "the driver was not found" in " ".join(result.output.split())
 
