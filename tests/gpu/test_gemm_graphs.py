@@ -1,0 +1,223 @@
+"""GEMMs in CUDA graphs and partitions: counters, first loads, and no waiting for other CTAs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import smkern
+from smkern.errors import WarmupError
+from smkern.tuning.config import STREAM_K, Budget, GemmConfig
+from smkern.tuning.space import COUNTER_BYTES
+from tests.gpu.gemm_support import (
+    Case,
+    Holder,
+    check,
+    finishes,
+    fresh_eager,
+    operands,
+    precompile_all,
+    run_config,
+)
+
+HALF = torch.bfloat16
+SPLIT = Case(8, 64, 16384)
+"""Few tiles and a long K: dispatch splits it."""
+
+
+def _tensors(case: Case):
+    x = operands(case)
+    return x.a, x.w, torch.empty(case.m, case.n, dtype=HALF, device="cuda")
+
+
+def test_capture_and_replay_on_an_ordinary_stream():
+    a, w, out = _tensors(SPLIT)
+    assert smkern.gemm_workspace_bytes(8, 64, 16384) > 0
+    want = smkern.gemm(a, w)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            smkern.gemm(a, w, out=out)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, want)
+    torch.cuda.synchronize()
+
+
+def test_every_replay_starts_from_zero_counters():
+    """A replay that was cut short must not spoil the next one."""
+    from smkern.ops.eager import eager_gemm
+
+    a, w, out = _tensors(SPLIT)
+    want = smkern.gemm(a, w)
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        smkern.gemm(a, w, out=out)
+    workspaces = eager_gemm(torch.cuda.current_device()).workspaces
+    buffer = workspaces._of_captures[stream.cuda_stream].tensor
+    for _ in range(3):
+        buffer[:COUNTER_BYTES].fill_(1)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, want)
+        assert not buffer[:COUNTER_BYTES].any()
+
+
+def test_graphs_of_partitions():
+    a, w, _ = _tensors(SPLIT)
+    with smkern.ladder([16, 48]) as ladder:
+        for decode in (16, 48):
+            split = ladder.split(decode=decode)
+            for partition in (split.decode, split.prefill):
+                out = torch.empty(8, 64, dtype=HALF, device="cuda")
+                torch.cuda.synchronize()
+                with partition:
+                    want = smkern.gemm(a, w)
+                torch.cuda.synchronize()
+                with partition.capture() as graph:
+                    smkern.gemm(a, w, out=out)
+                for _ in range(3):
+                    out.fill_(float("nan"))
+                    torch.cuda.synchronize()
+                    partition.launch(graph)
+                    torch.cuda.synchronize()
+                    assert torch.equal(out, want)
+                del want, graph
+
+
+def test_a_capture_that_would_load_a_kernel_is_refused():
+    eager = fresh_eager()
+    a, w, out = _tensors(Case())
+    graph = torch.cuda.CUDAGraph()
+    options = (None, None, None, out, None, False, "tma", None)
+    with pytest.raises(WarmupError, match=r"smkern.warmup"), torch.cuda.graph(graph):
+        eager(a, w, *options)
+    torch.cuda.synchronize()
+    eager(a, w, *options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        eager(a, w, *options)
+    want = out.clone()
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
+
+
+def test_warmup_leaves_nothing_to_load():
+    case = Case(1, 1032, 2048)
+    report = smkern.warmup(shapes=[(case.n, case.k)], budgets=[16, 132], max_m=96, progress=False)
+    assert report.variants
+    before = smkern.counters()
+    for m in range(1, 97):
+        a, w, _ = _tensors(Case(m, case.n, case.k))
+        a, w = a.contiguous(), w.contiguous()
+        smkern.gemm(a, w, num_sms=16, backend="own")
+        smkern.gemm(a, w, backend="own")
+    assert smkern.counters() == before
+
+
+CONFIGS = [
+    GemmConfig("tma", 64, 64, 64, 4, 4, split=3),
+    GemmConfig("ws", 128, 128, 64, 8, 4, split=STREAM_K),
+    GemmConfig("pointer", 64, 64, 64, 4, 3, split=STREAM_K),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.kernel)
+def test_no_cta_waits_for_another(config):
+    """Half the SMs are held; a split launch over all of them must end on the other half."""
+    case = Case(500, 520, 4096)
+    precompile_all([(case.problem, config)])
+    total = torch.cuda.get_device_properties(0).multi_processor_count
+    half = total // 16 * 8
+    holder = Holder()
+    x = operands(case)
+    run_config(case, x, config, Budget(total, "grid"))
+    torch.cuda.synchronize()
+    x.out.fill_(float("nan"))
+    other = torch.cuda.Stream()
+    with smkern.ladder([half]) as ladder:
+        split = ladder.split(decode=half)
+        plain = _prepared(case, x, config, Budget(total, "grid"))
+        with holder.hold(split.decode.stream, half):
+            with torch.cuda.stream(other):
+                plain(other.cuda_stream)
+            assert finishes(other, 2.0), "the launch waits for CTAs that cannot start"
+        check(case, x)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.kernel)
+def test_overlapping_partitions_with_half_the_sms_held(config):
+    """Two ladders overlap on the same SMs; the held ones are half of the launch's own."""
+    case = Case(500, 520, 4096)
+    precompile_all([(case.problem, config)])
+    holder = Holder()
+    x = operands(case)
+    run_config(case, x, config, Budget(32, "mask"))
+    torch.cuda.synchronize()
+    x.out.fill_(float("nan"))
+    with smkern.ladder([16]) as first, smkern.ladder([32]) as second:
+        held, used = first.split(decode=16).decode, second.split(decode=32).decode
+        if set(used.smids) <= set(held.smids) or not set(held.smids) & set(used.smids):
+            pytest.skip("these two splits do not overlap in part")
+        launch = _prepared(case, x, config, Budget(32, "mask"))
+        with holder.hold(held.stream, 16):
+            launch(used.raw_stream)
+            assert finishes(used.stream, 2.0), "the launch waits for CTAs that cannot start"
+        check(case, x)
+
+
+def _prepared(case, x, config, budget):
+    """A launch with all memory allocated, to be called while the device is busy."""
+    from smkern.ops.eager import eager_gemm
+
+    plan = eager_gemm(torch.cuda.current_device()).dispatcher.prepare(case.problem, config, budget)
+    room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+
+    def launch(stream: int) -> None:
+        plan.launch(
+            x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(), 0, 0,
+            x.a.stride(0), x.w.stride(0), x.out.stride(0), 0, room.data_ptr(), stream,
+        )  # fmt: skip
+
+    launch.room = room
+    return launch
+
+
+@triton.jit
+def _add_seven(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 7, mask=at < n)
+
+
+def test_kernels_first_loaded_in_a_partition_serve_elsewhere():
+    """Modules go to the primary context, whatever stream is current when they are loaded."""
+    eager = fresh_eager()
+    a, w, _ = _tensors(Case())
+    numbers = torch.linspace(0.1, 3.0, 1000, device="cuda", dtype=torch.float64)
+    counts = torch.zeros(1000, dtype=torch.int32, device="cuda")
+
+    def work():
+        _add_seven[(8,)](counts, 1000, BLOCK=128)
+        curve = torch.special.bessel_j1(numbers)
+        return curve, eager(a, w, None, None, "silu", None, None, False, None, None)
+
+    with smkern.ladder([16]) as ladder:
+        split = ladder.split(decode=16)
+        results = []
+        torch.cuda.synchronize()
+        for place in (split.decode, split.prefill, torch.cuda.stream(torch.cuda.Stream())):
+            with place:
+                results.append([x.cpu() for x in work()])
+            torch.cuda.synchronize()
+        results.append([x.cpu() for x in work()])
+    assert (counts == 28).all()
+    for curve, product in results:
+        assert torch.equal(curve, results[0][0])
+        torch.testing.assert_close(product, results[0][1], rtol=1e-2, atol=1e-2)
