@@ -41,9 +41,10 @@ BROKEN = {
     "serves_dtype": (replace(PROBLEM, dtype="fp32"), GOOD, BUDGET, SM_90),
     "runs_on_device": (PROBLEM, GOOD, BUDGET, (8, 0)),
     "serves_alignment": (replace(PROBLEM, aligned=False), GOOD, BUDGET, SM_90),
-    "has_tile": (PROBLEM, replace(GOOD, block_n=192), BUDGET, SM_90),
+    "has_tile": (PROBLEM, replace(GOOD, block_n=224), BUDGET, SM_90),
     "has_warps": (PROBLEM, replace(GOOD, block_n=256, num_warps=4), BUDGET, SM_90),
     "has_stages": (PROBLEM, replace(GOOD, num_stages=1), BUDGET, SM_90),
+    "has_prefetch": (PROBLEM, replace(GOOD, prefetch=8), BUDGET, SM_90),
     "has_residency": (PROBLEM, replace(GOOD, ctas_per_sm=4), BUDGET, SM_90),
     "fits_shared": (PROBLEM, replace(GOOD, num_stages=8), BUDGET, SM_90),
     "fits_registers": (PROBLEM, replace(GOOD, ctas_per_sm=2, num_stages=2), BUDGET, SM_90),
@@ -103,6 +104,18 @@ def test_sm_80_has_pointer_kernels_within_its_shared_memory():
 )
 def test_what_bulk_copies_cannot_serve_goes_to_the_pointer_kernel(problem):
     assert {c.kernel for c in space.candidates(problem, BUDGET, SM_90)} == {"pointer"}
+
+
+@given(st.integers(1, 256), st.sampled_from(["ws", "tma"]))
+def test_some_swapped_tile_is_sensible_for_few_rows_and_pads_little(m, kernel):
+    heights = {
+        config.block_m
+        for config in space.sensible_variants(m, "bf16", True, False, SM_90, (kernel,))
+        if config.swap
+    }
+    padded = [-(-m // height) * height for height in heights]
+    assert min(padded) < max(2 * m, 17)
+    assert len(heights) <= 3
 
 
 @given(st.integers(1, 8192), st.integers(1, 132))

@@ -1,0 +1,266 @@
+"""What a GEMM configuration must satisfy to be launched: one predicate a constraint.
+
+The tuner, the dispatcher and the tests share these predicates. `RULES` names them; a configuration
+is legal when none is violated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
+
+Capability = tuple[int, int]
+
+COUNTER_BYTES = 64 * 1024
+MAX_WORKSPACE_BYTES = 64 * 1024 * 1024
+REGISTERS_PER_SM = 65536
+SHARED_BYTES = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}
+"""Shared memory that one CTA can have, bytes; newer devices have at least sm_90's."""
+
+AVAILABLE: tuple[Kernel, ...] = ("ws", "tma", "pointer")
+"""Our own kernels that exist; dispatch and the tuner choose among these."""
+
+TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
+"""(block_m, block_n) of every kernel."""
+WS_TILES = ((64, 192), (128, 96), (128, 160), (128, 192), (256, 96))
+"""ws's column side may also be 5/4 or 3/2 of a power of two."""
+SWAPPED_ROWS = (64, 128, 256)
+SWAPPED_COLUMNS = (16, 32, 64, 128)
+WS_SWAPPED_COLUMNS = (48, 80, 96, 160, 192)
+SKINNY_MAX_ROWS = 64
+MAX_STAGES = 12
+PREFETCH_STEPS = (0, 8)
+"""K steps by which ws asks weights into L2 ahead of their copy."""
+
+
+def tiles_of(kernel: Kernel, swap: bool) -> tuple[tuple[int, int], ...]:
+    """(block_m, block_n) that a kernel has, weights on the row side if `swap`."""
+    ws = kernel == "ws"
+    if not swap:
+        return TILES + WS_TILES * ws
+    columns = SWAPPED_COLUMNS + WS_SWAPPED_COLUMNS * ws
+    return tuple((m, n) for n in SWAPPED_ROWS for m in columns)
+
+
+def element_bytes(dtype: Dtype) -> int:
+    return 4 if dtype == "fp32" else 2
+
+
+def shared_limit(capability: Capability) -> int:
+    if capability >= (9, 0):
+        return SHARED_BYTES[(9, 0)]
+    return SHARED_BYTES.get(capability, SHARED_BYTES[(8, 6)])
+
+
+def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16") -> int:
+    """Shared memory of one CTA: the pipeline's stages, and ws's epilogue beside them.
+
+    ws turns its accumulator round in chunks; upper bounds of what the compiler takes for that.
+    """
+    size = element_bytes(dtype)
+    stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * size
+    if config.kernel != "ws":
+        return stages + 256
+    tile = 4 * config.block_m * config.block_n
+    most = 32 * 1024 if config.num_warps == 8 else 16 * 1024 if config.swap else 8 * 1024
+    return stages + min(tile, most) + 1024
+
+
+def registers(config: GemmConfig) -> int:
+    """Registers of one CTA: the accumulator and 28 a thread at least.
+
+    ws has four more warps for the copying one, compiled for the same count.
+    """
+    threads = 32 * config.num_warps
+    accumulators = -(-config.block_m * config.block_n // threads)
+    if config.kernel == "ws":
+        return (threads + 128) * (accumulators + 28)
+    return threads * (accumulators + 40)
+
+
+def num_ctas(config: GemmConfig, budget: Budget) -> int:
+    """Size of the grid: CTAs an SM only where a mask confines them, else one an SM at most."""
+    resident = config.ctas_per_sm if budget.confined == "mask" else 1
+    ctas = budget.num_sms * resident
+    return min(ctas, config.max_ctas) if config.max_ctas else ctas
+
+
+def num_tiles(problem: GemmProblem, config: GemmConfig) -> int:
+    return ceil(problem.m / config.block_m) * ceil(problem.n / config.block_n)
+
+
+def k_steps(problem: GemmProblem, config: GemmConfig) -> int:
+    return max(1, ceil(problem.k / config.block_k))
+
+
+def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
+    """Counters and fp32 partial tiles that a split launch needs at most, bytes."""
+    if config.split == 1:
+        return 0
+    partial = 4 * config.block_m * config.block_n
+    if config.split == STREAM_K:
+        return COUNTER_BYTES + 2 * num_ctas(config, budget) * partial
+    return COUNTER_BYTES + num_tiles(problem, config) * config.split * partial
+
+
+def partials_fit(config: GemmConfig, split: int, tiles: int, ctas: int) -> bool:
+    """The counters and fp32 partial tiles of a split launch fit the largest workspace."""
+    if split == 1:
+        return True
+    # two slots a CTA; stream-K streams fewer than two waves of tiles
+    counters = tiles if split > 1 else 2 * ctas
+    partials = 4 * config.block_m * config.block_n * 2 * min(ctas, max(1, split) * tiles)
+    return COUNTER_BYTES + partials <= MAX_WORKSPACE_BYTES and 4 * counters <= COUNTER_BYTES
+
+
+Rule = Callable[[GemmProblem, GemmConfig, Budget, Capability], bool]
+
+
+def serves_dtype(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """fp32 runs in the pointer kernel only."""
+    return problem.dtype != "fp32" or config.kernel == "pointer"
+
+
+def runs_on_device(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """ws needs sm_90's warpgroup instructions, tma sm_90 or later."""
+    needed = {"ws": capability[0] == 9, "tma": capability >= (9, 0)}
+    return capability >= (8, 0) and needed.get(config.kernel, True)
+
+
+def serves_alignment(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Bulk copies and 16-byte loads need 16-byte rows and bases."""
+    return problem.aligned or config.kernel in ("pointer", "cublaslt")
+
+
+def has_tile(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """The row side of the matrix unit takes 64 rows at least; only ws has odd columns."""
+    if config.kernel == "cublaslt":
+        return True
+    if config.block_k not in (64, 128) and not (problem.dtype == "fp32" and config.block_k == 32):
+        return False
+    if config.kernel == "skinny":
+        return problem.m <= SKINNY_MAX_ROWS and config.swap
+    return (config.block_m, config.block_n) in tiles_of(config.kernel, config.swap)
+
+
+def has_warps(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """4 or 8 warps, at most 128 accumulators a thread: above that the compiler spills."""
+    threads = 32 * config.num_warps
+    return config.num_warps in (4, 8) and config.block_m * config.block_n <= 128 * threads
+
+
+def has_stages(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    return 2 <= config.num_stages <= MAX_STAGES
+
+
+def fits_shared(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """All resident CTAs' stages fit the SM (1 KB of each is the system's)."""
+    each = shared_bytes(config, problem.dtype)
+    limit = shared_limit(capability)
+    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
+
+
+def fits_registers(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    return config.ctas_per_sm * registers(config) <= REGISTERS_PER_SM
+
+
+def has_prefetch(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Only ws asks ahead, and only for weights that its tiles read once."""
+    if config.prefetch == 0:
+        return True
+    return config.kernel == "ws" and config.swap and config.prefetch in PREFETCH_STEPS
+
+
+def has_residency(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    return 1 <= config.ctas_per_sm <= 3
+
+
+def has_pieces(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Every K piece has work, so its CTA arrives."""
+    return config.split >= STREAM_K and config.split <= k_steps(problem, config)
+
+
+def fits_workspace(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    ctas = num_ctas(config, budget)
+    return partials_fit(config, config.split, num_tiles(problem, config), ctas)
+
+
+def keeps_invariance(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Where K is cut may depend on (n, k, dtype) only: no stream-K, no library kernels."""
+    if not problem.batch_invariant:
+        return True
+    return config.split == 1 and config.kernel != "cublaslt"
+
+
+def serves_library(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """cuBLASLt: bf16 or fp16, at most a bias, and only where its clusters can launch."""
+    if config.kernel != "cublaslt":
+        return True
+    epilogue = problem.epilogue
+    plain = not epilogue.residual and epilogue.activation is None
+    return plain and budget.clusters and problem.dtype != "fp32"
+
+
+RULES: tuple[Rule, ...] = (
+    serves_dtype,
+    runs_on_device,
+    serves_alignment,
+    has_tile,
+    has_warps,
+    has_stages,
+    has_prefetch,
+    has_residency,
+    fits_shared,
+    fits_registers,
+    has_pieces,
+    fits_workspace,
+    keeps_invariance,
+    serves_library,
+)
+
+
+def violations(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> list[str]:
+    """Names of the rules that `config` breaks; empty when it is legal."""
+    return [rule.__name__ for rule in RULES if not rule(problem, config, budget, capability)]
+
+
+def is_legal(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    return all(rule(problem, config, budget, capability) for rule in RULES)
+
+
+CUBLASLT = GemmConfig("cublaslt", 128, 128, 64)
+"""Names the library; it chooses the rest itself."""
