@@ -20,7 +20,7 @@ from smkern import errors
 if TYPE_CHECKING:
     from smkern.device import DeviceInfo, Profile, device_info, load_profile
     from smkern.kernels import counters
-    from smkern.ops import gemm, warmup
+    from smkern.ops import explain_gemm, gemm, gemm_workspace_bytes, warmup
     from smkern.partition import Ladder, Partition, Split, current_num_sms, ladder, split
 
 __version__ = "0.1.0"
@@ -33,6 +33,8 @@ __all__ = [
     "Partition",
     "current_num_sms",
     "gemm",
+    "gemm_workspace_bytes",
+    "explain_gemm",
     "warmup",
     "counters",
     "device_info",
@@ -45,7 +47,7 @@ __all__ = [
 
 _ROOMS = {
     "smkern.partition": ("ladder", "split", "Ladder", "Split", "Partition", "current_num_sms"),
-    "smkern.ops": ("gemm", "warmup"),
+    "smkern.ops": ("gemm", "gemm_workspace_bytes", "explain_gemm", "warmup"),
     "smkern.kernels": ("counters",),
     "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),
 }
