@@ -1,0 +1,94 @@
+"""The host-cost suite with everything that needs a GPU replaced."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import smkern
+from smkern.bench import host_cost
+from smkern.bench.host_timing import HostTime, host_time
+from smkern.bench.operands import Operands
+from smkern.bench.results import load_results
+from smkern.device import Budget, load_profile
+from smkern.ops.dispatch import offline_dispatcher
+
+
+class FakeStage:
+    full = SimpleNamespace(budget=Budget(132, "grid", True))
+
+    def __init__(self, *args, **kwargs) -> None:
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        pass
+
+    def at(self, num_sms):
+        return SimpleNamespace(stream=None, budget=Budget(num_sms, "mask", False))
+
+
+@contextmanager
+def fake_ladder(rungs):
+    split = SimpleNamespace(prefill=nullcontext())
+    yield SimpleNamespace(split=lambda decode: split)
+
+
+@pytest.fixture
+def fake_gpu(cuda, monkeypatch):
+    """CPU tensors of a few elements, one call a trial, a device of 32 SMs."""
+    profile = load_profile("h200")
+    info = SimpleNamespace(num_sms=20, sm_granularity=2)
+    patches = {
+        (host_cost, "dispatcher_of"): lambda index: offline_dispatcher(profile, None),
+        (host_cost, "Stage"): FakeStage,
+        (host_cost, "Operands"): lambda n, k, m, num_sets: Operands(
+            8, 8, 128, device="cpu", num_sets=num_sets
+        ),
+        (host_cost, "PROBES"): ((128, 2048, 1024), (16, 512, 8192)),
+        (host_cost, "device_info"): lambda *index: info,
+        (host_cost, "plain_launch"): lambda a, w, out, num_sms: None,
+        (host_cost, "host_time"): lambda call, drain=True: host_time(call, calls=2, trials=1),
+        (smkern, "warmup"): lambda **options: SimpleNamespace(seconds=1.0, variants=9),
+        (smkern, "counters"): lambda: SimpleNamespace(compilations=3, module_loads=5),
+        (smkern, "current_num_sms"): lambda: 100,
+        (smkern, "ladder"): fake_ladder,
+        (torch.cuda, "current_stream"): lambda: None,
+    }
+    for (module, name), value in patches.items():
+        monkeypatch.setattr(module, name, value, raising=False)
+    return patches
+
+
+def test_rows_have_values_units_and_targets(fake_gpu, tmp_path):
+    out = tmp_path / "host.json"
+    ran = CliRunner().invoke(
+        host_cost.command, ["--out", str(out), "--ms", "1,4"], catch_exceptions=False
+    )
+    assert ran.exit_code == 0, ran.output
+    results = load_results(out)
+    rows = {cell["case"]["name"]: cell for cell in results.cells}
+    wanted = {"eager", "torch_ops", "switch", "new_budget", "compilations", "module_loads"}
+    assert wanted <= set(rows)
+    assert all({"value", "unit"} <= set(row) for row in rows.values())
+    assert rows["compilations"]["value"] == 0
+    assert rows["compilations"]["met"] is True
+    assert rows["switch"]["target"] == 10.0
+    assert results.summary["of"] > 4
+    providers = {c["provider"] for c in results.cells if c["case"]["name"] == "eager"}
+    assert providers == {"smkern", "triton", "cublas"}
+
+
+def test_host_time_counts_calls_per_trial(cuda):
+    seen = []
+    found = host_time(seen.append, calls=5, trials=3)
+    assert len(seen) == 5 * 4
+    assert len(found.us_all) == 3
+    assert HostTime((3.0, 1.0, 2.0)).us_median == 2.0
+    assert HostTime((3.0, 1.0, 2.0)).us_best == 1.0
