@@ -30,7 +30,7 @@ PARTITION_BACKENDS: dict[str, dict[str, object]] = {
     "green, atoms of 8": {"backend": "green", "atom": 8},
     "grid (no mask)": {"backend": "grid"},
 }
-"""Every way to confine work, as options of `smkern.split`."""
+"""Every way to confine work, as options of `smkern.ladder`."""
 
 WITHOUT_GPU = (
     "plan: the cost model picks a GEMM configuration for any shape and SM budget of an H200 "
@@ -130,25 +130,20 @@ def _partition(info: DeviceInfo, device: int | None, options: dict[str, object])
     """Split, verify both sides by %smid, and ask the budget of the current stream."""
     asked = max(info.min_sms, info.num_sms // 8 // 8 * 8)
     start = perf_counter()
-    split = smkern.split(decode=asked, device=device, **options)
-    took_ms = 1e3 * (perf_counter() - start)
-    sides = (split.decode, split.prefill)
-    try:
-        for side in sides:
+    with smkern.ladder([asked], device=device, **options) as ladder:
+        took_ms = 1e3 * (perf_counter() - start)
+        split = ladder.split(decode=asked)
+        sides = {"decode": split.decode, "prefill": split.prefill}
+        for side in sides.values():
             side.verify()
         with split.decode:
             budget = smkern.current_num_sms()
-        clusters = [
-            name for name, side in zip(("decode", "prefill"), sides, strict=True) if side.clusters
-        ]
-        return (
-            f"asked {asked}, got {' + '.join(str(side.num_sms) for side in sides)} SMs in "
-            f"{took_ms:.0f} ms, verified by %smid; budget inside: {budget}; "
-            f"clusters launch on: {' and '.join(clusters) or 'neither side'}"
-        )
-    finally:
-        for side in sides:
-            side.close()
+        granted = " + ".join(str(side.num_sms) for side in sides.values())
+        clusters = " and ".join(name for name, side in sides.items() if side.clusters)
+    return (
+        f"asked {asked}, got {granted} SMs in {took_ms:.0f} ms, verified by %smid; budget inside: "
+        f"{budget}; clusters launch on: {clusters or 'neither side'}"
+    )
 
 
 def _kernels(info: DeviceInfo) -> Iterator[Finding]:
@@ -173,15 +168,14 @@ def _gemm(info: DeviceInfo, device: int | None) -> str:
         for rows in (77, 768)
     )
     torch.cuda.synchronize(index)
-    split = smkern.split(decode=max(info.min_sms, 16), device=device)
-    try:
-        with split.decode:
-            out = smkern.gemm(a, w)
+    out = torch.full((77, 768), torch.nan, dtype=a.dtype, device=a.device)
+    asked = max(info.min_sms, 16)
+    with smkern.ladder([asked], device=device) as ladder:
+        partition = ladder.split(decode=asked).decode
+        with partition:
+            smkern.gemm(a, w, out=out)
         torch.cuda.synchronize(index)
-        return _error_text(out, a, w, f"on {split.decode.num_sms} SMs")
-    finally:
-        split.decode.close()
-        split.prefill.close()
+    return _error_text(out, a, w, f"on {partition.num_sms} SMs")
 
 
 def _reference_gemm() -> str:

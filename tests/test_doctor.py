@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -45,9 +46,6 @@ class FakePartition:
         if self.outside:
             raise ConfinementError(f"a CTA ran on SM 131, outside the {self.num_sms} granted")
 
-    def close(self) -> None:
-        self.closed = True
-
     def __enter__(self) -> FakePartition:
         return self
 
@@ -72,14 +70,23 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     made: list[FakePartition] = []
     state = SimpleNamespace(made=made, outside_on=None)
 
-    def split(*, decode: int, device: int | None = None, **options: object) -> SimpleNamespace:
+    @contextmanager
+    def ladder(
+        decode_sms: list[int], *, device: int | None = None, **options: object
+    ) -> Iterator[SimpleNamespace]:
+        (decode,) = decode_sms
         outside = options.get("backend") == state.outside_on
         sides = FakePartition(decode, False, outside), FakePartition(132 - decode, True)
         made.extend(sides)
-        return SimpleNamespace(decode=sides[0], prefill=sides[1])
+        split = SimpleNamespace(decode=sides[0], prefill=sides[1])
+        try:
+            yield SimpleNamespace(split=lambda *, decode: split)
+        finally:
+            for side in sides:
+                side.closed = True
 
     monkeypatch.setattr(smkern, "device_info", lambda index=None: H200, raising=False)
-    monkeypatch.setattr(smkern, "split", split, raising=False)
+    monkeypatch.setattr(smkern, "ladder", ladder, raising=False)
     monkeypatch.setattr(smkern, "current_num_sms", lambda device=None: 16, raising=False)
     monkeypatch.setattr(doctor, "_gemm", lambda info, device: "77x768x1024, relative error 2e-3")
     yield state
