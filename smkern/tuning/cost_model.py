@@ -230,12 +230,17 @@ class Estimate:
         self._dram_bytes = problem.bytes_moved + again * (-(-tiles_m // group_m) - 1)
 
     def at_least_us(self) -> float:
-        """A bound that no split and no grid goes below."""
-        sms = self._ceilings.budget.num_sms
-        return max(
-            self.tiles * self.steps * self._mma / sms,
-            self._l2_bytes / self._ceilings.l2(sms),
-            self._dram_bytes / self._ceilings.dram(sms),
+        """A bound that no split and no grid goes below: perfect balance, no partial tiles."""
+        ceilings, sms = self._ceilings, self._ceilings.budget.num_sms
+        loops = self.tiles * self.steps
+        return self._total_us(
+            (
+                loops * self._step / self.ctas + self._tile_us,
+                loops * self._mma / sms,
+                self._dram_bytes / ceilings.dram(sms),
+                self._l2_bytes / ceilings.l2(sms),
+                self._padded_flops / ceilings.power(sms),
+            )
         )
 
     def grids(self, split: int) -> tuple[int, ...]:
@@ -274,16 +279,20 @@ class Estimate:
             l2_bytes += 8.0 * self._tile_values * streamed * pieces
         else:
             busiest = -(-tiles // sms) * steps * mma
-        terms = (
-            chain,
-            busiest,
-            self._dram_bytes / ceilings.dram(sms),
-            l2_bytes / ceilings.l2(sms),
-            self._padded_flops / ceilings.power(sms),
+        return self._total_us(
+            (
+                chain,
+                busiest,
+                self._dram_bytes / ceilings.dram(sms),
+                l2_bytes / ceilings.l2(sms),
+                self._padded_flops / ceilings.power(sms),
+            )
         )
-        largest = max(terms)
-        blend = constants.blend
-        spread = 0.0
+
+    def _total_us(self, terms: tuple[float, ...]) -> float:
+        """The launch, and the terms blended into a little more than the largest."""
+        constants = self._constants
+        largest, blend, spread = max(terms), constants.blend, 0.0
         for term in terms:
             spread += (term / largest) ** blend
         return constants.launch_us + constants.load_latency_us + largest * spread ** (1 / blend)

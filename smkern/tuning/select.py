@@ -111,8 +111,7 @@ def rank(
     ceilings = cost_model.Ceilings(budget, profile, constants)
     capability = profile.info.capability
     kernels = space.kernels_for(problem, capability, kernels)
-    found: list[Ranked] = []
-    best = float("inf")
+    bounded: list[tuple[float, int, GemmConfig, cost_model.Estimate]] = []
     for variant in space.sensible_variants(
         space.row_class(problem.m),
         problem.dtype,
@@ -123,8 +122,13 @@ def rank(
     ):
         group = space.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
-        if prune and estimate.at_least_us() > best:
-            continue
+        bounded.append((estimate.at_least_us(), group, variant, estimate))
+    bounded.sort(key=lambda item: item[0])
+    found: list[Ranked] = []
+    best = float("inf")
+    for bound, group, variant, estimate in bounded:
+        if prune and bound > best:
+            break
         for split in space.splits(estimate.tiles, estimate.ctas, estimate.steps):
             for cap in estimate.grids(split):
                 if not space.partials_fit(variant, split, estimate.tiles, cap or estimate.ctas):

@@ -128,11 +128,12 @@ def kernels_for(
 
 
 def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
-    """Cuts worth asking about: whole loops, equal pieces that one wave takes, stream-K."""
+    """Cuts worth asking about: whole loops, stream-K, equal pieces that nearly fill one wave."""
     if steps < 2 * MIN_PIECE_STEPS:
         return (1,)
     most = min(ctas // tiles, steps // MIN_PIECE_STEPS, 16)
-    found = [1, *(pieces for pieces in (2, 3, 4, 5, 6, 8, 10, 12, 16) if pieces <= most)]
+    least = max(2, ctas // (2 * tiles))
+    found = [1, *(pieces for pieces in (2, 3, 4, 5, 6, 8, 10, 12, 16) if least <= pieces <= most)]
     if tiles % ctas:
         found.append(STREAM_K)
     return tuple(found)
