@@ -20,8 +20,9 @@ from smkern.bench.providers import OUR_BACKENDS, dispatcher_of, precompile, prob
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Stage, trim_memory
 from smkern.bench.summary import is_losing, summarize
-from smkern.device import device_info
+from smkern.device import Budget, device_info
 from smkern.errors import SmkernError
+from smkern.tuning.config import GemmProblem
 
 QUICK_SHAPES = ((6144, 4096),)
 QUICK_MS = (64, 2048)
@@ -81,7 +82,8 @@ class Sitting:
 
     def compile(self, groups: Sequence[Group]) -> None:
         """Compile in parallel what the groups will launch."""
-        stage, wanted = self.runner.stage, {}
+        stage = self.runner.stage
+        wanted: dict[tuple[GemmProblem, Budget, str | None], None] = {}
         for group in groups:
             problem = problem_of(group.n, group.k, group.m)
             wanted[problem, stage.full.budget, "own"] = None

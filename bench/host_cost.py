@@ -56,7 +56,7 @@ class HostCosts:
         provider: str = "smkern",
         **case: Any,
     ) -> None:
-        row = {"op": OP, "case": {"name": name, **case}, "provider": provider}
+        row: dict[str, Any] = {"op": OP, "case": {"name": name, **case}, "provider": provider}
         row |= {"value": round(value, 3), "unit": unit}
         if target is not None:
             row |= {"target": target, "met": value <= target}
@@ -85,7 +85,7 @@ class HostCosts:
             self._note_time("eager", host_time(call), None, provider=provider)
 
     def _doors(self, ops: Operands, m: int, *, where: str, split: bool, num_sms: int) -> None:
-        about = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
+        about: dict[str, Any] = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
         sets = ops.sets(m)
         weight = sets[0][1]
         gemm, through = smkern.gemm, torch.ops.smkern.gemm_out
