@@ -10,7 +10,7 @@ READY = $(VENV)/.ready
 TYPES = build/types
 SOURCES = smkern autotune bench tests setup.py
 
-.PHONY: demo test test-gpu bench lint types format readme clean help
+.PHONY: demo test test-gpu bench bench-cpu lint types format readme clean help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -35,6 +35,9 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench batch-invariant
 	$(RUN) -m smkern bench host
 	$(RUN) -m smkern bench plot
+
+bench-cpu: $(READY) ## time what the host does: dispatch, table look-up, cost model
+	$(PYTEST) bench/micro
 
 lint: $(READY) types ## ruff and mypy
 	$(RUN) -m ruff check $(SOURCES)
