@@ -172,7 +172,7 @@ class Holder:
         self.seen = torch.zeros(1, dtype=torch.int32).pin_memory()
         self.side = torch.cuda.Stream()
         self.flag.fill_(1)
-        _hold[(1,)](self.flag, self.started, 1, num_warps=32)
+        _hold[(1,)](self.flag, self.started, 5_000_000_000, num_warps=32)
         self._reset()
 
     def _reset(self) -> None:
