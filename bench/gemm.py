@@ -27,6 +27,7 @@ from smkern.tuning.config import GemmProblem
 QUICK_SHAPES = ((6144, 4096),)
 QUICK_MS = (64, 2048)
 QUICK_BUDGETS = (16, 60, 116)
+SAVE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,14 @@ def by_shape(groups: Sequence[Group]) -> Iterator[tuple[Operands, list[Group]]]:
 
 @dataclass(slots=True)
 class Sitting:
-    """One run of the suite; the file is written after each row of a shape."""
+    """One run of the suite; the file is written every few seconds and at the end."""
 
     runner: GroupRunner
     results: Results
     path: Path
     deadline: Deadline
     progress: Progress
+    _saved_s: float = 0.0
 
     def compile(self, groups: Sequence[Group]) -> None:
         """Compile in parallel what the groups will launch."""
@@ -107,8 +109,10 @@ class Sitting:
                     for cell in self.runner.measure(group, ops):
                         self.results.add(cell)
                     self.progress.advance(task)
-                self.save()
+                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+                    self.save()
                 trim_memory()
+        self.save()
 
     def measure_again(self, groups: Sequence[Group]) -> None:
         """The second result stands beside the first, for every provider of the group."""
@@ -126,6 +130,7 @@ class Sitting:
     def save(self) -> None:
         self.results.summary = summarize(self.results.cells)
         self.results.save(self.path)
+        self._saved_s = time.monotonic()
 
 
 def run(
@@ -136,7 +141,7 @@ def run(
         runner = GroupRunner(stage, dispatcher_of(), power_meter())
         sitting = Sitting(runner, results, path, deadline, progress)
         todo = pending(groups, results)
-        sitting.compile(todo)
+        sitting.compile([*todo, *losing(groups, results)])
         try:
             sitting.measure(todo)
             if again:
