@@ -202,14 +202,18 @@ class EagerGemm:
             plan = self.dispatcher.plan(problem, budget, backend, capturing=capturing)
             launch, workspace_bytes = plan.launch, plan.workspace_bytes
         record = Record(
-            launch,
-            (m, n),
-            aliasing.row_stride(a),
-            aliasing.row_stride(w),
-            n if out is None else aliasing.row_stride(out),
-            aliasing.row_stride(residual),
-            *(aliasing.span_bytes(x) for x in (a, w, out, bias, residual)),
-            workspace_bytes,
+            launch=launch,
+            size=(m, n),
+            a_stride=aliasing.row_stride(a),
+            w_stride=aliasing.row_stride(w),
+            out_stride=n if out is None else aliasing.row_stride(out),
+            residual_stride=aliasing.row_stride(residual),
+            a_bytes=aliasing.span_bytes(a),
+            w_bytes=aliasing.span_bytes(w),
+            out_bytes=aliasing.span_bytes(out),
+            bias_bytes=aliasing.span_bytes(bias),
+            residual_bytes=aliasing.span_bytes(residual),
+            workspace_bytes=workspace_bytes,
         )
         if not capturing:
             if len(self._records) >= MAX_CACHED:
