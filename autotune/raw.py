@@ -57,11 +57,14 @@ class Measurement:
 
 
 def append(path: Path, measurements: Iterable[Measurement]) -> None:
-    """Add lines to the file; a crash loses at most the last line, which `load` leaves out."""
+    """Add lines to the file. A crash can cut the last line: the next call removes what is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        for measurement in measurements:
-            file.write(json.dumps(measurement.to_json()) + "\n")
+    lines = "".join(json.dumps(item.to_json()) + "\n" for item in measurements)
+    with open(path, "a+b") as file:
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+        file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -31,7 +31,7 @@ class Candidate:
             return c.kernel
         parts = [c.kernel, f"{c.block_m}x{c.block_n}x{c.block_k}", f"w{c.num_warps}"]
         parts += [f"s{c.num_stages}", f"k{c.split or 'stream'}", f"g{c.group_m}"]
-        parts += ["swap"] * c.swap
+        parts += ["swap"] * c.swap + ["eager"] * c.eager
         parts += [f"c{c.ctas_per_sm}"] * (c.ctas_per_sm > 1)
         parts += [f"max{c.max_ctas}"] * (c.max_ctas > 0)
         return ":".join(parts)

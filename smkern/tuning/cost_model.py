@@ -62,9 +62,7 @@ class CostConstants:
     launch_us: float = 2.0
     """A kernel in a graph: launch, tensor maps, first bytes."""
     load_latency_us: float = 0.85
-    """From asking for a stage to having it; a pipeline of s stages hides s - 1 of them."""
-    l2_latency_us: float = 0.6
-    """The same where the weights were asked into L2 before (`prefetch`)."""
+    """From asking for a stage to having it; the stages in flight share it."""
     step_us: float = 0.03
     """Of one block_k step: barriers and issue, hidden only by another CTA of the SM."""
     tile_us: float = 0.5
@@ -73,8 +71,8 @@ class CostConstants:
     """Of one K piece: fence, counter and the wait for them."""
     store_tbps_per_sm: float = 0.12
     """Writing a tile or a partial, reading a partial: TB/s of one CTA."""
-    prefetch_step_us: float = 0.01
-    """Extra cost of a step that asks ahead."""
+    eager_step_us: float = 0.02
+    """Extra cost of a step whose product is awaited before the next is issued (`eager`)."""
     tma_step_us: float = 0.02
     """Extra cost of a step in the tma kernel: the same warps copy and multiply."""
     drain_us: float = 0.9
@@ -164,15 +162,16 @@ def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
 def _step_us(config: GemmConfig, mma_us: float, constants: CostConstants) -> float:
     """One block_k step of a CTA's chain: multiply and issue, or wait for the stage."""
     own = mma_us + constants.step_us
-    latency = constants.load_latency_us
+    ahead = config.num_stages - 1
     if config.kernel == "tma":
         own += constants.tma_step_us
     elif config.kernel == "pointer":
         own += constants.pointer_step_us
-    if config.prefetch:
-        own += constants.prefetch_step_us
-        latency = constants.l2_latency_us
-    return max(own, latency / (config.num_stages - 1))
+    elif config.eager:
+        own += constants.eager_step_us
+    else:
+        ahead = max(1, ahead - 1)  # a stage is given back only when the next product runs
+    return max(own, constants.load_latency_us / ahead)
 
 
 class Estimate:

@@ -31,8 +31,6 @@ SWAPPED_COLUMNS = (16, 32, 64, 128)
 WS_SWAPPED_COLUMNS = (48, 80, 96, 160, 192)
 SKINNY_MAX_ROWS = 64
 MAX_STAGES = 12
-PREFETCH_STEPS = (0, 8)
-"""K steps by which ws asks weights into L2 ahead of their copy."""
 
 
 def tiles_of(kernel: Kernel, swap: bool) -> tuple[tuple[int, int], ...]:
@@ -64,7 +62,10 @@ def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16") -> int:
     if config.kernel != "ws":
         return stages + 256
     tile = 4 * config.block_m * config.block_n
-    most = 32 * 1024 if config.num_warps == 8 else 16 * 1024 if config.swap else 8 * 1024
+    if config.num_warps == 8 or (config.swap and config.block_n == 256):
+        most = 32 * 1024
+    else:
+        most = 16 * 1024 if config.swap else 8 * 1024
     return stages + min(tile, most) + 1024
 
 
@@ -182,13 +183,11 @@ def fits_registers(
     return config.ctas_per_sm * registers(config) <= REGISTERS_PER_SM
 
 
-def has_prefetch(
+def has_release(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """Only ws asks ahead, and only for weights that its tiles read once."""
-    if config.prefetch == 0:
-        return True
-    return config.kernel == "ws" and config.swap and config.prefetch in PREFETCH_STEPS
+    """Only ws can choose when it gives a stage back."""
+    return config.kernel == "ws" or not config.eager
 
 
 def has_residency(
@@ -238,7 +237,7 @@ RULES: tuple[Rule, ...] = (
     has_tile,
     has_warps,
     has_stages,
-    has_prefetch,
+    has_release,
     has_residency,
     fits_shared,
     fits_registers,

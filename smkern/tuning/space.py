@@ -14,7 +14,6 @@ from smkern.tuning.rules import (
     CUBLASLT,
     MAX_STAGES,
     MAX_WORKSPACE_BYTES,
-    PREFETCH_STEPS,
     RULES,
     SWAPPED_COLUMNS,
     WS_SWAPPED_COLUMNS,
@@ -107,14 +106,16 @@ def variants(
         steps = (32, 64) if dtype == "fp32" else (64, 128) if swap else (64,)
         residency = (1, 2, 3) if swap else (1, 2)
         for block_m, block_n in tiles_of(kernel, swap):
-            ahead = PREFETCH_STEPS if kernel == "ws" and swap and block_m <= 64 else (0,)
+            memory_bound = kernel == "ws" and (swap or block_m == 64)
             for block_k, warps, ctas in product(
                 steps, _warps(kernel, block_m, block_n, swap), residency
             ):
                 base = GemmConfig(kernel, block_m, block_n, block_k, warps, 2, swap, ctas)
                 config = _deepest(base, dtype, capability)
                 if config and is_legal(problem, config, budget, capability):
-                    found += [replace(config, prefetch=prefetch) for prefetch in ahead]
+                    found.append(config)
+                    if memory_bound:
+                        found.append(replace(config, eager=True))
     return tuple(found)
 
 

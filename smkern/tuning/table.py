@@ -230,10 +230,9 @@ def config_to_json(config: GemmConfig) -> dict[str, Any]:
 
 def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
     """Inverse of `config_to_json`; KeyError, TypeError or ValueError when it is none."""
-    known = {item.name: item.type for item in fields(GemmConfig)}
     for name, value in values.items():
-        wanted = {"kernel": str, "swap": bool}.get(name, int)
-        if name not in known or type(value) is not wanted:
+        wanted = type(getattr(_DEFAULT_CONFIG, name, None))
+        if type(value) is not wanted:
             raise ValueError(f"{name} is {value!r}")
     config = GemmConfig(**values)
     if config.kernel not in get_args(Kernel) or min(config.block_m, config.block_n) < 1:

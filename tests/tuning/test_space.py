@@ -44,7 +44,7 @@ BROKEN = {
     "has_tile": (PROBLEM, replace(GOOD, block_n=224), BUDGET, SM_90),
     "has_warps": (PROBLEM, replace(GOOD, block_n=256, num_warps=4), BUDGET, SM_90),
     "has_stages": (PROBLEM, replace(GOOD, num_stages=1), BUDGET, SM_90),
-    "has_prefetch": (PROBLEM, replace(GOOD, prefetch=8), BUDGET, SM_90),
+    "has_release": (PROBLEM, replace(GOOD, kernel="tma", eager=True), BUDGET, SM_90),
     "has_residency": (PROBLEM, replace(GOOD, ctas_per_sm=4), BUDGET, SM_90),
     "fits_shared": (PROBLEM, replace(GOOD, num_stages=8), BUDGET, SM_90),
     "fits_registers": (PROBLEM, replace(GOOD, ctas_per_sm=2, num_stages=2), BUDGET, SM_90),

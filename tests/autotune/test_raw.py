@@ -1,0 +1,55 @@
+"""The record of every measured candidate."""
+
+from dataclasses import replace
+from math import isnan, nan
+
+import pytest
+
+from smkern.autotune import raw
+from smkern.autotune.raw import Measurement
+from smkern.errors import TableError
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+
+GOOD = Measurement(
+    GemmProblem(64, 6144, 4096, "fp16", Epilogue(bias=True, activation="silu")),
+    Budget(32, "mask", False),
+    GemmConfig("ws", 64, 128, 64, swap=True, split=0, eager=True),
+    12.5,
+    0.01,
+    11.25,
+)
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "deep" / "raw.jsonl"
+    failed = replace(GOOD, us=nan, noise=nan, error="wrong result")
+    contended = replace(GOOD, contended=True)
+    raw.append(path, [GOOD])
+    raw.append(path, [contended, failed])
+    first, second, third = raw.load(path)
+    assert (first, second) == (GOOD, contended)
+    assert isnan(third.us)
+    assert third.error == "wrong result"
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path):
+    path = tmp_path / "raw.jsonl"
+    raw.append(path, [GOOD, GOOD])
+    path.write_text(path.read_text()[:-30])
+    assert raw.load(path) == [GOOD]
+
+
+def test_another_bad_line_is_named(tmp_path):
+    path = tmp_path / "raw.jsonl"
+    raw.append(path, [GOOD])
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(TableError, match=r"raw.jsonl, line 1 is no measurement.*delete the line"):
+        raw.load(path)
+
+
+def test_lines_after_a_half_written_one_start_afresh(tmp_path):
+    path = tmp_path / "raw.jsonl"
+    raw.append(path, [GOOD])
+    path.write_text(path.read_text() + '{"op": "ge')
+    raw.append(path, [GOOD])
+    assert raw.load(path) == [GOOD, GOOD]
