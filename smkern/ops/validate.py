@@ -79,6 +79,11 @@ def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = 
             f"{name} has strides {x.stride()}: the inner stride must be 1 (row-major, rows may be "
             f"apart); call {name}.contiguous()"
         )
+    if x.shape[0] > 1 and x.stride(0) > MAX_SIZE:
+        raise ArgumentError(
+            f"{name} has a row stride of {x.stride(0)} elements, the largest is {MAX_SIZE}: call "
+            f"{name}.contiguous()"
+        )
 
 
 def check_bias(bias: Any, n: int) -> None:

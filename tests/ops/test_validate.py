@@ -25,6 +25,10 @@ def test_sizes_come_back():
     assert check() == (4, 8, 16)
 
 
+FAR = torch.empty_strided((2, 16), (2**31, 1), dtype=torch.bfloat16, device="meta")
+"""Two rows four gigabytes apart, of which there is no memory."""
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -37,6 +41,10 @@ def test_sizes_come_back():
         ({"w": half(8, 16).float()}, r"w is torch.float32, a is torch.bfloat16: convert"),
         ({"w": half(8, 16).to("meta")}, "w is on meta, a on cpu"),
         ({"a": half(4, 16).long(), "w": half(8, 16).long()}, "dtype torch.int64 is not supported"),
+        (
+            {"a": half(1, 16).as_strided((1, 16), (1, 1)), "w": FAR},
+            r"w has a row stride of 2147483648 elements, the largest is 2147483647",
+        ),
         ({"bias": half(7)}, r"bias has shape \[7\], wanted \[8\]"),
         ({"bias": half(16)[::2]}, r"bias has stride 2, wanted 1"),
         ({"bias": [0.0] * 8}, "bias is list"),
