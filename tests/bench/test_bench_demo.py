@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,6 +15,7 @@ from rich.console import Console
 import smkern
 from smkern.bench import demo
 from smkern.bench.results import Results
+from tests.bench.synthetic import cell
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def test_committed_results_are_drawn(
 ) -> None:
     results = Results(meta={"gpu": "NVIDIA H200"})
     for num_sms in (16, 32):
-        results.add(gemm_cell(num_sms, "smkern", 100.0))
+        results.add(cell(m=64, num_sms=num_sms))
     results.save(tmp_path / "gemm.json")
     monkeypatch.setattr(demo, "COMMITTED", tmp_path / "gemm.json")
     monkeypatch.setattr(demo, "interpret", lambda: "interpreted")
@@ -63,27 +68,55 @@ def test_committed_results_are_drawn(
 
 def test_rates_show_cublas_in_its_better_partition(console: Console) -> None:
     results = Results()
-    results.add(gemm_cell(16, "smkern", 120.0))
-    results.add(gemm_cell(16, "cublas", 100.0, placement="spread"))
-    results.add(gemm_cell(16, "cublas", 110.0, placement="default"))
+    for provider, placement, tflops in (
+        ("smkern", "spread", 120.0),
+        ("cublas", "spread", 100.0),
+        ("cublas", "default", 110.0),
+        ("wrong-budget", "spread", 60.0),
+    ):
+        results.add(cell(provider, 64, 16, placement=placement, tflops=tflops))
     console.print(demo.rates_table(results))
-    assert [cell for cell in printed(console).splitlines()[-1].split() if cell] == [
-        "64", "16", "120", "110", "1.09",
-    ]  # fmt: skip
+    last_row = printed(console).splitlines()[-1].split()
+    assert last_row == ["64", "16", "120", "110", "60", "1.09"]
 
 
-def gemm_cell(
-    num_sms: int, provider: str, tflops: float, placement: str = "spread"
-) -> dict[str, object]:
-    return {
-        "op": "gemm",
-        "case": {"m": 64, "n": 6144, "k": 4096, "dtype": "bf16"},
-        "num_sms": num_sms,
-        "group_sms": num_sms,
-        "mode": "green",
-        "placement": placement,
-        "provider": provider,
-        "us": 10.0,
-        "tflops": tflops,
-        "fraction_of_ceiling": 0.8,
+class FakePartition:
+    def __init__(self, num_sms: int) -> None:
+        self.num_sms = num_sms
+        self.verified = 0
+
+    def verify(self) -> None:
+        self.verified += 1
+
+    def __enter__(self) -> FakePartition:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def test_with_gpu_partitions_then_rates_then_the_picture(
+    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = {
+        rung: SimpleNamespace(decode=FakePartition(rung), prefill=FakePartition(132 - rung))
+        for rung in (8, 16, 32, 60, 124)
     }
+
+    @contextmanager
+    def ladder() -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(rungs=tuple(splits), split=lambda *, decode: splits[decode])
+
+    def run(groups: Any, results: Results, path: Path, deadline: Any, *, again: bool) -> int:
+        for group in groups:
+            for provider in ("smkern", "cublas", "wrong-budget"):
+                results.add(cell(provider, group.m, group.num_sms))
+        return 0
+
+    monkeypatch.setattr(smkern, "ladder", ladder, raising=False)
+    monkeypatch.setattr("smkern.bench.gemm.run", run)
+    demo.demo_with_gpu(console, tmp_path, 132)
+    text = printed(console)
+    assert "decode  16 SMs, prefill 116 SMs: every CTA stayed inside" in text
+    assert [splits[n].decode.verified for n in (16, 32, 60)] == [1, 1, 1]
+    assert "smkern / cuBLAS" in text
+    assert all((tmp_path / f"gemm-m{m}.png").exists() for m in demo.MS)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from smkern.bench import readme
 from smkern.bench.readme import ReadmeError, blocks_of, fill
 from smkern.bench.results import Results
+from tests.bench.synthetic import Cell, cell
 
 META = {
     "gpu": "NVIDIA H200",
@@ -22,32 +23,18 @@ META = {
 }
 
 
-def cell(m: int, num_sms: int, ratio: float, **more: Any) -> dict[str, Any]:
-    case = {"m": m, "n": 6144, "k": 4096, "dtype": "bf16"}
-    return {
-        "op": "gemm",
-        "case": case,
-        "num_sms": num_sms,
-        "group_sms": num_sms,
-        "mode": "green",
-        "placement": "spread",
-        "provider": "smkern",
-        "us": 10.0,
-        "tflops": 100.0,
-        "vs_cublas": ratio,
-        "config": "tma 128x128",
-        **more,
-    }
+def compared(m: int, num_sms: int, ratio: float, provider: str = "smkern", **more: Any) -> Cell:
+    return cell(provider, m, num_sms, vs_cublas=ratio, config="tma 128x128", **more)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     results = Results(meta=META)
     for made in (
-        cell(8, 16, 1.0),
-        cell(8, 32, 1.44),
-        cell(512, 16, 0.9, vs_cublas_again=0.96),
-        cell(512, 16, 1.2, provider="smkern:triton"),
+        compared(8, 16, 1.0),
+        compared(8, 32, 1.44),
+        compared(512, 16, 0.9, vs_cublas_again=0.96),
+        compared(512, 16, 1.2, provider="smkern:triton"),
     ):
         results.add(made)
     row = {"value": 1.2, "target": 1.12, "met": True, "cells": 3}
