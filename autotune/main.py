@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -202,8 +203,14 @@ def _tune(
         jobs = list(_jobs(request, found, profile, known))
         click.echo(f"{len(jobs)} cells to measure")
         _precompile(jobs, dispatcher, request.workers)
-        meta = collect_meta() | {"contended": request.contended}
+        meta = collect_meta() | {"command": _command_line(), "contended": request.contended}
         _measure_all(jobs, request, dispatcher, store, raw_path, meta, started)
+
+
+def _command_line() -> str:
+    """The command as a reader would type it, without paths of this machine."""
+    words = sys.argv[2:] if sys.argv[1:2] == ["autotune"] else sys.argv[1:]
+    return " ".join(["smkern autotune", *(Path(w).name if w.startswith("/") else w for w in words)])
 
 
 def _jobs(

@@ -13,6 +13,8 @@ from smkern.errors import TableError
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.table import CellKey, config_from_json, config_to_json
 
+_LONGEST_LINE = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -61,9 +63,9 @@ def append(path: Path, measurements: Iterable[Measurement]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(item.to_json()) + "\n" for item in measurements)
     with open(path, "a+b") as file:
-        file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
+        size = file.seek(0, os.SEEK_END)
+        tail_at = file.seek(max(0, size - _LONGEST_LINE))
+        file.truncate(tail_at + file.read().rfind(b"\n") + 1)
         file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())

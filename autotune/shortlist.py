@@ -53,6 +53,7 @@ def shortlist(
     """
     found: list[Candidate] = []
     kinds: Counter[tuple[object, ...]] = Counter()
+    capability = profile.info.capability
     for ranked in rank(problem, budget, profile, kernels=kernels, constants=constants):
         if len(found) == top:
             break

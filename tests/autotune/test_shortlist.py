@@ -32,9 +32,12 @@ def test_the_library_is_a_candidate_where_clusters_launch(profile):
     problem = GemmProblem(512, 6144, 4096)
     with_clusters = shortlist(problem, Budget(100, "mask", True), profile, DEFAULTS)
     without = shortlist(problem, Budget(32, "mask", False), profile, DEFAULTS)
+    by_grid = shortlist(problem, Budget(100, "grid", True), profile, DEFAULTS)
+    whole = shortlist(problem, Budget(132, "grid", True), profile, DEFAULTS)
+    assert whole[-1].config == space.CUBLASLT
     unwanted = shortlist(problem, Budget(100, "mask", True), profile, DEFAULTS, cublaslt=False)
     assert with_clusters[-1].config == space.CUBLASLT
-    assert space.CUBLASLT not in [c.config for c in (*without, *unwanted)]
+    assert space.CUBLASLT not in [c.config for c in (*without, *unwanted, *by_grid)]
 
 
 def test_only_the_kernels_that_are_asked_for(profile):
