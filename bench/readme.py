@@ -21,6 +21,8 @@ Cell = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_MEASURED = "*Not measured yet.*"
+RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))
+RATE_LABELS = {"smkern": "smkern", "cublas": "cuBLAS"}
 PROVIDERS = {"smkern": "as dispatched", "smkern:triton": "our own kernels only"}
 
 
@@ -55,6 +57,7 @@ def blocks_of(folder: Path) -> dict[str, str]:
     return {
         "gemm-table": _gemm_tables(gemm),
         "gemm-losing": _losing(gemm.cells),
+        "gemm-rates": _rates_table(gemm.cells),
         "gemm-plot": _pictures(folder, "gemm-m*.png"),
         "cliffs-plot": _pictures(folder, "cliffs*.png"),
         "partition-plot": _pictures(folder, "partition*.png"),
@@ -114,6 +117,32 @@ def _by_budget(cells: Sequence[Cell]) -> str:
 def _ratio(values: Sequence[float] | None) -> str:
     mean = geomean(values or ())
     return "" if mean is None else f"{mean:.2f}"
+
+
+def _rates_table(cells: Iterable[Cell]) -> str:
+    """TFLOP/s of a few cases: ours and cuBLAS in its better partition, over SM budgets."""
+    rates: dict[tuple[int, int, int], dict[str, dict[int, float]]] = {}
+    for cell in cells:
+        case = tuple(cell["case"].get(name) for name in ("m", "n", "k"))
+        if case in RATE_CASES and cell["provider"] in RATE_LABELS and cell.get("tflops"):
+            by_budget = rates.setdefault(case, {}).setdefault(cell["provider"], {})
+            budget = cell["group_sms"]
+            by_budget[budget] = max(cell["tflops"], by_budget.get(budget, 0.0))
+    if not rates:
+        return NOT_MEASURED
+    found = [by_budget for case in rates.values() for by_budget in case.values()]
+    budgets = sorted({budget for by_budget in found for budget in by_budget})
+    rows = [
+        [f"{m} x {n} x {k}, {label}", *(_rate(rates[m, n, k][name], b) for b in budgets)]
+        for m, n, k in RATE_CASES
+        for name, label in RATE_LABELS.items()
+        if name in rates.get((m, n, k), {})
+    ]
+    return markdown_table(["M x N x K \\ SMs", *map(str, budgets)], rows)
+
+
+def _rate(by_budget: Mapping[int, float], budget: int) -> str:
+    return f"{by_budget[budget]:.0f}" if budget in by_budget else ""
 
 
 def _losing(cells: Iterable[Cell]) -> str:

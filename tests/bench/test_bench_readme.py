@@ -70,6 +70,21 @@ def test_gemm_table_has_rows_of_m_and_columns_of_budgets(folder: Path) -> None:
     assert "our own kernels only, over cuBLAS**: geomean 1.200" in table
 
 
+def test_rates_take_the_better_cublas() -> None:
+    cells = [
+        cell("smkern", 2048, 60, tflops=390.4),
+        cell("cublas", 2048, 60, tflops=300.0),
+        cell("cublas", 2048, 60, tflops=328.0, placement="default"),
+        cell("smkern", 2048, 132, tflops=780.0),
+        cell("smkern", 8, 60, tflops=1.0),
+    ]
+    table = readme._rates_table(cells)
+    assert table.splitlines()[2:] == [
+        "| 2048 x 6144 x 4096, smkern | 390 | 780 |",
+        "| 2048 x 6144 x 4096, cuBLAS | 328 |  |",
+    ]
+
+
 def test_a_losing_cell_is_named_with_both_measurements(folder: Path) -> None:
     losing = blocks_of(folder)["gemm-losing"]
     line = "| 512 x 6144 x 4096 | 16 | `smkern` | 0.97 | 0.900 | 0.960 | `tma 128x128` |"
