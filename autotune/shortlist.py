@@ -62,7 +62,9 @@ def shortlist(
         if kinds[kind] < MAX_OF_A_KIND:
             kinds[kind] += 1
             found.append(Candidate(ranked.config(), ranked.predicted_us))
-    if cublaslt and not space.violations(problem, space.CUBLASLT, budget, profile.info.capability):
+    # a hint is all that the library makes of an SM count: only where it cannot leave the budget
+    enforced = budget.confined == "mask" or budget.num_sms == profile.info.num_sms
+    if cublaslt and enforced and space.is_legal(problem, space.CUBLASLT, budget, capability):
         found.append(Candidate(space.CUBLASLT, found[0].predicted_us))
     return found
 
