@@ -31,12 +31,12 @@ def span_bytes(x: Tensor | None) -> int:
     return int((last + 1) * x.element_size())
 
 
-def strides_aligned(out_cols: int, tensors: list[Tensor | None]) -> bool:
-    """Whether 16-byte accesses can walk every matrix given and all of out's columns.
+def rows_aligned(n: int, k: int, tensors: list[Tensor | None]) -> bool:
+    """Whether rows come in whole 16-byte pieces: widths n and k, and every matrix's row pitch.
 
     Base addresses are left to the caller, who knows them.
     """
-    if out_cols * 2 % VECTOR_BYTES:
+    if n * 2 % VECTOR_BYTES or k * 2 % VECTOR_BYTES:
         return False
     for x in tensors:
         if x is None or x.dim() != 2:

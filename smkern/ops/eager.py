@@ -196,7 +196,7 @@ class EagerGemm:
                 k,
                 validate.dtype_name(a.dtype),
                 epilogue_of(bias, residual, activation),
-                aligned and aliasing.strides_aligned(n, [a, w, out, residual]),
+                aligned and aliasing.rows_aligned(n, k, [a, w, out, residual]),
                 bool(batch_invariant),
             )
             plan = self.dispatcher.plan(problem, budget, backend, capturing=capturing)

@@ -62,7 +62,7 @@ def _problem(
             raise ArgumentError(f"{name}={size}: sizes are at least 1, an empty GEMM runs nothing")
     m, n, k = sizes
     name = validate.dtype_name(dtype)
-    return GemmProblem(m, n, k, name, epilogue, aligned and n % 8 == 0, same)
+    return GemmProblem(m, n, k, name, epilogue, aligned and n % 8 == 0 and k % 8 == 0, same)
 
 
 def explain_gemm(

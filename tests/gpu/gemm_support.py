@@ -37,7 +37,7 @@ class Case:
 
     @property
     def aligned(self) -> bool:
-        return self.padding % 8 == 0 and self.n % 8 == 0
+        return self.padding % 8 == 0 and self.n % 8 == 0 and self.k % 8 == 0
 
     @property
     def problem(self) -> GemmProblem:

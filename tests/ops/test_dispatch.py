@@ -40,7 +40,7 @@ def problem(m, **changes):
 def test_model_rows_keeps_the_count_of_tiles(m):
     rounded = model_rows(m)
     assert m <= rounded == model_rows(rounded)
-    for block_m in (16, 32, 64, 128, 256) if m <= 256 else (64, 128, 256):
+    for block_m in (16, 32, 48, 64, 80, 128, 256) if m <= 512 else (64, 128, 256):
         assert -(-m // block_m) == -(-rounded // block_m)
 
 

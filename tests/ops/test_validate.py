@@ -126,12 +126,14 @@ def test_only_the_whole_residual_may_be_out():
 
 
 def test_alignment_looks_at_every_pitch_and_the_width():
-    assert aliasing.strides_aligned(8, [half(4, 16), None, half(3, 8)])
-    assert not aliasing.strides_aligned(9, [half(4, 16)])
-    assert not aliasing.strides_aligned(8, [half(4, 17)])
-    assert not aliasing.strides_aligned(8, [half(1, 16).expand(4, 16)])
-    assert aliasing.strides_aligned(8, [half(1, 17)]), "one row has no pitch"
-    assert aliasing.strides_aligned(8, [half(4, 24)[:, :17]])
+    aligned = aliasing.rows_aligned
+    assert aligned(8, 16, [half(4, 16), None, half(3, 8)])
+    assert not aligned(9, 16, [half(4, 16)])
+    assert not aligned(8, 17, [half(4, 24)[:, :17]])
+    assert not aligned(8, 16, [half(4, 17)[:, :16]])
+    assert not aligned(8, 16, [half(1, 16).expand(4, 16)])
+    assert aligned(8, 16, [half(1, 17)[:, :16]]), "one row has no pitch"
+    assert aligned(8, 16, [half(4, 24)[:, :16]])
 
 
 def test_spans():
