@@ -96,8 +96,6 @@ def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: d
     signature.update(dict.fromkeys(_NUMBERS, "i32"))
     if variant.kernel == "pointer":
         signature.update(dict.fromkeys(("x_stride", "y_stride", "k"), "i32"))
-    if variant.kernel == "ws":
-        signature.update({"x_ptr": "*" + variant.dtype, "x_stride": "i32", "k": "i32"})
     signature.update(dict.fromkeys(constants, "constexpr"))
     if variant.kernel == "pointer" and variant.unit == 8:
         aligned_operands = ["x_ptr", "y_ptr"]
@@ -168,12 +166,12 @@ def _ws_source(variant: Variant):
     constants = _constants(variant) | {
         "BLOCK_Y": y,
         "EXTRA_Y": extra,
-        "AHEAD": variant.prefetch,
+        "EAGER": variant.eager,
         "PART_Y": part,
         "MMA": mma(y),
         "EXTRA_MMA": mma(extra or y),
         "LAYOUT": _store_layout(gl, x, part, warps, variant.swap),
-        "COPY_REGS": 40 if variant.prefetch else 24,
+        "COPY_REGS": 24,
     }
     signature, attrs = _signature(gemm_ws, variant, constants, operands)
     threads = 32 * (warps + 4)  # the copying warp's group is four warps wide

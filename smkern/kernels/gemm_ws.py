@@ -26,24 +26,11 @@ _tile_coords = gluon.jit(_schedule._tile_coords)
 
 
 @gluon.jit
-def _prefetch(ptr, stride, row0, rows, k, k_size, BLOCK: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Ask L2 for the box [BLOCK, BLOCK_K] of 2-byte elements at (row0, k), a row a lane."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    row = row0 + gl.arange(0, BLOCK, layout=layout)
-    row = gl.minimum(row, rows - 1).to(gl.int64)
-    at = gl.minimum(k * BLOCK_K, k_size - BLOCK_K)
-    gl.inline_asm_elementwise(
-        f"cp.async.bulk.prefetch.L2.global [$1], {2 * BLOCK_K}; mov.u32 $0, 0;", "=r,l",
-        [ptr + row * (stride * 8) + at], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _copy_warp(
-    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty, x_ptr, x_stride, x_rows, k_size,
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
     BOXES: gl.constexpr = BLOCK_Y // BOX_Y
@@ -58,23 +45,8 @@ def _copy_warp(
             i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
         )
         tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
-        if AHEAD:
-            following, next_begin, _ = _segment(
-                min(i + 1, segments - 1), streamed, pid, ctas, whole_tiles, stream_iters,
-                quantum, k_iters,
-            )  # fmt: skip
-            next_x, _ = _tile_coords(following, tiles_x, tiles_y, group)
         row_y = tile_y * (BLOCK_Y + EXTRA_Y)
         for k in range(k_begin, k_end):
-            if AHEAD:
-                ahead = k + AHEAD
-                ahead_x = tile_x
-                if ahead >= k_end:
-                    ahead = next_begin + ahead - k_end
-                    ahead_x = next_x
-                _prefetch(
-                    x_ptr, x_stride, ahead_x * BLOCK_X, x_rows, ahead, k_size, BLOCK_X, BLOCK_K
-                )
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
             mbarrier.expect(bar, BYTES)
@@ -111,35 +83,40 @@ def _store(
     LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     ACT: gl.constexpr,
 ):  # fmt: skip
-    """Bias, activation, residual and the store of one fp32 chunk [X, Y] that is in LAYOUT.
+    """Bias, activation, residual and the store of one fp32 chunk [X, Y], by way of LAYOUT.
 
     The output is m x 8n; n and the strides count units of 8 elements, so that the compiler
     knows that 16 bytes at a time are whole.
     """
     X: gl.constexpr = value.shape[0]
     Y: gl.constexpr = value.shape[1]
+    if BIAS:
+        if SWAP:
+            at = row0 + gl.arange(0, X, layout=gl.SliceLayout(1, value.type.layout))
+            value += gl.load(bias_ptr + at, mask=at < n * 8, other=0.0).to(gl.float32)[:, None]
+        else:
+            at = col0 + gl.arange(0, Y, layout=gl.SliceLayout(0, value.type.layout))
+            value += gl.load(bias_ptr + at, mask=at < n * 8, other=0.0).to(gl.float32)[None, :]
+    value = _activate(value, ACT)
     x = row0 + gl.arange(0, X, layout=gl.SliceLayout(1, LAYOUT))
     y = col0 + gl.arange(0, Y, layout=gl.SliceLayout(0, LAYOUT))
     if SWAP:
-        rows = n * 8
-        cols = m
-        out_offset = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (out_stride * 8)
-        residual_offset = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (residual_stride * 8)
+        mask = (x < n * 8)[:, None] & (y < m)[None, :]
+        offset = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (out_stride * 8)
     else:
-        rows = m
-        cols = n * 8
-        out_offset = x.to(gl.int64)[:, None] * (out_stride * 8) + y.to(gl.int64)[None, :]
-        residual_offset = x.to(gl.int64)[:, None] * (residual_stride * 8) + y.to(gl.int64)[None, :]
-    mask = (x < rows)[:, None] & (y < cols)[None, :]
-    if BIAS:
-        if SWAP:
-            value += gl.load(bias_ptr + x, mask=x < rows, other=0.0).to(gl.float32)[:, None]
-        else:
-            value += gl.load(bias_ptr + y, mask=y < cols, other=0.0).to(gl.float32)[None, :]
-    value = _activate(value, ACT)
+        mask = (x < m)[:, None] & (y < n * 8)[None, :]
+        offset = x.to(gl.int64)[:, None] * (out_stride * 8) + y.to(gl.int64)[None, :]
     if RESIDUAL:
-        value += gl.load(residual_ptr + residual_offset, mask=mask, other=0.0).to(gl.float32)
-    gl.store(out_ptr + out_offset, value.to(out_ptr.dtype.element_ty), mask=mask)
+        if SWAP:
+            at = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (residual_stride * 8)
+        else:
+            at = x.to(gl.int64)[:, None] * (residual_stride * 8) + y.to(gl.int64)[None, :]
+        value = gl.convert_layout(value, LAYOUT)
+        value += gl.load(residual_ptr + at, mask=mask, other=0.0).to(gl.float32)
+        result = value.to(out_ptr.dtype.element_ty)
+    else:
+        result = gl.convert_layout(value.to(out_ptr.dtype.element_ty), LAYOUT)
+    gl.store(out_ptr + offset, result, mask=mask)
 
 
 @gluon.jit
@@ -198,8 +175,8 @@ def _finish(
                 acc, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH
             )
         _store(
-            gl.convert_layout(acc, LAYOUT), row0, col0, out_ptr, bias_ptr, residual_ptr, m, n,
-            out_stride, residual_stride, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+            acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+            LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
 
 
@@ -209,7 +186,7 @@ def _multiply_warps(
     m, n, out_stride, residual_stride,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, STAGES: gl.constexpr,
-    PART_Y: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
+    EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr, EXTRA_MMA: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -239,13 +216,18 @@ def _multiply_warps(
                     x, extra_bufs.index(stage).permute((1, 0)), extra,
                     use_acc=k > k_begin, is_async=True,
                 )  # fmt: skip
-                acc, extra = warpgroup_mma_wait(num_outstanding=2, deps=(acc, extra))
-            else:
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
             # all but this step's products are done: the stage before may be overwritten
             # (its number is computed: Triton takes a variable that starts equal to another for it)
-            previous = gl.where(stage == 0, STAGES - 1, stage - 1)
-            mbarrier.arrive(empty.index(previous), count=1, pred=k > k_begin)
+            OUTSTANDING: gl.constexpr = 0 if EAGER else 1
+            if EXTRA_Y:
+                acc, extra = warpgroup_mma_wait(num_outstanding=2 * OUTSTANDING, deps=(acc, extra))
+            else:
+                acc = warpgroup_mma_wait(num_outstanding=OUTSTANDING, deps=(acc,))
+            if EAGER:
+                mbarrier.arrive(empty.index(stage), count=1)
+            else:
+                previous = gl.where(stage == 0, STAGES - 1, stage - 1)
+                mbarrier.arrive(empty.index(previous), count=1, pred=k > k_begin)
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -254,8 +236,9 @@ def _multiply_warps(
             acc, extra = warpgroup_mma_wait(num_outstanding=0, deps=(acc, extra))
         else:
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        previous = gl.where(stage == 0, STAGES - 1, stage - 1)
-        mbarrier.arrive(empty.index(previous), count=1)
+        if not EAGER:
+            previous = gl.where(stage == 0, STAGES - 1, stage - 1)
+            mbarrier.arrive(empty.index(previous), count=1)
 
         row0 = tile_x * BLOCK_X
         col0 = tile_y * (BLOCK_Y + EXTRA_Y)
@@ -297,15 +280,15 @@ def gemm_ws(
     x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters,
     m, n, out_stride, residual_stride,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-    x_ptr, x_stride, k,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr,
+    STAGES: gl.constexpr, EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr,
     SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
     MMA: gl.constexpr, EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr, COPY_REGS: gl.constexpr,
 ):  # fmt: skip
-    """out [m, 8n] = act(x @ y^T + bias) + residual; n, k and strides in units of 8 elements.
+    """out [m, 8n] = act(x @ y^T + bias) + residual; n and strides in units of 8 elements.
 
-    AHEAD > 0 asks L2 for X's boxes that many K steps before they are copied.
+    EAGER gives a stage back as soon as its product is done instead of one step later: a stage
+    more of bytes in flight, for shapes that wait for memory.
     """
     BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
     x_bufs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_X, BLOCK_K], x_desc.layout)
@@ -326,10 +309,6 @@ def gemm_ws(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
-    if SWAP:
-        x_rows = n * 8
-    else:
-        x_rows = m
     gl.warp_specialize(
         [
             (
@@ -338,17 +317,16 @@ def gemm_ws(
                     x_bufs, y_bufs, extra_bufs, full, empty, out_ptr, bias_ptr, residual_ptr,
                     partials, counters, m, n, out_stride, residual_stride,
                     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-                    BLOCK_X, BLOCK_Y, EXTRA_Y, STAGES, PART_Y, STREAM, SWAP, BIAS, RESIDUAL, ACT,
-                    MMA, EXTRA_MMA, LAYOUT,
+                    BLOCK_X, BLOCK_Y, EXTRA_Y, STAGES, EAGER, PART_Y, STREAM, SWAP, BIAS, RESIDUAL,
+                    ACT, MMA, EXTRA_MMA, LAYOUT,
                 ),
             ),
             (
                 _copy_warp,
                 (
                     x_desc, y_desc, x_bufs, y_boxes, extra_bufs, full, empty,
-                    x_ptr, x_stride, x_rows, k * 8,
                     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-                    BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES, AHEAD,
+                    BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES,
                 ),
             ),
         ],

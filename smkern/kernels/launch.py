@@ -151,8 +151,6 @@ class GemmPlan:
         params += [dynamic[_OUT_STRIDE], dynamic[_RESIDUAL_STRIDE], *schedule]
         if self.variant.kernel == "pointer":
             params += [dynamic[_X_STRIDE], dynamic[_Y_STRIDE], k]
-        elif self.variant.kernel == "ws":
-            params += [dynamic[_X], dynamic[_X_STRIDE], k]
         params += [zero, zero]  # Triton's two scratch pointers, unused
         self._params = (ctypes.c_void_p * len(params))(*params)
         x_map, y_map = maps or (None, None)

@@ -33,7 +33,7 @@ class Variant:
     activation: str
     unit: int
     ctas_per_sm: int
-    prefetch: int
+    eager: bool
     capability: int
 
     @property
@@ -71,6 +71,6 @@ def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Var
         activation=problem.epilogue.activation or "none",
         unit=8 if problem.aligned else 1,
         ctas_per_sm=config.ctas_per_sm if config.kernel == "ws" else 1,
-        prefetch=config.prefetch if config.kernel == "ws" else 0,
+        eager=config.eager and config.kernel == "ws",
         capability=capability,
     )

@@ -69,8 +69,8 @@ class GemmConfig:
     `ctas_per_sm`: resident CTAs an SM, used only where a mask confines (a grid budget launches at
     most one an SM). `max_ctas`: 0, or a cap on the grid below the budget. `swap`: weights on the
     row side of the matrix unit, so block_m still counts rows of `a` and block_n rows of `w`.
-    `prefetch`: K steps (of block_k) by which the row side's operand is asked into L2 ahead of its
-    copy; 0 for not ("ws" only). A "ws" tile's column side may be 3/2 or 5/4 of a power of two.
+    `eager` ("ws" only): give a stage back when its product is done, not a step later; for shapes
+    that wait for memory. A "ws" tile's column side may be 3/2 or 5/4 of a power of two.
     """
 
     kernel: Kernel
@@ -84,4 +84,4 @@ class GemmConfig:
     split: int = 1
     group_m: int = 8
     max_ctas: int = 0
-    prefetch: int = 0
+    eager: bool = False
