@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from smkern.device import Profile
     from smkern.tuning.table import Table
 
-MAX_CACHED = 1 << 16
-"""Plans and selections kept; at 1 KiB each, more would cost host memory for nothing."""
+MAX_CACHED = 1 << 15
+"""Plans, selections and records kept, of each; a plan holds about 4 KiB, so 128 MiB at most."""
 
 
 class Plan(Protocol):

@@ -132,6 +132,7 @@ def warmup(
     """Compile, load and launch once every GEMM variant that dispatch can pick.
 
     After it no call of these shapes, with any M up to `max_m` in these budgets, compiles or loads.
+    The compiling processes are spawned: a script calls this under `if __name__ == "__main__":`.
 
     Args:
         ops: Operators; "gemm" is the one there is.
