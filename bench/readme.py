@@ -188,7 +188,8 @@ def _bandwidth_table(cells: Iterable[Cell]) -> str:
     """Read bandwidth in TB/s: providers by rows, SM counts by columns."""
     found: dict[str, dict[int, float]] = {}
     for cell in cells:
-        if cell["op"] == "read" and cell.get("tbps") and not cell["case"].get("beside"):
+        alone = cell["op"].startswith("read") and not cell["case"].get("beside")
+        if alone and cell.get("tbps"):
             best = found.setdefault(cell["provider"], {})
             best[cell["num_sms"]] = max(cell["tbps"], best.get(cell["num_sms"], 0.0))
     if not found:

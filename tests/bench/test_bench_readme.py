@@ -85,6 +85,21 @@ def test_rates_take_the_better_cublas() -> None:
     ]
 
 
+def test_bandwidth_is_of_reads_alone() -> None:
+    read = {"op": "read", "case": {}, "num_sms": 16, "provider": "smkern", "tbps": 3.2}
+    cells = [
+        read,
+        read | {"num_sms": 8, "tbps": 1.78},
+        read | {"provider": "driver", "tbps": 2.51},
+        read | {"case": {"beside": "gemm"}, "tbps": 9.0},
+        read | {"op": "host", "tbps": 9.0},
+    ]
+    assert readme._bandwidth_table(cells).splitlines()[2:] == [
+        "| `driver` |  | 2.51 |",
+        "| `smkern` | 1.78 | 3.20 |",
+    ]
+
+
 def test_a_losing_cell_is_named_with_both_measurements(folder: Path) -> None:
     losing = blocks_of(folder)["gemm-losing"]
     line = "| 512 x 6144 x 4096 | 16 | `smkern` | 0.97 | 0.900 | 0.960 | `tma 128x128` |"
