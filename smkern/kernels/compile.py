@@ -101,7 +101,9 @@ def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: d
         aligned_operands = ["x_ptr", "y_ptr"]
     else:
         aligned_operands = []
-    aligned = ["partials", "counters", *aligned_operands] + (list(_POINTERS) if variant.unit == 8 else [])
+    aligned = ["partials", "counters", *aligned_operands] + (
+        list(_POINTERS) if variant.unit == 8 else []
+    )
     attrs = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     return signature, attrs
 
@@ -151,7 +153,9 @@ def _ws_source(variant: Variant):
     operands = {}
     for side, box in (("x", x), ("y", extra or y)):
         layout = gl.NVMMASharedLayout.get_default_for([box, variant.block_k], dtype)
-        operands[f"{side}_desc"] = f"tensordesc<{variant.dtype}[{box}, {variant.block_k}],{layout!r}>"
+        operands[f"{side}_desc"] = (
+            f"tensordesc<{variant.dtype}[{box}, {variant.block_k}],{layout!r}>"
+        )
     warps_x = warps if x >= 16 * warps else 4
     warps_y = warps // warps_x
 

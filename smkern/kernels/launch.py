@@ -68,6 +68,8 @@ def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> S
         )
     ctas = min(ctas, tiles if stream == 0 else stream * k_iters + tiles - stream)
     quantum = max(1, -(-stream * k_iters // ctas))
+    if stream == tiles:
+        ctas = -(-stream * k_iters // quantum)
     across, along = (tiles_n, tiles_m) if config.swap else (tiles_m, tiles_n)
     return Schedule(
         num_ctas=ctas,
