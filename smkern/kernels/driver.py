@@ -1,4 +1,4 @@
-"""The few driver calls of a launch, by ctypes: `libcuda` takes raw buffers, so a call costs 1-2 us."""
+"""The few driver calls of a launch, by ctypes on raw buffers: a call costs 1 to 2 us."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _finish(
     PART_Y: gl.constexpr, LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr, ACT: gl.constexpr,
 ):  # fmt: skip
-    """Complete and store an accumulator, PART_Y columns at a time to spare registers and staging."""
+    """Complete and store an accumulator, PART_Y columns at a time: fewer registers and stages."""
     if acc.shape[1] > PART_Y:
         HALF: gl.constexpr = acc.shape[1] // 2
         left, right = acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]).split()
@@ -186,9 +186,9 @@ def _multiply_warps(
     m, n, out_stride, residual_stride,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, STAGES: gl.constexpr,
-    EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
-    RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr, EXTRA_MMA: gl.constexpr,
-    LAYOUT: gl.constexpr,
+    EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr,
+    EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     TILE: gl.constexpr = BLOCK_X * (BLOCK_Y + EXTRA_Y)
     MAIN: gl.constexpr = BLOCK_X * BLOCK_Y
@@ -246,7 +246,7 @@ def _multiply_warps(
         first = pid
         pieces = 1
         complete = True
-        if STREAM:
+        if STREAM:  # noqa: SIM102 (this one is the compiler's, the next the kernel's)
             if k_end - k_begin < k_iters:
                 first, pieces = _contributors(nth, quantum, k_iters)
                 # the second of two need not leave its partial where the first's waits already

@@ -29,7 +29,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Run-time numbers of a launch; `smkern.kernels.schedule` says what the kernel does with them."""
+    """Run-time numbers of a launch; `smkern.kernels.schedule` is what the kernel does with them."""
 
     num_ctas: int
     tiles_x: int
@@ -84,7 +84,7 @@ def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> S
 
 
 def _streamed_tiles(tiles: int, ctas: int) -> int:
-    """Tiles that stream-K spreads: the partial wave, with a full one if its pieces were too small."""
+    """Tiles that stream-K spreads: the partial wave, and a full one if its pieces were small."""
     rest = tiles % ctas
     if rest == 0 or tiles < ctas:
         return 0 if rest == 0 else tiles

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from smkern.errors import ArgumentError
 from smkern.kernels import make_schedule
 from smkern.kernels import schedule as device
