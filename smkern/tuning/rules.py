@@ -52,7 +52,7 @@ def shared_limit(capability: Capability) -> int:
     return SHARED_BYTES.get(capability, SHARED_BYTES[(8, 6)])
 
 
-def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16") -> int:
+def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16", residual: bool = False) -> int:
     """Shared memory of one CTA: the pipeline's stages, and ws's epilogue beside them.
 
     ws turns its accumulator round in chunks; upper bounds of what the compiler takes for that.
@@ -61,12 +61,20 @@ def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16") -> int:
     stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * size
     if config.kernel != "ws":
         return stages + 256
-    tile = 4 * config.block_m * config.block_n
-    if config.num_warps == 8 or (config.swap and config.block_n == 256):
-        most = 32 * 1024
-    else:
-        most = 16 * 1024 if config.swap else 8 * 1024
-    return stages + min(tile, most) + 1024
+    return stages + _epilogue_bytes(config, residual) + 512
+
+
+def _epilogue_bytes(config: GemmConfig, residual: bool) -> int:
+    """Chunks are 16-bit, but fp32 where a swapped tile meets a residual."""
+    if config.swap:
+        wide = config.num_warps == 8 or config.block_n == 256
+        if not residual:
+            return 4096 if wide else 2048
+        return min(4 * config.block_m * config.block_n, 32 * 1024 if wide else 16 * 1024)
+    extra = config.block_n - (1 << (config.block_n.bit_length() - 1))
+    if extra or config.num_warps == 8:
+        return min(2 * config.block_m * (extra or config.block_n), 32 * 1024)
+    return 8 * 1024
 
 
 def registers(config: GemmConfig) -> int:
@@ -172,7 +180,7 @@ def fits_shared(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
     """All resident CTAs' stages fit the SM (1 KB of each is the system's)."""
-    each = shared_bytes(config, problem.dtype)
+    each = shared_bytes(config, problem.dtype, problem.epilogue.residual)
     limit = shared_limit(capability)
     return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
 

@@ -110,16 +110,8 @@ def rank(
     """
     ceilings = cost_model.Ceilings(budget, profile, constants)
     capability = profile.info.capability
-    kernels = space.kernels_for(problem, capability, kernels)
     bounded: list[tuple[float, int, GemmConfig, cost_model.Estimate]] = []
-    for variant in space.sensible_variants(
-        space.row_class(problem.m),
-        problem.dtype,
-        problem.aligned,
-        budget.confined == "grid",
-        capability,
-        kernels,
-    ):
+    for variant in space.sensible_variants(problem, budget, capability, kernels):
         group = space.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
         bounded.append((estimate.at_least_us(), group, variant, estimate))
@@ -190,7 +182,7 @@ def invariant_config(
     ]
     best, chosen = float("inf"), None
     kernels = space.kernels_for(problems[0], capability, kernels)
-    for variant in space.variants(dtype, aligned, capability, kernels):
+    for variant in space.variants(dtype, aligned, capability, kernels, residual=True):
         total = 0.0
         for problem, ceilings in product(problems, budgets):
             group = space.group_m(problem.m, variant, ceilings.budget.num_sms)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, isqrt
 
-from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import STREAM_K, Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.rules import (
     AVAILABLE,
     COUNTER_BYTES,
@@ -49,7 +49,6 @@ __all__ = [
     "num_ctas",
     "num_tiles",
     "partials_fit",
-    "row_class",
     "sensible_variants",
     "serves_alignment",
     "serves_library",
@@ -85,21 +84,25 @@ def _warps(kernel: Kernel, block_m: int, block_n: int, swap: bool) -> tuple[int,
     return (4,)
 
 
-def _deepest(config: GemmConfig, dtype: Dtype, capability: Capability) -> GemmConfig | None:
+def _deepest(config: GemmConfig, problem: GemmProblem, capability: Capability) -> GemmConfig | None:
     """`config` with the most stages that fit."""
     for stages in range(MAX_STAGES, 1, -1):
         deepest = replace(config, num_stages=stages)
-        if fits_shared(GemmProblem(1, 1, 1, dtype), deepest, Budget(1, "mask"), capability):
+        if fits_shared(problem, deepest, Budget(1, "mask"), capability):
             return deepest
     return None
 
 
 @lru_cache(maxsize=64)
 def variants(
-    dtype: Dtype, aligned: bool, capability: Capability, kernels: tuple[Kernel, ...] = AVAILABLE
+    dtype: Dtype,
+    aligned: bool,
+    capability: Capability,
+    kernels: tuple[Kernel, ...] = AVAILABLE,
+    residual: bool = False,
 ) -> tuple[GemmConfig, ...]:
     """What may be compiled, with the deepest pipeline that its residency leaves; split 1."""
-    problem = GemmProblem(1, 1, 1, dtype, aligned=aligned)
+    problem = GemmProblem(1, 1, 1, dtype, Epilogue(residual=residual), aligned)
     budget = Budget(1, "mask", True)
     found: list[GemmConfig] = []
     for kernel, swap in product(kernels, (False, True)):
@@ -111,7 +114,7 @@ def variants(
                 steps, _warps(kernel, block_m, block_n, swap), residency
             ):
                 base = GemmConfig(kernel, block_m, block_n, block_k, warps, 2, swap, ctas)
-                config = _deepest(base, dtype, capability)
+                config = _deepest(base, problem, capability)
                 if config and is_legal(problem, config, budget, capability):
                     found.append(config)
                     if memory_bound:
@@ -153,28 +156,39 @@ def is_sensible(m: int, config: GemmConfig) -> bool:
     return m <= SWAPPED_MAX_ROWS and tiles <= 3 and config.block_m == lowest
 
 
-@lru_cache(maxsize=512)
 def sensible_variants(
-    m: int,
-    dtype: Dtype,
-    aligned: bool,
-    one_cta: bool,
+    problem: GemmProblem,
+    budget: Budget,
     capability: Capability,
     kernels: tuple[Kernel, ...] = AVAILABLE,
 ) -> tuple[GemmConfig, ...]:
-    """`variants` that make sense for `m` rows; `one_cta`: no second CTA an SM."""
-    return tuple(
-        config
-        for config in variants(dtype, aligned, capability, kernels)
-        if is_sensible(m, config) and not (one_cta and config.ctas_per_sm > 1)
+    """`variants` that make sense for the problem's rows and for how the budget is kept."""
+    return _sensible_variants(
+        min(problem.m, SWAPPED_MAX_ROWS + 1),
+        problem.dtype,
+        problem.aligned,
+        problem.epilogue.residual,
+        budget.confined == "grid",
+        capability,
+        kernels_for(problem, capability, kernels),
     )
 
 
-def row_class(m: int) -> int:
-    """The smallest row count with the same sensible variants: keeps their cache small."""
-    if m > SWAPPED_MAX_ROWS:
-        return SWAPPED_MAX_ROWS + 1
-    return m
+@lru_cache(maxsize=1024)
+def _sensible_variants(
+    m: int,
+    dtype: Dtype,
+    aligned: bool,
+    residual: bool,
+    one_cta: bool,
+    capability: Capability,
+    kernels: tuple[Kernel, ...],
+) -> tuple[GemmConfig, ...]:
+    return tuple(
+        config
+        for config in variants(dtype, aligned, capability, kernels, residual)
+        if is_sensible(m, config) and not (one_cta and config.ctas_per_sm > 1)
+    )
 
 
 def candidates(
@@ -188,14 +202,7 @@ def candidates(
     Each names its raster group and the grid it launches by default (`max_ctas` 0).
     """
     found = []
-    for variant in sensible_variants(
-        row_class(problem.m),
-        problem.dtype,
-        problem.aligned,
-        budget.confined == "grid",
-        capability,
-        kernels_for(problem, capability, kernels),
-    ):
+    for variant in sensible_variants(problem, budget, capability, kernels):
         tiles, ctas = num_tiles(problem, variant), num_ctas(variant, budget)
         group = group_m(problem.m, variant, budget.num_sms)
         for split in splits(tiles, ctas, k_steps(problem, variant)):

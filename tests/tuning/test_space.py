@@ -22,6 +22,7 @@ problems = st.builds(
     dtype=st.sampled_from(["bf16", "fp16", "fp32"]),
     aligned=st.booleans(),
     batch_invariant=st.booleans(),
+    epilogue=st.builds(Epilogue, residual=st.booleans()),
 )
 budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"]), st.booleans())
 
@@ -110,7 +111,7 @@ def test_what_bulk_copies_cannot_serve_goes_to_the_pointer_kernel(problem):
 def test_some_swapped_tile_is_sensible_for_few_rows_and_pads_little(m, kernel):
     heights = {
         config.block_m
-        for config in space.sensible_variants(m, "bf16", True, False, SM_90, (kernel,))
+        for config in space.sensible_variants(GemmProblem(m, 64, 64), BUDGET, SM_90, (kernel,))
         if config.swap
     }
     padded = [-(-m // height) * height for height in heights]
