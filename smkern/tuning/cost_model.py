@@ -224,8 +224,8 @@ class Estimate:
         self._partial_us = 4 * values / rate
         self._l2_bytes = float(tiles * steps * (block_m + block_n) * block_k * size)
         self._padded_flops = 2.0 * tiles * values * steps * block_k
-        # w comes again for every raster group when L2 cannot keep it
-        again = max(0.0, size * problem.n * problem.k - ceilings.l2_bytes)
+        # w comes again for every raster group when L2 cannot keep it; swapped, groups are of w
+        again = 0.0 if config.swap else max(0.0, size * problem.n * problem.k - ceilings.l2_bytes)
         self._dram_bytes = problem.bytes_moved + again * (-(-tiles_m // group_m) - 1)
 
     def at_least_us(self) -> float:

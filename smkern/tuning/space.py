@@ -66,10 +66,13 @@ SWAPPED_MAX_ROWS = 256
 
 
 def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
-    """Row tiles a raster group: the power of two that makes a wave's footprint squarest.
+    """Tiles a raster group on the matrix unit's row side; moves tiles between CTAs, not sums.
 
-    A batch-invariant launch may use any: it moves tiles between CTAs, not sums.
+    1 for swapped tiles, so that those of the same weights follow each other; else the power of two
+    that makes a wave's footprint squarest.
     """
+    if config.swap:
+        return 1
     wanted = isqrt(max(1, num_sms * config.block_n // config.block_m))
     return min(16, 1 << (min(wanted, ceil(m / config.block_m)).bit_length() - 1))
 
