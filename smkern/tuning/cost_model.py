@@ -79,7 +79,7 @@ class CostConstants:
     """Refill of the pipeline at each tile, in kernels that do not load ahead over tiles (tma)."""
     pointer_step_us: float = 0.12
     """Extra cost of a step in the pointer kernel: addresses and masks."""
-    mma_efficiency: float = 0.92
+    mma_efficiency: float = 0.95
     """Share of the tensor peak inside a long K loop."""
     power_efficiency: float = 1.0
     """Share of the profile's power-limited rate."""
@@ -233,26 +233,31 @@ class Estimate:
         ceilings, sms = self._ceilings, self._ceilings.budget.num_sms
         loops = self.tiles * self.steps
         return self._total_us(
-            (
+            max(
                 loops * self._step / self.ctas + self._tile_us,
                 loops * self._mma / sms,
-                self._dram_bytes / ceilings.dram(sms),
-                self._l2_bytes / ceilings.l2(sms),
                 self._padded_flops / ceilings.power(sms),
-            )
+            ),
+            self._dram_bytes / ceilings.dram(sms),
+            self._l2_bytes / ceilings.l2(sms),
         )
 
     def grids(self, split: int) -> tuple[int, ...]:
         """Caps of the grid worth asking about; 0 is no cap.
 
         Fewer tiles than CTAs, streamed, are cut into `ctas / tiles` pieces each. A tile then costs
-        1 / pieces of its K loop and `pieces` partials to sum: least at sqrt(loop / partial).
+        1 / pieces of its K loop and `pieces` partials to sum: least at sqrt(loop / partial). Of
+        more tiles, a rest under a quarter wave is streamed with a whole wave more; on fewer CTAs
+        it is a quarter.
         """
-        if split != STREAM_K or self.tiles >= self.ctas:
+        tiles, ctas = self.tiles, self.ctas
+        if split != STREAM_K:
             return (0,)
-        pieces = max(1.0, sqrt(self.steps * self._step / self._partial_us))
-        best = int(self.tiles * pieces)
-        return (0, best) if 0 < best < self.ctas else (0,)
+        if tiles < ctas:
+            best = int(tiles * max(1.0, sqrt(self.steps * self._step / self._partial_us)))
+        else:
+            best = 4 * tiles // (4 * (tiles // ctas) + 1)
+        return (0, best) if 0 < best < ctas else (0,)
 
     def launch_us(self, split: int = 1, max_ctas: int = 0) -> float:
         """Predicted time, us, of one launch with cold caches."""
@@ -279,21 +284,20 @@ class Estimate:
         else:
             busiest = -(-tiles // sms) * steps * mma
         return self._total_us(
-            (
-                chain,
-                busiest,
-                self._dram_bytes / ceilings.dram(sms),
-                l2_bytes / ceilings.l2(sms),
-                self._padded_flops / ceilings.power(sms),
-            )
+            max(chain, busiest, self._padded_flops / ceilings.power(sms)),
+            self._dram_bytes / ceilings.dram(sms),
+            l2_bytes / ceilings.l2(sms),
         )
 
-    def _total_us(self, terms: tuple[float, ...]) -> float:
-        """The launch, and the terms blended into a little more than the largest."""
+    def _total_us(self, busy_us: float, dram_us: float, l2_us: float) -> float:
+        """The launch, and multiplying, memory and L2 blended into a little more than the largest.
+
+        They are in each other's way; the ceilings within `busy_us` are not, they coincide.
+        """
         constants = self._constants
-        largest, blend, spread = max(terms), constants.blend, 0.0
-        for term in terms:
-            spread += (term / largest) ** blend
+        largest, blend = max(busy_us, dram_us, l2_us), constants.blend
+        spread = (busy_us / largest) ** blend + (dram_us / largest) ** blend
+        spread += (l2_us / largest) ** blend
         return constants.launch_us + constants.load_latency_us + largest * spread ** (1 / blend)
 
 
@@ -314,9 +318,9 @@ def predict_us(
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    The larger (blended by `constants.blend`) of the longest CTA's chain of tiles, the busiest SM's
-    matrix unit, memory, L2 and power; plus the launch. cuBLASLt's choice is its own: what the
-    budget's ceilings allow at best.
+    Of the longest CTA's chain of tiles, the busiest SM's matrix unit and the power limit the
+    largest; that, memory and L2 blended by `constants.blend`; plus the launch. cuBLASLt's
+    choice is its own: what the budget's ceilings allow at best.
     """
     ceilings = Ceilings(budget, profile, constants)
     if config.kernel == "cublaslt":
