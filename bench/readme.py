@@ -23,6 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_MEASURED = "*Not measured yet.*"
 RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))
 RATE_LABELS = {"smkern": "smkern", "cublas": "cuBLAS"}
+READ_COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+READ_LABELS = {
+    "smkern": "smkern",
+    "driver": "the driver's own groups of 8",
+    "flashinfer-way": "FlashInfer's way",
+    "torch": "torch's green contexts",
+}
+OTHER_ORDERS = "best of the other orders tried"
 PROVIDERS = {"smkern": "as dispatched", "smkern:triton": "our own kernels only"}
 
 
@@ -185,21 +193,23 @@ def _compared(cells: Iterable[Cell], provider: str) -> list[Cell]:
 
 
 def _bandwidth_table(cells: Iterable[Cell]) -> str:
-    """Read bandwidth in TB/s: providers by rows, SM counts by columns."""
+    """Read bandwidth in TB/s: who chose the SMs by rows, SM counts by columns."""
     found: dict[str, dict[int, float]] = {}
     for cell in cells:
         alone = cell["op"].startswith("read") and not cell["case"].get("beside")
-        if alone and cell.get("tbps"):
-            best = found.setdefault(cell["provider"], {})
+        if alone and cell.get("tbps") and cell["num_sms"] in READ_COUNTS:
+            label = READ_LABELS.get(cell["provider"], OTHER_ORDERS)
+            best = found.setdefault(label, {})
             best[cell["num_sms"]] = max(cell["tbps"], best.get(cell["num_sms"], 0.0))
     if not found:
         return NOT_MEASURED
     counts = sorted({count for by_count in found.values() for count in by_count})
     rows = [
-        [f"`{name}`", *(f"{by[n]:.2f}" if n in by else "" for n in counts)]
-        for name, by in sorted(found.items())
+        [label, *(f"{found[label][n]:.2f}" if n in found[label] else "" for n in counts)]
+        for label in (*READ_LABELS.values(), OTHER_ORDERS)
+        if label in found
     ]
-    return markdown_table(["TB/s on SMs", *map(str, counts)], rows)
+    return markdown_table(["SMs chosen by \\ how many", *map(str, counts)], rows)
 
 
 def _targets(suites: Mapping[str, Results]) -> str:
