@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from smkern.bench.plots import cliffs, gemm
+from smkern.bench.plots import cliffs, gemm, partitions
 from smkern.bench.results import Results, load_results
 from smkern.errors import SmkernError
 
 DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
     "gemm": gemm.draw,
     "cliffs": cliffs.draw,
+    "partitions": partitions.draw,
 }
 """Suite to what draws its results file; draw(results, folder) returns the pictures it wrote."""
 
@@ -37,7 +38,7 @@ def draw_all(folder: Path, out: Path) -> Iterator[Path]:
 )
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder of pictures.")
 def command(folder: Path, out: Path | None) -> None:
-    """Draw throughput over SM budget: ours, cuBLAS and the ideal line."""
+    """Draw throughput over SM budget: ours, the peers' and the ideal line."""
     try:
         pictures = list(draw_all(folder, out or folder))
     except SmkernError as error:

@@ -1,0 +1,201 @@
+"""`smkern bench ceilings`: what n SMs can read and compute, alone and beside a neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+from rich.progress import Progress
+
+from smkern.bench.cases import common_options
+from smkern.bench.ceiling_rows import PLACEMENTS, summarize
+from smkern.bench.contention import Load, time_together
+from smkern.bench.contexts import Green
+from smkern.bench.dense import Dense, expected_us
+from smkern.bench.power import PowerMeter, power_meter
+from smkern.bench.reader import SHAPES, Reader
+from smkern.bench.reads import pick_shape
+from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.stage import Place, Stage
+from smkern.bench.timing import Call, Timing
+from smkern.device import device_info
+from smkern.errors import SmkernError
+
+SHARES = (8, 16, 24, 32, 40, 48, 60)
+"""Small sides; each is measured with its complement, on which the neighbour runs."""
+READ_ONLY = (2, 4, 12, 20, 28)
+"""Where bandwidth bends: reads alone."""
+QUICK_SHARES = (16, 32)
+SMALLEST_DENSE = 8
+"""Below it a product takes 30 ms."""
+
+
+def counts(total: int, shares: Sequence[int]) -> list[int]:
+    """Each share and its complement, in order."""
+    sides = {n for share in shares for n in (share, total - share) if 0 < share < total}
+    return sorted(sides)
+
+
+@dataclass(slots=True)
+class Sitting:
+    """Measures at the places of a stage and puts cells into `results`."""
+
+    stage: Stage
+    reader: Reader
+    dense: Dense
+    results: Results
+    meter: PowerMeter
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def alone(self, place: Place, *, dense: bool) -> None:
+        """Reads, and products where asked, with nothing beside them."""
+        self._run(place, {"read": self._read(place)})
+        if not dense:
+            return
+        errors: dict[str, str] = {}
+        for provider, call in self.dense.working(place, errors):
+            self._run(place, {"dense": self._product(place, call)}, dense_by=provider)
+        for provider, message in errors.items():
+            self.errors[f"{provider} on {place.num_sms} SMs ({place.placement})"] = message
+
+    def beside(self, place: Place, other: Place) -> None:
+        """Reads at `place` while products run at `other`, its complement."""
+        found = next(self.dense.working(other, {}), None)
+        if found is None:
+            return
+        provider, call = found
+        loads = {"read": self._read(place), "dense": self._product(other, call)}
+        self._run(place, loads, other=other, dense_by=provider)
+
+    def _read(self, place: Place) -> Load:
+        raw = place.stream.cuda_stream
+
+        def call(i: int) -> None:
+            self.reader.launch(place.num_sms, raw)
+
+        call(0)
+        return Load(call, place.stream, expected_us(call, place.stream))
+
+    def _product(self, place: Place, call: Call) -> Load:
+        return Load(call, place.stream, expected_us(call, place.stream))
+
+    def _run(
+        self,
+        place: Place,
+        loads: Mapping[str, Load],
+        *,
+        other: Place | None = None,
+        dense_by: str = "",
+    ) -> None:
+        timings = time_together(loads, while_busy=self.meter)
+        for kind, timing in timings.items():
+            where = other if other is not None and kind == "dense" else place
+            self.results.add(self._cell(kind, where, timing, dense_by, beside=other is not None))
+
+    def _cell(
+        self, kind: str, place: Place, timing: Timing, dense_by: str, *, beside: bool
+    ) -> dict[str, Any]:
+        us = fmean(timing.us_all)
+        mhz, watts = self.meter.last
+        if kind == "read":
+            case: dict[str, Any] = {"bytes": self.reader.num_bytes}
+            provider, neighbour = f"reader:{self.reader.shape.name}", "dense"
+            rates = {"tflops": None, "tbps": round(self.reader.tbps(us), 4)}
+        else:
+            case, provider, neighbour = self.dense.case, dense_by, "read"
+            rates = {"tflops": round(self.dense.tflops(us), 2), "tbps": None}
+        return {
+            "op": kind,
+            "case": case | {"beside": neighbour if beside else None},
+            "num_sms": place.num_sms,
+            "mode": place.mode,
+            "placement": place.placement,
+            "provider": provider,
+            "us": round(us, 2),
+            **rates,
+            "fraction_of_ceiling": None,
+            "sm_mhz": mhz,
+            "watts": watts,
+            "noise": round(timing.noise, 4),
+        }
+
+
+def best_reader(stage: Stage, device: int = 0) -> Reader:
+    """The reader that is fastest on the small partitions, where latency binds."""
+    readers: dict[str, Reader] = {}
+    data = None
+    for shape in SHAPES:
+        readers[shape.name] = Reader(device, shape, data)
+        data = readers[shape.name].data
+    found = [stage.at(n) for n in sorted(stage.budgets) if n <= 32]
+    places = {
+        str(place.num_sms): Green(place.num_sms, place.stream)
+        for place in (*found, stage.full)
+        if place is not None
+    }
+    return readers[pick_shape(readers, places)]
+
+
+def sides(stage: Stage, total: int, shares: Sequence[int]) -> Iterator[tuple[Place, Place]]:
+    """(a place, its complement) of each count and placement that has both."""
+    for placement in PLACEMENTS:
+        for n in counts(total, shares):
+            place, other = stage.at(n, placement), stage.at(total - n, placement)
+            if place is not None and other is not None:
+                yield place, other
+
+
+def run(shares: Sequence[int], read_only: Sequence[int], results: Results) -> dict[str, str]:
+    """Measure; what failed, and why."""
+    info = device_info()
+    total = info.num_sms
+    extra = [n for n in read_only if info.min_sms <= n < total]
+    budgets = {n for n in counts(total, shares) if n >= info.min_sms} | set(extra)
+    with Stage(budgets, placements=PLACEMENTS) as stage, Progress() as progress:
+        reader = best_reader(stage)
+        sitting = Sitting(stage, reader, Dense(), results, power_meter())
+        pairs = list(sides(stage, total, shares))
+        task = progress.add_task("ceilings", total=len(pairs) + len(extra) + 1)
+        sitting.alone(stage.full, dense=True)
+        progress.advance(task)
+        for place, other in pairs:
+            sitting.alone(place, dense=place.num_sms >= SMALLEST_DENSE)
+            if other.num_sms >= SMALLEST_DENSE:
+                sitting.beside(place, other)
+            progress.advance(task)
+        for n in extra:
+            if (found := stage.at(n)) is not None:
+                sitting.alone(found, dense=False)
+            progress.advance(task)
+        return sitting.errors
+
+
+@click.command("ceilings")
+@common_options("ceilings")
+def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets: Any) -> None:
+    """Time reads and dense products on n SMs, alone and beside each other.
+
+    --budgets names small sides; each is measured with its complement. --shapes and --ms do not
+    apply.
+    """
+    try:
+        results = open_results(out, resume=resume, meta=collect_meta())
+        shares = budgets or (QUICK_SHARES if quick else SHARES)
+        errors = run(shares, () if quick or budgets else READ_ONLY, results)
+        results.summary = summarize(results.cells)
+        if errors:
+            results.summary["failed"] = errors
+        results.save(out)
+    except SmkernError as error:
+        raise click.ClickException(str(error)) from error
+    for name, points in results.summary.items():
+        click.echo(f"{name}: {points}")
+    click.echo(f"{len(results.by_key)} cells in {out}")
+
+
+if __name__ == "__main__":
+    command()

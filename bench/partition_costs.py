@@ -1,0 +1,135 @@
+"""What partitions cost: making a ladder, its memory, a switch, asking for the SM count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+import smkern
+from smkern.bench.contexts import Driver
+from smkern.bench.host_timing import host_time
+from smkern.bench.reader import Reader
+from smkern.bench.results import Results
+from smkern.bench.timing import current_stream
+
+OP = "partition_cost"
+LADDER_MIB = 200.0
+SWITCH_US = 10.0
+FOREIGN_SMS = 16
+LADDERS = ((2, "spread"), (8, "default"))
+
+
+def note(
+    results: Results, name: str, value: float, unit: str, target: float | None = None, **case: Any
+) -> None:
+    """One row; `target` is the most it may be."""
+    row: dict[str, Any] = {"op": OP, "case": {"name": name, **case}, "provider": "smkern"}
+    row |= {"value": round(value, 3), "unit": unit}
+    if target is not None:
+        row |= {"target": target, "met": value <= target}
+    results.add(row)
+
+
+def used_mib(device: int = 0) -> float:
+    """Device memory in use, by this process and any other, MiB."""
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free) / 2**20
+
+
+def ladder_costs(results: Results, reader: Reader) -> None:
+    """Time and memory of ladders of all 8-SM splits: of 2-SM groups spread, of 8-SM groups.
+
+    To be run first in a process: the driver keeps what closed contexts gave back. So both ladders
+    are held until both are measured, and what a process pays once is counted in the first.
+    """
+    with ExitStack() as held:
+        for atom, placement in LADDERS:
+            about: dict[str, Any] = {"atom": atom, "placement": placement, "first": True}
+            before = used_mib(reader.device)
+            ladder, ms = _made(atom, placement)
+            held.enter_context(ladder)
+            about["splits"] = len(ladder.rungs)
+            note(results, "ladder_creation", ms, "ms", **about)
+            made = used_mib(reader.device) - before
+            note(results, "ladder_memory", made, "MiB", LADDER_MIB, **about)
+            _use(ladder, reader)
+            used = used_mib(reader.device) - before
+            note(results, "ladder_memory_in_use", used, "MiB", LADDER_MIB, **about)
+    for atom, placement in LADDERS:
+        ladder, ms = _made(atom, placement)
+        ladder.close()
+        about = {"atom": atom, "placement": placement, "first": False, "splits": len(ladder.rungs)}
+        note(results, "ladder_creation", ms, "ms", **about)
+
+
+def _made(atom: int, placement: Any) -> tuple[Any, float]:
+    """A ladder of all 8-SM splits, and the milliseconds it took."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    ladder = smkern.ladder(atom=atom, placement=placement)
+    return ladder, 1e3 * (time.perf_counter() - began)
+
+
+def _use(ladder: Any, reader: Reader) -> None:
+    """Launch on every partition once: what the driver makes at first use is memory too."""
+    for decode in ladder.rungs:
+        split = ladder.split(decode=decode)
+        for partition in (split.decode, split.prefill):
+            reader.launch(partition.num_sms, partition.raw_stream)
+
+
+def switch_costs(results: Results) -> None:
+    """Host time of entering one partition of a ladder after another."""
+    with smkern.ladder([16, 32]) as ladder:
+        parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
+
+        def enter(i: int) -> None:
+            with parts[i & 1]:
+                pass
+
+        found = host_time(enter, drain=False)
+        note(results, "switch", found.us_median, "us", SWITCH_US)
+
+
+def query_costs(results: Results) -> None:
+    """Host time of `current_num_sms()` on a partition's stream, a plain one and a foreign one."""
+    for kind, stream, expected in _streams():
+        with current_stream(stream):
+            answered = smkern.current_num_sms()
+            found = host_time(lambda i: smkern.current_num_sms(), drain=False)
+        about = {"stream": kind, "answer": answered, "right": answered == expected}
+        note(results, "current_num_sms", found.us_median, "us", **about)
+
+
+def _streams() -> Iterator[tuple[str, Any, int]]:
+    """(kind, stream, the SMs it has)"""
+    whole = smkern.device_info().num_sms
+    with smkern.ladder([FOREIGN_SMS]) as ladder:
+        own = ladder.split(decode=FOREIGN_SMS).decode
+        yield "own", own.stream, own.num_sms
+    yield "default", torch.cuda.default_stream(), whole
+    yield "plain", torch.cuda.Stream(), whole
+    with _foreign(FOREIGN_SMS) as green:
+        yield "foreign", green.stream, green.num_sms
+
+
+@contextmanager
+def _foreign(num_sms: int) -> Iterator[Any]:
+    green = Driver().one_group(num_sms)
+    try:
+        yield green
+    finally:
+        torch.cuda.synchronize()
+        green.close()
+
+
+def measure_costs(results: Results, reader: Reader) -> None:
+    """All rows; the ladder's first."""
+    ladder_costs(results, reader)
+    switch_costs(results)
+    query_costs(results)

@@ -1,0 +1,219 @@
+"""`smkern bench partitions`: bandwidth by choice of SMs, and what partitions cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.progress import Progress
+
+import smkern
+from smkern.bench.cases import common_options
+from smkern.bench.contexts import PAIRS, Driver, Green, candidate_orders
+from smkern.bench.partition_costs import measure_costs
+from smkern.bench.partition_rows import summarize
+from smkern.bench.reader import SHAPES, Reader
+from smkern.bench.reads import pick_shape, time_reads
+from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.timing import Timing
+from smkern.device import device_info
+from smkern.errors import SmkernError
+
+FINE_RUNGS = (12, 20, 28)
+"""Between the eighths, where bandwidth bends; no peer makes such partitions."""
+QUICK_RUNGS = (8, 16, 32)
+EIGHT = 8
+PAIR = 2
+
+
+def default_rungs(total: int) -> tuple[int, ...]:
+    """Multiples of 8 that leave 8 SMs or more to the other side, and `FINE_RUNGS`."""
+    return tuple(
+        sorted({*range(EIGHT, total - EIGHT + 1, EIGHT), *(n for n in FINE_RUNGS if n < total)})
+    )
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Partitions of any pairs of SMs, and the orders in which to take them."""
+
+    driver: Driver
+    pairs: list[Any]
+    orders: dict[str, list[int]]
+    by_eights: int
+    """SMs in the driver's own groups of 8, the remainder left out."""
+
+    def at(self, num_sms: int) -> Iterator[tuple[str, Green]]:
+        for name, order in self.orders.items():
+            taken = [self.pairs[i] for i in order[: num_sms // PAIR]]
+            yield f"order:{name}", self.driver.create(taken)
+
+
+def find_candidates(driver: Driver, reader: Reader) -> Candidates:
+    """Ask each of the driver's groups where it lies, then order them."""
+
+    def sms_of(groups: Sequence[Any]) -> list[tuple[int, ...]]:
+        found = []
+        for group in groups:
+            with _closing(driver.create([group])) as green:
+                found.append(reader.sms_of(green.stream))
+        return found
+
+    pairs, _ = driver.groups(PAIR, at_most=driver.num_sms // PAIR, flags=PAIRS)
+    eights, rest = driver.groups(EIGHT, at_most=driver.num_sms // EIGHT)
+    rests = [rest] if rest.sm.smCount else []
+    orders = candidate_orders(sms_of(pairs), sms_of([*eights, *rests]))
+    return Candidates(driver, pairs, orders, EIGHT * len(eights))
+
+
+@contextmanager
+def _closing(green: Green) -> Iterator[Green]:
+    try:
+        yield green
+    finally:
+        torch.cuda.synchronize()
+        green.close()
+
+
+@dataclass(slots=True)
+class Sitting:
+    """Measures rung by rung; everything at a rung is timed in the same rounds."""
+
+    reader: Reader
+    driver: Driver
+    candidates: Candidates
+    ladders: Mapping[str, Any]
+    results: Results
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def rung(self, num_sms: int) -> None:
+        """Every choice of `num_sms` SMs: ours, the peers', the candidates."""
+        foreign: dict[str, Green] = {}
+        try:
+            foreign = dict(self._foreign(num_sms))
+            places = {**dict(self._ours(num_sms)), **foreign}
+            failed: dict[str, str] = {}
+            timings = time_reads(self.reader, places, errors=failed)
+            for name, timing in timings.items():
+                self.results.add(self._cell(name, num_sms, places[name], timing))
+            self.errors |= {f"{name} on {num_sms} SMs": why for name, why in failed.items()}
+        finally:
+            torch.cuda.synchronize()
+            for green in foreign.values():
+                green.close()
+
+    def _ours(self, num_sms: int) -> Iterator[tuple[str, Green]]:
+        """The decode side of our ladders: `smkern`, spread, and `driver`, its default groups."""
+        for name, ladder in self.ladders.items():
+            if num_sms in ladder.rungs:
+                partition = ladder.split(decode=num_sms).decode
+                yield name, Green(partition.num_sms, partition.stream)
+
+    def _foreign(self, num_sms: int) -> Iterator[tuple[str, Green]]:
+        yield from self.candidates.at(num_sms)
+        if num_sms % EIGHT:
+            return
+        for name, make in (
+            ("flashinfer-way", self.driver.one_group),
+            ("torch", self.driver.torch_green),
+        ):
+            try:
+                yield name, make(num_sms)
+            except Exception as error:  # noqa: BLE001  what a peer raises is its result
+                self.errors[f"{name} on {num_sms} SMs"] = f"{type(error).__name__}: {error}"
+
+    def _cell(self, name: str, asked: int, place: Green, timing: Timing) -> dict[str, Any]:
+        us = timing.us_median
+        return {
+            "op": "read",
+            "case": {"bytes": self.reader.num_bytes, "asked_sms": asked},
+            "num_sms": place.num_sms,
+            "mode": "green",
+            "provider": name,
+            "us": round(us, 2),
+            "tflops": None,
+            "tbps": round(self.reader.tbps(us), 4),
+            "fraction_of_ceiling": None,
+            "noise": round(timing.noise, 4),
+        }
+
+
+def best_reader(data: Any = None) -> Reader:
+    """The reader that is fastest on small and large spread partitions."""
+    readers: dict[str, Reader] = {}
+    for shape in SHAPES:
+        readers[shape.name] = Reader(0, shape, data)
+        data = readers[shape.name].data
+    with smkern.ladder([8, 16, 32]) as ladder:
+        parts = [ladder.split(decode=n).decode for n in ladder.rungs]
+        places = {str(part.num_sms): Green(part.num_sms, part.stream) for part in parts}
+        return readers[pick_shape(readers, places)]
+
+
+def run(rungs: Sequence[int], results: Results) -> dict[str, str]:
+    """Measure; what failed, and why. The costs come first, in a process without partitions."""
+    torch.cuda.init()
+    first = Reader(0)
+    measure_costs(results, first)
+    reader = best_reader(first.data)
+    results.meta["reader"] = reader.shape.name
+    driver = Driver()
+    candidates = find_candidates(driver, reader)
+    eighths = [n for n in rungs if n % EIGHT == 0 and n <= candidates.by_eights]
+    with smkern.ladder(list(rungs)) as spread, Progress() as progress:
+        ladders = {"smkern": spread}
+        default = smkern.ladder(eighths, atom=EIGHT, placement="default") if eighths else None
+        try:
+            if default is not None:
+                ladders["driver"] = default
+            sitting = Sitting(reader, driver, candidates, ladders, results)
+            for num_sms in progress.track(rungs, description="bandwidth by choice of SMs"):
+                sitting.rung(num_sms)
+        finally:
+            torch.cuda.synchronize()
+            if default is not None:
+                default.close()
+    return sitting.errors
+
+
+@click.command("partitions")
+@common_options("partitions")
+def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets: Any) -> None:
+    """Time reads from SMs chosen by smkern, the driver, torch, FlashInfer's way and at random.
+
+    Beside them the host time and memory of making a ladder, of switching partitions, and of
+    asking for the SM count. --shapes and --ms do not apply.
+    """
+    try:
+        total = device_info().num_sms
+        rungs = budgets or (QUICK_RUNGS if quick else default_rungs(total))
+        _check_rungs(rungs, total)
+        results = open_results(out, resume=resume, meta=collect_meta())
+        errors = run(sorted(set(rungs)), results)
+        results.summary = summarize(results.cells)
+        if errors:
+            results.summary["failed"] = errors
+        results.save(out)
+    except SmkernError as error:
+        raise click.ClickException(str(error)) from error
+    for name, row in results.summary.items():
+        click.echo(f"{name}: {row}")
+    click.echo(f"{len(results.by_key)} cells in {out}")
+
+
+def _check_rungs(rungs: Sequence[int], total: int) -> None:
+    wrong = [n for n in rungs if n % PAIR or not 0 < n < total]
+    if wrong:
+        raise click.BadParameter(
+            f"{wrong} cannot be partitions of {total} SMs; give even counts from 2 to {total - 2}",
+            param_hint="--budgets",
+        )
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,219 @@
+"""The plain reader of `csrc/reader.cu`, compiled when it is first needed: what SMs can read."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smkern.errors import DeviceError
+from smkern.kernels.driver import check, libcuda
+
+VECTOR_BYTES = 16
+L2_MULTIPLE = 16
+"""The buffer over the L2: read in a circle, under 1/16 of it can still be there."""
+MIN_BUFFER_BYTES = 1 << 30
+"""A read of it takes 0.2 ms or more, of which a launch's ramps are 1%."""
+STAY_NS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderShape:
+    """How the reader keeps bytes in flight: CTAs an SM, threads a CTA, loads a turn and thread."""
+
+    threads: int
+    ctas_per_sm: int
+    loads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.ctas_per_sm}x{self.threads}x{self.loads}"
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        sizes = {"THREADS": self.threads, "CTAS_PER_SM": self.ctas_per_sm, "LOADS": self.loads}
+        return tuple(f"-D{name}={value}" for name, value in sizes.items())
+
+
+SHAPES = (ReaderShape(1024, 2, 8), ReaderShape(1024, 1, 8), ReaderShape(1024, 1, 12))
+"""2,048 threads with 32 registers each, or 1,024 with 64, which hold 8 or 12 loads at once."""
+
+
+def source_path() -> Path:
+    """`reader.cu`, in the checkout's csrc/ or in the installed package's."""
+    here = Path(__file__).resolve().parent.parent
+    return here / "csrc" / "reader.cu"
+
+
+def buffer_bytes(l2_bytes: int) -> int:
+    """Size of the buffer that is read, a multiple of 16."""
+    wanted = max(MIN_BUFFER_BYTES, L2_MULTIPLE * l2_bytes)
+    return wanted // VECTOR_BYTES * VECTOR_BYTES
+
+
+def compile_reader(shape: ReaderShape, capability: tuple[int, int]) -> bytes:
+    """The reader as a cubin, by nvrtc where its library is there, else by nvcc.
+
+    Raises:
+        DeviceError: neither is there, or the source does not compile; with what each said.
+    """
+    arch = f"sm_{capability[0]}{capability[1]}"
+    said = []
+    for compiler in (_by_nvrtc, _by_nvcc):
+        try:
+            return compiler(shape.defines, arch)
+        except (DeviceError, ImportError, RuntimeError, OSError) as error:
+            said.append(f"{compiler.__name__.removeprefix('_by_')}: {error}")
+    raise DeviceError(
+        f"cannot compile {source_path().name} for {arch} ({'; '.join(said)}); "
+        "install nvidia-cuda-nvrtc, or put nvcc on the PATH"
+    )
+
+
+def _by_nvrtc(defines: Iterable[str], arch: str) -> bytes:
+    from cuda.bindings import nvrtc
+
+    def value(result: tuple[Any, ...], call: str) -> Any:
+        code, *values = result
+        if int(code):
+            raise DeviceError(f"{call} failed with {code}")
+        return values[0] if values else None
+
+    source = source_path().read_bytes()
+    program = value(nvrtc.nvrtcCreateProgram(source, b"reader.cu", 0, [], []), "nvrtcCreateProgram")
+    options = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in defines)]
+    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(code):
+        log = b" " * value(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
+        value(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
+        raise DeviceError(f"reader.cu does not compile: {log.decode(errors='replace').strip()}")
+    cubin = b" " * value(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
+    value(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+    nvrtc.nvrtcDestroyProgram(program)
+    return cubin
+
+
+def _by_nvcc(defines: Iterable[str], arch: str) -> bytes:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise DeviceError("no nvcc on the PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "reader.cubin"
+        done = subprocess.run(
+            [nvcc, f"-arch={arch}", "-cubin", *defines, str(source_path()), "-o", str(cubin)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode:
+            raise DeviceError(f"nvcc failed: {done.stderr.strip()[-500:]}")
+        return cubin.read_bytes()
+
+
+def load_kernels(cubin: bytes, names: Iterable[str]) -> dict[str, ctypes.c_void_p]:
+    """Kernels that launch in whatever context is current, or in the stream's: torch's green
+    contexts are entered by making them current, so a function of one context would not do.
+    """
+    lib = libcuda()
+    library = ctypes.c_void_p()
+    none, zero = ctypes.c_void_p(None), ctypes.c_uint(0)
+    check(
+        lib.cuLibraryLoadData(ctypes.byref(library), cubin, none, none, zero, none, none, zero),
+        "cuLibraryLoadData",
+    )
+    kernels = {}
+    for name in names:
+        kernel = ctypes.c_void_p()
+        check(
+            lib.cuLibraryGetKernel(ctypes.byref(kernel), library, name.encode()),
+            f"cuLibraryGetKernel({name})",
+        )
+        kernels[name] = kernel
+    return kernels
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads a buffer of a GPU once a launch, from as many SMs as its stream's partition has.
+
+    Args:
+        device: index of the GPU; its primary context is torch's.
+        shape: threads and loads.
+        data: the buffer, uint8 on the device; made where not given. Readers may share it.
+    """
+
+    device: int = 0
+    shape: ReaderShape = SHAPES[0]
+    data: Any = None
+    _kernels: dict[str, ctypes.c_void_p] = field(default_factory=dict)
+    _sink: Any = None
+    _arguments: Any = None
+    _keep: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        import torch
+
+        from smkern.device import device_info
+
+        info = device_info(self.device)
+        where = torch.device("cuda", self.device)
+        if self.data is None:
+            size = buffer_bytes(info.l2_bytes)
+            self.data = torch.full((size,), 1, dtype=torch.uint8, device=where)
+        self._sink = torch.zeros(1, dtype=torch.int32, device=where)
+        torch.cuda.synchronize(self.device)
+        cubin = compile_reader(self.shape, info.capability)
+        self._kernels = load_kernels(cubin, ("stream_read", "record_sm"))
+        self._arguments, self._keep = _packed(
+            ctypes.c_void_p(self.data.data_ptr()),
+            ctypes.c_ulonglong(self.data.numel() // VECTOR_BYTES),
+            ctypes.c_void_p(self._sink.data_ptr()),
+            ctypes.c_uint(0),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes a launch reads."""
+        return int(self.data.numel())
+
+    def tbps(self, us: float) -> float:
+        """Bandwidth of a read that took `us` microseconds, TB/s."""
+        return self.num_bytes / us / 1e6
+
+    def launch(self, num_sms: int, raw_stream: int) -> None:
+        """Enqueue one read of the whole buffer by `num_sms` SMs' worth of CTAs."""
+        grid, block = num_sms * self.shape.ctas_per_sm, self.shape.threads
+        _launch(self._kernels["stream_read"], grid, block, raw_stream, self._arguments)
+
+    def sms_of(self, stream: Any, ctas: int = 512) -> tuple[int, ...]:
+        """The ids of the SMs that a stream's work reaches, in order."""
+        import torch
+
+        out = torch.full((ctas,), -1, dtype=torch.int32, device=torch.device("cuda", self.device))
+        torch.cuda.synchronize(self.device)
+        arguments, _keep = _packed(ctypes.c_void_p(out.data_ptr()), ctypes.c_ulonglong(STAY_NS))
+        _launch(self._kernels["record_sm"], ctas, 32, stream.cuda_stream, arguments)
+        torch.cuda.synchronize(self.device)
+        return tuple(sorted(set(out.tolist())))
+
+
+def _packed(*values: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Kernel arguments as the driver takes them, and what must outlive them."""
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    return pointers, values
+
+
+def _launch(
+    kernel: ctypes.c_void_p, grid: int, block: int, raw_stream: int, arguments: Any
+) -> None:
+    one, uint = ctypes.c_uint(1), ctypes.c_uint
+    code = libcuda().cuLaunchKernel(
+        kernel, uint(grid), one, one, uint(block), one, one, uint(0),
+        ctypes.c_void_p(raw_stream), arguments, ctypes.c_void_p(None),
+    )  # fmt: skip
+    check(code, f"cuLaunchKernel({grid} CTAs of {block} threads)")

@@ -1,0 +1,73 @@
+"""Read bandwidth of several choices of SMs in interleaved rounds, one of them busy at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+import torch
+
+from smkern.bench.contexts import Green
+from smkern.bench.reader import Reader
+from smkern.bench.timing import Timing
+
+ROUNDS = 7
+READS = 2
+"""Timed reads a round, after one untimed that lets the host get ahead of the device."""
+
+
+def time_reads(
+    reader: Reader,
+    places: Mapping[str, Green],
+    *,
+    rounds: int = ROUNDS,
+    errors: MutableMapping[str, str] | None = None,
+) -> dict[str, Timing]:
+    """Time reads of the whole buffer from each place, by turns; us a read, a figure a round.
+
+    Launched eagerly: torch's older green contexts lose their SMs in a graph's capture.
+
+    Args:
+        places: name to the SMs and the stream.
+        errors: where given, a place that fails is named there and left out.
+    """
+    found: dict[str, list[float]] = {}
+    for round_index in range(rounds + 1):
+        for name, place in places.items():
+            if errors is not None and name in errors:
+                continue
+            try:
+                us = read_us(reader, place)
+            except Exception as error:
+                if errors is None:
+                    raise
+                errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                found.pop(name, None)
+                continue
+            if round_index:
+                found.setdefault(name, []).append(us)
+    return {name: Timing(tuple(us_all)) for name, us_all in found.items()}
+
+
+def read_us(reader: Reader, place: Green, reads: int = READS) -> float:
+    """Microseconds a read, with nothing else on the device."""
+    torch.cuda.synchronize(reader.device)
+    with place.entered():
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        raw = place.stream.cuda_stream
+        reader.launch(place.num_sms, raw)
+        begin.record(place.stream)
+        for _ in range(reads):
+            reader.launch(place.num_sms, raw)
+        end.record(place.stream)
+        end.synchronize()
+        return 1e3 * begin.elapsed_time(end) / reads
+
+
+def pick_shape(readers: Mapping[str, Reader], places: Mapping[str, Green]) -> str:
+    """The name of the reader that is fastest over the places, by the product of its times."""
+    scores: dict[str, float] = {}
+    for name, reader in readers.items():
+        scores[name] = 1.0
+        for timing in time_reads(reader, places, rounds=3).values():
+            scores[name] *= timing.us_median
+    return min(scores, key=lambda name: scores[name])

@@ -1,0 +1,136 @@
+"""Curves and the order of work of the ceilings suite; the device is made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from smkern.bench import ceilings
+from smkern.bench.ceiling_rows import curve, summarize
+from smkern.bench.ceilings import SHARES, Sitting, counts, sides
+from smkern.bench.dense import Dense
+from smkern.bench.results import Results, load_results
+from smkern.bench.stage import Place
+from smkern.bench.timing import Timing
+
+TOTAL = 132
+SIZE = 1 << 30
+
+
+def cell(op: str, num_sms: int, rate: float, placement=None, beside=None, provider="x") -> dict:
+    return {
+        "op": op,
+        "case": {"beside": beside},
+        "num_sms": num_sms,
+        "mode": "full" if placement is None else "green",
+        "placement": placement,
+        "provider": provider,
+        "tbps": rate if op == "read" else None,
+        "tflops": rate if op == "dense" else None,
+    }
+
+
+def test_each_share_comes_with_its_complement():
+    found = counts(TOTAL, SHARES)
+    assert found[0] == 8
+    assert found[-1] == 124
+    assert {TOTAL - n for n in found} == set(found)
+    assert counts(TOTAL, [66, 132, 200]) == [66]
+
+
+def test_a_curve_is_the_best_rate_of_its_placement():
+    cells = [
+        cell("read", 16, 3.2, "spread"),
+        cell("read", 16, 2.5, "default"),
+        cell("read", 16, 2.3, "spread", beside="dense"),
+        cell("read", 132, 4.5),
+        cell("dense", 116, 560.0, "spread", provider="cublas"),
+        cell("dense", 116, 570.0, "spread", provider="smkern"),
+    ]
+    assert curve(cells, "read", "spread", beside=False) == {16: 3.2, 132: 4.5}
+    assert curve(cells, "read", "default", beside=False) == {16: 2.5, 132: 4.5}
+    assert curve(cells, "read", "spread", beside=True) == {16: 2.3}
+    assert curve(cells, "dense", None, beside=False) == {116: 570.0}
+    summary = summarize(cells)
+    assert summary["read_tbps_spread_alone"] == {"16": 3.2, "132": 4.5}
+    assert summary["dense_tflops_default_beside"] == {}
+
+
+class FakeStage:
+    full = Place(TOTAL, "full", None, None, None)
+
+    def at(self, num_sms: int, placement: str = "spread") -> Place | None:
+        if placement == "default" and num_sms % 8 and (TOTAL - num_sms) % 8:
+            return None
+        return Place(num_sms, "green", placement, SimpleNamespace(cuda_stream=1), None)
+
+
+@pytest.fixture
+def sitting(monkeypatch) -> Sitting:
+    """Reads take 400 us, products 2,000; beside each other 500 and 2,500. cuBLAS needs 64 SMs."""
+
+    def together(loads, while_busy):
+        while_busy()
+        slower = 1.25 if len(loads) == 2 else 1.0
+        us = {"read": 400.0, "dense": 2000.0}
+        return {name: Timing((us[name] * slower,) * 3) for name in loads}
+
+    def working(place, errors):
+        if place.num_sms < 64:
+            errors["cublas"] = "no clusters"
+        else:
+            yield "cublas", lambda i: None
+        yield "smkern", lambda i: None
+
+    monkeypatch.setattr(ceilings, "time_together", together)
+    monkeypatch.setattr(ceilings, "expected_us", lambda call, stream: 100.0)
+    reader = SimpleNamespace(
+        launch=lambda num_sms, raw: None,
+        num_bytes=SIZE,
+        tbps=lambda us: SIZE / us / 1e6,
+        shape=SimpleNamespace(name="2x1024x8"),
+    )
+    dense = SimpleNamespace(working=working, case={"m": 4096}, tflops=Dense.tflops)
+
+    class Meter:
+        last = (1500.0, 690.0)
+
+        def __call__(self) -> None:
+            return None
+
+    return Sitting(FakeStage(), reader, dense, Results(), Meter())
+
+
+def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(sitting, tmp_path):
+    stage = sitting.stage
+    sitting.alone(stage.at(16), dense=True)
+    sitting.beside(stage.at(16), stage.at(116))
+    cells = sitting.results.cells
+    assert [(c["op"], c["num_sms"], c["case"]["beside"], c["provider"]) for c in cells] == [
+        ("read", 16, None, "reader:2x1024x8"),
+        ("dense", 16, None, "smkern"),
+        ("read", 16, "dense", "reader:2x1024x8"),
+        ("dense", 116, "read", "cublas"),
+    ]
+    assert cells[0]["tbps"] == pytest.approx(SIZE / 400 / 1e6, rel=1e-3)
+    assert cells[3]["tflops"] == pytest.approx(Dense.tflops(2500.0), rel=1e-3)
+    assert (cells[0]["sm_mhz"], cells[0]["watts"]) == (1500.0, 690.0)
+    assert sitting.errors == {"cublas on 16 SMs (spread)": "no clusters"}
+    sitting.results.save(tmp_path / "ceilings.json")
+    assert load_results(tmp_path / "ceilings.json").cells == cells
+
+
+def test_every_count_meets_its_complement_in_both_placements(sitting):
+    pairs = list(sides(sitting.stage, TOTAL, SHARES))
+    assert all(a.num_sms + b.num_sms == TOTAL for a, b in pairs)
+    assert all(a.placement == b.placement for a, b in pairs)
+    assert len(pairs) == 2 * 2 * len(SHARES)
+
+
+def test_the_product_fills_its_waves():
+    tiles = (4096 // 128) * (24576 // 256)
+    assert tiles == 3072
+    for num_sms in (8, 16, 60, 100, 116, TOTAL):
+        waves = -(-tiles // num_sms)
+        assert tiles / (waves * num_sms) > 0.94
