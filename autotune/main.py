@@ -25,11 +25,9 @@ from smkern.tuning.table import CellKey, TableStore, load_constants, user_path
 if TYPE_CHECKING:
     from smkern.autotune.places import Place
 
-QUICK: dict[str, tuple[Any, ...]] = {
-    "shapes": ((4096, 4096),),
-    "ms": (16, 512),
-    "budgets": (32, 100),
-}
+QUICK_SHAPES = ((4096, 4096),)
+QUICK_MS = (16, 512)
+QUICK_BUDGETS = (32, 100)
 _SAVE_EVERY_S = 10.0
 
 
@@ -124,9 +122,13 @@ def command(
     L2, interleaved. Every result is also kept in --raw; run again, only what is missing there is
     measured. `python -m smkern.autotune.fit` fits the cost model to that file.
     """
-    defaults = QUICK if quick else {"shapes": SHAPES, "ms": MS, "budgets": BUDGETS}
     request = Request(
-        problems(shapes or defaults["shapes"], ms or defaults["ms"], dtype, epilogues),
+        problems(
+            shapes or (QUICK_SHAPES if quick else SHAPES),
+            ms or (QUICK_MS if quick else MS),
+            dtype,
+            epilogues,
+        ),
         top,
         kernels,
         cublaslt,
@@ -134,7 +136,7 @@ def command(
         time_limit_s,
         workers,
     )
-    counts: tuple[int, ...] = budgets or defaults["budgets"]
+    counts: tuple[int, ...] = budgets or (QUICK_BUDGETS if quick else BUDGETS)
     if dry_run:
         _describe(request, counts, load_profile())
         return

@@ -77,10 +77,10 @@ class Places:
         rungs = sorted({decode for decode, _ in sides.values()})
         made = ladder(rungs, atom=2, device=self.device, placement="spread")
         self._stack.enter_context(made)
-        for num_sms, (decode, side) in sides.items():
+        for num_sms, (decode, own_side) in sides.items():
             split = made.split(decode=decode)
             own, other = split.decode, split.prefill
-            if side == "prefill":
+            if own_side == "prefill":
                 own, other = other, own
             if own.num_sms != num_sms:
                 self.missing.append(num_sms)
