@@ -1,17 +1,22 @@
-"""Curves over SMs from the cells of a ceilings file."""
+"""Curves over SMs from the cells of a ceilings file, and the device profile made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-Placement = Literal["spread", "default"]
+from smkern.device import DeviceInfo, Placement, Profile
+
+Cell = Mapping[str, Any]
+Points = dict[int, float]
+
 PLACEMENTS: tuple[Placement, ...] = ("spread", "default")
+FLOP_PER_CLOCK = 4096
+"""Dense bf16 FLOP an SM does in a clock (sm_90)."""
+PROVENANCE = ("gpu", "driver", "torch", "triton", "date", "command", "smkern_commit")
 
 
-def curve(
-    cells: Sequence[Mapping[str, Any]], op: str, placement: str | None, *, beside: bool
-) -> dict[int, float]:
+def curve(cells: Iterable[Cell], op: str, placement: str | None, *, beside: bool) -> Points:
     """SMs to the best rate measured: TB/s of `read`, TFLOP/s of `dense`.
 
     Args:
@@ -21,19 +26,82 @@ def curve(
             placement, belongs to every curve of work alone.
         beside: with a neighbour on the complement, or alone.
     """
-    rate = "tbps" if op == "read" else "tflops"
-    points: dict[int, float] = {}
-    for cell in cells:
-        if cell["op"] != op or (cell["case"]["beside"] is not None) != beside:
-            continue
-        if placement is not None and cell["placement"] not in (None, placement):
-            continue
-        n = cell["num_sms"]
-        points[n] = max(points.get(n, 0.0), cell[rate])
+    points: Points = {}
+    for cell in _of(cells, op, beside):
+        if placement is None or cell["placement"] in (None, placement):
+            n = cell["num_sms"]
+            points[n] = max(points.get(n, 0.0), _rate(cell))
     return dict(sorted(points.items()))
 
 
-def summarize(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _of(cells: Iterable[Cell], op: str, beside: bool) -> Iterator[Cell]:
+    for cell in cells:
+        if cell["op"] == op and (cell["case"]["beside"] is not None) == beside:
+            yield cell
+
+
+def _rate(cell: Cell) -> float:
+    return float(cell["tbps"] if cell["op"] == "read" else cell["tflops"])
+
+
+def dense_ceiling(cells: Iterable[Cell], sm_clock_mhz: int) -> Points:
+    """SMs to the dense rate that power allows, TFLOP/s.
+
+    What the SMs would do at the clock that they kept under the fastest product measured, each of
+    them busy every cycle. Where no clock was read: the full clock's rate, but no more in all than
+    was measured anywhere. Never less than was measured.
+    """
+    fastest: dict[int, Cell] = {}
+    for cell in _of(cells, "dense", beside=False):
+        n = cell["num_sms"]
+        if n not in fastest or _rate(cell) > _rate(fastest[n]):
+            fastest[n] = cell
+    most = max(map(_rate, fastest.values()), default=0.0)
+    points: Points = {}
+    for n, cell in sorted(fastest.items()):
+        peak = FLOP_PER_CLOCK * n * sm_clock_mhz / 1e6
+        mhz = cell.get("sm_mhz")
+        allowed = FLOP_PER_CLOCK * n * mhz / 1e6 if mhz else most
+        points[n] = round(max(_rate(cell), min(peak, allowed)), 1)
+    return points
+
+
+def dense_beside(cells: Sequence[Cell], ceiling: Points) -> Points:
+    """`ceiling` times what a product keeps of its rate while the complement reads."""
+    alone = {_same(cell): _rate(cell) for cell in _of(cells, "dense", beside=False)}
+    kept: dict[int, list[float]] = {}
+    for cell in _of(cells, "dense", beside=True):
+        if (before := alone.get(_same(cell))) is not None:
+            kept.setdefault(cell["num_sms"], []).append(_rate(cell) / before)
+    return {
+        n: round(ceiling[n] * min(1.0, sum(shares) / len(shares)), 1)
+        for n, shares in sorted(kept.items())
+        if n in ceiling
+    }
+
+
+def _same(cell: Cell) -> tuple[Any, ...]:
+    return cell["num_sms"], cell["placement"], cell["provider"]
+
+
+def profile_of(cells: Sequence[Cell], info: DeviceInfo, meta: Mapping[str, Any]) -> Profile:
+    """The device profile that a whole ceilings suite measured."""
+    curves: dict[str, Points] = {}
+    for placement in PLACEMENTS:
+        for when, beside in (("alone", False), ("beside", True)):
+            points = curve(cells, "read", placement, beside=beside)
+            curves[f"bandwidth_tbps_{placement}_{when}"] = points
+    ceiling = dense_ceiling(cells, info.sm_clock_mhz)
+    curves["flops_tflops_spread_alone"] = ceiling
+    curves["flops_tflops_spread_beside"] = dense_beside(cells, ceiling)
+    return Profile(
+        info,
+        {name: tuple(points.items()) for name, points in curves.items() if points},
+        {name: str(meta[name]) for name in PROVENANCE if meta.get(name)},
+    )
+
+
+def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
     """The curves: TB/s and TFLOP/s over SMs."""
     found: dict[str, Any] = {}
     for op, unit in (("read", "tbps"), ("dense", "tflops")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.cases import common_options
-from smkern.bench.ceiling_rows import PLACEMENTS, summarize
+from smkern.bench.ceiling_rows import PLACEMENTS, profile_of, summarize
 from smkern.bench.contention import Load, time_together
 from smkern.bench.contexts import Green
 from smkern.bench.dense import Dense, expected_us
@@ -22,7 +23,7 @@ from smkern.bench.reads import pick_shape
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Place, Stage
 from smkern.bench.timing import Call, Timing
-from smkern.device import device_info
+from smkern.device import SHIPPED, Profile, device_info, save_profile
 from smkern.errors import SmkernError
 
 SHARES = (8, 16, 24, 32, 40, 48, 60)
@@ -30,6 +31,9 @@ SHARES = (8, 16, 24, 32, 40, 48, 60)
 READ_ONLY = (2, 4, 12, 20, 28)
 """Where bandwidth bends: reads alone."""
 QUICK_SHARES = (16, 32)
+WINDOW_US = {"read": 40_000.0, "dense": 200_000.0, "beside": 100_000.0}
+"""How long to keep the SMs busy: it takes some 50 ms until power limits the clock."""
+CLOCK_READINGS = 4
 SMALLEST_DENSE = 8
 """Below it a product takes 30 ms."""
 
@@ -50,6 +54,8 @@ class Sitting:
     results: Results
     meter: PowerMeter
     errors: dict[str, str] = field(default_factory=dict)
+    sm_mhz: float | None = None
+    watts: float | None = None
 
     def alone(self, place: Place, *, dense: bool) -> None:
         """Reads, and products where asked, with nothing beside them."""
@@ -91,16 +97,25 @@ class Sitting:
         other: Place | None = None,
         dense_by: str = "",
     ) -> None:
-        timings = time_together(loads, while_busy=self.meter)
+        window = WINDOW_US["beside" if other is not None else next(iter(loads))]
+        timings = time_together(loads, at_least_us=window, while_busy=self._watch)
         for kind, timing in timings.items():
             where = other if other is not None and kind == "dense" else place
             self.results.add(self._cell(kind, where, timing, dense_by, beside=other is not None))
+
+    def _watch(self) -> None:
+        """Read clock and power a few times; `sm_mhz` and `watts` are the means."""
+        readings = []
+        for _ in range(CLOCK_READINGS):
+            self.meter()
+            readings.append(self.meter.last)
+            time.sleep(2e-3)
+        self.sm_mhz, self.watts = (_mean(values) for values in zip(*readings, strict=True))
 
     def _cell(
         self, kind: str, place: Place, timing: Timing, dense_by: str, *, beside: bool
     ) -> dict[str, Any]:
         us = fmean(timing.us_all)
-        mhz, watts = self.meter.last
         if kind == "read":
             case: dict[str, Any] = {"bytes": self.reader.num_bytes}
             provider, neighbour = f"reader:{self.reader.shape.name}", "dense"
@@ -118,10 +133,15 @@ class Sitting:
             "us": round(us, 2),
             **rates,
             "fraction_of_ceiling": None,
-            "sm_mhz": mhz,
-            "watts": watts,
+            "sm_mhz": self.sm_mhz,
+            "watts": self.watts,
             "noise": round(timing.noise, 4),
         }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 1) if known else None
 
 
 def best_reader(stage: Stage, device: int = 0) -> Reader:
@@ -174,14 +194,35 @@ def run(shares: Sequence[int], read_only: Sequence[int], results: Results) -> di
         return sitting.errors
 
 
+def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
+    """Write a profile beside the package's own, under the GPU's short name."""
+    name = profile.info.name.lower().replace("nvidia", "").strip().replace(" ", "-")
+    path = save_profile(profile, folder / f"{name}.json")
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    return path
+
+
 @click.command("ceilings")
 @common_options("ceilings")
-def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets: Any) -> None:
+@click.option("--save", is_flag=True, help="Keep the curves as your profile of this GPU.")
+@click.option("--ship", is_flag=True, help="Write them to the package's own profiles.")
+def command(
+    out: Path,
+    resume: bool,
+    quick: bool,
+    shapes: Any,
+    ms: Any,
+    budgets: Any,
+    save: bool,
+    ship: bool,
+) -> None:
     """Time reads and dense products on n SMs, alone and beside each other.
 
     --budgets names small sides; each is measured with its complement. --shapes and --ms do not
     apply.
     """
+    if (save or ship) and (quick or budgets):
+        raise click.UsageError("a profile needs the whole suite: drop --quick and --budgets")
     try:
         results = open_results(out, resume=resume, meta=collect_meta())
         shares = budgets or (QUICK_SHARES if quick else SHARES)
@@ -190,6 +231,11 @@ def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets:
         if errors:
             results.summary["failed"] = errors
         results.save(out)
+        profile = profile_of(results.cells, device_info(), results.meta)
+        if save:
+            click.echo(f"profile saved: {save_profile(profile)}")
+        if ship:
+            click.echo(f"profile to ship: {ship_profile(profile)}")
     except SmkernError as error:
         raise click.ClickException(str(error)) from error
     for name, points in results.summary.items():

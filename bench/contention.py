@@ -14,7 +14,7 @@ import torch
 from smkern.bench.timing import Timing, current_stream
 
 WINDOW_US = 40_000.0
-"""How long the streams are kept busy at least; power limits act within a few ms."""
+"""How long the streams are kept busy, unless more is asked for."""
 MIN_CALLS = 6
 SETTLE = 0.3
 """This share of the common time is left out at its start: clocks are still falling."""
@@ -39,9 +39,9 @@ class Load:
     expected_us: float
 
 
-def window_us(loads: Mapping[str, Load]) -> float:
+def window_us(loads: Mapping[str, Load], at_least_us: float = WINDOW_US) -> float:
     """Microseconds to keep all streams busy: `MIN_CALLS` of the longest call at the least."""
-    return max(WINDOW_US, MIN_CALLS * max(load.expected_us for load in loads.values()))
+    return max(at_least_us, MIN_CALLS * max(load.expected_us for load in loads.values()))
 
 
 def calls_in(window: float, load: Load) -> int:
@@ -69,17 +69,25 @@ def spans_inside(marks: Mapping[str, Sequence[float]]) -> dict[str, tuple[float,
 
 
 def time_together(
-    loads: Mapping[str, Load], *, while_busy: Callable[[], None] | None = None
+    loads: Mapping[str, Load],
+    *,
+    at_least_us: float = WINDOW_US,
+    while_busy: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
     """Run the loads side by side, each on its stream, and time the calls that overlapped.
 
     One load alone is timed the same way. Each call has run eagerly before.
 
+    Args:
+        loads: name to work; one to a stream.
+        at_least_us: how long to keep the streams busy.
+        while_busy: called once while they are, past the middle.
+
     Returns:
         name to `Timing`, in us, a figure a call; a load that no call of lay inside the common
         time has none.
     """
-    window = window_us(loads)
+    window = window_us(loads, at_least_us)
     torch.cuda.synchronize()
     gate = torch.cuda.Stream()
     opened = _event()

@@ -154,11 +154,16 @@ class Driver:
 
         @contextmanager
         def entered() -> Iterator[None]:
+            driver = _driver()
+            primary = _value(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
             context.set_context()
             try:
                 yield
             finally:
-                context.pop_context()
+                try:
+                    context.pop_context()
+                finally:
+                    _value(driver.cuCtxSetCurrent(primary), "cuCtxSetCurrent")
 
         with entered():
             granted = self.granted_to_current()

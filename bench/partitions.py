@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,9 @@ class Sitting:
         """Every choice of `num_sms` SMs: ours, the peers', the candidates."""
         foreign: dict[str, Green] = {}
         try:
-            foreign = dict(self._foreign(num_sms))
+            for name, made in self._foreign(num_sms):
+                foreign[name] = made
+                foreign[name] = self._seen(name, made)
             places = {**dict(self._ours(num_sms)), **foreign}
             failed: dict[str, str] = {}
             timings = time_reads(self.reader, places, errors=failed)
@@ -126,6 +128,15 @@ class Sitting:
                 yield name, make(num_sms)
             except Exception as error:  # noqa: BLE001  what a peer raises is its result
                 self.errors[f"{name} on {num_sms} SMs"] = f"{type(error).__name__}: {error}"
+
+    def _seen(self, name: str, green: Green) -> Green:
+        """The same with the count of SMs that its work reaches, which is what it was granted."""
+        with green.entered():
+            seen = len(self.reader.sms_of(green.stream))
+        if seen == green.num_sms:
+            return green
+        self.errors[f"{name}: granted {green.num_sms} SMs"] = f"its work ran on {seen}"
+        return replace(green, num_sms=seen)
 
     def _cell(self, name: str, asked: int, place: Green, timing: Timing) -> dict[str, Any]:
         us = timing.us_median

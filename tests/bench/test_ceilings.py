@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from smkern.bench import ceilings
-from smkern.bench.ceiling_rows import curve, summarize
-from smkern.bench.ceilings import SHARES, Sitting, counts, sides
+from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profile_of, summarize
+from smkern.bench.ceilings import SHARES, Sitting, command, counts, ship_profile, sides
 from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing
+from smkern.device import device_info, load_profile, save_profile
 
 TOTAL = 132
 SIZE = 1 << 30
@@ -57,6 +59,68 @@ def test_a_curve_is_the_best_rate_of_its_placement():
     assert summary["dense_tflops_default_beside"] == {}
 
 
+def test_the_dense_ceiling_follows_the_clock_under_load():
+    cells = [
+        cell("dense", 16, 113.0, "default") | {"sm_mhz": 1980.0},
+        cell("dense", 132, 780.0) | {"sm_mhz": 1400.0},
+        cell("dense", 132, 790.0, provider="y") | {"sm_mhz": 1500.0},
+        cell("dense", 100, 640.0, "spread") | {"sm_mhz": None},
+    ]
+    found = dense_ceiling(cells, 1980)
+    assert found == {16: 129.8, 100: 790.0, 132: pytest.approx(4096 * 132 * 1500 / 1e6, abs=0.1)}
+
+
+def test_a_measured_rate_is_never_above_the_ceiling():
+    assert dense_ceiling([cell("dense", 132, 900.0) | {"sm_mhz": 1500.0}], 1980) == {132: 900.0}
+
+
+def test_beside_a_reader_the_ceiling_falls_as_the_product_did():
+    cells = [
+        cell("dense", 100, 600.0, "spread"),
+        cell("dense", 100, 480.0, "spread", beside="read"),
+        cell("dense", 100, 500.0, "default", beside="read"),
+    ]
+    assert dense_beside(cells, {100: 700.0}) == {100: 560.0}
+
+
+def test_a_profile_answers_from_the_cells_and_survives_the_disk(tmp_path):
+    cells = [
+        cell("read", 16, 3.2, "spread"),
+        cell("read", 16, 2.5, "default"),
+        cell("read", 16, 2.3, "spread", beside="dense"),
+        cell("read", 132, 4.5),
+        cell("dense", 132, 790.0) | {"sm_mhz": 1500.0},
+        cell("dense", 16, 113.0, "default") | {"sm_mhz": 1980.0},
+    ]
+    made = profile_of(cells, load_profile("h200").info, {"gpu": "NVIDIA H200", "torch": None})
+    assert made.bandwidth(16) == 3.2
+    assert made.bandwidth(16, placement="default") == 2.5
+    assert made.bandwidth(16, beside=True) == 2.3
+    assert made.flops(16) == pytest.approx(129.8, rel=1e-3)
+    assert made.flops(132) == pytest.approx(811.0, rel=1e-3)
+    assert made.provenance == {"gpu": "NVIDIA H200"}
+    path = ship_profile(made, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["h200.json"]
+    assert save_profile(made, tmp_path / "again.json").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize("flags", [["--save", "--quick"], ["--ship", "--budgets", "16"]])
+def test_a_part_of_the_suite_is_no_profile(flags):
+    ran = CliRunner().invoke(command, flags)
+    assert ran.exit_code == 2
+    assert "whole suite" in ran.output
+
+
+def test_without_a_gpu_it_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    device_info.cache_clear()
+    out = tmp_path / "ceilings.json"
+    ran = CliRunner().invoke(command, ["--out", str(out)])
+    assert ran.exit_code == 1
+    assert "torch sees no GPU" in ran.output
+    assert not out.exists()
+
+
 class FakeStage:
     full = Place(TOTAL, "full", None, None, None)
 
@@ -70,7 +134,7 @@ class FakeStage:
 def sitting(monkeypatch) -> Sitting:
     """Reads take 400 us, products 2,000; beside each other 500 and 2,500. cuBLAS needs 64 SMs."""
 
-    def together(loads, while_busy):
+    def together(loads, at_least_us, while_busy):
         while_busy()
         slower = 1.25 if len(loads) == 2 else 1.0
         us = {"read": 400.0, "dense": 2000.0}
