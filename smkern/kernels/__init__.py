@@ -1,5 +1,12 @@
 """Device code and its launches. No validation, no torch dispatch."""
 
-from smkern.kernels.launch import Counters, GemmKernels, GemmPlan, Schedule, make_schedule
+from smkern.kernels.launch import (
+    Counters,
+    GemmKernels,
+    GemmPlan,
+    Schedule,
+    counters,
+    make_schedule,
+)
 
-__all__ = ["Counters", "GemmKernels", "GemmPlan", "Schedule", "make_schedule"]
+__all__ = ["Counters", "GemmKernels", "GemmPlan", "Schedule", "counters", "make_schedule"]

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 from dataclasses import dataclass
+from functools import cache
 
 from smkern.errors import ArgumentError
 from smkern.kernels.compile import Artifact, compile_variant
@@ -188,6 +189,20 @@ class GemmPlan:
             check(code, f"cuLaunchKernel({self.num_ctas} CTAs of {self.variant})")
 
 
+@cache
+def _ledger() -> list[Variant]:
+    """Every variant that this process has compiled (or fetched from disk) and loaded."""
+    return []
+
+
+def counters() -> Counters:
+    """How many kernels this process has compiled and loaded so far: it only grows.
+
+    In a serving loop it must stand still; `smkern.warmup` makes it so.
+    """
+    return Counters(compilations=len(_ledger()), module_loads=len(_ledger()))
+
+
 class GemmKernels:
     """The GEMM kernels of one device: compiled and loaded once a variant, counted."""
 
@@ -195,10 +210,6 @@ class GemmKernels:
         self.device_index, self.capability = device_index, capability
         self._loaded: dict[Variant, tuple[Artifact, ctypes.c_void_p]] = {}
         self._lock = threading.Lock()
-
-    @property
-    def counters(self) -> Counters:
-        return Counters(compilations=len(self._loaded), module_loads=len(self._loaded))
 
     def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
         """Whether `prepare` would compile and load nothing."""
@@ -213,5 +224,6 @@ class GemmKernels:
                 artifact = compile_variant(variant)
                 function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
                 self._loaded[variant] = artifact, function
+                _ledger().append(variant)
             artifact, function = self._loaded[variant]
         return GemmPlan(problem, config, schedule, variant, artifact, function)

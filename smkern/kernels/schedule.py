@@ -7,6 +7,8 @@ first `whole_tiles` tiles in raster order are whole, the last `stream_tiles` are
 `device_functions` compiles these for Triton or Gluon: both decorate the same Python source.
 """
 
+import triton.language as tl  # noqa: F401 (Triton's interpreter wants it in sight)
+
 
 def _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters):
     """How many (tile, k range) segments CTA `pid` works through, and how many are streamed."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from smkern.device import Budget, Confinement
+
 Dtype = Literal["bf16", "fp16", "fp32"]
 Activation = Literal["silu", "gelu"]
-Confinement = Literal["mask", "grid"]
-Kernel = Literal["tma", "pointer", "ws", "skinny", "cublaslt"]
+Kernel = Literal["tma", "pointer", "ws", "cublaslt"]
 
 STREAM_K = 0
 """Value of `GemmConfig.split` that spreads the last, partial wave's K loops over all CTAs."""
@@ -50,15 +51,6 @@ class GemmProblem:
         size = 4 if self.dtype == "fp32" else 2
         reads = self.m * self.k + self.n * self.k + self.m * self.n * self.epilogue.residual
         return size * (reads + self.m * self.n + self.n * self.epilogue.bias)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Budget:
-    """How many SMs a launch may use, what keeps it there, and whether clusters can launch."""
-
-    num_sms: int
-    confined: Confinement = "grid"
-    clusters: bool = True
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,0 +1,124 @@
+"""The driver's green-context calls on one device, by cuda.bindings; tests fake them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from smkern.errors import DeviceError
+
+IGNORE_COSCHEDULING = 1
+"""Split flag: groups of 2 SMs instead of 8 on sm_90; kernels with clusters may not launch there."""
+_NON_BLOCKING = 1
+_DEFAULT_STREAM = 1
+_REMEDY = (
+    "green contexts need driver 550 (CUDA 12.4) or later; without them use backend='grid', which "
+    "keeps a budget by the grid alone"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GreenContext:
+    """A created context: its handle, its stream and the SMs that it was really granted."""
+
+    handle: Any
+    stream: int
+    num_sms: int
+
+
+class Driver(Protocol):
+    """What the green backend asks of the driver."""
+
+    def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]: ...
+
+    def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext: ...
+
+    def destroy(self, context: GreenContext) -> None: ...
+
+    def smids(self, stream: int, num_ctas: int) -> list[int]: ...
+
+    def clusters(self, stream: int) -> bool | None: ...
+
+
+class CudaDriver:
+    """The real driver. The primary context, which torch made, stays current throughout."""
+
+    def __init__(self, device: int) -> None:
+        import torch
+
+        torch.cuda.init()
+        torch.zeros(1, device=torch.device("cuda", device))
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise DeviceError(
+                f"cuda-bindings is missing ({error}): pip install cuda-bindings"
+            ) from error
+        self.device = device
+        self._cuda = driver
+        self._handle = self._call("cuDeviceGet", device)
+        self._sm = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """A driver call's result; `DeviceError` with its name, code and the remedy."""
+        try:
+            code, *values = getattr(self._cuda, name)(*args)
+        except (RuntimeError, AttributeError) as error:
+            raise DeviceError(f"{name} is not in this driver ({error}): {_REMEDY}") from error
+        if int(code):
+            raise DeviceError(f"{name} failed with {code!s}: {_REMEDY}")
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]:
+        """The device's SMs in as many groups of `min_sms` as go, and the remainder or None."""
+        whole = self._call("cuDeviceGetDevResource", self._handle, self._sm)
+        groups, count, rest = self._call(
+            "cuDevSmResourceSplitByCount", whole.sm.smCount // min_sms, whole, flags, min_sms
+        )
+        return list(groups[: int(count)]), rest if rest.sm.smCount else None
+
+    def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext:
+        """A green context of groups of one split, with one non-blocking stream."""
+        description = self._call("cuDevResourceGenerateDesc", list(groups), len(groups))
+        handle = self._call("cuGreenCtxCreate", description, self._handle, _DEFAULT_STREAM)
+        stream = self._call("cuGreenCtxStreamCreate", handle, _NON_BLOCKING, priority)
+        granted = self._call("cuGreenCtxGetDevResource", handle, self._sm)
+        return GreenContext(handle, int(stream), int(granted.sm.smCount))
+
+    def destroy(self, context: GreenContext) -> None:
+        """Destroy the stream, then the context; all work on them has finished."""
+        self._call("cuStreamDestroy", context.stream)
+        self._call("cuGreenCtxDestroy", context.handle)
+
+    def smids(self, stream: int, num_ctas: int) -> list[int]:
+        """The SM of each of `num_ctas` CTAs of the probe, launched on `stream` and awaited."""
+        from smkern.partition.probe import Probe
+
+        return probe_of(self.device, Probe).run(stream, num_ctas)
+
+    def clusters(self, stream: int) -> bool | None:
+        """Whether clusters of two CTAs can run on a stream; None where the driver cannot tell."""
+        from smkern.partition.probe import Probe
+
+        return probe_of(self.device, Probe).clusters(stream)
+
+    def stream_num_sms(self, stream: int) -> int | None:
+        """SMs of the green context that a stream belongs to; None where it has none."""
+        handle = self._call("cuStreamGetGreenCtx", stream)
+        if not int(handle):
+            return None
+        return int(self._call("cuGreenCtxGetDevResource", handle, self._sm).sm.smCount)
+
+
+@cache
+def cuda_driver(device: int) -> CudaDriver:
+    """The driver of a device, made once."""
+    return CudaDriver(device)
+
+
+@cache
+def probe_of(device: int, make: Any) -> Any:
+    """The probe of a device, loaded once."""
+    return make(device)

@@ -1,0 +1,30 @@
+"""The grid backend: a budget without a mask, for devices or drivers without green contexts."""
+
+from __future__ import annotations
+
+from smkern.device import Budget, DeviceInfo
+from smkern.partition.partition import Origin, Partition
+from smkern.partition.streams import stream_budgets
+
+
+def make_pair(decode_sms: int, origin: Origin, info: DeviceInfo) -> tuple[Partition, Partition]:
+    """Two streams whose kernels of ours launch at most so many CTAs; nothing else holds them."""
+    return (
+        _make(decode_sms, origin, info),
+        _make(info.num_sms - decode_sms, origin, info),
+    )
+
+
+def _make(num_sms: int, origin: Origin, info: DeviceInfo) -> Partition:
+    import torch
+
+    stream = torch.cuda.Stream(torch.device("cuda", origin.device))
+    budget = Budget(num_sms, "grid", clusters=info.capability >= (9, 0))
+    stream_budgets(origin.device).add(stream.cuda_stream, budget)
+
+    def probe(raw_stream: int, num_ctas: int) -> list[int]:
+        from smkern.partition.driver import cuda_driver
+
+        return cuda_driver(origin.device).smids(raw_stream, num_ctas)
+
+    return Partition(origin, num_sms, budget, (), stream, probe, lambda: None)

@@ -1,0 +1,96 @@
+"""A kernel that records the SM of each of its CTAs: proof of where a stream's work runs."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from smkern.errors import DeviceError
+
+SPIN_NS = 20_000
+"""How long a CTA stays, so that all SMs of a partition get some."""
+
+_PTX = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry record_smid(.param .u64 out)
+{
+    .reg .b32 %sm, %cta;
+    .reg .b64 %base, %at, %start, %now;
+    .reg .pred %early;
+    ld.param.u64 %base, [out];
+    mov.u32 %sm, %smid;
+    mov.u32 %cta, %ctaid.x;
+    mul.wide.u32 %at, %cta, 4;
+    add.u64 %at, %base, %at;
+    st.global.u32 [%at], %sm;
+    mov.u64 %start, %globaltimer;
+WAIT:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %early, %now, SPIN;
+    @%early bra WAIT;
+    ret;
+}
+\0""".replace(b"SPIN", str(SPIN_NS).encode())
+
+
+class Probe:
+    """The loaded probe of one device."""
+
+    def __init__(self, device: int) -> None:
+        from cuda.bindings import driver
+
+        self.device = device
+        self._cuda: Any = driver
+        code, module = driver.cuModuleLoadData(_PTX)
+        self._check(code, "cuModuleLoadData")
+        code, self._function = driver.cuModuleGetFunction(module, b"record_smid")
+        self._check(code, "cuModuleGetFunction")
+
+    def _check(self, code: Any, call: str) -> None:
+        if int(code):
+            raise DeviceError(f"{call} of the %smid probe failed with {code!s}")
+
+    def launch(self, stream: int, out: torch.Tensor) -> None:
+        """Record the SM of CTA i in out[i]; `out` is int32 on the device. Can be captured."""
+        args = ((out.data_ptr(),), (ctypes.c_void_p,))
+        code = self._cuda.cuLaunchKernel(
+            self._function, out.numel(), 1, 1, 32, 1, 1, 0, stream, args, 0
+        )
+        self._check(code[0], "cuLaunchKernel")
+
+    def output(self, num_ctas: int) -> torch.Tensor:
+        """A buffer that no SM id is in yet, ready on every stream."""
+        out = torch.full((num_ctas,), -1, dtype=torch.int32, device=("cuda", self.device))
+        torch.cuda.synchronize(self.device)
+        return out
+
+    def run(self, stream: int, num_ctas: int) -> list[int]:
+        """The SM of each of `num_ctas` CTAs on `stream`."""
+        out = self.output(num_ctas)
+        self.launch(stream, out)
+        torch.cuda.synchronize(self.device)
+        return out.tolist()
+
+    def clusters(self, stream: int) -> bool | None:
+        """Whether clusters of two CTAs fit a stream's partition; None where it is not known."""
+        cuda = self._cuda
+        try:
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dims = attribute.value.clusterDim
+            dims.x, dims.y, dims.z = 2, 1, 1
+            config = cuda.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = 2, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+            config.hStream = stream
+            config.attrs = [attribute]
+            config.numAttrs = 1
+            code, count = cuda.cuOccupancyMaxActiveClusters(self._function, config)
+        except (AttributeError, TypeError, RuntimeError):
+            return None
+        return None if int(code) else int(count) > 0
