@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smkern.bench.timing import Timing
 
 if TYPE_CHECKING:
-    from smkern.device import Budget, Profile
+    from smkern.device import Budget, Placement, Profile
     from smkern.tuning.config import GemmProblem
 
 
@@ -28,7 +28,7 @@ class Ceiling:
         return 1.3 * self.floor_us(problem)
 
 
-def ceiling_of(profile: Profile, budget: Budget, placement: str | None) -> Ceiling:
+def ceiling_of(profile: Profile, budget: Budget, placement: Placement | None) -> Ceiling:
     """The measured ceilings of a budget, alone on the device."""
     bandwidth = profile.bandwidth(
         budget.num_sms, confined=budget.confined, placement=placement or "spread"

@@ -22,6 +22,7 @@ from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Stage
 from smkern.device import Budget, device_info
 from smkern.errors import SmkernError
+from smkern.partition import current_budget
 
 OP = "gemm_host"
 TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0, "switch": 10.0}
@@ -128,8 +129,12 @@ class HostCosts:
     def budgets(self, counts: Sequence[int], ms: Sequence[int]) -> None:
         """A call with another budget each time against the same one; compilations meanwhile."""
         n, k = COUNTED_SHAPE
-        grids = [Budget(count, "grid", True) for count in counts]
-        warm = smkern.warmup(shapes=[COUNTED_SHAPE], budgets=grids, max_m=max(ms), progress=False)
+        whole = current_budget(self.device)
+        wanted = [
+            Budget(count, "grid", whole.clusters) if count < whole.num_sms else whole
+            for count in counts
+        ]
+        warm = smkern.warmup(shapes=[COUNTED_SHAPE], budgets=wanted, max_m=max(ms), progress=False)
         self.note("warmup_seconds", warm.seconds, "s", budgets=len(counts), variants=warm.variants)
         ops = Operands(n, k, max(ms), num_sets=1)
         a, w, out = ops.sets(128)[0]

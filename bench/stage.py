@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from smkern.device import Budget, device_info
+from smkern.partition import budget_of_stream, ladder
 
 Side = Literal["decode", "prefill"]
 Placement = Literal["spread", "default"]
@@ -73,7 +74,8 @@ class Stage:
     def __enter__(self) -> Stage:
         total = device_info(self.device).num_sms
         stream = torch.cuda.Stream(self.device)
-        self.full = Place(total, "full", None, stream, Budget(total, "grid", True))
+        whole = budget_of_stream(stream.cuda_stream, self.device)
+        self.full = Place(total, "full", None, stream, whole)
         try:
             for placement in self.placements:
                 self._make_ladder(placement, total)
@@ -89,8 +91,6 @@ class Stage:
         self._stack.close()
 
     def _make_ladder(self, placement: Placement, total: int) -> None:
-        from smkern.partition import ladder
-
         sides = {n: side_for(n, total, placement) for n in self.budgets}
         wanted = {n: side for n, side in sides.items() if side is not None}
         if not wanted:
@@ -102,8 +102,7 @@ class Stage:
             partition = getattr(made.split(decode=decode), side)
             if partition.num_sms != num_sms:
                 continue
-            budget = Budget(partition.num_sms, partition.confined, partition.clusters)
-            place = Place(num_sms, "green", placement, partition.stream, budget)
+            place = Place(num_sms, "green", placement, partition.stream, partition.budget)
             self._places[num_sms, placement] = place
 
     def at(self, num_sms: int, placement: Placement = "spread") -> Place | None:

@@ -51,6 +51,7 @@ def fake_gpu(cuda, monkeypatch):
         (host_cost, "Operands"): lambda n, k, m, num_sets: Operands(
             8, 8, 128, device="cpu", num_sets=num_sets
         ),
+        (host_cost, "current_budget"): lambda index: Budget(20, "mask", True),
         (host_cost, "PROBES"): ((128, 2048, 1024), (16, 512, 8192)),
         (host_cost, "device_info"): lambda *index: info,
         (host_cost, "plain_launch"): lambda a, w, out, num_sms: None,
