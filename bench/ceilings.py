@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,17 +54,21 @@ class Sitting:
     dense: Dense
     results: Results
     meter: PowerMeter
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str]
     sm_mhz: float | None = None
     watts: float | None = None
 
     def alone(self, place: Place, *, dense: bool) -> None:
-        """Reads, and products where asked, with nothing beside them."""
+        """Reads, and products where asked, with nothing beside them.
+
+        In a default partition cuBLAS runs, so ours need not stand in for it.
+        """
         self._run(place, {"read": self._read(place)})
         if not dense:
             return
         errors: dict[str, str] = {}
-        for provider, call in self.dense.working(place, errors):
+        working = self.dense.working(place, errors)
+        for provider, call in islice(working, 1 if place.placement == "default" else None):
             self._run(place, {"dense": self._product(place, call)}, dense_by=provider)
         for provider, message in errors.items():
             self.errors[f"{provider} on {place.num_sms} SMs ({place.placement})"] = message
@@ -169,15 +174,17 @@ def sides(stage: Stage, total: int, shares: Sequence[int]) -> Iterator[tuple[Pla
                 yield place, other
 
 
-def run(shares: Sequence[int], read_only: Sequence[int], results: Results) -> dict[str, str]:
-    """Measure; what failed, and why."""
+def run(
+    shares: Sequence[int], read_only: Sequence[int], results: Results, errors: dict[str, str]
+) -> None:
+    """Measure; what fails is named in `errors`."""
     info = device_info()
     total = info.num_sms
     extra = [n for n in read_only if info.min_sms <= n < total]
     budgets = {n for n in counts(total, shares) if n >= info.min_sms} | set(extra)
     with Stage(budgets, placements=PLACEMENTS) as stage, Progress() as progress:
         reader = best_reader(stage)
-        sitting = Sitting(stage, reader, Dense(), results, power_meter())
+        sitting = Sitting(stage, reader, Dense(), results, power_meter(), errors)
         pairs = list(sides(stage, total, shares))
         task = progress.add_task("ceilings", total=len(pairs) + len(extra) + 1)
         sitting.alone(stage.full, dense=True)
@@ -191,7 +198,6 @@ def run(shares: Sequence[int], read_only: Sequence[int], results: Results) -> di
             if (found := stage.at(n)) is not None:
                 sitting.alone(found, dense=False)
             progress.advance(task)
-        return sitting.errors
 
 
 def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
@@ -226,11 +232,13 @@ def command(
     try:
         results = open_results(out, resume=resume, meta=collect_meta())
         shares = budgets or (QUICK_SHARES if quick else SHARES)
-        errors = run(shares, () if quick or budgets else READ_ONLY, results)
-        results.summary = summarize(results.cells)
-        if errors:
-            results.summary["failed"] = errors
-        results.save(out)
+        errors: dict[str, str] = {}
+        try:
+            run(shares, () if quick or budgets else READ_ONLY, results, errors)
+        finally:
+            results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
+            if results.by_key:
+                results.save(out)
         profile = profile_of(results.cells, device_info(), results.meta)
         if save:
             click.echo(f"profile saved: {save_profile(profile)}")

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from smkern.device import device_info
 from smkern.errors import DeviceError
+from smkern.partition.driver import IGNORE_COSCHEDULING, CudaDriver, cuda_driver
 
-PAIRS = 1
-"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: groups of 2 SMs instead of 8 on sm_90."""
+PAIR = 2
+EIGHT = 8
 RANDOM_DRAWS = 5
 
 
@@ -48,93 +50,39 @@ class Green:
         self.release()
 
 
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def _value(result: tuple[Any, ...], call: str) -> Any:
-    """What a call of cuda.bindings returned beside its status."""
-    code, *values = result
-    if int(code):
-        raise DeviceError(f"{call} failed with {code!s}")
-    return values[0] if len(values) == 1 else values
-
-
 @dataclass(slots=True)
 class Driver:
-    """The driver's green-context calls on one device, whose primary context is torch's."""
+    """Green contexts of one device, whose primary context is torch's."""
 
     device: int = 0
-    _handle: Any = field(default=None)
-    _sms: Any = field(default=None)
+    _cuda: CudaDriver = field(init=False)
 
     def __post_init__(self) -> None:
-        torch.cuda.init()
-        torch.zeros(1, device=torch.device("cuda", self.device))
-        driver = _driver()
-        self._handle = _value(driver.cuDeviceGet(self.device), "cuDeviceGet")
-        self._sms = _value(
-            driver.cuDeviceGetDevResource(self._handle, self._sm_type), "cuDeviceGetDevResource"
-        )
+        self._cuda = cuda_driver(self.device)
 
-    @property
-    def _sm_type(self) -> Any:
-        return _driver().CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    def pairs(self) -> list[Any]:
+        """The device's groups of 2 SMs, as the driver lists them."""
+        return self._cuda.split(PAIR, IGNORE_COSCHEDULING)[0]
 
-    @property
-    def num_sms(self) -> int:
-        return int(self._sms.sm.smCount)
-
-    def groups(self, num_sms: int, *, at_most: int, flags: int = 0) -> tuple[list[Any], Any]:
-        """(groups of `num_sms` or the next count that `flags` allow, the remainder)."""
-        call = "cuDevSmResourceSplitByCount"
-        split = _driver().cuDevSmResourceSplitByCount(at_most, self._sms, flags, num_sms)
-        groups, count, rest = _value(split, call)
-        return list(groups[: int(count)]), rest
+    def eights(self) -> tuple[list[Any], Any]:
+        """(the driver's own groups of 8 SMs, the remainder or None)"""
+        return self._cuda.split(EIGHT, 0)
 
     def create(self, groups: Sequence[Any]) -> Green:
         """A green context of these groups of one split, and a stream of it."""
-        driver = _driver()
-        described = _value(
-            driver.cuDevResourceGenerateDesc(list(groups), len(groups)), "cuDevResourceGenerateDesc"
-        )
-        context = _value(driver.cuGreenCtxCreate(described, self._handle, 1), "cuGreenCtxCreate")
-        raw = _value(driver.cuGreenCtxStreamCreate(context, 1, 0), "cuGreenCtxStreamCreate")
-        granted = _value(
-            driver.cuGreenCtxGetDevResource(context, self._sm_type), "cuGreenCtxGetDevResource"
-        )
-
-        def release() -> None:
-            _value(driver.cuStreamDestroy(raw), "cuStreamDestroy")
-            _value(driver.cuGreenCtxDestroy(context), "cuGreenCtxDestroy")
-
-        stream = torch.cuda.ExternalStream(int(raw), device=self.device)
-        return Green(int(granted.sm.smCount), stream, release=release)
+        made = self._cuda.create(groups)
+        stream = torch.cuda.ExternalStream(made.stream, device=torch.device("cuda", self.device))
+        return Green(made.num_sms, stream, release=lambda: self._cuda.destroy(made))
 
     def one_group(self, num_sms: int) -> Green:
-        """FlashInfer's way: one group of the driver's choice, the rest in the remainder."""
-        groups, _ = self.groups(num_sms, at_most=1)
-        return self.create(groups[:1])
-
-    def granted_to_current(self) -> int:
-        """SMs of the context that is current."""
-        driver = _driver()
-        context = _value(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
-        granted = _value(driver.cuCtxGetDevResource(context, self._sm_type), "cuCtxGetDevResource")
-        return int(granted.sm.smCount)
-
-    def granted_to_stream(self, raw_stream: int) -> int:
-        """SMs of the green context that a stream belongs to; the device's where it has none."""
-        driver = _driver()
-        context = _value(driver.cuStreamGetGreenCtx(raw_stream), "cuStreamGetGreenCtx")
-        if not int(context):
-            return self.num_sms
-        granted = _value(
-            driver.cuGreenCtxGetDevResource(context, self._sm_type), "cuGreenCtxGetDevResource"
+        """FlashInfer's way: a split into one group of that size and the remainder."""
+        driver = _bindings()
+        handle = _value(driver.cuDeviceGet(self.device), "cuDeviceGet")
+        whole = _value(driver.cuDeviceGetDevResource(handle, _sm_type()), "cuDeviceGetDevResource")
+        groups, _, _ = _value(
+            driver.cuDevSmResourceSplitByCount(1, whole, 0, num_sms), "cuDevSmResourceSplitByCount"
         )
-        return int(granted.sm.smCount)
+        return self.create(groups[:1])
 
     def torch_green(self, num_sms: int) -> Green:
         """torch's green context: by its stream where this torch gives one, else made current.
@@ -149,12 +97,12 @@ class Driver:
         context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=self.device)
         stream = _stream_of(context)
         if stream is not None:
-            granted = self.granted_to_stream(stream.cuda_stream)
-            return Green(granted, stream, keep=context)
+            granted = self._cuda.stream_num_sms(stream.cuda_stream)
+            return Green(granted or device_info(self.device).num_sms, stream, keep=context)
 
         @contextmanager
         def entered() -> Iterator[None]:
-            driver = _driver()
+            driver = _bindings()
             primary = _value(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
             context.set_context()
             try:
@@ -166,9 +114,35 @@ class Driver:
                     _value(driver.cuCtxSetCurrent(primary), "cuCtxSetCurrent")
 
         with entered():
-            granted = self.granted_to_current()
+            granted_now = _granted_to_current()
             stream = torch.cuda.current_stream(self.device)
-        return Green(granted, stream, entered)
+        return Green(granted_now, stream, entered, keep=context)
+
+
+def _bindings() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _value(result: tuple[Any, ...], call: str) -> Any:
+    """What a call of cuda.bindings returned beside its status."""
+    code, *values = result
+    if int(code):
+        raise DeviceError(f"{call} failed with {code!s}")
+    return values[0] if len(values) == 1 else values
+
+
+def _sm_type() -> Any:
+    return _bindings().CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+
+
+def _granted_to_current() -> int:
+    """SMs of the context that is current."""
+    driver = _bindings()
+    context = _value(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    granted = _value(driver.cuCtxGetDevResource(context, _sm_type()), "cuCtxGetDevResource")
+    return int(granted.sm.smCount)
 
 
 def _stream_of(context: Any) -> Any:

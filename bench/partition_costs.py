@@ -15,11 +15,13 @@ from smkern.bench.host_timing import host_time
 from smkern.bench.reader import Reader
 from smkern.bench.results import Results
 from smkern.bench.timing import current_stream
+from smkern.errors import SmkernError
 
 OP = "partition_cost"
 LADDER_MIB = 200.0
 SWITCH_US = 10.0
 FOREIGN_SMS = 16
+SWITCH_RUNGS = (16, 32)
 LADDERS = ((2, "spread"), (8, "default"))
 
 
@@ -85,8 +87,8 @@ def _use(ladder: Any, reader: Reader) -> None:
 
 def switch_costs(results: Results) -> None:
     """Host time of entering one partition of a ladder after another."""
-    with smkern.ladder([16, 32]) as ladder:
-        parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
+    with smkern.ladder(list(SWITCH_RUNGS)) as ladder:
+        parts = [ladder.split(decode=n).prefill for n in SWITCH_RUNGS]
 
         def enter(i: int) -> None:
             with parts[i & 1]:
@@ -99,11 +101,17 @@ def switch_costs(results: Results) -> None:
 def query_costs(results: Results) -> None:
     """Host time of `current_num_sms()` on a partition's stream, a plain one and a foreign one."""
     for kind, stream, expected in _streams():
-        with current_stream(stream):
-            answered = smkern.current_num_sms()
-            found = host_time(lambda i: smkern.current_num_sms(), drain=False)
-        about = {"stream": kind, "answer": answered, "right": answered == expected}
-        note(results, "current_num_sms", found.us_median, "us", **about)
+        case = {"name": "current_num_sms", "stream": kind}
+        row: dict[str, Any] = {"op": OP, "case": case, "provider": "smkern", "unit": "us"}
+        try:
+            with current_stream(stream):
+                answer = smkern.current_num_sms()
+                us = host_time(lambda i: smkern.current_num_sms(), drain=False).us_median
+        except SmkernError as error:
+            row |= {"value": None, "right": False, "error": str(error)}
+        else:
+            row |= {"value": round(us, 3), "answer": answer, "right": answer == expected}
+        results.add(row)
 
 
 def _streams() -> Iterator[tuple[str, Any, int]]:

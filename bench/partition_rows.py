@@ -80,13 +80,13 @@ def _costs(cells: Iterable[Cell]) -> dict[str, Any]:
     for cell in cells:
         if cell["op"] != "partition_cost":
             continue
-        case = cell["case"]
-        name = f"{case['name']}_{cell['unit'].lower()}"
+        case, unit = cell["case"], cell["unit"].lower()
         if "stream" in case:
-            name = f"{case['name']}_{case['stream']}_{cell['unit']}"
-        if name in rows and rows[name]["value"] >= cell["value"]:
+            shown = ("value", "answer", "error")
+            row = {key: cell[key] for key in shown if key in cell} | {"met": cell["right"]}
+            rows[f"{case['name']}_{case['stream']}_{unit}"] = row
             continue
-        rows[name] = {key: cell[key] for key in ("value", "target", "met") if key in cell}
-        if "right" in case:
-            rows[name] |= {"answer": case["answer"], "met": case["right"]}
+        name = f"{case['name']}_{unit}"
+        if name not in rows or rows[name]["value"] < cell["value"]:
+            rows[name] = {key: cell[key] for key in ("value", "target", "met") if key in cell}
     return rows

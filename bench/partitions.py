@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 import smkern
 from smkern.bench.cases import common_options
-from smkern.bench.contexts import PAIRS, Driver, Green, candidate_orders
+from smkern.bench.contexts import EIGHT, PAIR, Driver, Green, candidate_orders
 from smkern.bench.partition_costs import measure_costs
 from smkern.bench.partition_rows import summarize
 from smkern.bench.reader import SHAPES, Reader
@@ -27,15 +27,13 @@ from smkern.errors import SmkernError
 FINE_RUNGS = (12, 20, 28)
 """Between the eighths, where bandwidth bends; no peer makes such partitions."""
 QUICK_RUNGS = (8, 16, 32)
-EIGHT = 8
-PAIR = 2
+PICK_AT = (8, 16, 32)
+"""Where readers are compared: on more SMs all of them saturate the memory."""
 
 
 def default_rungs(total: int) -> tuple[int, ...]:
-    """Multiples of 8 that leave 8 SMs or more to the other side, and `FINE_RUNGS`."""
-    return tuple(
-        sorted({*range(EIGHT, total - EIGHT + 1, EIGHT), *(n for n in FINE_RUNGS if n < total)})
-    )
+    """Those of the default ladder, the multiples of 8, and `FINE_RUNGS`."""
+    return tuple(sorted({*range(EIGHT, total, EIGHT), *(n for n in FINE_RUNGS if n < total)}))
 
 
 @dataclass(slots=True)
@@ -64,10 +62,8 @@ def find_candidates(driver: Driver, reader: Reader) -> Candidates:
                 found.append(reader.sms_of(green.stream))
         return found
 
-    pairs, _ = driver.groups(PAIR, at_most=driver.num_sms // PAIR, flags=PAIRS)
-    eights, rest = driver.groups(EIGHT, at_most=driver.num_sms // EIGHT)
-    rests = [rest] if rest.sm.smCount else []
-    orders = candidate_orders(sms_of(pairs), sms_of([*eights, *rests]))
+    pairs, (eights, rest) = driver.pairs(), driver.eights()
+    orders = candidate_orders(sms_of(pairs), sms_of([*eights, *([rest] if rest else [])]))
     return Candidates(driver, pairs, orders, EIGHT * len(eights))
 
 
@@ -89,7 +85,7 @@ class Sitting:
     candidates: Candidates
     ladders: Mapping[str, Any]
     results: Results
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str]
 
     def rung(self, num_sms: int) -> None:
         """Every choice of `num_sms` SMs: ours, the peers', the candidates."""
@@ -103,7 +99,7 @@ class Sitting:
             timings = time_reads(self.reader, places, errors=failed)
             for name, timing in timings.items():
                 self.results.add(self._cell(name, num_sms, places[name], timing))
-            self.errors |= {f"{name} on {num_sms} SMs": why for name, why in failed.items()}
+            self.errors.update({f"{name} on {num_sms} SMs": why for name, why in failed.items()})
         finally:
             torch.cuda.synchronize()
             for green in foreign.values():
@@ -155,19 +151,19 @@ class Sitting:
 
 
 def best_reader(data: Any = None) -> Reader:
-    """The reader that is fastest on small and large spread partitions."""
+    """The reader that is fastest on small spread partitions."""
     readers: dict[str, Reader] = {}
     for shape in SHAPES:
         readers[shape.name] = Reader(0, shape, data)
         data = readers[shape.name].data
-    with smkern.ladder([8, 16, 32]) as ladder:
-        parts = [ladder.split(decode=n).decode for n in ladder.rungs]
+    with smkern.ladder(list(PICK_AT)) as ladder:
+        parts = [ladder.split(decode=n).decode for n in PICK_AT]
         places = {str(part.num_sms): Green(part.num_sms, part.stream) for part in parts}
         return readers[pick_shape(readers, places)]
 
 
-def run(rungs: Sequence[int], results: Results) -> dict[str, str]:
-    """Measure; what failed, and why. The costs come first, in a process without partitions."""
+def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
+    """Measure; what fails is named in `errors`. The costs come first, before any partition."""
     torch.cuda.init()
     first = Reader(0)
     measure_costs(results, first)
@@ -182,14 +178,13 @@ def run(rungs: Sequence[int], results: Results) -> dict[str, str]:
         try:
             if default is not None:
                 ladders["driver"] = default
-            sitting = Sitting(reader, driver, candidates, ladders, results)
+            sitting = Sitting(reader, driver, candidates, ladders, results, errors)
             for num_sms in progress.track(rungs, description="bandwidth by choice of SMs"):
                 sitting.rung(num_sms)
         finally:
             torch.cuda.synchronize()
             if default is not None:
                 default.close()
-    return sitting.errors
 
 
 @click.command("partitions")
@@ -205,11 +200,13 @@ def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets:
         rungs = budgets or (QUICK_RUNGS if quick else default_rungs(total))
         _check_rungs(rungs, total)
         results = open_results(out, resume=resume, meta=collect_meta())
-        errors = run(sorted(set(rungs)), results)
-        results.summary = summarize(results.cells)
-        if errors:
-            results.summary["failed"] = errors
-        results.save(out)
+        errors: dict[str, str] = {}
+        try:
+            run(sorted(set(rungs)), results, errors)
+        finally:
+            results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
+            if results.by_key:
+                results.save(out)
     except SmkernError as error:
         raise click.ClickException(str(error)) from error
     for name, row in results.summary.items():

@@ -163,7 +163,7 @@ def sitting(monkeypatch) -> Sitting:
         def __call__(self) -> None:
             return None
 
-    return Sitting(FakeStage(), reader, dense, Results(), Meter())
+    return Sitting(FakeStage(), reader, dense, Results(), Meter(), {})
 
 
 def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(sitting, tmp_path):

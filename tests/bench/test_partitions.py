@@ -51,8 +51,8 @@ def filled() -> Results:
 def test_default_rungs_are_eighths_and_some_between():
     rungs = default_rungs(132)
     assert rungs[:6] == (8, 12, 16, 20, 24, 28)
-    assert (rungs[-1], len(rungs)) == (120, 15 + 3)
-    assert default_rungs(20) == (8, 12)
+    assert (rungs[-1], len(rungs)) == (128, 16 + 3)
+    assert default_rungs(20) == (8, 12, 16)
 
 
 @pytest.mark.parametrize("rungs", [(7,), (0,), (132,), (16, 140)])
@@ -122,7 +122,9 @@ def test_costs_report_the_worst_and_wrong_answers():
             "current_num_sms",
             1.4,
             unit="us",
-            case={"stream": "foreign", "answer": 132, "right": False},
+            case={"stream": "foreign"},
+            answer=132,
+            right=False,
         ),
     ]
     rows = summarize(cells)

@@ -30,8 +30,8 @@ def test_each_reader_reads_the_whole_device_at_a_rate_that_memory_has(reader, sh
 def test_the_drivers_own_group_is_what_it_says(reader):
     green = Driver().one_group(16)
     try:
+        assert green.num_sms == 16
         assert len(reader.sms_of(green.stream)) == green.num_sms
-        assert Driver().granted_to_stream(green.stream.cuda_stream) == green.num_sms
     finally:
         torch.cuda.synchronize()
         green.close()
@@ -69,6 +69,4 @@ def test_quick_partitions(tmp_path):
     providers = {c["provider"] for c in results.cells if c["op"] == "read"}
     assert {"smkern", "driver", "flashinfer-way", "order:id-order", "order:random-0"} <= providers
     assert results.summary["of_best_choice"]["rungs"] == 3
-    assert all(
-        c["case"]["right"] for c in results.cells if c["case"].get("name") == "current_num_sms"
-    )
+    assert all(c["right"] for c in results.cells if c["case"].get("name") == "current_num_sms")
