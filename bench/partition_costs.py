@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 import smkern
-from smkern.bench.contexts import Driver
+from smkern.bench.contexts import Driver, Green
 from smkern.bench.host_timing import host_time
 from smkern.bench.reader import Reader
 from smkern.bench.results import Results
@@ -46,8 +46,8 @@ def used_mib(device: int = 0) -> float:
 def ladder_costs(results: Results, reader: Reader) -> None:
     """Time and memory of ladders of all 8-SM splits: of 2-SM groups spread, of 8-SM groups.
 
-    To be run first in a process: the driver keeps what closed contexts gave back. So both ladders
-    are held until both are measured, and what a process pays once is counted in the first.
+    To be run before any ladder is closed: the driver keeps what closed contexts gave back, so both
+    ladders are held until both are measured.
     """
     with ExitStack() as held:
         for atom, placement in LADDERS:
@@ -98,46 +98,45 @@ def switch_costs(results: Results) -> None:
         note(results, "switch", found.us_median, "us", SWITCH_US)
 
 
-def query_costs(results: Results) -> None:
-    """Host time of `current_num_sms()` on a partition's stream, a plain one and a foreign one."""
-    for kind, stream, expected in _streams():
-        case = {"name": "current_num_sms", "stream": kind}
-        row: dict[str, Any] = {"op": OP, "case": case, "provider": "smkern", "unit": "us"}
-        try:
-            with current_stream(stream):
-                answer = smkern.current_num_sms()
-                us = host_time(lambda i: smkern.current_num_sms(), drain=False).us_median
-        except SmkernError as error:
-            row |= {"value": None, "right": False, "error": str(error)}
-        else:
-            row |= {"value": round(us, 3), "answer": answer, "right": answer == expected}
-        results.add(row)
-
-
-def _streams() -> Iterator[tuple[str, Any, int]]:
-    """(kind, stream, the SMs it has)"""
-    whole = smkern.device_info().num_sms
+def query_costs(results: Results, others: Mapping[str, Green]) -> None:
+    """Host time of `current_num_sms()` on a partition's stream and on others'."""
     with smkern.ladder([FOREIGN_SMS]) as ladder:
         own = ladder.split(decode=FOREIGN_SMS).decode
-        yield "own", own.stream, own.num_sms
-    yield "default", torch.cuda.default_stream(), whole
-    yield "plain", torch.cuda.Stream(), whole
-    with _foreign(FOREIGN_SMS) as green:
-        yield "foreign", green.stream, green.num_sms
+        for kind, place in {"own": Green(own.num_sms, own.stream), **others}.items():
+            results.add(_query_row(kind, place))
+
+
+def _query_row(kind: str, place: Green) -> dict[str, Any]:
+    case = {"name": "current_num_sms", "stream": kind}
+    row: dict[str, Any] = {"op": OP, "case": case, "provider": "smkern", "unit": "us"}
+    try:
+        with current_stream(place.stream):
+            answer = smkern.current_num_sms()
+            us = host_time(lambda i: smkern.current_num_sms(), drain=False).us_median
+    except SmkernError as error:
+        return row | {"value": None, "right": False, "error": str(error)}
+    return row | {"value": round(us, 3), "answer": answer, "right": answer == place.num_sms}
 
 
 @contextmanager
-def _foreign(num_sms: int) -> Iterator[Any]:
-    green = Driver().one_group(num_sms)
+def _other_streams() -> Iterator[dict[str, Green]]:
+    """Streams that smkern did not make, by kind; the foreign one is a green context's."""
+    whole = smkern.device_info().num_sms
+    foreign = Driver().one_group(FOREIGN_SMS)
     try:
-        yield green
+        yield {
+            "default": Green(whole, torch.cuda.default_stream()),
+            "plain": Green(whole, torch.cuda.Stream()),
+            "foreign": foreign,
+        }
     finally:
         torch.cuda.synchronize()
-        green.close()
+        foreign.close()
 
 
 def measure_costs(results: Results, reader: Reader) -> None:
     """All rows; the ladder's first."""
-    ladder_costs(results, reader)
-    switch_costs(results)
-    query_costs(results)
+    with _other_streams() as others:
+        ladder_costs(results, reader)
+        switch_costs(results)
+        query_costs(results, others)
