@@ -18,10 +18,10 @@ STYLES: dict[str, dict[str, Any]] = {
     OURS: {"color": "#1b6ca8", "marker": "o", "linewidth": 2.2, "zorder": 4},
 }
 LABELS = {
-    OURS: "smkern: spread over the GPCs",
+    OURS: "smkern: spread",
     "driver": "the driver's own groups of 8",
     "torch": "torch's green contexts",
-    "flashinfer-way": "FlashInfer's way: one group of that size",
+    "flashinfer-way": "FlashInfer's way",
 }
 
 
@@ -31,7 +31,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
         return []
     heading = f"Read bandwidth of a partition ({results.meta.get('gpu') or 'no GPU named'})"
     figure, (panel,) = grid(["the same number of SMs, chosen differently"], heading=heading)
-    figure.set_size_inches(7.6, 4.9)
+    figure.set_size_inches(8.4, 5.0)
     panel.set_ylabel("TB/s", fontsize=9)
     _range(panel, list(candidates(results.cells).values()))
     for name, style in STYLES.items():
