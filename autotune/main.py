@@ -155,8 +155,7 @@ def _describe(request: Request, counts: tuple[int, ...], profile: Profile) -> No
     constants = load_constants(profile.info.name)
     variants: set[GemmConfig] = set()
     for num_sms in counts:
-        confined: Confinement = "mask" if num_sms < profile.info.num_sms else "grid"
-        budget = Budget(num_sms, confined, num_sms > profile.info.num_sms // 2)
+        budget = Budget(num_sms, "mask", num_sms > profile.info.num_sms // 2)
         for problem in request.problems:
             for item in _shortlist(request, problem, budget, profile, constants):
                 stream = item.config.split != 1

@@ -51,9 +51,10 @@ class Places:
         stream = torch.cuda.Stream(self.device)
         try:
             for num_sms in counts:
-                if num_sms >= total or "grid" in self.confined:
-                    budget = Budget(min(num_sms, total), "grid", True)
-                    self._found.append(Place(budget, stream))
+                if num_sms >= total:
+                    self._found.append(Place(Budget(total, "mask", True), stream))
+                elif "grid" in self.confined:
+                    self._found.append(Place(Budget(num_sms, "grid", True), stream))
             if "mask" in self.confined:
                 self._make_partitions([n for n in counts if n < total], total)
         except BaseException:

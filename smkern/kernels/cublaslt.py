@@ -30,6 +30,8 @@ _TRANSA, _EPILOGUE, _BIAS_POINTER, _SM_COUNT_TARGET, _BIAS_TYPE = 3, 7, 8, 15, 2
 _OP_T = 1
 _EPILOGUE_BIAS = 4
 _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
+_REDUCTIONS = 3  # CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK
+_ROUND_ONCE = 3  # reduce in place or in the compute type, not in the output type
 
 
 class _Algo(Structure):
@@ -135,6 +137,7 @@ class _Layouts:
         self.out = _Object(lib, "MatrixLayout", kind, problem.n, problem.m, out_stride)
         preference = _Object(lib, "MatmulPreference")
         preference.set(lib, "MatmulPreference", _MAX_WORKSPACE, c_size_t(WORKSPACE_BYTES))
+        preference.set(lib, "MatmulPreference", _REDUCTIONS, ctypes.c_uint32(_ROUND_ONCE))
         for attribute in (_ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D):
             least = ctypes.c_uint32(16 if problem.aligned else 2)
             preference.set(lib, "MatmulPreference", attribute, least)

@@ -53,6 +53,11 @@ def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Var
             f"kernel {config.kernel!r} needs 16-byte aligned rows and bases, which this problem "
             f"({problem.m}x{problem.n}x{problem.k}, {problem.dtype}) has not; use 'pointer'"
         )
+    if config.kernel == "ws" and config.block_k != 64 and _is_odd(config):
+        raise ArgumentError(
+            f"kernel 'ws' has tiles of {config.block_m}x{config.block_n} only with block_k=64, not "
+            f"{config.block_k}: its two accumulators' boxes lie apart otherwise"
+        )
     block_x, block_y = config.block_m, config.block_n
     if config.swap:
         block_x, block_y = block_y, block_x
@@ -74,3 +79,9 @@ def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Var
         eager=config.eager and config.kernel == "ws",
         capability=capability,
     )
+
+
+def _is_odd(config: GemmConfig) -> bool:
+    """Whether the tile's column side is no power of two."""
+    columns = config.block_m if config.swap else config.block_n
+    return bool(columns & (columns - 1))

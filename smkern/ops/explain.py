@@ -27,7 +27,7 @@ def _dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
     """The device's dispatcher and what its current stream has; the shipped ones without a GPU."""
     if not torch.cuda.is_available():
         dispatcher = _shipped_dispatcher()
-        return dispatcher, Budget(dispatcher.profile.info.num_sms, "grid", True)
+        return dispatcher, Budget(dispatcher.profile.info.num_sms, "mask", True)
     from smkern.ops.eager import eager_gemm
 
     eager = eager_gemm(torch.cuda.current_device() if device is None else device)
@@ -45,7 +45,7 @@ def _budget(
     """The call's budget, or the imagined one where `confined` or `clusters` say so."""
     if confined is None and clusters is None:
         return validate.resolve_budget(num_sms, stream, device_sms)
-    whole = Budget(device_sms, "grid", True)
+    whole = Budget(device_sms, "mask", True)
     found = validate.resolve_budget(num_sms, whole if num_sms else stream, device_sms)
     return Budget(
         found.num_sms,
@@ -111,7 +111,7 @@ def explain_gemm(
     Example:
         >>> import smkern
         >>> why = smkern.explain_gemm(64, 6144, 4096, num_sms=32, confined="mask")
-        >>> why.config.kernel in ("tma", "ws", "skinny", "pointer", "cublaslt")
+        >>> why.config.kernel in ("tma", "ws", "pointer", "cublaslt")
         True
     """
     validate.check_choices(activation, backend)

@@ -61,7 +61,7 @@ def as_budgets(budgets: Iterable[Any] | None, num_sms: int) -> list[Budget]:
         BudgetError: a count below 1 or above the device.
     """
     wanted = [*range(8, num_sms, 8), num_sms] if budgets is None else list(budgets)
-    whole = Budget(num_sms, "grid", True)
+    whole = Budget(num_sms, "mask", True)
     found: dict[Budget, None] = {}
     for item in wanted:
         if isinstance(item, Budget):
@@ -70,10 +70,11 @@ def as_budgets(budgets: Iterable[Any] | None, num_sms: int) -> list[Budget]:
             found[Budget(item.num_sms, item.confined, item.clusters)] = None
         else:
             count = validate.resolve_budget(item, whole, num_sms).num_sms
-            masks = [] if count == num_sms else [Budget(count, "mask", c) for c in (True, False)]
-            found.update(dict.fromkeys([*masks, Budget(count, "grid", True)]))
-            if count < num_sms:
-                found[Budget(count, "grid", False)] = None
+            if count == num_sms:
+                found[whole] = None
+                continue
+            for confined in ("mask", "grid"):
+                found.update({Budget(count, confined, c): None for c in (True, False)})
     return list(found)
 
 
@@ -272,7 +273,7 @@ def _warm(
         told = bar.step("compiling", len(new))
         cpus = len(os.sched_getaffinity(0)) if workers is None else workers
         precompile(new, workers=cpus, done=lambda done, total: told(done))
-    whole = Budget(dispatcher.profile.info.num_sms, "grid", True)
+    whole = Budget(dispatcher.profile.info.num_sms, "mask", True)
     cases = [(*case, whole) for case in smallest.values()] + library
     told = bar.step("launching", len(cases))
     for done, case in enumerate(cases):

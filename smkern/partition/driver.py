@@ -88,8 +88,11 @@ class CudaDriver:
         return GreenContext(handle, int(stream), int(granted.sm.smCount))
 
     def destroy(self, context: GreenContext) -> None:
-        """Destroy the stream, then the context; all work on them has finished."""
-        self._call("cuStreamDestroy", context.stream)
+        """Destroy a context whose work has finished.
+
+        Its stream is left, detached: launches on it fail with an error of their own, and its
+        handle cannot come back as somebody else's stream while someone still holds it.
+        """
         self._call("cuGreenCtxDestroy", context.handle)
 
     def smids(self, stream: int, num_ctas: int) -> list[int]:

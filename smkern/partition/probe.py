@@ -65,7 +65,9 @@ class Probe:
 
     def output(self, num_ctas: int) -> torch.Tensor:
         """A buffer that no SM id is in yet, ready on every stream."""
-        out = torch.full((num_ctas,), -1, dtype=torch.int32, device=("cuda", self.device))
+        out = torch.full(
+            (num_ctas,), -1, dtype=torch.int32, device=torch.device("cuda", self.device)
+        )
         torch.cuda.synchronize(self.device)
         return out
 

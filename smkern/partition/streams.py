@@ -39,12 +39,12 @@ class StreamBudgets:
             listener(stream)
 
     def remove(self, stream: int) -> None:
-        """A stream of ours is about to be destroyed."""
+        """A stream of ours is about to be detached; its handle is not used again."""
         self._own.pop(stream, None)
         self._closed.add(stream)
 
     def at_close(self, listener: Callable[[int], None]) -> None:
-        """Call `listener(raw_stream)` before one of our streams is destroyed."""
+        """Call `listener(raw_stream)` before one of our streams is closed."""
         self._listeners.append(listener)
 
     def budget(self, stream: int) -> Budget:

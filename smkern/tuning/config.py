@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from smkern.device import Budget, Confinement
+from smkern.device import Budget as Budget
+from smkern.device import Confinement as Confinement
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Activation = Literal["silu", "gelu"]

@@ -29,7 +29,6 @@ WS_TILES = ((64, 192), (128, 96), (128, 160), (128, 192), (256, 96))
 SWAPPED_ROWS = (64, 128, 256)
 SWAPPED_COLUMNS = (16, 32, 64, 128)
 WS_SWAPPED_COLUMNS = (48, 80, 96, 160, 192)
-SKINNY_MAX_ROWS = 64
 MAX_STAGES = 12
 
 
@@ -152,13 +151,14 @@ def serves_alignment(
 def has_tile(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """The row side of the matrix unit takes 64 rows at least; only ws has odd columns."""
+    """The row side of the matrix unit takes 64 rows at least; odd columns are ws's, by 64 of K."""
     if config.kernel == "cublaslt":
         return True
     if config.block_k not in (64, 128) and not (problem.dtype == "fp32" and config.block_k == 32):
         return False
-    if config.kernel == "skinny":
-        return problem.m <= SKINNY_MAX_ROWS and config.swap
+    columns = config.block_m if config.swap else config.block_n
+    if columns & (columns - 1) and config.block_k != 64:
+        return False
     return (config.block_m, config.block_n) in tiles_of(config.kernel, config.swap)
 
 

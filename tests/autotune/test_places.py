@@ -66,7 +66,7 @@ def test_large_budgets_are_complements_of_small_ones(fake_device):
         }
         assert {p.budget for p in found if p.budget.num_sms > 66} == {
             Budget(100, "mask", True),
-            Budget(132, "grid", True),
+            Budget(132, "mask", True),
         }
     assert FakeLadder.made.closed
     assert made.missing == []
@@ -85,5 +85,5 @@ def test_without_masks_all_share_a_plain_stream(fake_device):
     with Places([16, 132], ("grid",)) as found:
         assert [(p.budget, p.stream) for p in found] == [
             (Budget(16, "grid", True), "plain"),
-            (Budget(132, "grid", True), "plain"),
+            (Budget(132, "mask", True), "plain"),
         ]

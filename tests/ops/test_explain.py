@@ -23,7 +23,7 @@ def test_a_partition_can_be_imagined():
 def test_the_default_is_the_whole_device():
     found = smkern.ops.explain_gemm(64, 6144, 4096)
     assert found.budget.num_sms >= 100
-    assert found.budget.confined == "grid"
+    assert found.budget.confined == "mask"
 
 
 def test_bad_questions():

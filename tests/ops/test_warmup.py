@@ -77,7 +77,7 @@ def test_budgets_from_counts_partitions_and_budgets():
     partition = SimpleNamespace(num_sms=32, confined="mask", clusters=False)
     assert as_budgets([partition], 132) == [Budget(32, "mask", False)]
     assert as_budgets([Budget(5, "grid", True)] * 2, 132) == [Budget(5, "grid", True)]
-    assert as_budgets([132], 132) == [Budget(132, "grid", True)]
+    assert as_budgets([132], 132) == [Budget(132, "mask", True)]
     assert len(as_budgets([16], 132)) == 4
     assert {b.num_sms for b in as_budgets(None, 132)} == {*range(8, 132, 8), 132}
     with pytest.raises(BudgetError, match="133"):
