@@ -72,7 +72,12 @@ class Driver:
         """A green context of these groups of one split, and a stream of it."""
         made = self._cuda.create(groups)
         stream = torch.cuda.ExternalStream(made.stream, device=torch.device("cuda", self.device))
-        return Green(made.num_sms, stream, release=lambda: self._cuda.destroy(made))
+
+        def release() -> None:
+            _value(_bindings().cuStreamDestroy(made.stream), "cuStreamDestroy")
+            _value(_bindings().cuGreenCtxDestroy(made.handle), "cuGreenCtxDestroy")
+
+        return Green(made.num_sms, stream, release=release)
 
     def one_group(self, num_sms: int) -> Green:
         """FlashInfer's way: a split into one group of that size and the remainder."""
