@@ -130,7 +130,6 @@ def _interpolate(curve: Curve, num_sms: int) -> float:
     return low + (high - low) * (num_sms - left) / (right - left)
 
 
-@cache
 def device_info(index: int | None = None) -> DeviceInfo:
     """Facts of a GPU of this machine.
 
@@ -147,7 +146,13 @@ def device_info(index: int | None = None) -> DeviceInfo:
             "torch sees no GPU: partitions and kernels need one (sm_80 or later, driver 550 or "
             "later for green contexts). CPU tensors run the reference; plans use a shipped profile"
         )
-    index = torch.cuda.current_device() if index is None else index
+    return _facts(torch.cuda.current_device() if index is None else index)
+
+
+@cache
+def _facts(index: int) -> DeviceInfo:
+    import torch
+
     facts = torch.cuda.get_device_properties(index)
     major, minor = facts.major, facts.minor
     step = 2 if major >= 9 else 4 if (major, minor) >= (8, 0) else 2

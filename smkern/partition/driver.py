@@ -35,7 +35,9 @@ class Driver(Protocol):
 
     def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext: ...
 
-    def destroy(self, context: GreenContext) -> None: ...
+    def detach(self, context: GreenContext) -> None: ...
+
+    def destroy_stream(self, context: GreenContext) -> None: ...
 
     def smids(self, stream: int, num_ctas: int) -> list[int]: ...
 
@@ -87,13 +89,17 @@ class CudaDriver:
         granted = self._call("cuGreenCtxGetDevResource", handle, self._sm)
         return GreenContext(handle, int(stream), int(granted.sm.smCount))
 
-    def destroy(self, context: GreenContext) -> None:
-        """Destroy a context whose work has finished.
+    def detach(self, context: GreenContext) -> None:
+        """Destroy a context whose work has finished; its stream is left, detached.
 
-        Its stream is left, detached: launches on it fail with an error of their own, and its
-        handle cannot come back as somebody else's stream while someone still holds it.
+        Launches on the stream then fail with an error of their own, and its handle cannot come
+        back as somebody else's stream while someone still holds it.
         """
         self._call("cuGreenCtxDestroy", context.handle)
+
+    def destroy_stream(self, context: GreenContext) -> None:
+        """Destroy a context's stream: before the context, or detached after it."""
+        self._call("cuStreamDestroy", context.stream)
 
     def smids(self, stream: int, num_ctas: int) -> list[int]:
         """The SM of each of `num_ctas` CTAs of the probe, launched on `stream` and awaited."""

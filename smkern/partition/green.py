@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from smkern.device import Budget, DeviceInfo
@@ -64,7 +65,13 @@ def _smids_of(driver: Driver, group: Any) -> tuple[int, ...]:
     try:
         return tuple(sorted(set(driver.smids(context.stream, 32 * context.num_sms))))
     finally:
-        driver.destroy(context)
+        _destroy(driver, context)
+
+
+def _destroy(driver: Driver, context: GreenContext) -> None:
+    """Give a context back that nobody else has seen."""
+    driver.destroy_stream(context)
+    driver.detach(context)
 
 
 def make_pair(
@@ -78,7 +85,7 @@ def make_pair(
     try:
         second = _make(driver, prefill, atoms.num_sms - decode_sms, origin, info)
     except BaseException:
-        first.close()
+        first.close(tensors=False)
         raise
     return first, second
 
@@ -86,12 +93,27 @@ def make_pair(
 def _make(
     driver: Driver, atoms: Sequence[Atom], requested: int, origin: Origin, info: DeviceInfo
 ) -> Partition:
+    context = driver.create([atom.group for atom in atoms])
+    try:
+        return _wrap(driver, context, atoms, requested, origin, info)
+    except BaseException:
+        _destroy(driver, context)
+        raise
+
+
+def _wrap(
+    driver: Driver,
+    context: GreenContext,
+    atoms: Sequence[Atom],
+    requested: int,
+    origin: Origin,
+    info: DeviceInfo,
+) -> Partition:
+    """The partition of a context, whose granted SMs must be the atoms'."""
     import torch
 
-    context = driver.create([atom.group for atom in atoms])
     smids = tuple(sorted(sm for atom in atoms for sm in atom.smids))
     if context.num_sms != len(smids):
-        driver.destroy(context)
         raise PartitionError(
             f"the driver granted {context.num_sms} SMs for groups that have {len(smids)}"
         )
@@ -99,7 +121,14 @@ def _make(
     stream = torch.cuda.ExternalStream(context.stream, device=torch.device("cuda", origin.device))
     stream_budgets(origin.device).add(context.stream, budget)
     return Partition(
-        origin, requested, budget, smids, stream, driver.smids, lambda: driver.destroy(context)
+        origin,
+        requested,
+        budget,
+        smids,
+        stream,
+        driver.smids,
+        release=partial(driver.detach, context),
+        drop_stream=partial(driver.destroy_stream, context),
     )
 
 

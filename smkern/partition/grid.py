@@ -15,6 +15,10 @@ def make_pair(decode_sms: int, origin: Origin, info: DeviceInfo) -> tuple[Partit
     )
 
 
+def _nothing() -> None:
+    return None
+
+
 def _make(num_sms: int, origin: Origin, info: DeviceInfo) -> Partition:
     import torch
 
@@ -27,4 +31,4 @@ def _make(num_sms: int, origin: Origin, info: DeviceInfo) -> Partition:
 
         return cuda_driver(origin.device).smids(raw_stream, num_ctas)
 
-    return Partition(origin, num_sms, budget, (), stream, probe, lambda: None)
+    return Partition(origin, num_sms, budget, (), stream, probe, release=_nothing)

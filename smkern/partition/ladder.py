@@ -69,8 +69,14 @@ class Ladder:
 
     def close(self) -> None:
         """Destroy every partition; see `Partition.close` for what must be gone before."""
+        refused: list[PartitionError] = []
         for side in self._sides():
-            side.close()
+            try:
+                side.close()
+            except PartitionError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
 
     def _sides(self) -> list[Partition]:
         return [side for split in self for side in split]
@@ -116,7 +122,7 @@ def ladder(
     if backend not in (None, "green"):
         raise PartitionError(f"no backend {backend!r}: 'green', 'grid' or None")
     try:
-        return _green_ladder(wanted, origin, info)
+        return _green_ladder(wanted, origin, info, default=decode_sms is None)
     except DeviceError:
         if backend == "green":
             raise
@@ -124,17 +130,26 @@ def ladder(
         return Ladder([Split(*grid.make_pair(n, origin, info)) for n in wanted], "grid")
 
 
-def _green_ladder(wanted: list[int], origin: Origin, info: DeviceInfo) -> Ladder:
+def _green_ladder(wanted: list[int], origin: Origin, info: DeviceInfo, *, default: bool) -> Ladder:
     driver: Any = cuda_driver(origin.device)
     atoms = green.probe_atoms(driver, info, origin.atom, origin.placement)
+    last = len(atoms.ordered) * atoms.size
+    if atoms.rest is None:
+        last -= atoms.size
+    beyond = [n for n in wanted if n > last]
+    if beyond and not default:
+        raise BudgetError(
+            f"decode sides of {beyond} SMs: the driver gives {len(atoms.ordered)} groups of "
+            f"{atoms.size} SMs here, so a decode side has at most {last}"
+        )
     splits: list[Split] = []
     try:
-        for n in wanted:
+        for n in sorted(set(wanted) - set(beyond)):
             splits.append(Split(*green.make_pair(driver, atoms, n, origin, info)))
     except BaseException:
         for split in splits:
             for side in split:
-                side.close()
+                side.close(tensors=False)
         raise
     return Ladder(splits, "green")
 

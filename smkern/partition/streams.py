@@ -10,7 +10,6 @@ from smkern.device import Budget, device_info
 from smkern.errors import DeviceError, PartitionError
 
 _DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread: none can have a green context
-_CLUSTER_STEP = 8
 
 
 class StreamBudgets:
@@ -43,6 +42,10 @@ class StreamBudgets:
         self._own.pop(stream, None)
         self._closed.add(stream)
 
+    def reusable(self, stream: int) -> None:
+        """A closed stream was destroyed: another may come by its handle."""
+        self._closed.discard(stream)
+
     def at_close(self, listener: Callable[[int], None]) -> None:
         """Call `listener(raw_stream)` before one of our streams is closed."""
         self._listeners.append(listener)
@@ -66,7 +69,7 @@ class StreamBudgets:
         count = self._green_sms(stream)
         if count is None or count >= self.whole.num_sms:
             return self.whole
-        return Budget(count, "mask", clusters=count % _CLUSTER_STEP == 0)
+        return Budget(count, "mask", clusters=False)
 
 
 @cache
