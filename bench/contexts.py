@@ -178,6 +178,7 @@ def candidate_orders(
         "split-order": list(range(len(pairs))),
         "id-order": by_id,
         "id-order-reversed": by_id[::-1],
+        "low-then-high": by_id[: len(by_id) // 2] + by_id[: len(by_id) // 2 - 1 : -1],
         "gpc-blocked": sorted(by_id, key=lambda i: block_of.get(min(pairs[i]), len(eights))),
     }
     for seed in range(RANDOM_DRAWS):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_size_t, c_void_p
 from functools import cache
 from typing import Any
@@ -202,6 +203,21 @@ class CublasLtPlan:
         )  # fmt: skip
         if code:
             _check(code, "Matmul")
+
+    def bind(
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
+    ) -> Callable[[int, int, int, int, int, int, int], None]:
+        """`launch` for operands whose rows lie so far apart, as `GemmPlan.bind`."""
+
+        def launch(
+            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
+        ) -> None:
+            self.launch(
+                a, w, out, bias, residual, a_stride, w_stride, out_stride, residual_stride,
+                workspace, stream,
+            )  # fmt: skip
+
+        return launch
 
     def _desc(self, bias_ptr: int) -> _Object:
         lib, kind = self._lib, "MatmulDesc"

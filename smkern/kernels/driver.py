@@ -10,6 +10,7 @@ from smkern.errors import DeviceError
 
 TENSOR_MAP_BYTES = 128
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ANYWHERE = 1 << 20  # an aligned address, replaced before any launch
 _DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CUtensorMapDataType
 
 
@@ -48,40 +49,35 @@ def load_function(cubin: bytes, name: str, shared_bytes: int) -> ctypes.c_void_p
     return function
 
 
-class TensorMap:
-    """Encodes one operand's tensor map in place, only when the operand changed.
+@cache
+def launch_kernel() -> Any:
+    """`cuLaunchKernel`, which may block on a full queue, so it lets other threads run."""
+    uint, pointer = ctypes.c_uint32, ctypes.c_void_p
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[uint] * 7, pointer, pointer, pointer)
+    return prototype(("cuLaunchKernel", libcuda()))
 
-    The operand is [rows, k] with rows `stride` elements apart; a copy brings a box of
-    `box` = (rows, k) elements into shared memory with `swizzle`.
+
+@cache
+def replace_address() -> Any:
+    """`cuTensorMapReplaceAddress`: a map of the same shape elsewhere, 16-byte aligned."""
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    return prototype(("cuTensorMapReplaceAddress", libcuda()))
+
+
+def encode_tensor_map(
+    address: int, dtype: str, rows: int, k: int, stride: int, box: tuple[int, int], swizzle: int
+) -> None:
+    """Write the tensor map of an operand at `address`; `replace_address` says where it lies.
+
+    The operand is [rows, k] with rows `stride` bytes apart (a multiple of 16); a copy brings a box
+    of `box` = (rows, k) elements into shared memory with `swizzle`.
     """
-
-    __slots__ = ("_args", "_dims", "_encode", "_stride", "address", "key")
-
-    def __init__(
-        self, address: int, dtype: str, rows: int, k: int, box: tuple[int, int], swizzle: int
-    ) -> None:
-        self.address = address
-        self.key: tuple[int, int] | None = None
-        self._dims = (ctypes.c_uint64 * 2)(k, rows)
-        self._stride = (ctypes.c_uint64 * 1)(0)
-        self._encode: Any = libcuda().cuTensorMapEncodeTiled
-        box_kx = (ctypes.c_uint32 * 2)(box[1], box[0])
-        unit = (ctypes.c_uint32 * 2)(1, 1)
-        int32 = ctypes.c_int32
-        # data type, rank | base | dims, strides, box, element strides, interleave, swizzle,
-        # L2 promotion (256 bytes), out-of-bounds fill (zeros)
-        head = (ctypes.c_void_p(address), int32(_DATA_TYPES[dtype]), int32(2))
-        tail = (
-            self._dims, self._stride, box_kx, unit, int32(0), int32(swizzle), int32(3), int32(0),
-        )  # fmt: skip
-        self._args = (head, tail)
-
-    def encode(self, pointer: int, stride_bytes: int) -> None:
-        """Write the map of the operand at `pointer`; CUDA requires 16-byte multiples."""
-        head, tail = self._args
-        self._stride[0] = stride_bytes
-        code = self._encode(*head, ctypes.c_void_p(pointer), *tail)
-        if code:
-            self.key = None
-            check(code, f"cuTensorMapEncodeTiled(base {pointer:#x}, row of {stride_bytes} bytes)")
-        self.key = (pointer, stride_bytes)
+    int32, uint32, uint64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64
+    # data type, rank, base | dims, strides, box, element strides | interleave, swizzle, L2
+    # promotion (256 bytes), out-of-bounds fill (zeros)
+    code = libcuda().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(address), int32(_DATA_TYPES[dtype]), int32(2), ctypes.c_void_p(_ANYWHERE),
+        (uint64 * 2)(k, rows), (uint64 * 1)(stride), (uint32 * 2)(box[1], box[0]),
+        (uint32 * 2)(1, 1), int32(0), int32(swizzle), int32(3), int32(0),
+    )  # fmt: skip
+    check(code, f"cuTensorMapEncodeTiled([{rows}, {k}] {dtype}, rows {stride} bytes apart)")

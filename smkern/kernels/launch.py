@@ -5,18 +5,28 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from smkern.errors import ArgumentError
 from smkern.kernels.compile import Artifact, compile_variant
-from smkern.kernels.driver import TENSOR_MAP_BYTES, TensorMap, check, libcuda, load_function
+from smkern.kernels.driver import (
+    TENSOR_MAP_BYTES,
+    check,
+    encode_tensor_map,
+    launch_kernel,
+    load_function,
+    replace_address,
+)
 from smkern.kernels.variants import Variant, variant_of
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
 
 COUNTER_BYTES = 65_536
 """Head of a workspace: int32 arrival counters, zero before and after every launch."""
 MAX_COUNTERS = COUNTER_BYTES // 4
+_MAX_BOUND = 1024
 _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -92,18 +102,21 @@ def _streamed_tiles(tiles: int, ctas: int) -> int:
     return rest if 4 * rest >= ctas else rest + ctas
 
 
-# What a call changes, in the order of the plan's buffer: 8 bytes each.
-_DYNAMIC = struct.Struct("11Q")
-_OUT, _BIAS, _RESIDUAL, _PARTIALS, _COUNTERS, _OUT_STRIDE, _RESIDUAL_STRIDE = range(7)
-_X, _Y, _X_STRIDE, _Y_STRIDE = range(7, 11)
+# What a call changes, in the order of a binding's buffer, 8 bytes each.
+_DYNAMIC = struct.Struct("7Q")
+_OUT, _BIAS, _RESIDUAL, _PARTIALS, _COUNTERS, _X, _Y = range(7)
+_DYNAMIC_BYTES = 64
+
+Launch = Callable[[int, int, int, int, int, int, int], None]
+"""launch(a, w, out, bias, residual, workspace, stream): addresses, 0 for what is absent."""
 
 
 class GemmPlan:
     """One problem, configuration and budget, ready to launch; safe to call from several threads."""
 
     __slots__ = (
-        "_a_map", "_buffer", "_dynamic_at", "_function", "_item", "_lock", "_params", "_shape",
-        "_swap", "_unit", "_w_map", "config", "num_ctas", "schedule", "variant", "workspace_bytes",
+        "_artifact", "_bound", "_function", "_problem", "config", "num_ctas", "schedule",
+        "variant", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -114,50 +127,8 @@ class GemmPlan:
         self.num_ctas = schedule.num_ctas
         partial_bytes = schedule.partial_slots * 4 * variant.block_x * variant.block_y
         self.workspace_bytes = COUNTER_BYTES + partial_bytes if partial_bytes else 0
-        self._swap, self._unit, self._item = config.swap, artifact.unit, _ITEM[problem.dtype]
-        self._function, self._lock = function, threading.Lock()
-        self._shape = tuple(
-            ctypes.c_uint32(v)
-            for v in (schedule.num_ctas, 1, 1, artifact.num_threads, 1, 1, artifact.shared_bytes)
-        )
-        self._lay_out(problem, artifact)
-
-    def _lay_out(self, problem: GemmProblem, artifact: Artifact) -> None:
-        """Put all parameters into one buffer: tensor maps, what a call changes, constants."""
-        buffer = ctypes.create_string_buffer(4 * TENSOR_MAP_BYTES + 128)
-        start = ctypes.addressof(buffer)
-        maps_at = start + -start % TENSOR_MAP_BYTES
-        dynamic_at = maps_at + 2 * TENSOR_MAP_BYTES
-        constants_at = dynamic_at + TENSOR_MAP_BYTES
-        s = self.schedule
-        constants = (
-            problem.m, problem.n // self._unit, s.tiles_x, s.tiles_y, s.k_iters, s.whole_tiles,
-            s.stream_iters, s.quantum, s.group, problem.k // self._unit, 0,
-        )  # fmt: skip
-        struct.pack_into(f"{len(constants)}q", buffer, constants_at - start, *constants)
-        self._buffer, self._dynamic_at = buffer, dynamic_at - start
-
-        dynamic = [dynamic_at + 8 * i for i in range(11)]
-        m, n, *schedule, k, zero = (constants_at + 8 * i for i in range(len(constants)))
-        rows = (problem.n, problem.m) if self._swap else (problem.m, problem.n)
-        maps, operands = [], []
-        for side in range(2):
-            if not self.variant.uses_tma:
-                operands.append(dynamic[_X + side])
-                continue
-            at = maps_at + side * TENSOR_MAP_BYTES
-            box, swizzle = artifact.boxes[side], artifact.swizzles[side]
-            maps.append(TensorMap(at, problem.dtype, rows[side], problem.k, box, swizzle))
-            # a descriptor is the map, its shape and its strides; these kernels read the map only
-            operands += [at, zero, zero, zero, zero]
-        params = [*operands, *dynamic[_OUT : _COUNTERS + 1], m, n]
-        params += [dynamic[_OUT_STRIDE], dynamic[_RESIDUAL_STRIDE], *schedule]
-        if self.variant.kernel == "pointer":
-            params += [dynamic[_X_STRIDE], dynamic[_Y_STRIDE], k]
-        params += [zero, zero]  # Triton's two scratch pointers, unused
-        self._params = (ctypes.c_void_p * len(params))(*params)
-        x_map, y_map = maps or (None, None)
-        self._a_map, self._w_map = (y_map, x_map) if self._swap else (x_map, y_map)
+        self._problem, self._artifact, self._function = problem, artifact, function
+        self._bound: dict[tuple[int, int, int, int], Launch] = {}
 
     def launch(
         self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
@@ -168,25 +139,106 @@ class GemmPlan:
 
         `workspace_ptr` holds `workspace_bytes`, with the counters at its head zero.
         """
-        unit = self._unit
-        x, x_stride, y, y_stride = a_ptr, a_stride, w_ptr, w_stride
-        if self._swap:
-            x, x_stride, y, y_stride = y, y_stride, x, x_stride
-        with self._lock:
-            _DYNAMIC.pack_into(
-                self._buffer, self._dynamic_at, out_ptr, bias_ptr, residual_ptr,
-                workspace_ptr + COUNTER_BYTES, workspace_ptr, out_stride // unit,
-                residual_stride // unit, x, y, x_stride // unit, y_stride // unit,
+        launch = self.bind(a_stride, w_stride, out_stride, residual_stride)
+        launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
+
+    def bind(
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
+    ) -> Launch:  # fmt: skip
+        """The launch for operands whose rows lie so many elements apart: 3 us of host time."""
+        strides = (a_stride, w_stride, out_stride, residual_stride)
+        found = self._bound.get(strides)
+        if found is None:
+            if len(self._bound) >= _MAX_BOUND:
+                self._bound.clear()
+            found = self._bound[strides] = self._bind(*strides)
+        return found
+
+    def _bind(
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
+    ) -> Launch:  # fmt: skip
+        swap, artifact = self.config.swap, self._artifact
+        buffer = ctypes.create_string_buffer(4 * TENSOR_MAP_BYTES + 256)
+        start = ctypes.addressof(buffer)
+        maps_at = start + -start % TENSOR_MAP_BYTES
+        dynamic_at = maps_at + 2 * TENSOR_MAP_BYTES
+        x_stride, y_stride = (w_stride, a_stride) if swap else (a_stride, w_stride)
+        if self.variant.uses_tma:
+            self._encode_maps(maps_at, x_stride, y_stride)
+        params = self._parameters(
+            buffer, maps_at, dynamic_at, (x_stride, y_stride, out_stride, residual_stride)
+        )
+        x_map, y_map = maps_at, maps_at + TENSOR_MAP_BYTES
+        a_map, w_map = (y_map, x_map) if swap else (x_map, y_map)
+        uses_tma, offset, lock = self.variant.uses_tma, dynamic_at - start, threading.Lock()
+        pack, run = _DYNAMIC.pack_into, launch_kernel()
+        replace = replace_address() if uses_tma else None
+        function, num_ctas = self._function.value, self.num_ctas
+        threads, shared = artifact.num_threads, artifact.shared_bytes
+        w_mapped = 0
+
+        def launch(
+            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
+        ) -> None:
+            nonlocal w_mapped
+            with lock:
+                if swap:
+                    pack(buffer, offset, out, bias, residual, workspace + COUNTER_BYTES,
+                         workspace, w, a)  # fmt: skip
+                else:
+                    pack(buffer, offset, out, bias, residual, workspace + COUNTER_BYTES,
+                         workspace, a, w)  # fmt: skip
+                code = 0
+                if uses_tma:
+                    code = replace(a_map, a)
+                    if w != w_mapped:
+                        code = code or replace(w_map, w)
+                        w_mapped = w
+                code = code or run(
+                    function, num_ctas, 1, 1, threads, 1, 1, shared, stream, params, None
+                )
+            if code:
+                check(code, f"launching {num_ctas} CTAs of {self.variant} (a {a:#x}, w {w:#x})")
+
+        return launch
+
+    def _encode_maps(self, maps_at: int, x_stride: int, y_stride: int) -> None:
+        problem, artifact, item = self._problem, self._artifact, _ITEM[self._problem.dtype]
+        x_rows, y_rows = problem.m, problem.n
+        if self.config.swap:
+            x_rows, y_rows = y_rows, x_rows
+        for side, (rows, stride) in enumerate(((x_rows, x_stride), (y_rows, y_stride))):
+            encode_tensor_map(
+                maps_at + side * TENSOR_MAP_BYTES, problem.dtype, rows, problem.k, stride * item,
+                artifact.boxes[side], artifact.swizzles[side],
             )  # fmt: skip
-            if self._a_map is not None:
-                self._a_map.encode(a_ptr, a_stride * self._item)
-                if self._w_map.key != (w_ptr, w_stride * self._item):
-                    self._w_map.encode(w_ptr, w_stride * self._item)
-            code = libcuda().cuLaunchKernel(
-                self._function, *self._shape, ctypes.c_void_p(stream), self._params, None
-            )
-        if code:
-            check(code, f"cuLaunchKernel({self.num_ctas} CTAs of {self.variant})")
+
+    def _parameters(
+        self, buffer: Any, maps_at: int, dynamic_at: int, strides: tuple[int, int, int, int]
+    ) -> Any:
+        """Write the constants behind the dynamic part; addresses of all parameters, in order."""
+        s, unit = self.schedule, self._artifact.unit
+        x_stride, y_stride, out_stride, residual_stride = (stride // unit for stride in strides)
+        constants = (
+            self._problem.m, self._problem.n // unit, out_stride, residual_stride, s.tiles_x,
+            s.tiles_y, s.k_iters, s.whole_tiles, s.stream_iters, s.quantum, s.group,
+            x_stride, y_stride, self._problem.k // unit, 0,
+        )  # fmt: skip
+        constants_at = dynamic_at + _DYNAMIC_BYTES
+        at_offset = constants_at - ctypes.addressof(buffer)
+        struct.pack_into(f"{len(constants)}q", buffer, at_offset, *constants)
+        dynamic = [dynamic_at + 8 * i for i in range(7)]
+        *common, x_step, y_step, k, zero = (constants_at + 8 * i for i in range(len(constants)))
+        if self.variant.uses_tma:
+            # a descriptor is the map, its shape and its strides; the kernels read the map only
+            absent = [zero] * 4
+            operands = [maps_at, *absent, maps_at + TENSOR_MAP_BYTES, *absent]
+            rest = []
+        else:
+            operands, rest = [dynamic[_X], dynamic[_Y]], [x_step, y_step, k]
+        # the two last are Triton's scratch pointers, unused
+        params = [*operands, *dynamic[_OUT : _COUNTERS + 1], *common, *rest, zero, zero]
+        return (ctypes.c_void_p * len(params))(*params)
 
 
 @cache

@@ -32,6 +32,10 @@ class Plan(Protocol):
     @property
     def launch(self) -> Callable[..., None]: ...
 
+    def bind(
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
+    ) -> Callable[..., None]: ...
+
 
 class Kernels(Protocol):
     """Compiles, loads and prepares launches on one device."""

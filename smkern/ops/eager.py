@@ -39,16 +39,12 @@ class Streams:
 class Record:
     """A validated combination of numbers with its launch; `launch` is None where nothing runs.
 
-    Strides are in elements between rows; the spans are the bytes from a tensor's first element to
+    The spans are the bytes from a tensor's first element to
     behind its last.
     """
 
     launch: Callable[..., None] | None
     size: tuple[int, int]
-    a_stride: int
-    w_stride: int
-    out_stride: int
-    residual_stride: int
     a_bytes: int
     w_bytes: int
     out_bytes: int
@@ -155,10 +151,7 @@ class EagerGemm:
         elif record.workspace_bytes:
             workspace_ptr = self.workspaces.pointer(stream, record.workspace_bytes)
         try:
-            launch(
-                a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, record.a_stride, record.w_stride,
-                record.out_stride, record.residual_stride, workspace_ptr, stream,
-            )  # fmt: skip
+            launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
         except BaseException:
             self.workspaces.discard(stream)
             raise
@@ -200,14 +193,16 @@ class EagerGemm:
                 bool(batch_invariant),
             )
             plan = self.dispatcher.plan(problem, budget, backend, capturing=capturing)
-            launch, workspace_bytes = plan.launch, plan.workspace_bytes
+            launch = plan.bind(
+                aliasing.row_stride(a),
+                aliasing.row_stride(w),
+                n if out is None else aliasing.row_stride(out),
+                aliasing.row_stride(residual),
+            )
+            workspace_bytes = plan.workspace_bytes
         record = Record(
             launch=launch,
             size=(m, n),
-            a_stride=aliasing.row_stride(a),
-            w_stride=aliasing.row_stride(w),
-            out_stride=n if out is None else aliasing.row_stride(out),
-            residual_stride=aliasing.row_stride(residual),
             a_bytes=aliasing.span_bytes(a),
             w_bytes=aliasing.span_bytes(w),
             out_bytes=aliasing.span_bytes(out),

@@ -145,7 +145,7 @@ def serves_alignment(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
     """Bulk copies and 16-byte loads need 16-byte rows and bases."""
-    return problem.aligned or config.kernel in ("pointer", "cublaslt")
+    return problem.aligned or config.kernel == "pointer"
 
 
 def has_tile(

@@ -158,5 +158,8 @@ def test_zero_sizes(m, n, k):
 
 def test_cublaslt_where_it_may_run():
     for epilogue in (Epilogue(), Epilogue(bias=True)):
-        for case in (Case(200, 384, 640, epilogue=epilogue), Case(64, 77, 129, epilogue=epilogue)):
+        for case in (
+            Case(200, 384, 640, epilogue=epilogue),
+            Case(77, 136, 1032, epilogue=epilogue),
+        ):
             run(case, backend="cublaslt")

@@ -74,6 +74,14 @@ class FakePlan:
             out=result,
         )
 
+    def bind(self, *strides: int) -> Any:
+        """As a plan's: the launch for these strides."""
+
+        def launch(a: int, w: int, out: int, bias: int, res: int, workspace: int, stream: int):
+            self.launch(a, w, out, bias, res, *strides, workspace, stream)
+
+        return launch
+
 
 class FakeKernels:
     """Prepares fake plans and counts the variants that it would have compiled."""
