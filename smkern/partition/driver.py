@@ -92,13 +92,13 @@ class CudaDriver:
     def detach(self, context: GreenContext) -> None:
         """Destroy a context whose work has finished; its stream is left, detached.
 
-        Launches on the stream then fail with an error of their own, and its handle cannot come
-        back as somebody else's stream while someone still holds it.
+        Launches on the stream then fail with an error of their own, and its handle does not come
+        back as somebody else's stream. (Destroying it later fails: its context is gone.)
         """
         self._call("cuGreenCtxDestroy", context.handle)
 
     def destroy_stream(self, context: GreenContext) -> None:
-        """Destroy a context's stream: before the context, or detached after it."""
+        """Destroy a context's stream, before the context."""
         self._call("cuStreamDestroy", context.stream)
 
     def smids(self, stream: int, num_ctas: int) -> list[int]:

@@ -128,7 +128,6 @@ def _wrap(
         stream,
         driver.smids,
         release=partial(driver.detach, context),
-        drop_stream=partial(driver.destroy_stream, context),
     )
 
 

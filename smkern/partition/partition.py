@@ -83,7 +83,6 @@ class Partition:
         stream: Any,
         run_probe: Callable[[int, int], list[int]],
         release: Callable[[], None],
-        drop_stream: Callable[[], None] | None = None,
     ) -> None:
         self.origin = origin
         self.requested = requested
@@ -95,7 +94,6 @@ class Partition:
         self.closed = False
         self._run_probe = run_probe
         self._release = release
-        self._drop_stream = drop_stream
         self._graphs: weakref.WeakSet[PartitionGraph] = weakref.WeakSet()
         self._entered = threading.local()
 
@@ -279,17 +277,8 @@ class Partition:
         streams.remove(self.raw_stream)
         self.closed = True
         self._release()
-        if self._drop_stream is not None:
-            # as long as this object lives, so does its (detached) stream: its handle is not reused
-            weakref.finalize(
-                self, _drop, self._drop_stream, self.raw_stream, streams
-            ).atexit = False
-
-
-def _drop(destroy: Callable[[], None], raw_stream: int, streams: Any) -> None:
-    """Nobody holds a closed partition any more: let its stream's handle be reused."""
-    destroy()
-    streams.reusable(raw_stream)
+        # while anyone holds this object, work on its stream is refused with a reason
+        weakref.finalize(self, streams.reusable, self.raw_stream).atexit = False
 
 
 def _live_bytes(raw_stream: int) -> int:
