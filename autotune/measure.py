@@ -35,6 +35,8 @@ TOLERANCE = 2e-2
 FINALISTS_WITHIN = 1.06
 """Candidates this close to the fastest are timed again in more rounds."""
 
+SAME_WITHIN = 1.012
+"""Times so close are one: power and clocks move more than that between sittings."""
 LIBRARY_MUST_GAIN = 1.01
 """cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions."""
 
@@ -224,15 +226,23 @@ class CellTuner:
         )
 
 
+def _handicapped_us(item: Measurement) -> float:
+    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel == "cublaslt" else 1)
+
+
+def _likeliest(own: Sequence[Measurement]) -> Measurement:
+    """The fastest; among those within the measurement's noise of it, the model's favourite."""
+    limit = SAME_WITHIN * min(item.us for item in own)
+    return min((i for i in own if i.us <= limit), key=lambda item: (item.predicted_us, item.us))
+
+
 def best_cell(measurements: Sequence[Measurement]) -> Cell | None:
     """The cell that these measurements make; None where none of our kernels ran."""
     fine = [item for item in measurements if item.error is None]
     own = [item for item in fine if item.config.kernel != "cublaslt"]
     if not own:
         return None
-    ours = min(own, key=lambda item: item.us)
-    best = min(
-        fine,
-        key=lambda item: item.us * (LIBRARY_MUST_GAIN if item.config.kernel == "cublaslt" else 1),
-    )
+    ours = _likeliest(own)
+    library = [item for item in fine if item.config.kernel == "cublaslt"]
+    best = min([ours, *library], key=lambda item: _handicapped_us(item))
     return Cell(best.config, best.us, ours.config, ours.us)

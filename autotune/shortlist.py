@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smkern.device import Budget, Profile
 from smkern.tuning import space
@@ -12,7 +12,7 @@ from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import CostConstants
 from smkern.tuning.select import rank
 
-MAX_OF_A_KIND = 2
+MAX_OF_A_KIND = 3
 """Configurations of the same kernel, tile and orientation in a shortlist."""
 
 
@@ -47,9 +47,11 @@ def shortlist(
     kernels: tuple[Kernel, ...] = space.AVAILABLE,
     cublaslt: bool = True,
 ) -> list[Candidate]:
-    """The `top` candidates by predicted time, at most two of a kind; cuBLASLt where it may run.
+    """The `top` candidates by predicted time, at most three of a kind; cuBLASLt where it may run.
 
     Where the model is wrong it is wrong for all configurations of a kind, so others get a chance.
+    A swapped ws candidate comes with its `eager` twin: which of the two wins turns with how many
+    CTAs share an SM, and the model does not know.
     """
     found: list[Candidate] = []
     kinds: Counter[tuple[object, ...]] = Counter()
@@ -62,11 +64,23 @@ def shortlist(
         if kinds[kind] < MAX_OF_A_KIND:
             kinds[kind] += 1
             found.append(Candidate(ranked.config(), ranked.predicted_us))
+    found = sorted([*found, *_twins(found)], key=lambda candidate: candidate.predicted_us)
     # a hint is all that the library makes of an SM count: only where it cannot leave the budget
     enforced = budget.confined == "mask" or budget.num_sms == profile.info.num_sms
     if cublaslt and enforced and space.is_legal(problem, space.CUBLASLT, budget, capability):
         found.append(Candidate(space.CUBLASLT, found[0].predicted_us))
     return found
+
+
+def _twins(found: Sequence[Candidate]) -> list[Candidate]:
+    """Swapped ws candidates with `eager` turned over, where that is not there already."""
+    there = {candidate.config for candidate in found}
+    twins = [
+        Candidate(replace(c.config, eager=not c.config.eager), c.predicted_us)
+        for c in found
+        if c.config.kernel == "ws" and c.config.swap
+    ]
+    return [twin for twin in twins if twin.config not in there]
 
 
 def problems(

@@ -45,7 +45,8 @@ def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side]
         decode, side = _smaller(num_sms, total)
         return (decode, side) if decode % atom == 0 else None
     if num_sms % atom == 0:
-        return num_sms, "decode"
+        # the driver makes one group fewer than would go in, and leaves a larger remainder
+        return (num_sms, "decode") if num_sms <= (total // atom - 1) * atom else None
     if (total - num_sms) % atom == 0:
         return total - num_sms, "prefill"
     return None

@@ -46,24 +46,50 @@ def probe_atoms(driver: Driver, info: DeviceInfo, atom: int, placement: str) -> 
     """
     flags = IGNORE_COSCHEDULING if atom < 8 and info.capability >= (9, 0) else 0
     groups, remainder = driver.split(atom, flags)
-    atoms = [Atom(group, _smids_of(driver, group)) for group in groups]
-    rest = Atom(remainder, _smids_of(driver, remainder)) if remainder is not None else None
-    odd = [found for found in atoms if len(found.smids) != atom]
+    everything = [*groups, *([remainder] if remainder is not None else [])]
+    found = [
+        Atom(group, smids)
+        for group, smids in zip(everything, _smids(driver, everything), strict=True)
+    ]
+    atoms, rest = found[: len(groups)], found[len(groups) :]
+    odd = sorted({len(a.smids) for a in atoms if len(a.smids) != atom})
     if odd:
         raise PartitionError(
-            f"the driver's groups of {atom} SMs have {sorted({len(a.smids) for a in odd})} SMs on "
-            f"this {info.name}: use atom={len(odd[0].smids)}"
+            f"the driver's groups of {atom} SMs have {odd} SMs on this {info.name}: use "
+            f"atom={odd[-1]}, or backend='grid'"
         )
     if placement == "spread":
-        atoms.sort(key=lambda found: found.smids)
-    return Atoms(tuple(atoms), rest, atom)
+        atoms.sort(key=lambda one: one.smids)
+    return Atoms(tuple(atoms), rest[0] if rest else None, atom)
 
 
-def _smids_of(driver: Driver, group: Any) -> tuple[int, ...]:
-    """The SMs of a group, by running the probe in a context of it alone."""
-    context = driver.create([group])
+def _smids(driver: Driver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The SMs of every group, by running the probe in a few contexts.
+
+    Group i is in context b where bit b of i + 1 is set, so the contexts in which an SM shows up
+    spell its group: 7 contexts for 66 groups. A destroyed context leaves some memory behind.
+    """
+    spelled: dict[int, int] = {}
+    for bit in range(len(groups).bit_length()):
+        members = [group for i, group in enumerate(groups) if (i + 1) >> bit & 1]
+        for sm in _seen(driver, members):
+            spelled[sm] = spelled.get(sm, 0) | 1 << bit
+    found: list[list[int]] = [[] for _ in groups]
+    for sm, code in sorted(spelled.items()):
+        if code > len(groups):
+            raise PartitionError(
+                f"SM {sm} showed up in contexts that spell group {code} of {len(groups)}: another "
+                "kernel held SMs while they were probed; make the ladder on an idle device"
+            )
+        found[code - 1].append(sm)
+    return [tuple(smids) for smids in found]
+
+
+def _seen(driver: Driver, groups: Sequence[Any]) -> set[int]:
+    """The SMs that the probe reaches in a context of some groups."""
+    context = driver.create(groups)
     try:
-        return tuple(sorted(set(driver.smids(context.stream, 32 * context.num_sms))))
+        return set(driver.smids(context.stream, 32 * context.num_sms))
     finally:
         _destroy(driver, context)
 

@@ -62,7 +62,9 @@ def measured(job, us=10.0, **changes):
 def test_what_was_measured_is_not_measured_again(jobs):
     every = jobs()
     assert len(every) == 8
-    assert {len(job.candidates) for job in every} == {4, 5}, "cuBLASLt where clusters launch"
+    counts = {len(job.candidates) for job in every}
+    assert min(counts) >= 4
+    assert len(counts) > 1, "cuBLASLt where clusters launch, twins where operands are swapped"
     first, second = every[0], every[1]
     known = [*measured(first), *measured(second)[1:]]
     left = jobs(known)

@@ -1,6 +1,7 @@
 """What the tuner chooses to measure."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,13 +18,15 @@ from smkern.tuning.cost_model import DEFAULTS
 def test_shortlist_is_legal_ordered_and_of_several_kinds(profile, m, num_sms):
     problem, budget = GemmProblem(m, 6144, 4096), Budget(num_sms, "mask", False)
     found = shortlist(problem, budget, profile, DEFAULTS, top=8)
-    assert len(found) == 8
+    assert len(found) >= 8
     assert [c.predicted_us for c in found] == sorted(c.predicted_us for c in found)
-    assert len({c.name for c in found}) == 8
+    assert len({c.name for c in found}) == len(found)
     kinds = Counter(
         (c.config.kernel, c.config.block_m, c.config.block_n, c.config.swap) for c in found
     )
-    assert max(kinds.values()) <= MAX_OF_A_KIND
+    assert max(kinds.values()) <= 2 * MAX_OF_A_KIND
+    for swapped in (c.config for c in found if c.config.kernel == "ws" and c.config.swap):
+        assert replace(swapped, eager=not swapped.eager) in {c.config for c in found}
     for item in found:
         assert space.violations(problem, item.config, budget, (9, 0)) == []
 

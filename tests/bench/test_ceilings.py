@@ -14,7 +14,7 @@ from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing
-from smkern.device import device_info, load_profile, save_profile
+from smkern.device import load_profile, save_profile
 
 TOTAL = 132
 SIZE = 1 << 30
@@ -113,7 +113,6 @@ def test_a_part_of_the_suite_is_no_profile(flags):
 
 def test_without_a_gpu_it_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    device_info.cache_clear()
     out = tmp_path / "ceilings.json"
     ran = CliRunner().invoke(command, ["--out", str(out)])
     assert ran.exit_code == 1

@@ -153,7 +153,7 @@ def test_the_suite_measures_every_choice_and_cost(clock, tmp_path):
     assert reads[8, "flashinfer-way"] == reads[8, "driver"]
     assert (4, "smkern") in reads
     assert (4, "driver") not in reads
-    assert len([1 for n, _ in reads if n == 4]) == 1 + 9
+    assert len([1 for n, _ in reads if n == 4]) == 1 + 10
     summary = results.summary
     assert summary["of_best_choice"]["value"] == 1.0
     assert summary["failed"] == {"torch on 8 SMs": "RuntimeError: built without green contexts"}
