@@ -35,7 +35,7 @@ TOLERANCE = 2e-2
 FINALISTS_WITHIN = 1.06
 """Candidates this close to the fastest are timed again in more rounds."""
 
-SAME_WITHIN = 1.012
+SAME_WITHIN = 1.015
 """Times so close are one: power and clocks move more than that between sittings."""
 LIBRARY_MUST_GAIN = 1.01
 """cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions."""
@@ -231,9 +231,14 @@ def _handicapped_us(item: Measurement) -> float:
 
 
 def _likeliest(own: Sequence[Measurement]) -> Measurement:
-    """The fastest; among those within the measurement's noise of it, the model's favourite."""
+    """The fastest; among those within the measurement's noise of it, the likeliest to stay so.
+
+    Whole K loops come before split ones (partial sums cost L2 traffic and power, which weigh more
+    on another day), then the model's favourite.
+    """
     limit = SAME_WITHIN * min(item.us for item in own)
-    return min((i for i in own if i.us <= limit), key=lambda item: (item.predicted_us, item.us))
+    same = [item for item in own if item.us <= limit]
+    return min(same, key=lambda item: (item.config.split != 1, item.predicted_us, item.us))
 
 
 def best_cell(measurements: Sequence[Measurement]) -> Cell | None:

@@ -44,11 +44,11 @@ def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side]
     if placement == "spread":
         decode, side = _smaller(num_sms, total)
         return (decode, side) if decode % atom == 0 else None
-    if num_sms % atom == 0:
-        # the driver makes one group fewer than would go in, and leaves a larger remainder
-        return (num_sms, "decode") if num_sms <= (total // atom - 1) * atom else None
-    if (total - num_sms) % atom == 0:
-        return total - num_sms, "prefill"
+    # the driver makes one group fewer than would go in, and leaves a larger remainder
+    most = (total // atom - 1) * atom
+    for decode, side in ((num_sms, "decode"), (total - num_sms, "prefill")):
+        if decode % atom == 0 and decode <= most:
+            return decode, side  # type: ignore[return-value]
     return None
 
 

@@ -94,7 +94,7 @@ def ladder(
 
     Args:
         decode_sms: SM counts of the decode sides, multiples of `atom`; by default every multiple
-            of 8 below the device's count.
+            of 8 that leaves prefill 8 or more.
         atom: SMs that move together: 2, or 8 where the small side must run kernels with clusters.
         device: index of the GPU; torch's current one by default.
         backend: "green" (the hardware confines), "grid" (the budget alone), or None: green where
@@ -163,7 +163,7 @@ def _index(device: int | None) -> int:
 def _check_rungs(decode_sms: Iterable[int] | None, atom: int, info: DeviceInfo) -> list[int]:
     if decode_sms is None:
         step = max(DEFAULT_STEP, atom)
-        return list(range(step, info.num_sms, step))
+        return list(range(step, info.num_sms - step + 1, step))
     wanted = sorted(set(decode_sms))
     if not wanted:
         raise BudgetError("a ladder needs a rung: smkern.ladder([32]), or no argument for all")

@@ -65,9 +65,8 @@ class Probe:
 
     def output(self, num_ctas: int) -> torch.Tensor:
         """A buffer that no SM id is in yet, ready on every stream."""
-        out = torch.full(
-            (num_ctas,), -1, dtype=torch.int32, device=torch.device("cuda", self.device)
-        )
+        # pinned host memory: the device writes there too, and no block of its own is held
+        out = torch.full((num_ctas,), -1, dtype=torch.int32).pin_memory()
         torch.cuda.synchronize(self.device)
         return out
 
