@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,6 +14,9 @@ import click
 from smkern.autotune import raw
 from smkern.autotune.measure import best_cell
 from smkern.tuning.table import Cell, CellKey, TableStore
+
+GAIN = 0.995
+"""How much faster a smaller budget must have been to be copied."""
 
 
 def cells_of(measurements: list[raw.Measurement]) -> dict[CellKey, Cell]:
@@ -22,6 +26,29 @@ def cells_of(measurements: list[raw.Measurement]) -> dict[CellKey, Cell]:
         newest.setdefault(item.key, {})[item.config] = item
     chosen = {key: best_cell(list(of_cell.values())) for key, of_cell in newest.items()}
     return {key: cell for key, cell in chosen.items() if cell is not None}
+
+
+def never_slower(cells: dict[CellKey, Cell]) -> dict[CellKey, Cell]:
+    """The same cells, where a larger budget runs as a smaller one did if that was faster.
+
+    A budget is a maximum: with as many CTAs as the smaller partition had, a larger one is no
+    slower. Waves that do not divide make such cells (2048x4096x14336 has them from 102 to 124).
+    """
+    found = dict(cells)
+    best: dict[tuple[object, ...], tuple[CellKey, Cell]] = {}
+    for key in sorted(cells, key=lambda key: key.num_sms):
+        series = (key.op, key.m, key.n, key.k, key.dtype, key.epilogue, key.confined)
+        cell = found[key]
+        if series in best and best[series][1].own_us < GAIN * cell.own_us:
+            smaller, faster = best[series]
+            most = smaller.num_sms * (faster.own.ctas_per_sm if key.confined == "mask" else 1)
+            own = replace(faster.own, max_ctas=min(faster.own.max_ctas or most, most))
+            keep = cell.config.kernel == "cublaslt" and cell.us < faster.own_us
+            config, us = (cell.config, cell.us) if keep else (own, faster.own_us)
+            cell = found[key] = Cell(config, us, own, faster.own_us)
+        if series not in best or cell.own_us < best[series][1].own_us:
+            best[series] = (key, cell)
+    return found
 
 
 @click.command(help=__doc__)
@@ -34,7 +61,7 @@ def command(raw_path: Path, out: Path, contended: bool) -> None:
     if not meta:
         raise click.UsageError(f"{out} is no tuned table: its provenance is needed")
     measured = [item for item in raw.load(raw_path) if item.contended == contended]
-    cells = cells_of(measured)
+    cells = never_slower(cells_of(measured))
     store.merge(cells, meta)
     click.echo(f"{len(cells)} cells decided again in {out}")
 

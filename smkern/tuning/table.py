@@ -93,14 +93,17 @@ class Table:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
         A cell tuned at M serves the rows above the next smaller tuned M with as many row tiles.
+        With `batch_invariant` there is none: a row's bits must not turn with M or the budget.
         """
+        if problem.batch_invariant:
+            return None
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
         if rows is None or (at := bisect_left(rows, problem.m)) == len(rows):
             return None
         tuned_m = rows[at]
         cell = self.cells[_with_m(key, tuned_m)]
-        config = cell.config if allow_cublaslt and not problem.batch_invariant else cell.own
+        config = cell.config if allow_cublaslt else cell.own
         if -(-problem.m // config.block_m) != -(-tuned_m // config.block_m):
             return None
         serves = space.serves_alignment(problem, config, budget, (9, 0))

@@ -119,7 +119,7 @@ def test_every_cell_lands_in_the_table_and_every_candidate_in_the_record(
     assert jobs(record) == [], "run again, nothing is left"
     for job in jobs():
         cell = found.cells[CellKey.of(job.problem, job.place.budget)]
-        assert cell.own == job.candidates[0].config
+        assert cell.own in {item.config for item in job.candidates}
 
 
 def test_the_time_limit_keeps_what_was_measured(jobs, fake_device, tmp_path, monkeypatch):

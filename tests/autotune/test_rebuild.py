@@ -3,10 +3,10 @@
 from click.testing import CliRunner
 
 from smkern.autotune import raw
-from smkern.autotune.rebuild import command
+from smkern.autotune.rebuild import command, never_slower
 from smkern.device import Budget
 from smkern.tuning.config import GemmConfig, GemmProblem
-from smkern.tuning.table import PROVENANCE, CellKey, TableStore
+from smkern.tuning.table import PROVENANCE, Cell, CellKey, TableStore
 
 PROBLEM, BUDGET = GemmProblem(512, 4096, 4096), Budget(100, "mask", False)
 WHOLE = GemmConfig("ws", 128, 256, 64, 8, 4)
@@ -36,3 +36,13 @@ def test_a_table_without_provenance_is_refused(tmp_path):
     ran = CliRunner().invoke(command, [str(path), "--out", str(tmp_path / "none.json")])
     assert ran.exit_code == 2
     assert "provenance" in ran.output
+
+
+def test_a_larger_budget_runs_as_a_faster_smaller_one():
+    def cell(us):
+        return Cell(WHOLE, us, WHOLE, us)
+
+    keys = [CellKey.of(PROBLEM, Budget(n, "mask", n > 66)) for n in (60, 84, 100, 116)]
+    found = never_slower(dict(zip(keys, map(cell, (100.0, 80.0, 90.0, 70.0)), strict=True)))
+    assert [found[key].own_us for key in keys] == [100.0, 80.0, 80.0, 70.0]
+    assert [found[key].own.max_ctas for key in keys] == [0, 0, 84, 0]

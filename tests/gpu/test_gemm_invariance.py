@@ -41,6 +41,20 @@ def test_every_batch_and_budget_gives_the_same_bits():
         assert not _differences(a, w, bias, want, rows, range(8, 133, 4))
 
 
+def test_shapes_that_have_tuned_cells_give_the_same_bits_too():
+    a = torch.randn(256, 14336, device="cuda").bfloat16()
+    w = torch.randn(4096, 14336, device="cuda").bfloat16()
+    want = smkern.gemm(a, w, batch_invariant=True)
+    with smkern.ladder([16, 32]) as ladder:
+        sides = [side for split in ladder for side in split]
+        for m in (1, 8, 17, 64, 77, 129, 256):
+            for side in sides:
+                with side:
+                    out = smkern.gemm(a[:m], w, batch_invariant=True)
+                torch.cuda.synchronize()
+                assert torch.equal(out, want[:m]), (m, side)
+
+
 def test_large_batches_too():
     a, w, bias = _inputs(2048, 512, 1024, torch.float16)
     want = smkern.gemm(a, w, bias=bias, activation="silu", batch_invariant=True)

@@ -210,3 +210,9 @@ def test_corrupt_constants_are_named(tmp_path, monkeypatch):
     path.write_text('{"constants": {"lunch_us": 1}}')
     with pytest.raises(TableError, match=r"cost_model.json holds no constants.*autotune.fit"):
         table.load_constants("NVIDIA corrupt")
+
+
+def test_batch_invariant_problems_ask_no_table():
+    tuned = Table(META, {key(64): cell()})
+    assert tuned.lookup(GemmProblem(64, 6144, 4096), BUDGET) == CONFIG
+    assert tuned.lookup(GemmProblem(64, 6144, 4096, batch_invariant=True), BUDGET) is None
