@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.device import Budget, DeviceInfo
+from smkern.device import Budget
 from smkern.errors import PartitionError
-from smkern.partition.driver import GreenContext
 from smkern.partition.green import probe_atoms
 from smkern.partition.streams import StreamBudgets
-
-INFO = DeviceInfo("fake", 132, (9, 0), 2, 2, 1, 1980, 1)
-
-
-class FakeDriver:
-    """Groups are tuples of SM ids, in an order of the test's choice; counts live contexts."""
-
-    def __init__(self, pairs: Sequence[int]) -> None:
-        self.sms = [sm for pair in pairs for sm in (2 * pair, 2 * pair + 1)]
-        self.live: dict[int, tuple[int, ...]] = {}
-
-    def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]:
-        whole = len(self.sms) // min_sms * min_sms
-        groups = [tuple(self.sms[i : i + min_sms]) for i in range(0, whole, min_sms)]
-        return groups, tuple(self.sms[whole:]) or None
-
-    def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext:
-        stream = 1000 + len(self.live)
-        self.live[stream] = tuple(sm for group in groups for sm in group)
-        return GreenContext(stream, stream, len(self.live[stream]))
-
-    def destroy(self, context: GreenContext) -> None:
-        del self.live[context.stream]
-
-    def smids(self, stream: int, num_ctas: int) -> list[int]:
-        sms = self.live[stream]
-        return [sms[i % len(sms)] for i in range(num_ctas)]
-
-    def clusters(self, stream: int) -> bool | None:
-        return None
+from tests.partition.conftest import INFO, FakeDriver
 
 
 @given(st.permutations(range(66)), st.sampled_from([2, 8]))
@@ -53,8 +22,9 @@ def test_atoms_cover_the_device_once_and_leave_no_context(pairs: list[int], atom
     parts = [*atoms.ordered, *([atoms.rest] if atoms.rest else [])]
     assert sorted(sm for part in parts for sm in part.smids) == list(range(132))
     assert atoms.num_sms == 132
-    assert (len(atoms.rest.smids) if atoms.rest else 0) == 132 % atom
-    assert not driver.live
+    assert (len(atoms.rest.smids) if atoms.rest else 0) == {2: 0, 8: 12}[atom]
+    assert not driver.contexts
+    assert not driver.streams
 
 
 @given(st.permutations(range(66)), st.integers(1, 65))
@@ -67,7 +37,7 @@ def test_a_spread_prefix_of_pairs_is_the_lowest_ids(pairs: list[int], count: int
 def test_streams_of_others_are_asked_for_each_time() -> None:
     counts = {77: 32}
     streams = StreamBudgets(Budget(132, "mask"), counts.get)
-    assert streams.budget(77) == Budget(32, "mask", clusters=True)
+    assert streams.budget(77) == Budget(32, "mask", clusters=False)
     counts[77] = 18  # the handle was destroyed and reused
     assert streams.budget(77) == Budget(18, "mask", clusters=False)
     assert streams.budget(0) == streams.budget(78) == Budget(132, "mask")
@@ -80,3 +50,48 @@ def test_a_closed_partitions_stream_raises() -> None:
     streams.remove(5)
     with pytest.raises(PartitionError, match="closed"):
         streams.budget(5)
+
+
+def test_a_closed_stream_is_refused_until_its_handle_may_come_back() -> None:
+    counts = {5: 24}
+    streams = StreamBudgets(Budget(132, "mask"), counts.get)
+    streams.add(5, Budget(16, "mask"))
+    streams.remove(5)
+    streams.reusable(5)
+    assert streams.budget(5) == Budget(24, "mask", clusters=False)
+    streams.remove(5)
+    streams.add(5, Budget(8, "grid"))
+    assert streams.budget(5) == Budget(8, "grid")
+
+
+def test_a_green_context_of_the_whole_device_is_the_whole_device() -> None:
+    streams = StreamBudgets(Budget(132, "mask", clusters=True), {9: 132}.get)
+    assert streams.budget(9) == Budget(132, "mask", clusters=True)
+
+
+def test_listeners_hear_of_a_stream_before_it_is_closed() -> None:
+    streams, heard = StreamBudgets(Budget(132, "mask"), lambda stream: None), []
+    streams.at_close(heard.append)
+    streams.forget(5)
+    assert heard == [5]
+
+
+def test_groups_of_an_unexpected_size_are_refused() -> None:
+    class Rounding(FakeDriver):
+        def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]:
+            return super().split(4, flags)
+
+    driver = Rounding()
+    with pytest.raises(PartitionError, match=r"groups of 2 SMs have \[4\] .* use atom=4"):
+        probe_atoms(driver, INFO, 2, "spread")
+    assert not driver.contexts
+
+
+def test_a_busy_device_is_found_out() -> None:
+    """SMs that another kernel holds show up in too few contexts, or in none that spell a group."""
+    driver = FakeDriver()
+    driver.strays = (131,)  # the last group's, now seen in every context: no such group
+    with pytest.raises(PartitionError, match=r"SM 131 showed up .* idle device"):
+        probe_atoms(driver, INFO, 2, "spread")
+    assert not driver.contexts
+    assert not driver.streams
