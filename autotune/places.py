@@ -116,6 +116,7 @@ def memory_bound_neighbour(stream: Any) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+        stream.synchronize()
         torch.cuda.synchronize()
         graph.reset()
 

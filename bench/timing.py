@@ -181,6 +181,7 @@ def _replay_rounds(
                 spans[name].append((start, last))
     if while_busy is not None:
         while_busy()
+    last.synchronize()  # a device-wide wait may end before a graph on a partition's stream does
     torch.cuda.synchronize()
     return {
         name: Timing(tuple(1e3 * a.elapsed_time(b) / cases[name].calls for a, b in pairs))

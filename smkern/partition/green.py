@@ -13,6 +13,10 @@ from smkern.partition.driver import IGNORE_COSCHEDULING, Driver, GreenContext
 from smkern.partition.partition import Origin, Partition
 from smkern.partition.streams import stream_budgets
 
+_CTAS_PER_SM = 64
+_TRIES = 5
+"""An SM that wakes late can miss one probe: 1 ladder in 40 saw that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Atom:
@@ -79,7 +83,7 @@ def _smids(driver: Driver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
         if code > len(groups):
             raise PartitionError(
                 f"SM {sm} showed up in contexts that spell group {code} of {len(groups)}: another "
-                "kernel held SMs while they were probed; make the ladder on an idle device"
+                "kernel held SMs while they were probed; make the ladder while the device is idle"
             )
         found[code - 1].append(sm)
     return [tuple(smids) for smids in found]
@@ -89,7 +93,12 @@ def _seen(driver: Driver, groups: Sequence[Any]) -> set[int]:
     """The SMs that the probe reaches in a context of some groups."""
     context = driver.create(groups)
     try:
-        return set(driver.smids(context.stream, 32 * context.num_sms))
+        num_ctas = _CTAS_PER_SM * context.num_sms
+        for _ in range(_TRIES):
+            seen = set(driver.smids(context.stream, num_ctas))
+            if len(seen) == context.num_sms:
+                break
+        return seen
     finally:
         _destroy(driver, context)
 

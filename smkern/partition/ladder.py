@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from smkern.device import DeviceInfo, device_info
 from smkern.errors import BudgetError, DeviceError, PartitionError
@@ -12,6 +12,7 @@ from smkern.partition.driver import cuda_driver
 from smkern.partition.partition import Origin, Partition, Split
 
 Backend = Literal["green", "grid"]
+Placement = Literal["spread", "default"]
 DEFAULT_STEP = 8
 
 
@@ -58,10 +59,9 @@ class Ladder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        import torch
-
         sides = self._sides()
-        torch.cuda.synchronize(sides[0].device)
+        for side in sides:
+            side.synchronize()
         for side in sides:
             side.release_graphs()
         for side in sides:
@@ -88,7 +88,7 @@ def ladder(
     atom: int | None = None,
     device: int | None = None,
     backend: Backend | None = None,
-    placement: Literal["spread", "default"] = "spread",
+    placement: Placement = "spread",
 ) -> Ladder:
     """Make every split of a device that is wanted, up front: a pair costs 3 to 4 ms and 11 MiB.
 
@@ -103,8 +103,10 @@ def ladder(
             driver's "default" order of its groups.
 
     Raises:
-        BudgetError: a count of 0 or below, not a multiple of `atom`, or not below the device's.
+        BudgetError: a count of 0 or below, not a multiple of `atom`, or not below the device's; an
+            atom of 0 or below, or above half of the device.
         DeviceError: no GPU, or no green contexts and backend="green".
+        PartitionError: an unknown backend or placement.
 
     Source: rungs of one driver split, MuxWise section 3.1; nested rungs go beyond it.
 
@@ -112,6 +114,10 @@ def ladder(
         >>> with smkern.ladder([16, 32]) as ladder:   # doctest: +SKIP
         ...     split = ladder.split(decode=32)
     """
+    if backend not in (None, *get_args(Backend)):
+        raise PartitionError(f"no backend {backend!r}: 'green', 'grid' or None")
+    if placement not in get_args(Placement):
+        raise PartitionError(f"no placement {placement!r}: 'spread' or 'default'")
     info = device_info(device)
     index = _index(device)
     step = (2 if info.capability >= (9, 0) else info.sm_granularity) if atom is None else atom
@@ -119,8 +125,6 @@ def ladder(
     origin = Origin(backend or "green", index, step, placement)
     if backend == "grid":
         return Ladder([Split(*grid.make_pair(n, origin, info)) for n in wanted], "grid")
-    if backend not in (None, "green"):
-        raise PartitionError(f"no backend {backend!r}: 'green', 'grid' or None")
     try:
         return _green_ladder(wanted, origin, info, default=decode_sms is None)
     except DeviceError:
@@ -161,6 +165,11 @@ def _index(device: int | None) -> int:
 
 
 def _check_rungs(decode_sms: Iterable[int] | None, atom: int, info: DeviceInfo) -> list[int]:
+    if not 1 <= atom <= info.num_sms // 2:
+        raise BudgetError(
+            f"atom={atom}: SMs of this {info.name} with {info.num_sms} move together in "
+            f"{info.sm_granularity} to {info.num_sms // 2}; take 2, or 8 for clusters"
+        )
     if decode_sms is None:
         step = max(DEFAULT_STEP, atom)
         return list(range(step, info.num_sms - step + 1, step))
@@ -183,7 +192,7 @@ def split(
     atom: int | None = None,
     device: int | None = None,
     backend: Backend | None = None,
-    placement: Literal["spread", "default"] = "spread",
+    placement: Placement = "spread",
 ) -> Split:
     """One split: `decode` SMs and the rest. Arguments and errors as of `ladder`.
 

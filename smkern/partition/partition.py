@@ -135,6 +135,18 @@ class Partition:
 
         torch.cuda.set_stream(self._entered.stack.pop())
 
+    def synchronize(self) -> None:
+        """Wait for all work of this partition's stream, then of the device.
+
+        `torch.cuda.synchronize()` alone may return while a graph that was launched on a partition's
+        stream still runs (seen on driver 580 with two replays in flight).
+        """
+        import torch
+
+        if not self.closed:
+            self.stream.synchronize()
+        torch.cuda.synchronize(self.device)
+
     @contextmanager
     def capture(self, pool: Any = None) -> Iterator[PartitionGraph]:
         """Capture a graph of what runs on this partition's stream inside the block.
@@ -215,7 +227,7 @@ class Partition:
         with self.capture() as graph:
             probe.launch(self.raw_stream, out)
         graph.replay()
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()
         graph.close()
         return out.tolist()
 
@@ -255,9 +267,7 @@ class Partition:
         """
         if self.closed:
             return
-        import torch
-
-        torch.cuda.synchronize(self.device)
+        self.synchronize()
         alive = sum(not graph.closed for graph in self._graphs)
         if alive:
             raise PartitionError(

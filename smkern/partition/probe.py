@@ -9,7 +9,7 @@ import torch
 
 from smkern.errors import DeviceError
 
-SPIN_NS = 20_000
+SPIN_NS = 50_000
 """How long a CTA stays, so that all SMs of a partition get some."""
 
 _PTX = b"""
@@ -74,7 +74,7 @@ class Probe:
         """The SM of each of `num_ctas` CTAs on `stream`."""
         out = self.output(num_ctas)
         self.launch(stream, out)
-        torch.cuda.synchronize(self.device)
+        self._check(self._cuda.cuStreamSynchronize(stream)[0], "cuStreamSynchronize")
         return out.tolist()
 
     def clusters(self, stream: int) -> bool | None:

@@ -83,6 +83,8 @@ def sanitized(sanitizer: str, tool: str, case: str, timeout_s: int) -> tuple[int
     """Exit status (None: out of time) and output of one case under one tool."""
     command = [
         sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "5",
+        # cuda-bindings asks for functions of newer drivers: failed look-ups are no memory errors
+        "--report-api-errors", "no",
         sys.executable, "-m", "tests.gpu.sanitizer", "--inside", case,
     ]  # fmt: skip
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

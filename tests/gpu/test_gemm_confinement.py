@@ -64,6 +64,7 @@ def test_the_mask_confines_a_replayed_graph(ladder, config):
         traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
     for _ in range(3):
         partition.launch(graph)
+        partition.synchronize()
         assert set(traced.smids()) <= set(partition.smids)
     check(CASE, x)
     del graph

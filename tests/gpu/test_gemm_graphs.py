@@ -84,7 +84,7 @@ def test_graphs_of_partitions():
                     out.fill_(float("nan"))
                     torch.cuda.synchronize()
                     partition.launch(graph)
-                    torch.cuda.synchronize()
+                    partition.synchronize()
                     assert torch.equal(out, want)
                 del want, graph
 
