@@ -37,6 +37,7 @@ FINALISTS_WITHIN = 1.06
 
 SAME_WITHIN = 1.015
 """Times so close are one: power and clocks move more than that between sittings."""
+SPLIT_MUST_GAIN = 1.04
 LIBRARY_MUST_GAIN = 1.01
 """cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions."""
 
@@ -233,12 +234,15 @@ def _handicapped_us(item: Measurement) -> float:
 def _likeliest(own: Sequence[Measurement]) -> Measurement:
     """The fastest; among those within the measurement's noise of it, the likeliest to stay so.
 
-    Whole K loops come before split ones (partial sums cost L2 traffic and power, which weigh more
-    on another day), then the model's favourite.
+    A split K loop must gain more than that over the best whole one: partial sums cost L2 traffic
+    and power, which weigh more on another day. Then the model's favourite.
     """
-    limit = SAME_WITHIN * min(item.us for item in own)
-    same = [item for item in own if item.us <= limit]
-    return min(same, key=lambda item: (item.config.split != 1, item.predicted_us, item.us))
+    whole = [item for item in own if item.config.split == 1]
+    fastest = min(item.us for item in own)
+    if whole and min(item.us for item in whole) <= SPLIT_MUST_GAIN * fastest:
+        own, fastest = whole, min(item.us for item in whole)
+    same = [item for item in own if item.us <= SAME_WITHIN * fastest]
+    return min(same, key=lambda item: (item.predicted_us, item.us))
 
 
 def best_cell(measurements: Sequence[Measurement]) -> Cell | None:

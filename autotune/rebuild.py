@@ -15,7 +15,7 @@ from smkern.autotune import raw
 from smkern.autotune.measure import best_cell
 from smkern.tuning.table import Cell, CellKey, TableStore
 
-GAIN = 0.995
+GAIN = 0.98
 """How much faster a smaller budget must have been to be copied."""
 
 
