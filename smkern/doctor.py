@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -25,7 +25,7 @@ Status = Literal["ok", "note", "absent", "failed"]
 
 DISTRIBUTIONS = ("torch", "triton", "cuda-bindings", "numpy", "click", "rich")
 
-PARTITION_BACKENDS: dict[str, dict[str, object]] = {
+PARTITION_BACKENDS: dict[str, dict[str, Any]] = {
     "green, spread pairs": {"backend": "green", "atom": 2},
     "green, atoms of 8": {"backend": "green", "atom": 8},
     "grid (no mask)": {"backend": "grid"},
@@ -126,7 +126,7 @@ def _device(info: DeviceInfo) -> Iterator[Finding]:
         yield Finding("GPU", "ceilings", "absent", f"{text} ({remedy})")
 
 
-def _partition(info: DeviceInfo, device: int | None, options: dict[str, object]) -> str:
+def _partition(info: DeviceInfo, device: int | None, options: dict[str, Any]) -> str:
     """Split, verify both sides by %smid, and ask the budget of the current stream."""
     asked = max(info.min_sms, info.num_sms // 8 // 8 * 8)
     start = perf_counter()

@@ -172,7 +172,7 @@ class GemmPlan:
         a_map, w_map = (y_map, x_map) if swap else (x_map, y_map)
         uses_tma, offset, lock = self.variant.uses_tma, dynamic_at - start, threading.Lock()
         pack, run = _DYNAMIC.pack_into, launch_kernel()
-        replace = replace_address() if uses_tma else None
+        replace: Any = replace_address() if uses_tma else None
         function, num_ctas = self._function.value, self.num_ctas
         threads, shared = artifact.num_threads, artifact.shared_bytes
         w_mapped = 0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from smkern.device import Budget
+from smkern.device import Budget, Confinement
 from smkern.errors import ConfinementError, PartitionError
 
 _PROBE_CTAS_PER_SM = 64
@@ -102,7 +102,7 @@ class Partition:
         return self.budget.num_sms
 
     @property
-    def confined(self) -> str:
+    def confined(self) -> Confinement:
         return self.budget.confined
 
     @property

@@ -75,6 +75,10 @@ class Cell:
     own_us: float
 
 
+INVARIANT = ("ws", "tma")
+"""Kernels whose sums do not depend on the tile: wgmma over K in steps of 16, in order."""
+
+
 @dataclass(slots=True)
 class Table:
     """Tuned cells in memory, looked up by problem and budget."""
@@ -93,17 +97,20 @@ class Table:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
         A cell tuned at M serves the rows above the next smaller tuned M with as many row tiles.
-        With `batch_invariant` there is none: a row's bits must not turn with M or the budget.
+        With `batch_invariant` only one with whole K loops does: ws and tma add products in the same
+        order whatever the tile (held bit for bit by the GPU tests), and the split alone is what
+        would make a row's bits turn with M or the budget.
         """
-        if problem.batch_invariant:
-            return None
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
         if rows is None or (at := bisect_left(rows, problem.m)) == len(rows):
             return None
         tuned_m = rows[at]
         cell = self.cells[_with_m(key, tuned_m)]
-        config = cell.config if allow_cublaslt else cell.own
+        own = problem.batch_invariant or not allow_cublaslt
+        config = cell.own if own else cell.config
+        if problem.batch_invariant and (config.split != 1 or config.kernel not in INVARIANT):
+            return None
         if -(-problem.m // config.block_m) != -(-tuned_m // config.block_m):
             return None
         serves = space.serves_alignment(problem, config, budget, (9, 0))

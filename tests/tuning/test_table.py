@@ -212,7 +212,9 @@ def test_corrupt_constants_are_named(tmp_path, monkeypatch):
         table.load_constants("NVIDIA corrupt")
 
 
-def test_batch_invariant_problems_ask_no_table():
-    tuned = Table(META, {key(64): cell()})
-    assert tuned.lookup(GemmProblem(64, 6144, 4096), BUDGET) == CONFIG
-    assert tuned.lookup(GemmProblem(64, 6144, 4096, batch_invariant=True), BUDGET) is None
+def test_batch_invariant_problems_take_whole_k_loops_of_ours_only():
+    whole = replace(CONFIG, split=1)
+    problem = GemmProblem(64, 6144, 4096, batch_invariant=True)
+    for own, served in ((CONFIG, None), (whole, whole), (replace(whole, kernel="pointer"), None)):
+        tuned = Table(META, {key(64): Cell(space.CUBLASLT, 5.0, own, 6.0)})
+        assert tuned.lookup(problem, BUDGET) == served
