@@ -76,10 +76,14 @@ class FakeDriver:
 
 @dataclass
 class FakeStream:
-    """A torch stream: the handle alone."""
+    """A torch stream: the handle, and how often it was waited for."""
 
     cuda_stream: int
     device: Any = None
+    waits: int = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
 
 
 class FakeGraph:

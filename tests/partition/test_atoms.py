@@ -91,7 +91,15 @@ def test_a_busy_device_is_found_out() -> None:
     """SMs that another kernel holds show up in too few contexts, or in none that spell a group."""
     driver = FakeDriver()
     driver.strays = (131,)  # the last group's, now seen in every context: no such group
-    with pytest.raises(PartitionError, match=r"SM 131 showed up .* idle device"):
+    with pytest.raises(PartitionError, match=r"SM 131 showed up .* idle"):
         probe_atoms(driver, INFO, 2, "spread")
     assert not driver.contexts
     assert not driver.streams
+
+
+def test_an_sm_that_the_probe_never_reached_is_found_out() -> None:
+    driver = FakeDriver()
+    reached = driver.smids
+    driver.smids = lambda stream, n: [sm for sm in reached(stream, n) if sm != 9]  # type: ignore[method-assign]
+    with pytest.raises(PartitionError, match=r"groups of 2 SMs have \[1\]"):
+        probe_atoms(driver, INFO, 2, "spread")
