@@ -63,6 +63,9 @@ class _Event:
     def record(self, stream) -> None:
         self.at_us = self.cuda.now_us
 
+    def synchronize(self) -> None:
+        assert self.at_us is not None, "an event that was never recorded is not waited for"
+
     def elapsed_time(self, other) -> float:
         return max(other.at_us - self.at_us, 0.5) / 1e3
 
