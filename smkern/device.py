@@ -130,6 +130,13 @@ def _interpolate(curve: Curve, num_sms: int) -> float:
     return low + (high - low) * (num_sms - left) / (right - left)
 
 
+def has_gpu() -> bool:
+    """Whether torch sees a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def device_info(index: int | None = None) -> DeviceInfo:
     """Facts of a GPU of this machine.
 
@@ -137,11 +144,11 @@ def device_info(index: int | None = None) -> DeviceInfo:
         index: of the GPU; torch's current one by default.
 
     Raises:
-        DeviceError: no GPU, or no driver.
+        DeviceError: no GPU, no driver, or none of that index.
     """
     import torch
 
-    if not torch.cuda.is_available():
+    if not has_gpu():
         raise DeviceError(
             "torch sees no GPU: partitions and kernels need one (sm_80 or later, driver 550 or "
             "later for green contexts). CPU tensors run the reference; plans use a shipped profile"
@@ -153,6 +160,9 @@ def device_info(index: int | None = None) -> DeviceInfo:
 def _facts(index: int) -> DeviceInfo:
     import torch
 
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        raise DeviceError(f"no GPU {index}: this machine has 0 to {count - 1}")
     facts = torch.cuda.get_device_properties(index)
     major, minor = facts.major, facts.minor
     step = 2 if major >= 9 else 4 if (major, minor) >= (8, 0) else 2
@@ -216,12 +226,15 @@ def load_profile(which: str | int | None = None) -> Profile:
 
     Raises:
         ProfileError: no such profile, or a corrupt one.
+        DeviceError: this machine has GPUs, but none of that index.
     """
     if isinstance(which, str):
         return _read(SHIPPED / f"{which}.json")
     try:
         info = device_info(which)
     except DeviceError:
+        if which is not None and has_gpu():
+            raise
         return _read(SHIPPED / f"{DEFAULT}.json")
     own = cache_file(info)
     if own.exists():
@@ -248,12 +261,16 @@ def save_profile(profile: Profile, path: Path | None = None) -> Path:
     }
     with FileLock(f"{path}.lock"):
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(text, file, indent=1, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(text, file, indent=1, sort_keys=True)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     return path
 
 
@@ -266,14 +283,14 @@ def _read(path: Path) -> Profile:
         info = text["info"]
         info["capability"] = tuple(info["capability"])
         curves = {
-            name: tuple((int(sms), float(value)) for sms, value in points)
+            name: tuple(sorted((int(sms), float(value)) for sms, value in points))
             for name, points in text["curves"].items()
         }
         return Profile(DeviceInfo(**info), curves, text["provenance"])
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))
         raise ProfileError(f"no profile {path.name}; shipped are: {known}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         if isinstance(error, ProfileError):
             raise
         raise ProfileError(f"{path} is corrupt ({error!r}): {remedy}") from error
