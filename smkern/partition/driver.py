@@ -35,6 +35,8 @@ class Driver(Protocol):
 
     def create(self, groups: Sequence[Any], priority: int = 0) -> GreenContext: ...
 
+    def create_stream(self) -> int: ...
+
     def detach(self, context: GreenContext) -> None: ...
 
     def destroy_stream(self, context: GreenContext) -> None: ...
@@ -88,6 +90,16 @@ class CudaDriver:
         stream = self._call("cuGreenCtxStreamCreate", handle, _NON_BLOCKING, priority)
         granted = self._call("cuGreenCtxGetDevResource", handle, self._sm)
         return GreenContext(handle, int(stream), int(granted.sm.smCount))
+
+    def create_stream(self) -> int:
+        """A non-blocking stream of no green context, whose handle nobody else is ever given.
+
+        torch hands its own out in turn from a pool of 32, so a budget would reach others' work.
+        """
+        import torch
+
+        with torch.cuda.device(self.device):
+            return int(self._call("cuStreamCreate", _NON_BLOCKING))
 
     def detach(self, context: GreenContext) -> None:
         """Destroy a context whose work has finished; its stream is left, detached.

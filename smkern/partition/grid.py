@@ -22,13 +22,12 @@ def _nothing() -> None:
 def _make(num_sms: int, origin: Origin, info: DeviceInfo) -> Partition:
     import torch
 
-    stream = torch.cuda.Stream(torch.device("cuda", origin.device))
+    from smkern.partition.driver import cuda_driver
+
+    driver = cuda_driver(origin.device)
+    raw_stream = driver.create_stream()
+    stream = torch.cuda.ExternalStream(raw_stream, device=torch.device("cuda", origin.device))
     budget = Budget(num_sms, "grid", clusters=info.capability >= (9, 0))
-    stream_budgets(origin.device).add(stream.cuda_stream, budget)
-
-    def probe(raw_stream: int, num_ctas: int) -> list[int]:
-        from smkern.partition.driver import cuda_driver
-
-        return cuda_driver(origin.device).smids(raw_stream, num_ctas)
-
-    return Partition(origin, num_sms, budget, (), stream, probe, release=_nothing)
+    stream_budgets(origin.device).add(raw_stream, budget)
+    # a closed partition's stream is left, as green's is: its handle must not come back as another's
+    return Partition(origin, num_sms, budget, (), stream, driver.smids, release=_nothing)

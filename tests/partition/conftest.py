@@ -37,6 +37,7 @@ class FakeDriver:
         self.failing = failing
         self.lost = lost
         self.created = 0
+        self.plain_streams = 0
         self.contexts: dict[int, tuple[int, ...]] = {}
         self.streams: dict[int, int] = {}
         self.strays: tuple[int, ...] = ()
@@ -57,6 +58,10 @@ class FakeDriver:
         self.contexts[handle] = tuple(sm for group in groups for sm in group)
         self.streams[stream] = handle
         return GreenContext(handle, stream, len(self.contexts[handle]) - self.lost)
+
+    def create_stream(self) -> int:
+        self.plain_streams += 1
+        return 5000 + self.plain_streams
 
     def detach(self, context: GreenContext) -> None:
         del self.contexts[context.handle]
@@ -110,11 +115,6 @@ class Machine:
     patch: pytest.MonkeyPatch
     current: Any = field(default_factory=lambda: FakeStream(0))
     segments: list[dict[str, int]] = field(default_factory=list)
-    streams: int = 0
-
-    def new_stream(self, *args: Any, **kwargs: Any) -> FakeStream:
-        self.streams += 1
-        return FakeStream(5000 + self.streams)
 
     def enter(self, stream: Any) -> None:
         self.current = stream
@@ -127,15 +127,17 @@ def fake_machine(driver: FakeDriver | None = None, info: DeviceInfo = INFO) -> I
         budgets = StreamBudgets(Budget(info.num_sms, "mask"), lambda stream: None)
         machine = Machine(driver or FakeDriver(), budgets, patch)
         rooms = {n: import_module(f"smkern.partition.{n}") for n in ("ladder", "green", "grid")}
-        rooms["streams"] = import_module("smkern.partition.streams")
-        patch.setattr(rooms["ladder"], "cuda_driver", lambda device: machine.driver)
+        for name in ("streams", "driver"):
+            rooms[name] = import_module(f"smkern.partition.{name}")
+        for room in ("ladder", "driver"):
+            patch.setattr(rooms[room], "cuda_driver", lambda device: machine.driver)
         for room in ("ladder", "streams"):
             patch.setattr(rooms[room], "device_info", lambda device=None: info)
         for room in ("green", "grid", "streams"):
             patch.setattr(rooms[room], "stream_budgets", lambda device: budgets)
         fakes = {
             "ExternalStream": FakeStream,
-            "Stream": machine.new_stream,
+            "Stream": _pooled,
             "CUDAGraph": FakeGraph,
             "graph": _captured,
             "current_device": lambda: 0,
@@ -147,6 +149,11 @@ def fake_machine(driver: FakeDriver | None = None, info: DeviceInfo = INFO) -> I
         for name, fake in fakes.items():
             patch.setattr(torch.cuda, name, fake)
         yield machine
+
+
+def _pooled(*args: Any, **kwargs: Any) -> FakeStream:
+    """torch hands the same few streams out again and again."""
+    return FakeStream(32)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def test_a_count_that_cannot_be_names_value_limit_and_remedy(machine, bad, backe
     assert f"decode side of {bad} SMs" in words
     assert "132 SMs" in words
     assert "a multiple of 2 from 2 to 130" in words
-    assert machine.driver.created == machine.streams == 0
+    assert machine.driver.created == machine.driver.plain_streams == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -145,6 +145,18 @@ def test_grid_pairs(machine: Machine) -> None:
             assert side.smids == ()
         with pytest.raises(PartitionError, match="backend='green'"):
             decode.disjoint(prefill)
+
+
+def test_grid_partitions_share_no_stream_with_each_other_or_with_torchs_pool(machine) -> None:
+    ladder = smkern.ladder(range(2, 132, 2), backend="grid")
+    sides = [side for split in ladder for side in split]
+    assert len({side.raw_stream for side in sides}) == len(sides) == 130
+    assert all(machine.budgets.budget(side.raw_stream) == side.budget for side in sides)
+    ladder.close()
+    others = [split.decode for split in smkern.ladder(backend="grid")]
+    assert not {side.raw_stream for side in sides} & {side.raw_stream for side in others}
+    pooled = torch.cuda.Stream().cuda_stream
+    assert machine.budgets.budget(pooled) == machine.budgets.whole
 
 
 def test_without_green_contexts_the_grid_serves(machine: Machine) -> None:
@@ -339,13 +351,11 @@ def test_verify_tells_a_stray_cta(ladder, machine: Machine) -> None:
 
 
 def test_verify_counts_the_sms_of_a_grid(machine: Machine) -> None:
-    from smkern.partition import driver
-
+    stray = 0
+    machine.patch.setattr(machine.driver, "smids", lambda stream, n: list(range(n + stray)))
     decode = smkern.split(decode=16, backend="grid").decode
-    machine.patch.setattr(driver, "cuda_driver", lambda device: machine.driver)
-    machine.patch.setattr(machine.driver, "smids", lambda stream, n: list(range(n)))
     decode.verify()
-    machine.patch.setattr(machine.driver, "smids", lambda stream, n: list(range(n + 1)))
+    stray = 1
     with pytest.raises(ConfinementError, match="16 CTAs launched eagerly ran on 17 SMs"):
         decode.verify()
 
