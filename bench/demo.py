@@ -56,7 +56,8 @@ def plan_table(profile: Profile, ms: Sequence[int] = MS, shape: tuple[int, int] 
     for m in ms:
         problem = GemmProblem(m, n, k)
         for num_sms in (count for count in BUDGETS if count <= profile.info.num_sms):
-            found = dispatcher.explain(problem, Budget(num_sms, "mask", clusters=False))
+            budget = Budget(num_sms, "mask", clusters=num_sms > profile.info.num_sms // 2)
+            found = dispatcher.explain(problem, budget)
             table.add_row(*_plan_row(found), end_section=num_sms == BUDGETS[-1])
     return table
 
