@@ -59,8 +59,9 @@ def probe_atoms(driver: Driver, info: DeviceInfo, atom: int, placement: str) -> 
     odd = sorted({len(a.smids) for a in atoms if len(a.smids) != atom})
     if odd:
         raise PartitionError(
-            f"the driver's groups of {atom} SMs have {odd} SMs on this {info.name}: use "
-            f"atom={odd[-1]}, or backend='grid'"
+            f"the driver's groups of {atom} SMs were seen on {odd} SMs of this {info.name}: other "
+            "work held SMs while they were probed (make the ladder while the device is idle), or "
+            "its SMs go in other steps (try atom=8, or backend='grid')"
         )
     if placement == "spread":
         atoms.sort(key=lambda one: one.smids)
