@@ -102,7 +102,7 @@ def interpret() -> str:
     return done.stdout.rstrip()
 
 
-def show_partitions(console: Console, decodes: Sequence[int] = (16, 32, 60)) -> None:
+def show_partitions(console: Console, decodes: Sequence[int] = (16, 32, 64)) -> None:
     """Make a ladder, verify both sides of some of its splits, and time a switch."""
     start = perf_counter()
     with smkern.ladder() as ladder:

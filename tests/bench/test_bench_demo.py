@@ -99,7 +99,7 @@ def test_with_gpu_partitions_then_rates_then_the_picture(
 ) -> None:
     splits = {
         rung: SimpleNamespace(decode=FakePartition(rung), prefill=FakePartition(132 - rung))
-        for rung in (8, 16, 32, 60, 124)
+        for rung in (8, 16, 32, 64, 124)
     }
 
     @contextmanager
@@ -117,6 +117,6 @@ def test_with_gpu_partitions_then_rates_then_the_picture(
     demo.demo_with_gpu(console, tmp_path, 132)
     text = printed(console)
     assert "decode  16 SMs, prefill 116 SMs: every CTA stayed inside" in text
-    assert [splits[n].decode.verified for n in (16, 32, 60)] == [1, 1, 1]
+    assert [splits[n].decode.verified for n in (16, 32, 64)] == [1, 1, 1]
     assert "smkern / cuBLAS" in text
     assert all((tmp_path / f"gemm-m{m}.png").exists() for m in demo.MS)

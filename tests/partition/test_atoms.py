@@ -82,7 +82,7 @@ def test_groups_of_an_unexpected_size_are_refused() -> None:
             return super().split(4, flags)
 
     driver = Rounding()
-    with pytest.raises(PartitionError, match=r"groups of 2 SMs have \[4\] .* use atom=4"):
+    with pytest.raises(PartitionError, match=r"seen on \[4\] SMs .*try atom=8"):
         probe_atoms(driver, INFO, 2, "spread")
     assert not driver.contexts
 
@@ -101,5 +101,5 @@ def test_an_sm_that_the_probe_never_reached_is_found_out() -> None:
     driver = FakeDriver()
     reached = driver.smids
     driver.smids = lambda stream, n: [sm for sm in reached(stream, n) if sm != 9]  # type: ignore[method-assign]
-    with pytest.raises(PartitionError, match=r"groups of 2 SMs have \[1\]"):
+    with pytest.raises(PartitionError, match=r"seen on \[1\] SMs .* idle"):
         probe_atoms(driver, INFO, 2, "spread")
