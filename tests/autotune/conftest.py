@@ -1,7 +1,7 @@
 """Measurements of a device that is not there: the cost model with other constants, and noise."""
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import pytest
 
@@ -9,35 +9,9 @@ from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import problems, shortlist
 from smkern.tuning.config import Budget
 from smkern.tuning.cost_model import DEFAULTS, CostConstants, predict_us
+from tests.tuning.conftest import FlatProfile, profile
 
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Device facts of an H200's size."""
-
-    name: str = "NVIDIA H200"
-    capability: tuple[int, int] = (9, 0)
-    num_sms: int = 132
-    sm_clock_mhz: int = 1980
-    l2_bytes: int = 60 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class FlatProfile:
-    """Ceilings that rise with the SMs and saturate."""
-
-    info: Facts = Facts()
-
-    def bandwidth(self, num_sms: int, *, confined: str = "mask") -> float:
-        return min(0.2 * num_sms, 4.5)
-
-    def flops(self, num_sms: int) -> float:
-        return min(8.1 * num_sms, 500 + 2 * num_sms)
-
-
-@pytest.fixture(scope="session")
-def profile() -> FlatProfile:
-    return FlatProfile()
+__all__ = ["profile"]
 
 
 @pytest.fixture(scope="session")
