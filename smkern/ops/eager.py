@@ -258,6 +258,7 @@ def load_dispatcher(index: int) -> Dispatcher:
 def eager_gemm(index: int) -> EagerGemm:
     """The eager path of a device, made at its first GEMM and kept for the process."""
     from smkern.partition import budget_of_stream
+    from smkern.partition.streams import stream_budgets
 
     streams = Streams(
         torch._C._cuda_getDevice,
@@ -266,4 +267,6 @@ def eager_gemm(index: int) -> EagerGemm:
         torch._C._cuda_isCurrentStreamCapturing,
     )
     workspaces = Workspaces(torch.device("cuda", index), streams.capturing)
+    # a partition that closes must not find our workspace among its stream's live tensors
+    stream_budgets(index).at_close(workspaces.discard)
     return EagerGemm(index, load_dispatcher(index), workspaces, streams)

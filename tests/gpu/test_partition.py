@@ -145,3 +145,18 @@ def test_closing_waits_for_the_partitions_graphs():
         for _ in range(5):
             decode.launch(graph)
     assert x.item() == 5
+
+
+def test_a_split_gemms_workspace_does_not_keep_a_partition_open():
+    a = torch.randn(64, 16384, device="cuda").bfloat16()
+    w = torch.randn(64, 16384, device="cuda").bfloat16()
+    out = torch.empty(64, 64, device="cuda", dtype=a.dtype)
+    made = smkern.ladder([16])
+    decode = made.split(decode=16).decode
+    torch.cuda.synchronize()
+    with decode:
+        smkern.gemm(a, w, out=out)
+    decode.synchronize()
+    assert smkern.explain_gemm(64, 64, 16384, num_sms=16, confined="mask").config.split != 1
+    made.close()
+    assert decode.closed
