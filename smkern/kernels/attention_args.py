@@ -1,0 +1,90 @@
+"""What an attention launch is given: addresses and strides, the same for every kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smkern.kernels.attention_items import PlanLayout
+from smkern.tuning.attention import DECODE_MAX_Q, PREFILL_ROWS, AttentionShape
+
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionArguments:
+    """Device addresses (0: absent) and sizes of one launch; strides in elements.
+
+    q and out are [num_tokens, q_heads, head_dim], lse fp32 [num_tokens, q_heads] contiguous. Caches
+    are [num_pages, page_size, kv_heads, head_dim] with the strides given and inner stride 1. The
+    page table is [batch, table_len] int32 with rows `table_stride` apart, or flat [table_len] with
+    `page_indptr` [batch + 1]. `sinks` fp32 [q_heads]. Cache scales multiply: `k_scale` by the fp32
+    at `k_scale_ptr` where that is given. `plan` and `workspace` are a plan's two buffers.
+    """
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int
+    page_table: int
+    page_indptr: int
+    sinks: int
+    k_scale_ptr: int
+    v_scale_ptr: int
+    plan: int
+    workspace: int
+    q_strides: tuple[int, int]
+    out_strides: tuple[int, int]
+    k_strides: tuple[int, int, int]
+    v_strides: tuple[int, int, int]
+    table_stride: int
+    table_len: int
+    num_pages: int
+    num_tokens: int
+    scale: float
+    softcap: float
+    k_scale: float
+    v_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceLayout:
+    """Byte offsets in a plan's workspace: arrival counters (int32), then partials (fp32).
+
+    Counter of (row block c, KV head h): c * kv_heads + h. The decode partial of (slot s, KV head h)
+    is number s * kv_heads + h, [decode_rows, head_dim] fp32; all (max, sum) pairs of the decode
+    partials, [decode_rows, 2] fp32 each, follow them. Prefill likewise, with 128 rows. A partial is
+    not normalised: sum_j exp2(s_j - max) v_j and its sum_j exp2(s_j - max), s in log2 units,
+    without `v_scale`; max is -inf and sum 0 where no key was seen.
+    """
+
+    counters: int
+    decode_out: int
+    decode_stats: int
+    prefill_out: int
+    prefill_stats: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape) -> WorkspaceLayout:
+        layout, heads, dim = PlanLayout.of(shape), shape.num_kv_heads, shape.head_dim
+        # a slot is a piece of a request with several: none where a request has one piece at most
+        decode_slots = layout.max_decode_items if _cut(shape, layout.max_decode_items) else 0
+        prefill_slots = (
+            layout.max_prefill_items if layout.max_prefill_items > shape.max_row_blocks else 0
+        )
+        ends = [0]
+        for size in (
+            4 * layout.num_counters * heads,
+            4 * decode_slots * heads * shape.decode_rows * dim,
+            4 * decode_slots * heads * shape.decode_rows * 2,
+            4 * prefill_slots * heads * PREFILL_ROWS * dim,
+            4 * prefill_slots * heads * PREFILL_ROWS * 2,
+        ):
+            ends.append(ends[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+        return cls(*ends)
+
+
+def _cut(shape: AttentionShape, items: int) -> bool:
+    rows = min(shape.max_q_len, DECODE_MAX_Q) * shape.group
+    return items > shape.batch * -(-rows // shape.decode_rows)

@@ -1,0 +1,159 @@
+"""The plan of an attention step, spelled out in Python: what `csrc/attention_plan.cu` computes.
+
+A plan is an int32 buffer: a header, the decode items, the prefill items. An item is what one CTA
+(or team of warps) works on for each KV head in turn: a block of packed rows of one request and a
+piece of its keys. Packed row r of a request is query token r // group, head r % group of the KV
+head's group. Kernels and the interpreter's tests read the same buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from smkern.tuning.attention import (
+    DECODE_MAX_Q,
+    PREFILL_ROWS,
+    PREFILL_TILE,
+    AttentionShape,
+    decode_piece,
+    prefill_piece,
+)
+
+HEADER_WORDS = 64
+NUM_DECODE, NUM_PREFILL, DECODE_CTAS, OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS = range(6)
+TICKET, DEPARTED = 8, 9
+"""Header words. The two last are counters, zero between launches."""
+ITEM_WORDS = 12
+(REQUEST, KV_BEGIN, KV_END, KV_LEN, Q_START, Q_LEN, FIRST_ROW, FIRST_SLOT, NUM_PIECES, PIECE,
+ COUNTER, TILES) = range(ITEM_WORDS)  # fmt: skip
+"""Words of an item. Keys [KV_BEGIN, KV_END) are walked for the packed rows from FIRST_ROW.
+
+FIRST_SLOT: where the partial of the row block's piece 0 lies (-1: a single piece, written straight
+to the output). COUNTER: the row block's index among those with several pieces (times KV heads, plus
+the head: its arrival counter). TILES: 128-key tiles of the item, what prefill items are ordered by.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLayout:
+    """Where things lie in a plan's buffers, in words; all from host numbers."""
+
+    decode_at: int
+    prefill_at: int
+    words: int
+    max_decode_items: int
+    max_prefill_items: int
+    num_counters: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape) -> PlanLayout:
+        decode, prefill = shape.max_decode_items, shape.max_prefill_items
+        prefill_at = HEADER_WORDS + ITEM_WORDS * decode
+        words = prefill_at + ITEM_WORDS * prefill
+        # a counter is for a row block of two or more pieces
+        counters = (decode + prefill) // 2 + 1
+        return cls(HEADER_WORDS, prefill_at, words, decode, prefill, counters)
+
+
+def visible(shape: AttentionShape, q_len: int, kv_len: int, tokens: range) -> tuple[int, int]:
+    """Keys [begin, end) that some query token of `tokens` may see (tokens of one request)."""
+    end = min(kv_len, max(kv_len - q_len + tokens[-1] + 1, 0)) if shape.causal else kv_len
+    begin = 0
+    if shape.window:
+        begin = max(0, kv_len - q_len + tokens[0] - shape.window + 1)
+    return min(begin, end), end
+
+
+def plan_items(
+    shape: AttentionShape,
+    kv_lens: Sequence[int],
+    cu_q_lens: Sequence[int] | None,
+    num_ctas: int,
+) -> np.ndarray:
+    """The plan's buffer for these lengths, int32 [PlanLayout.of(shape).words].
+
+    Lengths outside the shape are clamped: kv_len to [0, max_kv_len], query ranges to [0,
+    max_tokens] and max_q_len. Items beyond the buffers are dropped and counted in OVERFLOW.
+    A request with queries and no visible key has one item with no keys, which writes zeros.
+    """
+    layout = PlanLayout.of(shape)
+    buffer = np.zeros(layout.words, dtype=np.int32)
+    decode: list[list[int]] = []
+    prefill: list[list[int]] = []
+    slots = {"decode": 0, "prefill": 0}
+    counter = 0
+    for request in range(shape.batch):
+        kv_len = min(max(int(kv_lens[request]), 0), shape.max_kv_len)
+        q_start, q_end = request, request + 1
+        if cu_q_lens is not None:
+            q_start = min(max(int(cu_q_lens[request]), 0), shape.max_tokens)
+            q_end = min(max(int(cu_q_lens[request + 1]), q_start), shape.max_tokens)
+        q_len = min(q_end - q_start, shape.max_q_len)
+        if q_len == 0:
+            continue
+        is_decode = q_len <= DECODE_MAX_Q
+        rows = q_len * shape.group
+        block = shape.decode_rows if is_decode else PREFILL_ROWS
+        piece = (
+            decode_piece(kv_len)
+            if is_decode
+            else prefill_piece(q_len, kv_len, shape.group, shape.num_kv_heads)
+        )
+        path = "decode" if is_decode else "prefill"
+        for first_row in range(0, rows, block):
+            last_row = min(first_row + block, rows) - 1
+            tokens = range(first_row // shape.group, last_row // shape.group + 1)
+            if is_decode:  # all row blocks of a request walk the same keys
+                tokens = range(q_len)
+            begin, end = visible(shape, q_len, kv_len, tokens)
+            first, last = begin // piece, max(begin, end - 1) // piece
+            pieces = last - first + 1
+            first_slot = slots[path] if pieces > 1 else -1
+            mine = counter if pieces > 1 else 0
+            if pieces > 1:
+                slots[path] += pieces
+                counter += 1
+            for index in range(pieces):
+                key0 = max(begin // PREFILL_TILE * PREFILL_TILE, (first + index) * piece)
+                if is_decode:
+                    key0 = (first + index) * piece
+                key1 = min(end, (first + index + 1) * piece)
+                tiles = -(-max(key1 - key0, 0) // PREFILL_TILE)
+                item = [request, key0, key1, kv_len, q_start, q_len, first_row, first_slot,
+                        pieces, index, mine, tiles]  # fmt: skip
+                (decode if is_decode else prefill).append(item)
+    # the longest first; within a length later rows first, which a stable sort keeps
+    prefill = sorted(reversed(prefill), key=lambda item: -item[TILES])
+    overflow = max(len(decode) - layout.max_decode_items, 0)
+    overflow += max(len(prefill) - layout.max_prefill_items, 0)
+    decode, prefill = decode[: layout.max_decode_items], prefill[: layout.max_prefill_items]
+    buffer[[NUM_DECODE, NUM_PREFILL, DECODE_CTAS]] = (
+        len(decode), len(prefill), decode_ctas(decode, prefill, num_ctas),
+    )  # fmt: skip
+    buffer[[OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS]] = overflow, slots["decode"], slots["prefill"]
+    if decode:
+        buffer[layout.decode_at :][: len(decode) * ITEM_WORDS] = np.ravel(decode)
+    if prefill:
+        buffer[layout.prefill_at :][: len(prefill) * ITEM_WORDS] = np.ravel(prefill)
+    return buffer
+
+
+def decode_ctas(
+    decode: Sequence[Sequence[int]], prefill: Sequence[Sequence[int]], num_ctas: int
+) -> int:
+    """How many CTAs of a mixed launch begin with decode items: their share of the time.
+
+    A 128-key tile of one KV head costs a prefill CTA 1.7 us; the same keys cost a decode CTA 0.75
+    us at the 90 GB/s that each of 48 and more SMs reads. One CTA at least where there is any.
+    """
+    decode_cost = 3 * sum(item[TILES] + 1 for item in decode)
+    prefill_cost = 7 * sum(item[TILES] + 1 for item in prefill)
+    if decode_cost == 0:
+        return 0
+    if prefill_cost == 0:
+        return num_ctas
+    share = -(-decode_cost * num_ctas // (decode_cost + prefill_cost))
+    return min(max(share, 1), num_ctas - 1 if num_ctas > 1 else 1)
