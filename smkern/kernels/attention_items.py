@@ -126,7 +126,8 @@ def plan_items(
                         pieces, index, mine, tiles]  # fmt: skip
                 (decode if is_decode else prefill).append(item)
     # the longest first; within a length later rows first, which a stable sort keeps
-    prefill = sorted(reversed(prefill), key=lambda item: -item[TILES])
+    prefill.reverse()
+    prefill.sort(key=lambda item: -item[TILES])
     overflow = max(len(decode) - layout.max_decode_items, 0)
     overflow += max(len(prefill) - layout.max_prefill_items, 0)
     decode, prefill = decode[: layout.max_decode_items], prefill[: layout.max_prefill_items]
