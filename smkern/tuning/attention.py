@@ -22,7 +22,9 @@ DECODE_PIECE = 256
 DECODE_MAX_PIECES = 128
 """A longer context has longer pieces (powers of two), so that at most so many are merged."""
 DECODE_MAX_ROWS = 32
-"""Packed rows (query tokens x heads of a group) of a decode item; more rows are more items."""
+"""Packed rows (query tokens x heads of a group) of a decode item; more rows are more items.
+
+Half as many at head_dim 256: their sums would not fit the registers."""
 PREFILL_ROWS = 128
 """Packed rows of a prefill item."""
 PREFILL_TILE = 128
@@ -65,8 +67,9 @@ class AttentionShape:
 
     @property
     def decode_rows(self) -> int:
-        """Packed rows of a decode item: what the longest decode query needs, at most 32."""
-        return min(min(self.max_q_len, DECODE_MAX_Q) * self.group, DECODE_MAX_ROWS)
+        """Packed rows of a decode item: what the longest decode query needs, at most 32 (16)."""
+        most = DECODE_MAX_ROWS if self.head_dim <= 128 else DECODE_MAX_ROWS // 2
+        return min(min(self.max_q_len, DECODE_MAX_Q) * self.group, most)
 
     @property
     def max_decode_items(self) -> int:

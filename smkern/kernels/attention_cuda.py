@@ -1,0 +1,227 @@
+"""Launches of the CUDA attention kernels of `csrc/`: which variant, which grid, which parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log2
+
+from smkern.errors import ArgumentError
+from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention_items import PlanLayout
+from smkern.kernels.cuda_source import compile_cuda
+from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+
+Launch = Callable[[AttentionArguments, int], None]
+PlanLaunch = Callable[[int, int, int, int, int], None]
+"""launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
+
+MAX_BATCH = 16_384
+"""Requests of a plan: their row blocks' starts lie in shared memory."""
+ROW_UNIT = 32
+"""Bytes that cache strides are passed in: 2**32 of them cover 128 GiB."""
+_PLAN_THREADS = 1024
+_TEAM_THREADS = 128
+_PREFILL_THREADS = 384
+_PARAMS = struct.Struct("12Q 6q 4q 2I 12i 4f")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CudaVariant:
+    """One compiled attention kernel: "attention_decode" or "attention_prefill" (mixed too)."""
+
+    kernel: str
+    head_dim: int
+    fp16: bool
+    fp8_cache: bool
+    softcap: bool
+    rows8: int
+    teams: int
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        sizes = {"HEAD_DIM": self.head_dim, "FP16": self.fp16, "KV8": self.fp8_cache,
+                 "SOFTCAP": self.softcap, "ROWS8": self.rows8, "TEAMS": self.teams}  # fmt: skip
+        return tuple(f"{name}={int(value)}" for name, value in sizes.items())
+
+    @property
+    def threads(self) -> int:
+        return _TEAM_THREADS * self.teams if self.kernel == "attention_decode" else _PREFILL_THREADS
+
+    @property
+    def shared_bytes(self) -> int:
+        decode = self.teams * team_bytes(self)
+        if self.kernel == "attention_decode":
+            return decode
+        return max(decode, prefill_bytes(self.head_dim))
+
+
+def team_bytes(variant: CudaVariant) -> int:
+    """Shared memory of a decode team: csrc/attention_decode.cuh's kTeamBytes."""
+    stage = 4 * 4 * 8 * variant.rows8 * (variant.head_dim + 4 + 2)
+    stages = 2 if 2 * stage * variant.teams <= 200 * 1024 else 1
+    return stages * stage + 64
+
+
+def prefill_bytes(head_dim: int) -> int:
+    """Shared memory of the prefill path: csrc/attention_prefill.cuh's kSharedBytes."""
+    raise NotImplementedError
+
+
+def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVariant:
+    """The kernel variant that runs `problem` by `config`."""
+    shape = problem.shape
+    rows8 = 1
+    while 8 * rows8 < shape.decode_rows:
+        rows8 *= 2
+    prefill = shape.has_prefill
+    return CudaVariant(
+        kernel="attention_prefill" if prefill else "attention_decode",
+        head_dim=shape.head_dim,
+        fp16=problem.dtype == "fp16",
+        fp8_cache=problem.cache_dtype == "fp8",
+        softcap=problem.softcap,
+        rows8=rows8,
+        teams=3 if prefill else min(config.teams, most_teams(shape.head_dim, rows8)),
+    )
+
+
+def most_teams(head_dim: int, rows8: int) -> int:
+    """Teams whose sums fit the registers of an SM: 65,536 / (128 threads x registers)."""
+    if head_dim > 128 or rows8 > 1:
+        return 2
+    return 4
+
+
+def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str, ...]:
+    """Why these addresses and strides are not for the CUDA kernels; empty when they are.
+
+    They want K and V with equal strides, pages and tokens a multiple of 32 bytes apart, heads of
+    16, a cache within 128 GiB, and 16-byte rows of q and out.
+    """
+    size = 1 if problem.cache_dtype == "fp8" else 2
+    page, token, head = (size * stride for stride in args.k_strides)
+    found = []
+    if args.k_strides != args.v_strides:
+        found.append(f"K strides {args.k_strides} and V strides {args.v_strides} differ")
+    if page % ROW_UNIT or token % ROW_UNIT or head % 16 or (args.k | args.v) % 16:
+        found.append("pages or tokens of the cache are not 32 bytes aligned")
+    if args.num_pages * page >= ROW_UNIT << 32:
+        found.append(f"the cache spans {args.num_pages * page} bytes, over 128 GiB")
+    if any(2 * stride % 16 for stride in args.q_strides) or args.q % 16:
+        found.append("rows of q are not 16 bytes aligned")
+    if any(2 * stride % 8 for stride in args.out_strides) or args.out % 8:
+        found.append("rows of out are not 8 bytes aligned")
+    return tuple(found)
+
+
+def pack_params(problem: AttentionProblem, args: AttentionArguments) -> bytes:
+    """`AttentionParams` of csrc/attention.cuh."""
+    shape, size = problem.shape, 1 if problem.cache_dtype == "fp8" else 2
+    workspace, plan = WorkspaceLayout.of(shape), PlanLayout.of(shape)
+    page, token, head = (size * stride for stride in args.k_strides)
+    k_scale = args.k_scale if problem.cache_dtype == "fp8" else 1.0
+    return _PARAMS.pack(
+        args.q, args.k, args.v, args.out, args.lse, args.page_table, args.page_indptr, args.sinks,
+        args.k_scale_ptr, args.v_scale_ptr, args.plan, args.workspace,
+        *args.q_strides, *args.out_strides, args.table_stride, head,
+        workspace.decode_out, workspace.decode_stats, workspace.prefill_out,
+        workspace.prefill_stats,
+        page // ROW_UNIT, token // ROW_UNIT,
+        args.table_len, args.num_pages, args.num_tokens, shape.num_kv_heads, shape.group,
+        int(log2(shape.page_size)), int(shape.causal), shape.window, shape.decode_rows,
+        plan.decode_at, plan.prefill_at, 0,
+        args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
+    )  # fmt: skip
+
+
+class CudaAttention:
+    """The CUDA attention kernels of one device: compiled and loaded once a variant.
+
+    Args:
+        capability: 90 and the like.
+        record: called with each variant that is compiled and loaded.
+    """
+
+    def __init__(self, capability: int, record: Callable[[object], None]) -> None:
+        self.capability = capability
+        self._record = record
+        self._loaded: dict[CudaVariant, ctypes.c_void_p] = {}
+        self._plan: ctypes.c_void_p | None = None
+        self._lock = threading.Lock()
+
+    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool:
+        return variant_of(problem, config) in self._loaded
+
+    @property
+    def is_plan_loaded(self) -> bool:
+        return self._plan is not None
+
+    def prepare(
+        self, problem: AttentionProblem, config: AttentionConfig, budget: Budget
+    ) -> Launch:
+        """The launch of a problem: loads its variant if new."""
+        variant = variant_of(problem, config)
+        function = self._function(variant)
+        grid, threads, shared = budget.num_sms, variant.threads, variant.shared_bytes
+        run = launch_kernel()
+
+        def launch(args: AttentionArguments, stream: int) -> None:
+            params = ctypes.create_string_buffer(pack_params(problem, args), _PARAMS.size)
+            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+            code = run(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+            check(code, f"launching {grid} CTAs of {variant}")
+
+        return launch
+
+    def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
+        """The launch that makes a plan of `shape` for `budget`: one CTA.
+
+        Raises:
+            ArgumentError: more requests than a plan holds.
+        """
+        if shape.batch > MAX_BATCH:
+            raise ArgumentError(
+                f"a plan of {shape.batch} requests: at most {MAX_BATCH} fit; split the batch"
+            )
+        with self._lock:
+            if self._plan is None:
+                self._plan = self._load("attention_plan.cu", "attention_plan", (), 4 * MAX_BATCH + 64)
+                self._record("attention_plan")
+        function, run = self._plan, launch_kernel()
+        layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
+        numbers = (
+            shape.batch, shape.group, shape.num_kv_heads, shape.max_q_len, shape.max_kv_len,
+            shape.max_tokens, int(shape.causal), shape.window, shape.decode_rows, layout.decode_at,
+            layout.prefill_at, layout.max_decode_items, layout.max_prefill_items,
+            layout.num_counters * shape.num_kv_heads, budget.num_sms,
+        )  # fmt: skip
+        packing = struct.Struct("4Q 15i 4x")
+
+        def launch(kv_lens: int, cu_q_lens: int, plan: int, workspace: int, stream: int) -> None:
+            packed = packing.pack(kv_lens, cu_q_lens, plan, workspace, *numbers)
+            params = ctypes.create_string_buffer(packed, packing.size)
+            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+            code = run(function, 1, 1, 1, _PLAN_THREADS, 1, 1, shared, stream, pointers, None)
+            check(code, f"launching the plan of {shape}")
+
+        return launch
+
+    def _function(self, variant: CudaVariant) -> ctypes.c_void_p:
+        with self._lock:
+            if variant not in self._loaded:
+                self._loaded[variant] = self._load(
+                    f"{variant.kernel}.cu", variant.kernel, variant.defines, variant.shared_bytes
+                )
+                self._record(variant)
+            return self._loaded[variant]
+
+    def _load(
+        self, source: str, name: str, defines: tuple[str, ...], shared: int
+    ) -> ctypes.c_void_p:
+        arch = f"sm_{self.capability}" + ("a" if self.capability >= 90 else "")
+        return load_function(compile_cuda(source, defines, arch), name, shared)
