@@ -1,0 +1,210 @@
+"""Variants of the Triton attention kernel: what chooses code, defaults, compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from smkern.errors import DeviceError
+from smkern.kernels.compile import Artifact
+from smkern.tuning.attention import (
+    PREFILL_ROWS,
+    AttentionConfig,
+    AttentionDtype,
+    AttentionProblem,
+    CacheDtype,
+)
+
+Path = Literal["decode", "prefill"]
+
+POINTERS = (
+    "q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr", "table_ptr", "indptr_ptr", "sinks_ptr",
+    "k_scale_ptr", "v_scale_ptr", "count_ptr", "items_ptr", "counters", "partials", "stats",
+)  # fmt: skip
+STRIDES = (
+    "q_token", "q_head", "out_token", "out_head", "k_page", "k_slot", "k_head", "v_page", "v_slot",
+    "v_head", "table_stride",
+)  # fmt: skip
+NUMBERS = (
+    "table_len", "num_pages", "num_tokens", "kv_heads", "window", "with_lse", "is_flat",
+    "with_k_scale", "with_v_scale",
+)  # fmt: skip
+SCALARS = ("scale", "softcap", "k_scale", "v_scale")
+"""The kernel's run-time parameters, in its order."""
+_INT32 = ("table_ptr", "indptr_ptr", "count_ptr", "items_ptr", "counters")
+_ALIGNED = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "counters", "partials", "stats")
+_NATIVE_E4M3 = 89
+"""The first capability that converts e4m3 itself; others take it as bytes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionVariant:
+    """One compiled kernel: what of a problem and a configuration chooses code.
+
+    `unit` bytes are known to be whole in every address and stride: 16, or 1 element where not.
+    """
+
+    path: Path
+    dtype: AttentionDtype
+    cache_dtype: CacheDtype
+    head_dim: int
+    group: int
+    page_size: int
+    block_rows: int
+    causal: bool
+    window: bool
+    softcap: bool
+    sinks: bool
+    keys: int
+    num_warps: int
+    num_stages: int
+    aligned: bool
+    capability: int
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernel's compile-time parameters."""
+        prefill = self.path == "prefill"
+        return {
+            "PREFILL": prefill,
+            "BLOCK": self.block_rows,
+            "ROWS": max(16, 1 << (self.block_rows - 1).bit_length()),
+            "KEYS": self.keys,
+            "DIM": self.head_dim,
+            "PAD": max(16, 1 << (self.head_dim - 1).bit_length()),
+            "GROUP": self.group,
+            "PAGE": self.page_size,
+            "CAUSAL": self.causal,
+            "WINDOW": self.window,
+            "SOFTCAP": self.softcap,
+            "SINKS": self.sinks,
+            "Q_UNIT": self.q_unit,
+            "KV_UNIT": self.kv_unit,
+            "STAGES": self.num_stages,
+            "CHUNK": 4 if prefill else 16,
+            # a prefill partial has 64 KB: no room for two
+            "MERGE_STAGES": 1 if prefill else 2,
+        }
+
+    @property
+    def q_unit(self) -> int:
+        return 8 if self.aligned else 1
+
+    @property
+    def kv_unit(self) -> int:
+        return (16 if self.cache_dtype == "fp8" else 8) if self.aligned else 1
+
+
+def default_config(problem: AttentionProblem, path: Path) -> AttentionConfig:
+    """A configuration that compiles without spills and fits any device from sm_80 on.
+
+    A stage of keys is in flight for every second of `num_stages`: the pages' numbers, which the
+    keys' addresses need, are fetched in the stages between.
+    """
+    wide = problem.shape.head_dim > 128
+    if path == "prefill":
+        keys, stages = (32, 3) if wide else (64, 3)
+        return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=stages)
+    tall = problem.shape.decode_rows > 16
+    return AttentionConfig(
+        "triton", ctas_per_sm=2 if wide or tall else 4, keys=32, num_warps=4 if wide or tall else 2,
+        num_stages=5 if wide or tall else 7,
+    )  # fmt: skip
+
+
+def variants_of(
+    problem: AttentionProblem, config: AttentionConfig, capability: int, aligned: bool = True
+) -> tuple[AttentionVariant, ...]:
+    """The kernels of a launch, in its order: prefill items if the shape has any, then decode's.
+
+    `config` is for the prefill items of a shape that has them, else for the decode items; the
+    decode items beside prefill take `default_config`.
+    """
+    shape = problem.shape
+    paths: list[tuple[Path, AttentionConfig]] = [("decode", config)]
+    if shape.has_prefill:
+        paths = [("prefill", config), ("decode", default_config(problem, "decode"))]
+    return tuple(
+        AttentionVariant(
+            path=path,
+            dtype=problem.dtype,
+            cache_dtype=problem.cache_dtype,
+            head_dim=shape.head_dim,
+            group=shape.group,
+            page_size=shape.page_size,
+            block_rows=PREFILL_ROWS if path == "prefill" else shape.decode_rows,
+            causal=shape.causal,
+            window=shape.window > 0,
+            softcap=problem.softcap,
+            sinks=problem.sinks,
+            keys=chosen.keys,
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            aligned=aligned,
+            capability=capability,
+        )
+        for path, chosen in paths
+    )
+
+
+def shared_limit(capability: int) -> int:
+    """Shared memory that one CTA may use, bytes."""
+    return {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 120: 101_376}.get(
+        capability, 232_448
+    )
+
+
+def compile_variant(variant: AttentionVariant) -> Artifact:
+    """Compile one kernel (or take it from Triton's cache). Needs no GPU.
+
+    Raises `DeviceError` when it does not fit the device's shared memory.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from smkern.kernels.attention_triton import attention_items
+
+    signature = _signature(variant)
+    attrs: dict[tuple[int], list[list[Any]]] = {}
+    if variant.aligned:
+        names = attention_items.arg_names
+        attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in _ALIGNED}
+    kernel = triton.compile(
+        ASTSource(attention_items, signature, variant.constants, attrs),
+        target=GPUTarget("cuda", variant.capability, 32),
+        options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
+    )
+    meta, limit = kernel.metadata, shared_limit(variant.capability)
+    if meta.shared > limit:
+        raise DeviceError(
+            f"{variant} needs {meta.shared} bytes of shared memory; the limit is {limit}. "
+            "Use fewer stages or keys."
+        )
+    return Artifact(
+        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared, swizzles=(), boxes=(), unit=variant.kv_unit,
+    )  # fmt: skip
+
+
+def _signature(variant: AttentionVariant) -> dict[str, str]:
+    cache: str = variant.cache_dtype
+    if cache == "fp8":
+        cache = "fp8e4nv" if variant.capability >= _NATIVE_E4M3 else "u8"
+    pointers = {name: "*i32" if name in _INT32 else "*fp32" for name in POINTERS}
+    pointers |= dict.fromkeys(("q_ptr", "out_ptr"), f"*{variant.dtype}")
+    pointers |= dict.fromkeys(("k_ptr", "v_ptr"), f"*{cache}")
+    return (
+        pointers
+        | dict.fromkeys(STRIDES, "i64")
+        | dict.fromkeys(NUMBERS, "i32")
+        | dict.fromkeys(SCALARS, "fp32")
+        | dict.fromkeys(variant.constants, "constexpr")
+    )
+
+
+def compile_triton(
+    problem: AttentionProblem, config: AttentionConfig, capability: int
+) -> tuple[Artifact, ...]:
+    """Compile the kernels of a launch into Triton's disk cache, `variants_of` in order."""
+    return tuple(compile_variant(v) for v in variants_of(problem, config, capability))

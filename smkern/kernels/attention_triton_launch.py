@@ -1,0 +1,228 @@
+"""Launches of the Triton attention kernel: by the driver on a GPU, by the interpreter on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention_items import NUM_DECODE, NUM_PREFILL, PlanLayout
+from smkern.kernels.attention_triton_compile import (
+    NUMBERS,
+    POINTERS,
+    STRIDES,
+    AttentionVariant,
+    compile_triton,
+    compile_variant,
+    default_config,
+    variants_of,
+)
+from smkern.kernels.compile import Artifact
+from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.tuning.attention import AttentionConfig, AttentionProblem, Budget
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "AttentionLaunch", "Loaded", "compile_triton", "default_config", "launch_interpreted",
+    "prepare_triton", "variants_of",
+]  # fmt: skip
+
+AttentionLaunch = Callable[[AttentionArguments, int], None]
+"""launch(arguments, stream)."""
+Loaded = dict[AttentionVariant, tuple[Artifact, ctypes.c_void_p]]
+
+# Parameters in the kernel's order, 8 bytes each; Triton's two scratch pointers, unused, are last.
+_PACKED = struct.Struct(f"<{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 4 + "2Q")
+_WORDS = _PACKED.size // 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One kernel of a launch: its grid, and byte offsets in the plan and in the workspace."""
+
+    variant: AttentionVariant
+    num_ctas: int
+    count: int
+    items: int
+    counters: int
+    partials: int
+    stats: int
+
+
+def _passes(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: int,
+    aligned: bool,
+) -> list[_Pass]:  # fmt: skip
+    shape = problem.shape
+    plan, space = PlanLayout.of(shape), WorkspaceLayout.of(shape)
+    found = []
+    for variant in variants_of(problem, config, capability, aligned):
+        if variant.path == "prefill":
+            chosen, items = config, shape.max_prefill_items
+            places = (NUM_PREFILL, plan.prefill_at, space.prefill_out, space.prefill_stats)
+        else:
+            chosen = default_config(problem, "decode") if shape.has_prefill else config
+            items = shape.max_decode_items
+            places = (NUM_DECODE, plan.decode_at, space.decode_out, space.decode_stats)
+        count, first, partials, stats = places
+        allowed = budget.num_sms * (chosen.ctas_per_sm if budget.confined == "mask" else 1)
+        ctas = max(1, min(allowed, items * shape.num_kv_heads))
+        found.append(_Pass(variant, ctas, 4 * count, 4 * first, space.counters, partials, stats))
+    return found
+
+
+def prepare_triton(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    budget: Budget,
+    capability: int,
+    loaded: Loaded | None = None,
+) -> AttentionLaunch:
+    """The launch of `problem` within `budget`; compiles and loads what `loaded` lacks.
+
+    `loaded` belongs to a device and may be shared by all its launches. A first call with addresses
+    or strides that are not whole 16 bytes compiles and loads once more.
+    """
+    known: Loaded = {} if loaded is None else loaded
+    kv_unit = 16 if problem.cache_dtype == "fp8" else 8
+    launches = {True: _bind(problem, _passes(problem, config, budget, capability, True), known)}
+
+    def launch(arguments: AttentionArguments, stream: int) -> None:
+        aligned = is_aligned(arguments, kv_unit)
+        if aligned not in launches:
+            passes = _passes(problem, config, budget, capability, aligned)
+            launches[aligned] = _bind(problem, passes, known)
+        launches[aligned](arguments, stream)
+
+    return launch
+
+
+def is_aligned(arguments: AttentionArguments, kv_unit: int) -> bool:
+    """Whether rows of q, out and the caches (`kv_unit` elements: 16 bytes) are whole 16 bytes."""
+    a = arguments
+    return not (
+        (a.q | a.k | a.v | a.out) % 16
+        or any(stride % 8 for stride in (*a.q_strides, *a.out_strides))
+        or any(stride % kv_unit for stride in (*a.k_strides, *a.v_strides))
+    )
+
+
+def _bind(problem: AttentionProblem, passes: list[_Pass], loaded: Loaded) -> AttentionLaunch:
+    """Load the kernels and keep a parameter buffer for each."""
+    runs = []
+    for step in passes:
+        if step.variant not in loaded:
+            artifact = compile_variant(step.variant)
+            function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
+            loaded[step.variant] = artifact, function
+        artifact, function = loaded[step.variant]
+        buffer = ctypes.create_string_buffer(_PACKED.size)
+        start = ctypes.addressof(buffer)
+        params = (ctypes.c_void_p * _WORDS)(*(start + 8 * i for i in range(_WORDS)))
+        runs.append((step, artifact, function.value, buffer, params))
+    lock, run, pack = threading.Lock(), launch_kernel(), _PACKED.pack_into
+    kv_heads, window = problem.shape.num_kv_heads, problem.shape.window
+
+    def launch(arguments: AttentionArguments, stream: int) -> None:
+        with lock:
+            for step, artifact, function, buffer, params in runs:
+                pack(buffer, 0, *_values(step, kv_heads, window, arguments), 0, 0)
+                code = run(
+                    function, step.num_ctas, 1, 1, artifact.num_threads, 1, 1,
+                    artifact.shared_bytes, stream, params, None,
+                )  # fmt: skip
+                if code:
+                    check(code, f"launching {step.num_ctas} CTAs of {step.variant}")
+
+    return launch
+
+
+def _values(step: _Pass, kv_heads: int, window: int, a: AttentionArguments) -> tuple[Any, ...]:
+    """The kernel's run-time parameters in order; what is absent is 0 and never read."""
+    q_unit, kv_unit = step.variant.q_unit, step.variant.kv_unit
+    return (
+        a.q, a.k, a.v, a.out, a.lse, a.page_table, a.page_indptr, a.sinks, a.k_scale_ptr,
+        a.v_scale_ptr, a.plan + step.count, a.plan + step.items, a.workspace + step.counters,
+        a.workspace + step.partials, a.workspace + step.stats,
+        *(stride // q_unit for stride in (*a.q_strides, *a.out_strides)),
+        *(stride // kv_unit for stride in (*a.k_strides, *a.v_strides)),
+        0 if a.page_indptr else a.table_stride, a.table_len, a.num_pages, a.num_tokens,
+        kv_heads, window, a.lse != 0, a.page_indptr != 0, a.k_scale_ptr != 0, a.v_scale_ptr != 0,
+        a.scale, a.softcap, a.k_scale, a.v_scale,
+    )  # fmt: skip
+
+
+def launch_interpreted(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    budget: Budget,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    plan_buffer: Tensor,
+    workspace: Tensor,
+    *,
+    out: Tensor,
+    lse: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+) -> list[int]:
+    """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
+
+    Args:
+        q: [tokens, q_heads, head_dim] fp16 (the interpreter gets bf16 wrong), and `out` alike.
+        k_cache: [pages, page_size, kv_heads, head_dim] fp16 or float8_e4m3fn; `v_cache` alike.
+        page_table: [batch, max_pages] int32, or [total] with `page_indptr` [batch + 1].
+        plan_buffer: int32, what `plan_items` gives.
+        workspace: uint8 [WorkspaceLayout.num_bytes], its counters zero.
+        lse: [tokens, q_heads] fp32; sinks: [q_heads] fp32; scales of fp8 caches: 1-element tensors
+            or floats.
+
+    Returns:
+        The CTAs of each kernel launched.
+    """
+    import torch
+
+    from smkern.kernels.attention_triton import attention_items
+
+    absent, absent_int = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    k_tensor, k_factor = (absent, k_scale) if isinstance(k_scale, float) else (k_scale, 1.0)
+    v_tensor, v_factor = (absent, v_scale) if isinstance(v_scale, float) else (v_scale, 1.0)
+    if problem.cache_dtype == "fp8":
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    flat = page_indptr is not None
+    passes = _passes(problem, config, budget, capability=80, aligned=False)
+    for step in passes:
+        attention_items[(step.num_ctas,)](
+            q, k_cache, v_cache, out, absent if lse is None else lse, page_table,
+            page_indptr if flat else absent_int, absent if sinks is None else sinks,
+            k_tensor, v_tensor, plan_buffer[step.count // 4 :], plan_buffer[step.items // 4 :],
+            *(_typed(workspace, at, dtype) for at, dtype in (
+                (step.counters, torch.int32), (step.partials, torch.float32),
+                (step.stats, torch.float32),
+            )),
+            *q.stride()[:2], *out.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
+            0 if flat else page_table.stride(0), page_table.shape[-1], k_cache.shape[0],
+            q.shape[0], problem.shape.num_kv_heads, problem.shape.window, int(lse is not None),
+            int(flat), int(k_tensor is not absent), int(v_tensor is not absent),
+            problem.shape.head_dim**-0.5 if scale is None else scale, softcap, k_factor, v_factor,
+            **step.variant.constants,
+        )  # fmt: skip
+    return [step.num_ctas for step in passes]
+
+
+def _typed(workspace: Tensor, at: int, dtype: Any) -> Tensor:
+    """The workspace from byte `at`; something to point at where nothing is left."""
+    rest = workspace[at:]
+    return (rest if rest.numel() >= 4 else workspace.new_zeros(4)).view(dtype)

@@ -1,0 +1,183 @@
+"""Small attention cases for the interpreter: inputs full of poison, an fp64 answer, a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from smkern.kernels.attention_args import WorkspaceLayout
+from smkern.kernels.attention_items import plan_items
+from smkern.kernels.attention_triton_launch import launch_interpreted
+from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step: requests of (query tokens, length), heads, and options."""
+
+    requests: tuple[tuple[int, int], ...] = ((1, 40),)
+    q_heads: int = 4
+    kv_heads: int = 1
+    head_dim: int = 64
+    page_size: int = 16
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    fp8: bool = False
+    flat: bool = False
+    scale: float | None = None
+    k_scale: float | Tensor = 1.0
+    v_scale: float | Tensor = 1.0
+
+    @property
+    def kv_lens(self) -> list[int]:
+        return [kv_len for _, kv_len in self.requests]
+
+    @property
+    def cu_q_lens(self) -> list[int]:
+        ends = [0]
+        for q_len, _ in self.requests:
+            ends.append(ends[-1] + q_len)
+        return ends
+
+    @property
+    def shape(self) -> AttentionShape:
+        return AttentionShape(
+            batch=len(self.requests),
+            num_q_heads=self.q_heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            max_q_len=max(1, *(q_len for q_len, _ in self.requests)),
+            max_kv_len=max(1, *self.kv_lens),
+            max_tokens=self.cu_q_lens[-1],
+            max_total_kv=sum(self.kv_lens),
+            causal=self.causal,
+            window=self.window,
+        )
+
+    @property
+    def problem(self) -> AttentionProblem:
+        return AttentionProblem(
+            self.shape, "fp16", "fp8" if self.fp8 else "fp16", self.softcap > 0, self.sinks
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Tensors of a case; `keys` and `values` per request are what the pages hold of it."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    page_table: Tensor
+    page_indptr: Tensor | None
+    sinks: Tensor | None
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+def inputs(case: Case, seed: int = 0) -> Inputs:
+    """Random queries and shuffled pages; NaN in unused pages and in keys that nobody sees."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = [-(-kv_len // case.page_size) for kv_len in case.kv_lens]
+    total = sum(pages) + 3
+    order = torch.randperm(total, generator=generator).int()
+    row = (total, case.page_size, case.kv_heads, case.head_dim)
+    dtype = torch.float8_e4m3fn if case.fp8 else torch.float16
+    caches = [torch.full(row, torch.nan).to(dtype) for _ in range(2)]
+    found: list[list[Tensor]] = [[], []]
+    table = torch.full((len(pages), max(pages) + 1), 1 << 30, dtype=torch.int32)
+    table[:, -1] = -5
+    at = 0
+    for request, (q_len, kv_len) in enumerate(case.requests):
+        mine = order[at : at + pages[request]]
+        table[request, : len(mine)] = mine
+        at += len(mine)
+        unseen = max(0, kv_len - q_len - case.window + 1) if case.window else 0
+        for cache, tensors in zip(caches, found, strict=True):
+            x = torch.randn(kv_len, case.kv_heads, case.head_dim, generator=generator).to(dtype)
+            tensors.append(x.double())
+            poisoned = x.float()
+            poisoned[:unseen] = torch.nan
+            for key in range(kv_len):
+                page = mine[key // case.page_size]
+                cache[page, key % case.page_size] = poisoned[key].to(dtype)
+    tokens = case.cu_q_lens[-1]
+    q = torch.randn(tokens, case.q_heads, case.head_dim, generator=generator).half()
+    indptr = None
+    if case.flat:
+        table = torch.cat([table[i, :n] for i, n in enumerate(pages)] + [table[0, -1:]])
+        indptr = torch.tensor([0, *torch.tensor(pages).cumsum(0).tolist()], dtype=torch.int32)
+    sinks = torch.randn(case.q_heads, generator=generator) if case.sinks else None
+    return Inputs(q, *caches, table, indptr, sinks, *found)
+
+
+def answer(case: Case, given: Inputs) -> tuple[Tensor, Tensor]:
+    """out [tokens, q_heads, d] and lse [tokens, q_heads] in fp64."""
+    out = torch.zeros(given.q.shape, dtype=torch.float64)
+    lse = torch.full(given.q.shape[:2], -math.inf, dtype=torch.float64)
+    scale = case.head_dim**-0.5 if case.scale is None else case.scale
+    group, token = case.q_heads // case.kv_heads, 0
+    for request, (q_len, kv_len) in enumerate(case.requests):
+        for t in range(q_len):
+            position = kv_len - q_len + t
+            end = min(kv_len, max(position + 1, 0)) if case.causal else kv_len
+            begin = min(end, max(0, position - case.window + 1)) if case.window else 0
+            for head in range(case.q_heads):
+                k = given.keys[request][begin:end, head // group]
+                v = given.values[request][begin:end, head // group]
+                s = k @ given.q[token, head].double() * scale * float(case.k_scale)
+                if case.softcap:
+                    s = case.softcap * torch.tanh(s / case.softcap)
+                logits = s
+                if given.sinks is not None:
+                    logits = torch.cat([s, given.sinks[head : head + 1].double()])
+                if logits.numel():
+                    lse[token, head] = torch.logsumexp(logits, 0)
+                    p = torch.exp(s - lse[token, head])
+                    out[token, head] = float(case.v_scale) * (p @ v)
+            token += 1
+    return out, lse
+
+
+DECODE = AttentionConfig("triton", keys=32, num_warps=1, num_stages=2)
+PREFILL = AttentionConfig("triton", keys=64, num_warps=4, num_stages=2)
+
+
+def run(
+    case: Case, given: Inputs, budget: Budget | None = None, config: AttentionConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    """out and lse of the interpreted kernel; checks that the counters are zero again."""
+    budget = budget or Budget(3, "grid")
+    shape, problem = case.shape, case.problem
+    if config is None:
+        config = PREFILL if shape.has_prefill else DECODE
+    plan = torch.from_numpy(plan_items(shape, case.kv_lens, case.cu_q_lens, budget.num_sms))
+    layout = WorkspaceLayout.of(shape)
+    workspace = torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8)  # NaN as fp32
+    workspace[: layout.decode_out] = 0
+    out = torch.full_like(given.q, torch.nan)
+    lse = torch.full(given.q.shape[:2], torch.nan)
+    grids = launch_interpreted(
+        problem, config, budget, given.q, given.k_cache, given.v_cache, given.page_table, plan,
+        workspace, out=out, lse=lse, page_indptr=given.page_indptr, sinks=given.sinks,
+        scale=case.scale, softcap=case.softcap, k_scale=case.k_scale, v_scale=case.v_scale,
+    )  # fmt: skip
+    per_sm = config.ctas_per_sm if budget.confined == "mask" else 1
+    assert grids[0] <= budget.num_sms * per_sm
+    assert not workspace[: layout.decode_out].any()
+    return out, lse
+
+
+def check(case: Case, budget: Budget | None = None, config: AttentionConfig | None = None) -> None:
+    """The interpreted kernel's values against fp64's."""
+    given = inputs(case)
+    out, lse = run(case, given, budget, config)
+    exact_out, exact_lse = answer(case, given)
+    torch.testing.assert_close(out.double(), exact_out, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=2e-3, rtol=1e-3)
