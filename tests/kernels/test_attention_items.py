@@ -1,0 +1,177 @@
+"""A plan's items: every visible key of every row once, places of their own, sizes within bounds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smkern.kernels import attention_items as items
+from smkern.kernels.attention_args import ALIGNMENT, WorkspaceLayout
+from smkern.kernels.attention_items import PlanLayout, plan_items
+from smkern.tuning.attention import (
+    DECODE_MAX_Q,
+    PREFILL_ROWS,
+    PREFILL_TILE,
+    AttentionShape,
+)
+
+LENGTHS = st.one_of(st.integers(0, 600), st.integers(0, 50_000))
+QUERIES = st.one_of(st.integers(0, DECODE_MAX_Q), st.integers(0, 700))
+CUT = [
+    items.KV_BEGIN, items.KV_END, items.KV_LEN, items.Q_LEN, items.FIRST_ROW, items.NUM_PIECES,
+    items.PIECE, items.TILES,
+]  # fmt: skip
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[AttentionShape, list[int], list[int]]:
+    """A shape, kv_lens and cu_q_lens within it, often with no room to spare."""
+    requests = draw(st.lists(st.tuples(QUERIES, LENGTHS), min_size=1, max_size=6))
+    kv_heads = draw(st.sampled_from([1, 2, 8]))
+    group = draw(st.sampled_from([1, 4, 5, 8, 40]))
+    spare = draw(st.sampled_from([0, 0, 300]))
+    kv_lens = [kv_len for _, kv_len in requests]
+    cu_q_lens = np.cumsum([0, *(q_len for q_len, _ in requests)]).tolist()
+    shape = AttentionShape(
+        batch=len(requests),
+        num_q_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([64, 256])),
+        page_size=16,
+        max_q_len=max(1, *(q_len for q_len, _ in requests)) + spare,
+        max_kv_len=max(1, *kv_lens) + spare,
+        max_tokens=max(1, cu_q_lens[-1]) + spare,
+        max_total_kv=sum(kv_lens) + spare,
+        causal=draw(st.booleans()),
+        window=draw(st.sampled_from([0, 1, 100, 5000])),
+    )
+    return shape, kv_lens, cu_q_lens
+
+
+def read(shape: AttentionShape, buffer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The decode and the prefill items [n, ITEM_WORDS] of a plan."""
+    layout = PlanLayout.of(shape)
+    found = []
+    for at, word in ((layout.decode_at, items.NUM_DECODE), (layout.prefill_at, items.NUM_PREFILL)):
+        words = buffer[at : at + buffer[word] * items.ITEM_WORDS]
+        found.append(words.reshape(-1, items.ITEM_WORDS))
+    return found[0], found[1]
+
+
+def seen_by(shape: AttentionShape, q_len: int, kv_len: int, token: int) -> tuple[int, int]:
+    position = kv_len - q_len + token
+    end = min(kv_len, max(position + 1, 0)) if shape.causal else kv_len
+    begin = max(0, position - shape.window + 1) if shape.window else 0
+    return min(begin, end), end
+
+
+@given(steps())
+def test_every_row_meets_each_visible_key_once(step):
+    shape, kv_lens, cu_q_lens = step
+    ranges = defaultdict(list)
+    decode, prefill = read(shape, plan_items(shape, kv_lens, cu_q_lens, 7))
+    for block, found in ((shape.decode_rows, decode), (PREFILL_ROWS, prefill)):
+        for item in found.tolist():
+            request, first_row = item[items.REQUEST], item[items.FIRST_ROW]
+            assert item[items.Q_START] == cu_q_lens[request]
+            assert item[items.KV_LEN] == kv_lens[request]
+            rows = item[items.Q_LEN] * shape.group
+            assert first_row % block == 0
+            keys = (item[items.KV_BEGIN], item[items.KV_END])
+            for row in range(first_row, min(first_row + block, rows)):
+                ranges[request, row].append(keys)
+    for request, kv_len in enumerate(kv_lens):
+        q_len = cu_q_lens[request + 1] - cu_q_lens[request]
+        for row in range(q_len * shape.group):
+            begin, end = seen_by(shape, q_len, kv_len, row // shape.group)
+            mine = sorted(ranges.pop((request, row)))
+            assert all(left[1] == right[0] for left, right in pairwise(mine))
+            if begin < end:
+                assert mine[0][0] <= begin
+                assert end <= mine[-1][1] <= kv_len
+    assert not ranges
+
+
+@given(steps())
+def test_partials_and_counters_have_places_of_their_own(step):
+    shape, kv_lens, cu_q_lens = step
+    buffer = plan_items(shape, kv_lens, cu_q_lens, 7)
+    counters = Counter()
+    for word, found in zip(
+        (items.DECODE_SLOTS, items.PREFILL_SLOTS), read(shape, buffer), strict=True
+    ):
+        cut = found[found[:, items.NUM_PIECES] > 1]
+        slots = (cut[:, items.FIRST_SLOT] + cut[:, items.PIECE]).tolist()
+        assert sorted(slots) == list(range(buffer[word]))
+        whole = found[found[:, items.NUM_PIECES] == 1]
+        assert (whole[:, items.FIRST_SLOT] == -1).all()
+        blocks = {
+            (item[items.COUNTER], item[items.REQUEST], item[items.FIRST_ROW]): item[
+                items.NUM_PIECES
+            ]
+            for item in cut.tolist()
+        }
+        assert sum(blocks.values()) == len(cut)
+        counters.update(counter for counter, _, _ in blocks)
+    assert sorted(counters) == list(range(len(counters)))
+    assert set(counters.values()) <= {1}
+    assert len(counters) <= PlanLayout.of(shape).num_counters
+
+
+@given(steps())
+def test_nothing_exceeds_what_the_shape_allows(step):
+    shape, kv_lens, cu_q_lens = step
+    buffer = plan_items(shape, kv_lens, cu_q_lens, 7)
+    assert buffer[items.OVERFLOW] == 0
+    assert buffer[items.NUM_DECODE] <= shape.max_decode_items
+    assert buffer[items.NUM_PREFILL] <= shape.max_prefill_items
+    assert 0 <= buffer[items.DECODE_CTAS] <= 7
+    space = WorkspaceLayout.of(shape)
+    ends = (space.decode_stats, space.prefill_stats)
+    begins = (space.decode_out, space.prefill_out)
+    words = (items.DECODE_SLOTS, items.PREFILL_SLOTS)
+    blocks = (shape.decode_rows, PREFILL_ROWS)
+    for begin, end, word, block in zip(begins, ends, words, blocks, strict=True):
+        partial = 4 * shape.num_kv_heads * block * shape.head_dim
+        assert buffer[word] * partial <= end - begin
+        assert begin % ALIGNMENT == 0
+
+
+@given(steps())
+def test_prefill_items_are_ordered_longest_first(step):
+    shape, kv_lens, cu_q_lens = step
+    _, prefill = read(shape, plan_items(shape, kv_lens, cu_q_lens, 7))
+    assert (np.diff(prefill[:, items.TILES]) <= 0).all()
+    assert (prefill[:, items.KV_BEGIN] % PREFILL_TILE == 0).all()
+
+
+@given(steps(), st.integers(0, 5))
+def test_a_request_is_cut_as_if_it_were_alone(step, index):
+    shape, kv_lens, cu_q_lens = step
+    request = index % shape.batch
+    q_len = cu_q_lens[request + 1] - cu_q_lens[request]
+    everyone = read(shape, plan_items(shape, kv_lens, cu_q_lens, 7))
+    mine_alone = [0] * shape.batch
+    mine_alone[0] = kv_lens[request]
+    alone = read(shape, plan_items(shape, mine_alone, [0] + [q_len] * shape.batch, 132))
+    for among, own in zip(everyone, alone, strict=True):
+        of_request = among[among[:, items.REQUEST] == request][:, CUT].tolist()
+        assert sorted(of_request) == sorted(own[:, CUT].tolist())
+
+
+def test_lengths_outside_the_shape_are_clamped():
+    shape = AttentionShape(2, 4, 1, 64, 16, 2, 100, 3, 200)
+    decode, _ = read(shape, plan_items(shape, [5000, -3], [-7, 2, 99], 4))
+    assert decode[:, items.KV_LEN].tolist() == [100, 0]
+    assert decode[:, items.Q_START].tolist() == [0, 2]
+    assert decode[:, items.Q_LEN].tolist() == [2, 1]
+
+
+def test_without_cu_q_lens_each_request_has_one_token():
+    shape = AttentionShape(3, 4, 1, 64, 16, 1, 100, 3, 300)
+    one = plan_items(shape, [7, 0, 90], None, 4)
+    assert np.array_equal(one, plan_items(shape, [7, 0, 90], [0, 1, 2, 3], 4))
