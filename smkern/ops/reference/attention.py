@@ -29,10 +29,14 @@ def query_ranges(
 def page_ids(
     page_table: Tensor, page_indptr: Tensor | None, request: int, count: int, num_pages: int
 ) -> Tensor:
-    """The first `count` pages of a request, int64 [count]; all of it clamped into bounds."""
-    row, first = (page_table[request], 0) if page_indptr is None else (page_table, page_indptr)
-    start = first if isinstance(first, int) else int(first[request])
-    entries = torch.arange(count, device=page_table.device) + start
+    """The first `count` pages of a request, int64 [count]; clamped to its own row and the cache."""
+    if page_indptr is None:
+        row = page_table[request]
+    else:
+        total = page_table.shape[0]
+        first = min(max(int(page_indptr[request]), 0), total - 1)
+        row = page_table[first : max(int(page_indptr[request + 1]), first + 1)]
+    entries = torch.arange(count, device=page_table.device)
     return row[entries.clamp(0, row.shape[0] - 1)].long().clamp(0, num_pages - 1)
 
 
