@@ -1,0 +1,271 @@
+"""Which attention configurations are legal and worth considering: one predicate a constraint.
+
+The tuner, the selection and the tests share these predicates, as `rules.py` does for GEMMs. What
+changes the order of a row's sums (`bits`) follows from the model and the request alone; a budget or
+a batch chooses among the rest only (rule 12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Literal
+
+from smkern.tuning.attention import (
+    DECODE_MAX_Q,
+    AttentionConfig,
+    AttentionKernel,
+    AttentionProblem,
+    AttentionShape,
+    Budget,
+)
+from smkern.tuning.rules import Capability, shared_limit
+
+AttentionPath = Literal["decode", "prefill", "mixed"]
+
+AVAILABLE: tuple[AttentionKernel, ...] = ("cuda", "triton")
+"""Kernels that exist. "cutlass" keeps a place in the dispatch and is never legal."""
+CUDA_CAPABILITY = (9, 0)
+CUDA_HEAD_DIMS = (64, 96, 128, 256)
+MAX_HEAD_DIM = 256
+TEAMS = (2, 3, 4)
+"""Teams of four warps that a CUDA decode CTA may have; small budgets want the most that fit."""
+CUDA_RESIDENT = 1
+"""CTAs of a CUDA kernel that share an SM: they are compiled to own it."""
+CUDA_PREFILL = AttentionConfig("cuda", teams=3)
+"""The CUDA prefill kernel has one configuration."""
+TRITON_KEYS = (16, 32, 64, 128)
+TRITON_WARPS = (1, 2, 4, 8)
+TRITON_STAGES = range(1, 10)
+MAX_RESIDENT = 8
+
+Rule = Callable[[AttentionProblem, AttentionConfig, Budget, Capability], bool]
+
+
+def path_of(shape: AttentionShape) -> AttentionPath:
+    """What an attention step must serve, as its host numbers tell.
+
+    "mixed": so many requests for so few query tokens that some of them must take the decode path.
+    """
+    if not shape.has_prefill:
+        return "decode"
+    mixed = shape.batch * (DECODE_MAX_Q + 1) > shape.max_tokens
+    return "mixed" if mixed else "prefill"
+
+
+def default_kernel(problem: AttentionProblem, capability: Capability) -> AttentionKernel:
+    """The kernel that a problem takes: of the model and the device alone, as bits depend on it."""
+    serves = capability == CUDA_CAPABILITY and problem.shape.head_dim in CUDA_HEAD_DIMS
+    return "cuda" if serves else "triton"
+
+
+def default_config(problem: AttentionProblem, kernel: AttentionKernel) -> AttentionConfig:
+    """A kernel's configuration for a problem where nothing was measured.
+
+    Triton's are those of `smkern.kernels.attention_triton_compile.default_config`.
+    """
+    if kernel != "triton":
+        if problem.shape.has_prefill:
+            return replace(CUDA_PREFILL, kernel=kernel)
+        fitting = [teams for teams in TEAMS if _teams_fit(problem, teams)]
+        return AttentionConfig(kernel, teams=max(fitting, default=1))
+    wide = problem.shape.head_dim > 128
+    if problem.shape.has_prefill:
+        keys = 32 if wide else 64
+        return AttentionConfig(kernel, keys=keys, num_warps=8, num_stages=3)
+    if wide or problem.shape.decode_rows > 16:
+        return AttentionConfig(kernel, ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
+    return AttentionConfig(kernel, ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
+
+
+def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ...]:
+    """What of a configuration decides the order of a row's sums.
+
+    A CUDA team sums a piece alone, however many teams there are. Triton's row sums turn with the
+    keys of a step and with the warps that share them.
+    """
+    if config.kernel == "triton":
+        return (config.kernel, config.keys, config.num_warps)
+    return (config.kernel,)
+
+
+def num_ctas(config: AttentionConfig, budget: Budget) -> int:
+    """The CTAs of a launch at most: one an SM where only the grid keeps the budget."""
+    return budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+
+
+def cache_bytes(problem: AttentionProblem) -> int:
+    """Bytes of a cache element."""
+    return 1 if problem.cache_dtype == "fp8" else 2
+
+
+def cuda_team_bytes(problem: AttentionProblem) -> int:
+    """Shared memory of a CUDA decode team: four warps' rings of keys, then their staged sums."""
+    shape = problem.shape
+    row = shape.head_dim * cache_bytes(problem)
+    pitch = row if row % 128 == 0 else row + 16  # an odd count of 16-byte chunks: no conflicts
+    tile = 32 if cache_bytes(problem) == 1 else 16
+    return 4 * 4 * tile * pitch + 16 * shape.decode_rows * (shape.head_dim + 6) + 128
+
+
+def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> int:
+    """Shared memory of a Triton CTA, about: a step of K and V in flight every second stage."""
+    dim = max(16, 1 << (problem.shape.head_dim - 1).bit_length())
+    step = 2 * config.keys * dim * cache_bytes(problem)
+    return step * max(1, config.num_stages // 2)
+
+
+def _teams_fit(problem: AttentionProblem, teams: int) -> bool:
+    """Shared memory of an SM, and registers: two teams where a thread holds over 128 sums."""
+    rows = -(-problem.shape.decode_rows // 8)
+    most = 2 if problem.shape.head_dim * (1 << (rows - 1).bit_length()) > 128 else 4
+    return teams <= most and teams * cuda_team_bytes(problem) <= shared_limit(CUDA_CAPABILITY)
+
+
+def serves_kernel(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """The kernel exists, and the CUDA ones are sm_90's (wgmma)."""
+    if config.kernel == "cuda":
+        return capability == CUDA_CAPABILITY
+    return config.kernel in AVAILABLE and capability >= (8, 0)
+
+
+def serves_head_dim(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    dim = problem.shape.head_dim
+    return dim in CUDA_HEAD_DIMS if config.kernel == "cuda" else 1 <= dim <= MAX_HEAD_DIM
+
+
+def serves_dtypes(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Caches are of the queries' dtype, or fp8."""
+    return problem.cache_dtype in (problem.dtype, "fp8")
+
+
+def serves_pages(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """CUDA finds a key's page by a shift."""
+    page = problem.shape.page_size
+    return page >= 1 and (config.kernel != "cuda" or page & (page - 1) == 0)
+
+
+def has_residency(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """CTAs share an SM only where a mask keeps the budget."""
+    most = CUDA_RESIDENT if config.kernel == "cuda" else MAX_RESIDENT
+    return 1 <= config.ctas_per_sm <= (most if budget.confined == "mask" else 1)
+
+
+def has_teams(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """All teams of a CUDA decode CTA fit the SM; a prefill CTA has its own division."""
+    if config.kernel != "cuda":
+        return True
+    if problem.shape.has_prefill:
+        return config.teams == CUDA_PREFILL.teams
+    return config.teams >= 1 and (config.teams == 1 or _teams_fit(problem, config.teams))
+
+
+def has_steps(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Triton: steps that divide a piece, whole warps, and at most 2,048 threads an SM."""
+    if config.kernel != "triton":
+        return True
+    known = config.keys in TRITON_KEYS and config.num_warps in TRITON_WARPS
+    threads = 32 * config.num_warps * config.ctas_per_sm
+    return known and config.num_stages in TRITON_STAGES and threads <= 2048
+
+
+def fits_shared(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Triton: all resident CTAs' stages fit the SM (1 KB of each is the system's)."""
+    if config.kernel != "triton":
+        return True
+    limit = shared_limit(capability)
+    each = triton_stage_bytes(problem, config)
+    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
+
+
+def keeps_bits(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    """Neither batch nor budget may turn a row's bits: what decides them is the kernel's default."""
+    return bits(problem, config) == bits(problem, default_config(problem, config.kernel))
+
+
+RULES: tuple[Rule, ...] = (
+    serves_kernel,
+    serves_head_dim,
+    serves_dtypes,
+    serves_pages,
+    has_residency,
+    has_teams,
+    has_steps,
+    fits_shared,
+    keeps_bits,
+)
+
+
+def violations(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> list[str]:
+    """Names of the rules that `config` breaks; empty when it is legal."""
+    return [rule.__name__ for rule in RULES if not rule(problem, config, budget, capability)]
+
+
+def is_legal(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
+) -> bool:
+    return all(rule(problem, config, budget, capability) for rule in RULES)
+
+
+def candidates(
+    problem: AttentionProblem,
+    budget: Budget,
+    capability: Capability = CUDA_CAPABILITY,
+    kernels: tuple[AttentionKernel, ...] = AVAILABLE,
+    *,
+    any_bits: bool = False,
+) -> list[AttentionConfig]:
+    """Every legal configuration for `problem` in `budget`, `kernels` in order.
+
+    `any_bits` adds those whose sums have another order than the default's: to find a better default
+    by measuring, never for a table.
+    """
+    resident = range(1, MAX_RESIDENT + 1) if budget.confined == "mask" else (1,)
+    found: list[AttentionConfig] = []
+    if "cuda" in kernels:
+        if problem.shape.has_prefill:
+            found.append(CUDA_PREFILL)
+        else:
+            listed = product((1, *TEAMS), resident)
+            found += [AttentionConfig("cuda", ctas, teams) for teams, ctas in listed]
+    if "triton" in kernels:
+        found += _triton_candidates(problem, resident, any_bits)
+    rules = [rule for rule in RULES if not (any_bits and rule is keeps_bits)]
+    return [c for c in found if all(rule(problem, c, budget, capability) for rule in rules)]
+
+
+def _triton_candidates(
+    problem: AttentionProblem, resident: range | tuple[int, ...], any_bits: bool
+) -> list[AttentionConfig]:
+    """Stages and residency around the default; with `any_bits` keys and warps too."""
+    prefill = problem.shape.has_prefill
+    base = default_config(problem, "triton")
+    keys = ((32, 64, 128) if prefill else (16, 32, 64)) if any_bits else (base.keys,)
+    warps = ((4, 8) if prefill else (1, 2, 4)) if any_bits else (base.num_warps,)
+    stages = (2, 3, 4) if prefill else (3, 5, 7, 9)
+    counts = [ctas for ctas in resident if ctas <= (2 if prefill else MAX_RESIDENT)]
+    return [
+        replace(base, keys=k, num_warps=w, num_stages=s, ctas_per_sm=c)
+        for k, w, s, c in product(keys, warps, stages, counts)
+    ]
