@@ -1,13 +1,8 @@
-"""Tuned tables: JSON files with a cell a line, sorted, with their provenance.
-
-`TableStore` writes them whole (temporary file, fsync, rename, under a file lock), so that a reader
-sees the old table or the new one; `Table` answers look-ups.
-"""
+"""GEMM's tuned tables: `TableStore` reads and writes their files, `Table` answers look-ups."""
 
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -17,16 +12,40 @@ from typing import Any, get_args
 
 from smkern.errors import TableError
 from smkern.tuning import space
+from smkern.tuning.cells import (
+    FORMAT,
+    PROVENANCE,
+    VERSION,
+    CellFile,
+    Cells,
+    gpu_folder,
+    shipped_path,
+    user_path,
+)
+from smkern.tuning.cells import SHIPPED as _SHIPPED
 from smkern.tuning.config import Budget, Dtype, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import DEFAULTS, CostConstants
 
-FORMAT = "smkern-table"
-VERSION = 1
-PROVENANCE = ("gpu", "driver", "torch", "triton", "smkern_commit", "date", "command")
-_SHIPPED = Path(__file__).parent / "tables"
-_DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
-_REMEDY = "delete it or tune again: smkern autotune --out {path}"
+__all__ = [
+    "FORMAT",
+    "INVARIANT",
+    "PROVENANCE",
+    "VERSION",
+    "Cell",
+    "CellKey",
+    "Table",
+    "TableStore",
+    "config_from_json",
+    "config_to_json",
+    "dump",
+    "gpu_folder",
+    "load_constants",
+    "load_tables",
+    "shipped_path",
+    "user_path",
+]
 
+_DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
 _Cells = dict["CellKey", "Cell"]
 
 
@@ -144,6 +163,7 @@ class TableStore:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._file: CellFile[CellKey, Cell] = CellFile(self.path, _GemmRows())
 
     def load(self, gpu: str | None = None) -> Table:
         """The file's table, or an empty one when there is no file.
@@ -151,13 +171,8 @@ class TableStore:
         Raises:
             TableError: no valid table, of another version, or with `gpu` given, of another GPU.
         """
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return Table()
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._error(f"cannot be read ({error})") from error
-        return self._parse(text, gpu)
+        found = self._file.load(gpu)
+        return Table(found.meta, found.cells)
 
     def merge(self, cells: Mapping[CellKey, Cell], meta: Mapping[str, Any]) -> Table:
         """Add `cells` (they replace those of the same key) and write the file whole.
@@ -165,68 +180,13 @@ class TableStore:
         Raises:
             TableError: the file that is there is no valid table, or of another GPU than `meta`'s.
         """
-        from filelock import FileLock
-
-        missing = [name for name in PROVENANCE if name not in meta]
-        if missing:
-            raise self._error(f"was to be written without its provenance: {missing}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(self.path) + ".lock"):
-            table = self.load(meta["gpu"]).merged(Table(dict(meta), dict(cells)))
-            self._write(dump(table))
-        return table
-
-    def _write(self, text: str) -> None:
-        """Replace the file at once; under the lock, other temporary files are dead writers.."""
-        for left in self.path.parent.glob(f".{self.path.name}.*.part"):
-            left.unlink(missing_ok=True)
-        temporary = self.path.parent / f".{self.path.name}.{os.getpid()}.part"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _parse(self, text: str, gpu: str | None) -> Table:
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise self._error(f"is no JSON, perhaps half-written ({error})") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise self._error(f"is not a table of smkern: its format is not {FORMAT!r}")
-        if data.get("version") != VERSION:
-            raise self._error(f"has version {data.get('version')!r}; this smkern reads {VERSION}")
-        meta, rows = data.get("meta"), data.get("cells")
-        if not isinstance(meta, dict) or not isinstance(rows, list):
-            raise self._error("lacks its provenance or its cells")
-        if gpu is not None and meta.get("gpu") != gpu:
-            raise self._error(f"was tuned on {meta.get('gpu')!r}, and this is {gpu!r}")
-        cells: _Cells = {}
-        for row in rows:
-            try:
-                key, cell = _parse_row(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise self._error(f"has a cell that is none ({error}): {row!r:.120}") from error
-            cells[key] = cell
-        return Table(meta, cells)
-
-    def _error(self, what: str) -> TableError:
-        return TableError(f"{self.path} {what}; {_REMEDY.format(path=self.path)}")
+        found = self._file.merge(cells, meta)
+        return Table(found.meta, found.cells)
 
 
 def dump(table: Table) -> str:
     """The table as text: sorted, a cell a line, so that a diff shows the cells that changed."""
-    lines = [json.dumps(_row(key, table.cells[key])) for key in sorted(table.cells)]
-    head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
-    return json.dumps(head)[:-1] + ', "cells": [\n' + ",\n".join(lines) + "\n]}\n"
+    return CellFile("", _GemmRows()).dump(Cells(table.meta, table.cells))
 
 
 def config_to_json(config: GemmConfig) -> dict[str, Any]:
@@ -250,40 +210,29 @@ def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
     return config
 
 
-def _row(key: CellKey, cell: Cell) -> dict[str, Any]:
-    row = {**asdict(key), "us": round(cell.us, 3), "config": config_to_json(cell.config)}
-    if cell.own != cell.config:
-        row |= {"own_us": round(cell.own_us, 3), "own": config_to_json(cell.own)}
-    return row
+class _GemmRows:
+    """A line of a GEMM's table: its key, the fastest configuration, ours where a library won."""
 
+    def encode(self, key: CellKey, value: Cell) -> dict[str, Any]:
+        row = {
+            **asdict(key),
+            "us": round(value.us, 3),
+            "config": config_to_json(value.config),
+        }
+        if value.own != value.config:
+            row |= {"own_us": round(value.own_us, 3), "own": config_to_json(value.own)}
+        return row
 
-def _parse_row(row: Mapping[str, Any]) -> tuple[CellKey, Cell]:
-    values = [row[item.name] for item in fields(CellKey)]
-    kinds = (str, int, int, int, str, str, int, str, bool)
-    if [type(value) for value in values] != list(kinds) or row["dtype"] not in get_args(Dtype):
-        raise ValueError("its key has values of other types")
-    config, us = config_from_json(row["config"]), float(row["us"])
-    own = config_from_json(row["own"]) if "own" in row else config
-    if not us > 0:
-        raise ValueError(f"us is {us}")
-    return CellKey(*values), Cell(config, us, own, float(row.get("own_us", us)))
-
-
-def gpu_folder(gpu: str) -> str:
-    """Name of a GPU's folder of tables: "NVIDIA H200" -> "h200"."""
-    words = [word for word in gpu.lower().split() if word != "nvidia"]
-    return "-".join(words) or "unknown"
-
-
-def user_path(gpu: str, op: str = "gemm") -> Path:
-    """Where `smkern autotune` writes by default; its cells count before the shipped ones."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("smkern")) / "tables" / gpu_folder(gpu) / f"{op}.json"
-
-
-def shipped_path(gpu: str, op: str = "gemm") -> Path:
-    return _SHIPPED / gpu_folder(gpu) / f"{op}.json"
+    def decode(self, row: Mapping[str, Any]) -> tuple[CellKey, Cell]:
+        values = [row[item.name] for item in fields(CellKey)]
+        kinds = (str, int, int, int, str, str, int, str, bool)
+        if [type(value) for value in values] != list(kinds) or row["dtype"] not in get_args(Dtype):
+            raise ValueError("its key has values of other types")
+        config, us = config_from_json(row["config"]), float(row["us"])
+        own = config_from_json(row["own"]) if "own" in row else config
+        if not us > 0:
+            raise ValueError(f"us is {us}")
+        return CellKey(*values), Cell(config, us, own, float(row.get("own_us", us)))
 
 
 def load_tables(gpu: str, op: str = "gemm") -> Table:

@@ -1,0 +1,222 @@
+"""Files of tuned cells: JSON, a cell a line, sorted, with their provenance.
+
+`CellFile` writes them whole (temporary file, fsync, rename, under a file lock), so that a reader
+sees the old file or the new one. What a line says is its `Codec`'s matter: `Rows` is the one for a
+key and a configuration that are flat dataclasses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+from smkern.errors import TableError
+
+FORMAT = "smkern-table"
+VERSION = 1
+PROVENANCE = ("gpu", "driver", "torch", "triton", "smkern_commit", "date", "command")
+SHIPPED = Path(__file__).parent / "tables"
+_REMEDY = "delete it or tune again: smkern autotune --out {path}"
+
+K = TypeVar("K")
+V = TypeVar("V")
+C = TypeVar("C")
+
+
+class Codec(Protocol[K, V]):
+    """Turns a cell into a line's values and back."""
+
+    def encode(self, key: K, value: V) -> dict[str, Any]: ...
+
+    def decode(self, row: Mapping[str, Any]) -> tuple[K, V]:
+        """KeyError, TypeError or ValueError when the row is no cell."""
+        ...
+
+
+@dataclass(slots=True)
+class Cells(Generic[K, V]):
+    """Tuned cells in memory, and where they come from."""
+
+    meta: dict[str, Any] = field(default_factory=dict)
+    cells: dict[K, V] = field(default_factory=dict)
+
+    def merged(self, other: Cells[K, V]) -> Cells[K, V]:
+        """Both tables' cells and provenance; the other's count where both have a cell."""
+        return Cells({**self.meta, **other.meta}, {**self.cells, **other.cells})
+
+
+class CellFile(Generic[K, V]):
+    """One file of cells. Writers may be several: each merges its cells under a lock."""
+
+    def __init__(self, path: Path | str, codec: Codec[K, V]) -> None:
+        self.path = Path(path)
+        self.codec = codec
+
+    def load(self, gpu: str | None = None) -> Cells[K, V]:
+        """The file's cells, or none when there is no file.
+
+        Raises:
+            TableError: no valid table, of another version, or with `gpu` given, of another GPU.
+        """
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return Cells()
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._error(f"cannot be read ({error})") from error
+        return self._parse(text, gpu)
+
+    def merge(self, cells: Mapping[K, V], meta: Mapping[str, Any]) -> Cells[K, V]:
+        """Add `cells` (they replace those of the same key) and write the file whole.
+
+        Raises:
+            TableError: the file that is there is no valid table, or of another GPU than `meta`'s.
+        """
+        from filelock import FileLock
+
+        missing = [name for name in PROVENANCE if name not in meta]
+        if missing:
+            raise self._error(f"was to be written without its provenance: {missing}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(self.path) + ".lock"):
+            table = self.load(meta["gpu"]).merged(Cells(dict(meta), dict(cells)))
+            self._write(self.dump(table))
+        return table
+
+    def dump(self, table: Cells[K, V]) -> str:
+        """The table as text: sorted, a cell a line, so that a diff shows the cells that changed."""
+        keys = sorted(table.cells)  # type: ignore[type-var]
+        lines = [json.dumps(self.codec.encode(key, table.cells[key])) for key in keys]
+        head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
+        return json.dumps(head)[:-1] + ', "cells": [\n' + ",\n".join(lines) + "\n]}\n"
+
+    def _write(self, text: str) -> None:
+        """Replace the file at once; under the lock, other temporary files are dead writers'."""
+        for left in self.path.parent.glob(f".{self.path.name}.*.part"):
+            left.unlink(missing_ok=True)
+        temporary = self.path.parent / f".{self.path.name}.{os.getpid()}.part"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _parse(self, text: str, gpu: str | None) -> Cells[K, V]:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise self._error(f"is no JSON, perhaps half-written ({error})") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise self._error(f"is not a table of smkern: its format is not {FORMAT!r}")
+        if data.get("version") != VERSION:
+            raise self._error(f"has version {data.get('version')!r}; this smkern reads {VERSION}")
+        meta, rows = data.get("meta"), data.get("cells")
+        if not isinstance(meta, dict) or not isinstance(rows, list):
+            raise self._error("lacks its provenance or its cells")
+        if gpu is not None and meta.get("gpu") != gpu:
+            raise self._error(f"was tuned on {meta.get('gpu')!r}, and this is {gpu!r}")
+        cells: dict[K, V] = {}
+        for row in rows:
+            try:
+                key, cell = self.codec.decode(row)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._error(f"has a cell that is none ({error}): {row!r:.120}") from error
+            cells[key] = cell
+        return Cells(meta, cells)
+
+    def _error(self, what: str) -> TableError:
+        return TableError(f"{self.path} {what}; {_REMEDY.format(path=self.path)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned(Generic[C]):
+    """The fastest configuration of a cell and its median time, us."""
+
+    config: C
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[K, C]):
+    """Lines of a flat key and a flat configuration, both ordered dataclasses.
+
+    Args:
+        key: the key's class; its fields are a line's first values.
+        default: a configuration; a line holds its first field and what differs from it.
+    """
+
+    key: type[K]
+    default: C
+
+    def encode(self, key: K, value: Tuned[C]) -> dict[str, Any]:
+        config = config_to_json(value.config, self.default)
+        return {**asdict(key), "us": round(value.us, 3), "config": config}  # type: ignore[call-overload]
+
+    def decode(self, row: Mapping[str, Any]) -> tuple[K, Tuned[C]]:
+        us = float(row["us"])
+        if not us > 0:
+            raise ValueError(f"us is {us}")
+        names = [item.name for item in fields(self.key)]  # type: ignore[arg-type]
+        key = checked(self.key, {name: row[name] for name in names})
+        config = checked(type(self.default), {**asdict(self.default), **row["config"]})  # type: ignore[call-overload]
+        return key, Tuned(config, us)
+
+
+def config_to_json(config: Any, default: Any) -> dict[str, Any]:
+    """The configuration's first field, and its fields that are not the default's."""
+    first = fields(config)[0].name
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if value != getattr(default, name) or name == first
+    }
+
+
+def checked(kind: type[K], values: Mapping[str, Any]) -> K:
+    """The flat dataclass of these values; TypeError or ValueError where one is of another type."""
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        wanted = hints.get(name)
+        literal = get_origin(wanted) is Literal
+        if not (value in get_args(wanted) if literal else type(value) is wanted):
+            raise ValueError(f"{name} is {value!r}")
+    return kind(**values)
+
+
+def gpu_folder(gpu: str) -> str:
+    """Name of a GPU's folder of tables: "NVIDIA H200" -> "h200"."""
+    words = [word for word in gpu.lower().split() if word != "nvidia"]
+    return "-".join(words) or "unknown"
+
+
+def user_path(gpu: str, op: str = "gemm") -> Path:
+    """Where `smkern autotune` writes by default; its cells count before the shipped ones."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("smkern")) / "tables" / gpu_folder(gpu) / f"{op}.json"
+
+
+def shipped_path(gpu: str, op: str = "gemm") -> Path:
+    return SHIPPED / gpu_folder(gpu) / f"{op}.json"
+
+
+def load_cells(gpu: str, op: str, codec: Codec[K, V]) -> Cells[K, V]:
+    """An operator's shipped cells on the GPU of that name, with the user's own over them.
+
+    Raises:
+        TableError: one of the files is corrupt, foreign or of another version.
+    """
+    shipped = CellFile(shipped_path(gpu, op), codec).load(gpu)
+    return shipped.merged(CellFile(user_path(gpu, op), codec).load(gpu))
