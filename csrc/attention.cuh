@@ -43,7 +43,7 @@ struct AttentionParams {
   long long decode_out, decode_stats, prefill_out, prefill_stats;
   u32 page32, token32;
   int table_len, num_pages, num_tokens, num_kv_heads, group, page_shift;
-  int causal, window, decode_rows, decode_at, prefill_at, reserved;
+  int causal, window, decode_rows, decode_at, prefill_at, group_inverse;
   float scale_log2, softcap, k_scale, v_scale;
 };
 
@@ -113,13 +113,13 @@ constexpr bool kHalf = FP16 || KV8;
 __device__ __forceinline__ void mma16816(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
                                          u32 b1) {
   if constexpr (kHalf)
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   else
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
         "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -131,21 +131,6 @@ __device__ __forceinline__ u32 transpose8x8(u32 x) {
   u32 r;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
   return r;
-}
-
-// Cache reads: once, past L1. BYTES 16, 8 or 4.
-template <int BYTES>
-__device__ __forceinline__ void load_once(u32* r, const char* address) {
-  if constexpr (BYTES == 16)
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "l"(address));
-  else if constexpr (BYTES == 8)
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "l"(address));
-  else
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r[0]) : "l"(address));
 }
 
 __device__ __forceinline__ int clamp_int(int x, int low, int high) {
@@ -183,10 +168,13 @@ __device__ __forceinline__ float cache_scale(float value, const float* pointer) 
   return pointer ? value * *pointer : value;
 }
 
-// An arrival: everything that was written before the block's barrier is visible to the last one.
-__device__ __forceinline__ int arrive(int* counter) {
+// Arrivals: everything that was written before the block's barrier is visible to the last one.
+__device__ __forceinline__ int arrive(int* counter, int count) {
   int old;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(old) : "l"(counter) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(counter), "r"(count)
+               : "memory");
   return old;
 }
 

@@ -49,7 +49,7 @@ struct Block {
     end = p.causal ? min(r.kv_len, max(start + last_token + 1, 0)) : r.kv_len;
     begin = p.window ? max(0, start + first_token - p.window + 1) : 0;
     begin = min(begin, end);
-    piece = 256;
+    piece = 512;
     if (r.decode) {
       while (piece * 128 < r.kv_len) piece *= 2;
     } else if (r.blocks * p.num_kv_heads >= 1024) {

@@ -1,4 +1,4 @@
-"""Launches of the CUDA attention kernels of `csrc/`: which variant, which grid, which parameters."""
+"""Launches of the CUDA attention kernels of `csrc/`: variant, grid, parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from smkern.errors import ArgumentError
@@ -14,6 +14,7 @@ from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention_items import PlanLayout
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.kernels.variants import SHARED_LIMIT
 from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 Launch = Callable[[AttentionArguments, int], None]
@@ -52,19 +53,13 @@ class CudaVariant:
     def threads(self) -> int:
         return _TEAM_THREADS * self.teams if self.kernel == "attention_decode" else _PREFILL_THREADS
 
-    @property
-    def shared_bytes(self) -> int:
-        decode = self.teams * team_bytes(self)
-        if self.kernel == "attention_decode":
-            return decode
-        return max(decode, prefill_bytes(self.head_dim))
 
-
-def team_bytes(variant: CudaVariant) -> int:
-    """Shared memory of a decode team: csrc/attention_decode.cuh's kTeamBytes."""
-    stage = 4 * 4 * 8 * variant.rows8 * (variant.head_dim + 4 + 2)
-    stages = 2 if 2 * stage * variant.teams <= 200 * 1024 else 1
-    return stages * stage + 64
+def team_bytes(variant: CudaVariant, rows: int) -> int:
+    """Shared memory of a decode team with `rows` packed rows: attention_decode.cuh's team_bytes."""
+    step, row = (64, variant.head_dim) if variant.fp8_cache else (32, 2 * variant.head_dim)
+    pitch = row if row % 128 == 0 else row + 16
+    used = 4 * 2 * step * pitch + 16 * rows * (variant.head_dim + 6) + 16
+    return -(-used // 128) * 128
 
 
 def prefill_bytes(head_dim: int) -> int:
@@ -79,22 +74,30 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
     while 8 * rows8 < shape.decode_rows:
         rows8 *= 2
     prefill = shape.has_prefill
-    return CudaVariant(
+    variant = CudaVariant(
         kernel="attention_prefill" if prefill else "attention_decode",
         head_dim=shape.head_dim,
         fp16=problem.dtype == "fp16",
         fp8_cache=problem.cache_dtype == "fp8",
         softcap=problem.softcap,
         rows8=rows8,
-        teams=3 if prefill else min(config.teams, most_teams(shape.head_dim, rows8)),
+        teams=3 if prefill else config.teams,
     )
+    return replace(variant, teams=fitting_teams(variant, shape.decode_rows))
 
 
-def most_teams(head_dim: int, rows8: int) -> int:
-    """Teams whose sums fit the registers of an SM: 65,536 / (128 threads x registers)."""
-    if head_dim > 128 or rows8 > 1:
-        return 2
-    return 4
+def shared_bytes(variant: CudaVariant, rows: int) -> int:
+    """Dynamic shared memory of a launch with `rows` packed rows a decode item."""
+    decode = variant.teams * team_bytes(variant, rows)
+    if variant.kernel == "attention_decode":
+        return decode
+    return max(decode, prefill_bytes(variant.head_dim))
+
+
+def fitting_teams(variant: CudaVariant, rows: int) -> int:
+    """The most teams, up to the variant's, that fit an SM's shared memory and registers."""
+    registers = 2 if variant.head_dim * variant.rows8 > 128 else 4
+    return max(1, min(variant.teams, registers, SHARED_LIMIT // team_bytes(variant, rows)))
 
 
 def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str, ...]:
@@ -134,7 +137,7 @@ def pack_params(problem: AttentionProblem, args: AttentionArguments) -> bytes:
         page // ROW_UNIT, token // ROW_UNIT,
         args.table_len, args.num_pages, args.num_tokens, shape.num_kv_heads, shape.group,
         int(log2(shape.page_size)), int(shape.causal), shape.window, shape.decode_rows,
-        plan.decode_at, plan.prefill_at, 0,
+        plan.decode_at, plan.prefill_at, -(-65_536 // shape.group),
         args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
     )  # fmt: skip
 
@@ -161,13 +164,15 @@ class CudaAttention:
     def is_plan_loaded(self) -> bool:
         return self._plan is not None
 
-    def prepare(
-        self, problem: AttentionProblem, config: AttentionConfig, budget: Budget
-    ) -> Launch:
+    def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Launch:
         """The launch of a problem: loads its variant if new."""
         variant = variant_of(problem, config)
         function = self._function(variant)
-        grid, threads, shared = budget.num_sms, variant.threads, variant.shared_bytes
+        grid, threads, shared = (
+            budget.num_sms,
+            variant.threads,
+            shared_bytes(variant, problem.shape.decode_rows),
+        )
         run = launch_kernel()
 
         def launch(args: AttentionArguments, stream: int) -> None:
@@ -190,7 +195,9 @@ class CudaAttention:
             )
         with self._lock:
             if self._plan is None:
-                self._plan = self._load("attention_plan.cu", "attention_plan", (), 4 * MAX_BATCH + 64)
+                self._plan = self._load(
+                    "attention_plan.cu", "attention_plan", (), 4 * MAX_BATCH + 64
+                )
                 self._record("attention_plan")
         function, run = self._plan, launch_kernel()
         layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
@@ -215,7 +222,7 @@ class CudaAttention:
         with self._lock:
             if variant not in self._loaded:
                 self._loaded[variant] = self._load(
-                    f"{variant.kernel}.cu", variant.kernel, variant.defines, variant.shared_bytes
+                    f"{variant.kernel}.cu", variant.kernel, variant.defines, SHARED_LIMIT
                 )
                 self._record(variant)
             return self._loaded[variant]

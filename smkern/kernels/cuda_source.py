@@ -62,7 +62,8 @@ def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
     folder = source_folder()
     for path in sorted((*folder.glob("*.cuh"), folder / name)):
         digest.update(path.read_bytes())
-    return user_cache_path("smkern") / "cubins" / f"{Path(name).stem}-{digest.hexdigest()[:24]}.cubin"
+    kept = f"{Path(name).stem}-{digest.hexdigest()[:24]}.cubin"
+    return user_cache_path("smkern") / "cubins" / kept
 
 
 def _keep(path: Path, cubin: bytes) -> None:
@@ -114,13 +115,9 @@ def _by_nvcc(name: str, defines: Sequence[str], arch: str) -> bytes:
         raise DeviceError("no nvcc on the PATH")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "out.cubin"
-        flags = [f"-D{define}" for define in defines]
-        done = subprocess.run(
-            [nvcc, f"-arch={arch}", "-cubin", *flags, str(source_folder() / name), "-o", str(cubin)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        flags = [f"-arch={arch}", "-cubin", *(f"-D{define}" for define in defines)]
+        command = [nvcc, *flags, str(source_folder() / name), "-o", str(cubin)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise DeviceError(f"nvcc failed: {done.stderr.strip()[-2000:]}")
         return cubin.read_bytes()

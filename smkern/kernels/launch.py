@@ -242,8 +242,8 @@ class GemmPlan:
 
 
 @cache
-def _ledger() -> list[Variant]:
-    """Every variant that this process has compiled (or fetched from disk) and loaded."""
+def ledger() -> list[object]:
+    """Every kernel variant that this process has compiled (or fetched from disk) and loaded."""
     return []
 
 
@@ -252,7 +252,7 @@ def counters() -> Counters:
 
     In a serving loop it must stand still; `smkern.warmup` makes it so.
     """
-    return Counters(compilations=len(_ledger()), module_loads=len(_ledger()))
+    return Counters(compilations=len(ledger()), module_loads=len(ledger()))
 
 
 class GemmKernels:
@@ -276,6 +276,6 @@ class GemmKernels:
                 artifact = compile_variant(variant)
                 function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
                 self._loaded[variant] = artifact, function
-                _ledger().append(variant)
+                ledger().append(variant)
             artifact, function = self._loaded[variant]
         return GemmPlan(problem, config, schedule, variant, artifact, function)

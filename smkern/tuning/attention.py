@@ -17,7 +17,7 @@ AttentionKernel = Literal["cuda", "triton", "cutlass"]
 
 DECODE_MAX_Q = 8
 """Requests of at most so many query tokens take the decode path."""
-DECODE_PIECE = 256
+DECODE_PIECE = 512
 """Keys of a decode piece, at least; pieces start at its multiples from the request's start."""
 DECODE_MAX_PIECES = 128
 """A longer context has longer pieces (powers of two), so that at most so many are merged."""
@@ -97,7 +97,7 @@ class AttentionShape:
 
 
 def decode_piece(kv_len: int) -> int:
-    """Keys of a decode piece of a request: 256, doubled until 128 pieces hold `kv_len`."""
+    """Keys of a decode piece of a request: 512, doubled until 128 pieces hold `kv_len`."""
     piece = DECODE_PIECE
     while piece * DECODE_MAX_PIECES < kv_len:
         piece *= 2
