@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.bench.timing import Timing
 
 if TYPE_CHECKING:
     from smkern.device import Budget, Placement, Profile
-    from smkern.tuning.config import GemmProblem
+
+
+class Work(Protocol):
+    """What a launch must move and compute: a GEMM's problem, an attention case."""
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+    @property
+    def flops(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +28,11 @@ class Ceiling:
     tbps: float
     tflops: float
 
-    def floor_us(self, problem: GemmProblem) -> float:
+    def floor_us(self, problem: Work) -> float:
         """The larger of the time to move the bytes and the time to do the arithmetic, us."""
         return max(problem.bytes_moved / self.tbps, problem.flops / self.tflops) / 1e6
 
-    def expected_us(self, problem: GemmProblem) -> float:
+    def expected_us(self, problem: Work) -> float:
         """A first guess of a good kernel's time, us, to size what is timed."""
         return 1.3 * self.floor_us(problem)
 
@@ -36,7 +45,7 @@ def ceiling_of(profile: Profile, budget: Budget, placement: Placement | None) ->
     return Ceiling(bandwidth, profile.flops(budget.num_sms))
 
 
-def measured_cell(problem: GemmProblem, timing: Timing, ceiling: Ceiling) -> dict[str, Any]:
+def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> dict[str, Any]:
     """us, tflops, tbps, fraction_of_ceiling, fraction_of_bandwidth, noise."""
     us = timing.us_median
     tbps = problem.bytes_moved / us / 1e6

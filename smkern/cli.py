@@ -18,6 +18,14 @@ COMMANDS = {
 }
 SUITES = {
     "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),
+    "attention": (
+        "smkern.bench.attention",
+        "Paged attention over SM budget, against FlashInfer and SDPA in the same partition.",
+    ),
+    "append": (
+        "smkern.bench.append",
+        "QK-norm, RoPE and the write of K and V into their pages, over SM budget.",
+    ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

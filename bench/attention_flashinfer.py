@@ -1,0 +1,149 @@
+"""FlashInfer's paged attention as a peer: its wrappers, planned once a case and captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from smkern.bench.attention_operands import AttentionOperands, AttentionSet, Layout
+from smkern.bench.timing import Call
+
+WORKSPACE_BYTES = 512 << 20
+"""Four times what FlashInfer recommends: partials of large split batches fit."""
+LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
+
+Run = Callable[[AttentionSet, tuple[torch.Tensor, torch.Tensor]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInfer:
+    """The module, or why it is not there. The workspace serves all wrappers, one after another."""
+
+    module: Any
+    version: str | None
+    reason: str | None
+    workspace: torch.Tensor | None
+
+    @classmethod
+    def find(cls) -> FlashInfer:
+        try:
+            import flashinfer
+        except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
+            return cls(None, None, f"{type(error).__name__}: {error}".splitlines()[0], None)
+        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        return cls(flashinfer, str(flashinfer.__version__), None, workspace)
+
+    def calls(self, ops: AttentionOperands) -> Iterator[tuple[str, Layout, Callable[[], Call]]]:
+        """(provider, layout, what makes its call) of every way FlashInfer has for the case.
+
+        The two decode kernels are tensor cores (`fa2`) and CUDA cores; FA3 takes no fp8 cache under
+        bf16 queries. A mixed step is a prefill and a decode one after the other, or one prefill
+        launch for all rows. Wrappers are planned without graph padding, for these very lengths.
+        """
+        if self.module is None:
+            return
+        for layout in LAYOUTS:
+            for provider, make in self._ways(ops, layout).items():
+                yield provider, layout, once(make)
+
+    def _ways(self, ops: AttentionOperands, layout: Layout) -> dict[str, Callable[[], Call]]:
+        case = ops.case
+        backends = ("fa2",) if case.cache_dtype == "fp8" else ("fa2", "fa3")
+        everything, prefills = range(case.batch), range(case.num_decode, case.batch)
+
+        def way(*runs: Callable[[], Run]) -> Callable[[], Call]:
+            return lambda: _call(ops, layout, *(make() for make in runs))
+
+        decode = partial(self._decode, ops, layout)
+        prefill = partial(self._prefill, ops, layout)
+        if case.kind == "decode":
+            ways = {b: way(partial(decode, everything, b)) for b in (*backends, "cuda-cores")}
+        elif case.kind == "prefill":
+            ways = {b: way(partial(prefill, everything, b)) for b in backends}
+        else:
+            rest = partial(decode, range(case.num_decode), "fa2")
+            ways = {b: way(partial(prefill, prefills, b), rest) for b in backends}
+            ways["fa2-one-launch"] = way(partial(prefill, everything, "fa2"))
+        return {f"flashinfer:{name}": made for name, made in ways.items()}
+
+    def _decode(self, ops: AttentionOperands, layout: Layout, rows: range, backend: str) -> Run:
+        options = {} if backend == "cuda-cores" else {"use_tensor_cores": True, "backend": backend}
+        wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(self.workspace, layout, **options)
+        wrapper.plan(*_pages(ops, rows), *_sizes(ops), **_dtypes(ops))
+        return _run(wrapper, ops, rows)
+
+    def _prefill(self, ops: AttentionOperands, layout: Layout, rows: range, backend: str) -> Run:
+        wrapper = self.module.BatchPrefillWithPagedKVCacheWrapper(
+            self.workspace, layout, backend=backend
+        )
+        starts = torch.tensor(ops.case.cu_q_lens, dtype=torch.int32)[rows.start : rows.stop + 1]
+        starts = starts - starts[0]
+        wrapper.plan(starts, *_pages(ops, rows), *_sizes(ops), causal=True, **_dtypes(ops))
+        return _run(wrapper, ops, rows)
+
+
+def once(make: Callable[[], Call]) -> Callable[[], Call]:
+    """`make`, run at the first use and never again: a wrapper serves every place of its case.
+
+    FlashInfer sizes its plan from the whole device, so it is the same in every partition. A failure
+    is kept too.
+    """
+    kept: list[Call | Exception] = []
+
+    def get() -> Call:
+        if not kept:
+            try:
+                kept.append(make())
+                torch.cuda.synchronize()
+            except Exception as error:  # noqa: BLE001  raised again below, each time
+                kept.append(error)
+        if isinstance(kept[-1], Exception):
+            raise kept[-1]
+        return kept[-1]
+
+    return get
+
+
+def _call(ops: AttentionOperands, layout: Layout, *runs: Run) -> Call:
+    sets = [(one, ops.pool(i, layout)) for i, one in enumerate(ops.sets)]
+    count = len(sets)
+
+    def call(i: int) -> torch.Tensor:
+        one, cache = sets[i % count]
+        for run in runs:
+            run(one, cache)
+        return one.out
+
+    return call
+
+
+def _run(wrapper: Any, ops: AttentionOperands, rows: range) -> Run:
+    starts = ops.case.cu_q_lens
+    tokens = slice(starts[rows.start], starts[rows.stop])
+
+    def run(one: AttentionSet, cache: tuple[torch.Tensor, torch.Tensor]) -> None:
+        wrapper.run(one.q[tokens], cache, out=one.out[tokens])
+
+    return run
+
+
+def _pages(ops: AttentionOperands, rows: range) -> tuple[torch.Tensor, ...]:
+    """indptr, indices, last_page_len of some neighbouring requests, on the host."""
+    pages = ops.pages
+    indptr = pages.indptr[rows.start : rows.stop + 1]
+    indices = pages.indices[int(indptr[0]) : int(indptr[-1])]
+    return indptr - indptr[0], indices, pages.last_page_len[rows.start : rows.stop]
+
+
+def _sizes(ops: AttentionOperands) -> tuple[int, int, int, int]:
+    case = ops.case
+    return case.num_q_heads, case.num_kv_heads, case.head_dim, case.page_size
+
+
+def _dtypes(ops: AttentionOperands) -> dict[str, torch.dtype]:
+    kv = torch.float8_e4m3fn if ops.case.cache_dtype == "fp8" else torch.bfloat16
+    return {"q_data_type": torch.bfloat16, "kv_data_type": kv}
