@@ -3,15 +3,21 @@ the model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from smkern.errors import ArgumentError, BudgetError
 from smkern.tuning import attention_space as space
 from smkern.tuning.attention import AttentionConfig, AttentionKernel, AttentionProblem, Budget
+from smkern.tuning.attention_model import predict_us
 
 if TYPE_CHECKING:
     from smkern.device import Profile
+    from smkern.tuning.attention_table import AttentionTable
+
+MUST_GAIN = 1.05
+"""Times that the model must see in another configuration to leave the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +33,23 @@ def select_attention(
     problem: AttentionProblem,
     budget: Budget,
     profile: Profile,
-    table: Any = None,
-    backend: AttentionKernel | None = None,
+    table: AttentionTable | None = None,
+    backend: str | None = None,
+    *,
+    kv_lens: Sequence[int] | None = None,
 ) -> Selection:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
 
     The kernel follows from the model and the device alone: batch and budget choose run-time numbers
     only (teams, stages, CTAs an SM), so they never turn a row's bits.
+
+    Args:
+        problem: Shape, dtypes, options.
+        budget: SMs and what confines them.
+        profile: The device's facts and ceilings.
+        table: Tuned cells; None, or no cell near the problem, leaves the choice to the model.
+        backend: None, or a kernel's name, for which no table is asked.
+        kv_lens: Typical KV lengths for `predicted_us`; None takes the shape's upper bounds.
 
     Raises:
         BudgetError: a budget below one SM.
@@ -42,29 +58,68 @@ def select_attention(
     if budget.num_sms < 1:
         raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
     capability = profile.info.capability
-    if backend is not None and backend not in get_args(AttentionKernel):
-        raise ArgumentError(f"backend={backend!r} is none of {space.AVAILABLE}, nor None")
-    kernel = backend or space.default_kernel(problem, capability)
-    found = space.candidates(problem, budget, capability, (kernel,))
-    if not found and backend is None:
-        found = space.candidates(problem, budget, capability, ("triton",))
-    if not found:
-        raise ArgumentError(_unserved(problem, budget, capability, kernel, backend))
-    default = space.default_config(problem, found[0].kernel)
+    if backend not in (None, *space.AVAILABLE):
+        raise ArgumentError(
+            f"backend={backend!r} is none of {list(space.AVAILABLE)}: leave it at None"
+        )
+    if backend is None and table is not None:
+        found = table.lookup(problem, budget, capability)
+        if found is not None:
+            predicted_us = predict_us(problem, found, budget, profile, kv_lens)
+            return Selection(found, "table", predicted_us)
+    named = next((kernel for kernel in space.AVAILABLE if kernel == backend), None)
+    kernel = named or space.served_by(problem, budget, capability)
+    listed = _listed(problem, budget, capability, kernel)
+    if not listed:
+        raise ArgumentError(_unserved(problem, budget, capability, named))
+    config, us = _best(problem, budget, profile, listed, kv_lens)
+    return Selection(config, "model" if backend is None else "forced", us)
+
+
+def _listed(
+    problem: AttentionProblem,
+    budget: Budget,
+    capability: space.Capability,
+    kernel: AttentionKernel | None,
+) -> list[AttentionConfig]:
+    """What the model chooses from, the default first: CUDA's teams; Triton's default alone.
+
+    Of Triton's stages and residency the model knows too little to leave what was measured.
+    """
+    if kernel is None:
+        return []
+    default = space.default_config(problem, kernel)
     if budget.confined == "grid":
         default = replace(default, ctas_per_sm=1)
-    config = default if default in found else found[0]
-    return Selection(config, "model" if backend is None else "forced", 0.0)
+    found = space.candidates(problem, budget, capability, (kernel,))
+    if space.is_legal(problem, default, budget, capability):
+        others = [config for config in found if config != default]
+        return [default, *others] if kernel == "cuda" else [default]
+    return found
+
+
+def _best(
+    problem: AttentionProblem,
+    budget: Budget,
+    profile: Profile,
+    listed: Sequence[AttentionConfig],
+    kv_lens: Sequence[int] | None,
+) -> tuple[AttentionConfig, float]:
+    """The first, or the fastest where the model sees more in it than its own error."""
+    times = [predict_us(problem, config, budget, profile, kv_lens) for config in listed]
+    fastest = min(range(len(times)), key=times.__getitem__)
+    at = fastest if MUST_GAIN * times[fastest] < times[0] else 0
+    return listed[at], times[at]
 
 
 def _unserved(
     problem: AttentionProblem,
     budget: Budget,
     capability: space.Capability,
-    kernel: AttentionKernel,
     backend: AttentionKernel | None,
 ) -> str:
     """What the error says: the rules that the kernel's default breaks, and the remedy."""
+    kernel = backend or "triton"
     broken = space.violations(problem, space.default_config(problem, kernel), budget, capability)
     shape = problem.shape
     remedy = "leave backend at None" if backend else "use sm_80 or later, and a head_dim up to 256"

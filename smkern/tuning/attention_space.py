@@ -60,6 +60,17 @@ def default_kernel(problem: AttentionProblem, capability: Capability) -> Attenti
     return "cuda" if serves else "triton"
 
 
+def served_by(
+    problem: AttentionProblem, budget: Budget, capability: Capability
+) -> AttentionKernel | None:
+    """The kernel that runs a problem: the default one, else Triton, else None."""
+    for kernel in (default_kernel(problem, capability), "triton"):
+        config = replace(default_config(problem, kernel), ctas_per_sm=1)
+        if is_legal(problem, config, budget, capability):
+            return kernel
+    return None
+
+
 def default_config(problem: AttentionProblem, kernel: AttentionKernel) -> AttentionConfig:
     """A kernel's configuration for a problem where nothing was measured.
 
@@ -100,13 +111,18 @@ def cache_bytes(problem: AttentionProblem) -> int:
     return 1 if problem.cache_dtype == "fp8" else 2
 
 
-def cuda_team_bytes(problem: AttentionProblem) -> int:
-    """Shared memory of a CUDA decode team: four warps' rings of keys, then their staged sums."""
-    shape = problem.shape
-    row = shape.head_dim * cache_bytes(problem)
+def cuda_ring_bytes(problem: AttentionProblem) -> int:
+    """Keys and values that the four warps of a CUDA decode team keep in flight."""
+    row = problem.shape.head_dim * cache_bytes(problem)
     pitch = row if row % 128 == 0 else row + 16  # an odd count of 16-byte chunks: no conflicts
     tile = 32 if cache_bytes(problem) == 1 else 16
-    return 4 * 4 * tile * pitch + 16 * shape.decode_rows * (shape.head_dim + 6) + 128
+    return 4 * 4 * tile * pitch
+
+
+def cuda_team_bytes(problem: AttentionProblem) -> int:
+    """Shared memory of a CUDA decode team: its rings of keys, then its warps' staged sums."""
+    shape = problem.shape
+    return cuda_ring_bytes(problem) + 16 * shape.decode_rows * (shape.head_dim + 6) + 128
 
 
 def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> int:

@@ -1,0 +1,253 @@
+"""How long an attention step takes in a budget of SMs: bytes, products, and who waits for whom.
+
+Decode units (an item of one KV head) are dealt in contiguous equal shares, so the busiest SM's
+share counts; prefill units are taken the longest first. A unit costs its keys and a fixed part; the
+memory and the power limit of the budget's SMs are floors that no deal goes below.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from smkern.tuning import attention_space as space
+from smkern.tuning.attention import (
+    PREFILL_ROWS,
+    PREFILL_TILE,
+    AttentionConfig,
+    AttentionKernel,
+    AttentionProblem,
+    Budget,
+)
+from smkern.tuning.attention_work import Ints, Work, count_work, typical_lengths
+from smkern.tuning.cost_model import CeilingSource
+
+_EXPONENTIALS_A_CLOCK = 16
+"""Of an SM: the special function units."""
+_MAX_DEALT = 1 << 14
+"""Prefill units beyond which their deal is taken as even."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConstants:
+    """What the model does not derive, of one kernel."""
+
+    launch_us: float = 3.0
+    """A kernel in a graph: launch, plan header, first items."""
+    latency_us: float = 1.0
+    """From asking for keys to having them, in a loaded memory system."""
+    sm_tbps: float = 0.13
+    """Keys that an SM stages and multiplies, TB/s of a 16-bit cache."""
+    fp8_share: float = 0.65
+    """Share of `sm_tbps`, in bytes, that is left where e4m3 must be converted."""
+    unit_us: float = 1.0
+    """Of one decode unit: queries, sums staged, partial written and announced."""
+    merge_us: float = 3.0
+    """The last merge, which nothing hides."""
+    dram_efficiency: float = 0.92
+    """Share of the partition's read bandwidth."""
+    mma_efficiency: float = 0.7
+    """Share of the tensor peak inside a long prefill item."""
+    exponential_share: float = 0.6
+    """Share of a tile's exponentials that no product hides."""
+    item_us: float = 2.0
+    """Of one prefill unit: queries, the first keys' latency, the epilogue."""
+    power_efficiency: float = 0.75
+    """Share of the profile's power-limited rate."""
+    blend: float = 6.0
+    """Exponent that blends the ceilings: large means that only the highest counts."""
+
+
+CUDA = KernelConstants()
+TRITON = KernelConstants(sm_tbps=0.08, unit_us=1.5, mma_efficiency=0.5, exponential_share=1.0)
+DEFAULTS: Mapping[AttentionKernel, KernelConstants] = {"cuda": CUDA, "triton": TRITON}
+
+Bound = Literal["memory", "work", "power"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A step's predicted time, and what it is made of.
+
+    Args:
+        predicted_us: of one launch with cold caches, without the plan.
+        bound: the largest of memory, the busiest SM's work, and power.
+        decode_units: decode items times KV heads.
+        prefill_units: prefill items times KV heads.
+        workers: who shares the decode units: teams or CTAs.
+        ctas: of the launch, at most; prefill units are dealt to them.
+        bytes_moved: what memory must give at least.
+        flops: of visible pairs.
+        floor_us: the larger of both over the budget's ceilings.
+    """
+
+    predicted_us: float
+    bound: Bound
+    decode_units: int
+    prefill_units: int
+    workers: int
+    ctas: int
+    bytes_moved: int
+    flops: int
+    floor_us: float
+
+    @property
+    def waves(self) -> float:
+        """Units that each worker or CTA has on average."""
+        return self.decode_units / self.workers + self.prefill_units / self.ctas
+
+
+def estimate(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    *,
+    kv_lens: Sequence[int] | None = None,
+    q_lens: Sequence[int] | None = None,
+    constants: KernelConstants | None = None,
+) -> Estimate:
+    """The model's account of `problem` run by `config` in `budget`.
+
+    Args:
+        problem: Shape, dtypes, options.
+        config: How it runs.
+        budget: SMs and what confines them.
+        profile: The device's ceilings.
+        kv_lens: KV lengths, typical ones may repeat; None takes the shape's upper bounds.
+        q_lens: Query tokens of each request; None as the shape allows (`typical_lengths`).
+        constants: The kernel's, where other than the shipped ones.
+    """
+    shape = problem.shape
+    usual, kv = typical_lengths(shape, kv_lens)
+    work = count_work(shape, usual if q_lens is None else q_lens, kv)
+    known = constants or DEFAULTS.get(config.kernel, CUDA)
+    ctas = space.num_ctas(config, budget)
+    teams = config.teams if config.kernel == "cuda" else 1
+    decode_us = _decode_us(problem, config, budget, work, known)
+    prefill_us = _prefill_us(problem, config, budget, profile, work, known)
+    moved, flops = work.bytes_moved(shape, space.cache_bytes(problem)), work.flops(shape)
+    bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
+    rate = 1e6 * profile.flops(budget.num_sms)
+    ceilings: dict[Bound, float] = {
+        "work": decode_us + prefill_us,
+        "memory": moved / (bandwidth * known.dram_efficiency),
+        "power": flops / (rate * known.power_efficiency),
+    }
+    bound = max(ceilings, key=lambda name: ceilings[name])
+    fixed = known.launch_us + known.latency_us
+    if work.decode_slots or work.prefill_slots:
+        fixed += known.merge_us
+    return Estimate(
+        fixed + _blended(list(ceilings.values()), known.blend),
+        bound,
+        len(work.decode_keys) * shape.num_kv_heads,
+        len(work.prefill_tiles) * shape.num_kv_heads,
+        ctas * teams,
+        ctas,
+        moved,
+        flops,
+        max(moved / bandwidth, flops / rate),
+    )
+
+
+def predict_us(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    kv_lens: Sequence[int] | None = None,
+) -> float:
+    """Predicted time of one launch with cold caches, us."""
+    return estimate(problem, config, budget, profile, kv_lens=kv_lens).predicted_us
+
+
+def _blended(ceilings: Sequence[float], blend: float) -> float:
+    """A little more than the largest: the others are in its way."""
+    largest = max(ceilings)
+    if largest <= 0:
+        return 0.0
+    return float(largest * sum((value / largest) ** blend for value in ceilings) ** (1 / blend))
+
+
+def bytes_in_flight(problem: AttentionProblem, config: AttentionConfig) -> int:
+    """Keys and values that one worker (a CUDA team, a Triton CTA) has asked for at a time."""
+    if config.kernel == "triton":
+        return space.triton_stage_bytes(problem, config)
+    return space.cuda_ring_bytes(problem)
+
+
+def _decode_us(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    budget: Budget,
+    work: Work,
+    known: KernelConstants,
+) -> float:
+    """Time of the busiest SM's share of the decode units."""
+    shape = problem.shape
+    heads, size = shape.num_kv_heads, space.cache_bytes(problem)
+    if not len(work.decode_keys):
+        return 0.0
+    row = 2 * shape.head_dim * size
+    partial = 2 * 4 * shape.decode_rows * shape.head_dim if work.decode_slots else 0
+    moved = np.repeat(work.decode_keys * row + partial, heads)
+    on_sm, alone, most = _shares(moved, config, budget)
+    sm_rate = 1e6 * known.sm_tbps * (known.fp8_share if size == 1 else 1.0)
+    worker_rate = min(sm_rate, bytes_in_flight(problem, config) / known.latency_us)
+    return float(np.maximum(on_sm / sm_rate, alone / worker_rate).max()) + most * known.unit_us
+
+
+def _shares(moved: Ints, config: AttentionConfig, budget: Budget) -> tuple[Ints, Ints, int]:
+    """Bytes of each SM and of its busiest worker; the most units that a worker has.
+
+    Units are dealt in contiguous equal shares: worker w of n has [units w / n, units (w + 1) / n).
+    """
+    ctas = space.num_ctas(config, budget)
+    teams = config.teams if config.kernel == "cuda" else 1
+    ends = len(moved) * np.arange(ctas * teams + 1) // (ctas * teams)
+    totals = np.concatenate([[0], np.cumsum(moved)])
+    of_worker = (totals[ends[1:]] - totals[ends[:-1]]).reshape(ctas, teams)
+    # CTAs are placed one an SM before any SM has a second
+    by_sm = of_worker.reshape(ctas // budget.num_sms, budget.num_sms, teams)
+    return by_sm.sum(axis=(0, 2)), by_sm.max(axis=(0, 2)), int(np.diff(ends).max())
+
+
+def tile_us(problem: AttentionProblem, known: KernelConstants, sm_clock_mhz: int) -> float:
+    """A 128 x 128 prefill tile of one head: both products, and exponentials not hidden by them."""
+    pairs = PREFILL_ROWS * PREFILL_TILE
+    # 4,096 dense 16-bit FLOPs an SM and clock on sm_90
+    products = 4 * pairs * problem.shape.head_dim / (4096 * known.mma_efficiency)
+    exponentials = known.exponential_share * pairs / _EXPONENTIALS_A_CLOCK
+    return (products + exponentials) / sm_clock_mhz
+
+
+def _prefill_us(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    work: Work,
+    known: KernelConstants,
+) -> float:
+    """When the last CTA ends that takes units the longest first."""
+    if not len(work.prefill_tiles):
+        return 0.0
+    ctas = space.num_ctas(config, budget)
+    resident = ctas // budget.num_sms
+    each = tile_us(problem, known, profile.info.sm_clock_mhz) * resident
+    partial = 2 * 4 * PREFILL_ROWS * problem.shape.head_dim if work.prefill_slots else 0
+    fixed = known.item_us + partial / (1e6 * known.sm_tbps)
+    costs = np.repeat(work.prefill_tiles, problem.shape.num_kv_heads) * each + fixed
+    if len(costs) <= ctas:
+        return float(costs[0])
+    if len(costs) > _MAX_DEALT:
+        return max(float(costs[0]), float(costs.sum() / ctas + costs[-1]))
+    busy = [0.0] * ctas
+    for cost in costs.tolist():
+        heapq.heapreplace(busy, busy[0] + cost)
+    return max(busy)

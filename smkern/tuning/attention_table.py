@@ -1,0 +1,147 @@
+"""Attention's tuned cells: which run-time numbers are fastest for a kind of step in a budget.
+
+A cell is keyed by what a model fixes, the budget, and buckets (powers of two) of what a step
+brings: requests, query tokens of the longest, keys of the mean. It holds nothing that a row's bits
+depend on, so a neighbouring bucket's cell serves as well (rule 12).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log2
+from typing import Any
+
+from smkern.device import Confinement
+from smkern.tuning import attention_space as space
+from smkern.tuning.attention import (
+    DECODE_MAX_Q,
+    AttentionConfig,
+    AttentionDtype,
+    AttentionProblem,
+    Budget,
+    CacheDtype,
+)
+from smkern.tuning.attention_space import AttentionPath
+from smkern.tuning.cells import Cells, Rows, Tuned, load_cells
+from smkern.tuning.rules import Capability
+
+OP = "paged_attention"
+FILE = "attention"
+"""Name of the table's file, without its ending."""
+NEAR = 2
+"""Octaves that one of a cell's buckets may be off and still serve: cells are measured that far
+apart."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionKey:
+    """What a tuned cell is looked up by. `batch`, `q_len` and `kv_len` are buckets."""
+
+    op: str
+    path: AttentionPath
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: AttentionDtype
+    cache_dtype: CacheDtype
+    batch: int
+    q_len: int
+    kv_len: int
+    num_sms: int
+    confined: Confinement
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, budget: Budget) -> AttentionKey:
+        shape = problem.shape
+        return cls(
+            OP,
+            space.path_of(shape),
+            shape.num_q_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            problem.dtype,
+            problem.cache_dtype,
+            bucket(shape.batch),
+            bucket(shape.max_q_len),
+            bucket(mean_kv_len(problem)),
+            budget.num_sms,
+            budget.confined,
+        )
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """All but the buckets."""
+        return (
+            self.path, self.num_q_heads, self.num_kv_heads, self.head_dim, self.page_size,
+            self.dtype, self.cache_dtype, self.num_sms, self.confined,
+        )  # fmt: skip
+
+    @property
+    def buckets(self) -> tuple[int, int, int]:
+        return (self.batch, self.q_len, self.kv_len)
+
+
+CODEC: Rows[AttentionKey, AttentionConfig] = Rows(AttentionKey, AttentionConfig())
+
+
+def bucket(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def mean_kv_len(problem: AttentionProblem) -> int:
+    """Keys of a request on average, at most, and within the window."""
+    shape = problem.shape
+    mean = min(shape.max_kv_len, -(-shape.max_total_kv // max(shape.batch, 1)))
+    seen = shape.window + min(shape.max_q_len, DECODE_MAX_Q) if shape.window else mean
+    return max(1, min(mean, seen))
+
+
+@dataclass(slots=True)
+class AttentionTable:
+    """Tuned cells in memory, looked up by problem and budget."""
+
+    meta: dict[str, Any] = field(default_factory=dict)
+    cells: dict[AttentionKey, Tuned[AttentionConfig]] = field(default_factory=dict)
+    _series: dict[tuple[Any, ...], list[AttentionKey]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for key in sorted(self.cells):
+            self._series.setdefault(key.fixed, []).append(key)
+
+    @classmethod
+    def of(cls, cells: Cells[AttentionKey, Tuned[AttentionConfig]]) -> AttentionTable:
+        return cls(cells.meta, cells.cells)
+
+    def lookup(
+        self, problem: AttentionProblem, budget: Budget, capability: Capability
+    ) -> AttentionConfig | None:
+        """The configuration of the nearest cell in exactly `budget`, or None.
+
+        Nearest in octaves, with none of the buckets further than `NEAR`; the kernel must be the one
+        that the problem takes anyway, or a table would turn bits.
+        """
+        wanted = AttentionKey.of(problem, budget)
+        near: list[tuple[float, AttentionKey]] = []
+        for key in self._series.get(wanted.fixed, ()):
+            pairs = zip(key.buckets, wanted.buckets, strict=True)
+            octaves = [abs(log2(a / b)) for a, b in pairs]
+            if max(octaves) <= NEAR:
+                near.append((sum(octaves), key))
+        kernel = space.served_by(problem, budget, capability)
+        for _, key in sorted(near):
+            config = self.cells[key].config
+            if config.kernel == kernel and space.is_legal(problem, config, budget, capability):
+                return config
+        return None
+
+
+def load_attention_table(gpu: str) -> AttentionTable:
+    """The shipped table of the GPU of that name, with the user's own cells over it; may be empty.
+
+    Raises:
+        TableError: one of the files is corrupt, foreign or of another version.
+    """
+    return AttentionTable.of(load_cells(gpu, FILE, CODEC))
