@@ -20,7 +20,18 @@ from smkern import errors
 if TYPE_CHECKING:
     from smkern.device import DeviceInfo, Profile, device_info, load_profile
     from smkern.kernels import counters
-    from smkern.ops import explain_gemm, gemm, gemm_workspace_bytes, warmup
+    from smkern.ops import (
+        Plan,
+        append_kv,
+        explain_gemm,
+        gemm,
+        gemm_workspace_bytes,
+        merge_states,
+        paged_attention,
+        plan_attention,
+        qk_norm_rope_append,
+        warmup,
+    )
     from smkern.partition import Ladder, Partition, Split, current_num_sms, ladder, split
 
 __version__ = "0.1.0"
@@ -35,6 +46,12 @@ __all__ = [
     "gemm",
     "gemm_workspace_bytes",
     "explain_gemm",
+    "paged_attention",
+    "plan_attention",
+    "Plan",
+    "merge_states",
+    "qk_norm_rope_append",
+    "append_kv",
     "warmup",
     "counters",
     "device_info",
@@ -47,7 +64,18 @@ __all__ = [
 
 _ROOMS = {
     "smkern.partition": ("ladder", "split", "Ladder", "Split", "Partition", "current_num_sms"),
-    "smkern.ops": ("gemm", "gemm_workspace_bytes", "explain_gemm", "warmup"),
+    "smkern.ops": (
+        "gemm",
+        "gemm_workspace_bytes",
+        "explain_gemm",
+        "paged_attention",
+        "plan_attention",
+        "Plan",
+        "merge_states",
+        "qk_norm_rope_append",
+        "append_kv",
+        "warmup",
+    ),
     "smkern.kernels": ("counters",),
     "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),
 }

@@ -1,0 +1,277 @@
+"""What a `paged_attention` call was given, and what must hold of it before anything runs.
+
+All here follows from sizes, strides, dtypes, devices and numbers, so it is checked once for each
+combination. Addresses are looked at in every call (`aliasing.py`), the device's memory on demand
+(`check.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.attention import numbers
+from smkern.ops.attention.plan import Plan, differences
+from smkern.tuning.attention import AttentionKernel, AttentionProblem, AttentionShape
+
+FP8 = torch.float8_e4m3fn
+BACKENDS = (*get_args(AttentionKernel), "model")
+"""`backend=` choices: one kernel; "model" (no tuned table)."""
+_Q = "[tokens, q_heads, head_dim]"
+_CACHE = "[pages, page_size, kv_heads, head_dim]"
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FP8: "fp8"}
+
+
+class Call(NamedTuple):
+    """The arguments of a call as they came; a named tuple, as it is made in every call."""
+
+    q: Any
+    k_cache: Any
+    v_cache: Any
+    page_table: Any
+    kv_lens: Any
+    page_indptr: Any
+    cu_q_lens: Any
+    max_q_len: Any
+    causal: Any
+    scale: Any
+    window: Any
+    softcap: Any
+    sinks: Any
+    k_scale: Any
+    v_scale: Any
+    plan: Any
+    out: Any
+    lse: Any
+    return_lse: Any
+    check: Any
+    backend: Any
+    num_sms: Any
+
+
+def check_call(call: Call) -> AttentionShape:
+    """Check all of a call but `num_sms`, addresses and what lies on the device.
+
+    Returns:
+        The shape of the step: the plan's, or one made from the table's size where none is given.
+
+    Raises:
+        ArgumentError: naming the argument, its value, what is wanted and what to do.
+    """
+    if call.backend is not None and call.backend not in BACKENDS:
+        raise ArgumentError(f"backend={call.backend!r}: use None or one of {list(BACKENDS)}")
+    _check_q_and_caches(call.q, call.k_cache, call.v_cache)
+    batch = numbers.check_lengths(call.kv_lens, call.cu_q_lens)
+    _check_table(call.page_table, call.page_indptr, batch, call.k_cache)
+    for name in ("kv_lens", "cu_q_lens", "page_table", "page_indptr", "sinks", "out", "lse"):
+        x = getattr(call, name)
+        if isinstance(x, Tensor):
+            numbers.check_device(name, x, call.q.device, "q")
+    _check_options(call)
+    _check_outputs(call)
+    shape = _shape(call, batch)
+    if call.plan is not None:
+        _check_plan(call.plan, shape, call.q)
+        return call.plan.shape
+    return shape
+
+
+def problem_of(call: Call, shape: AttentionShape) -> AttentionProblem:
+    """What chooses a kernel for a checked call.
+
+    Raises:
+        ArgumentError: fp32 queries, which only the reference takes.
+    """
+    dtype = _NAMES[call.q.dtype]
+    if dtype == "fp32":
+        raise ArgumentError("q is torch.float32 on a GPU: use torch.bfloat16 or torch.float16")
+    cache: Any = _NAMES[call.k_cache.dtype]
+    kind: Any = dtype
+    return AttentionProblem(shape, kind, cache, call.softcap is not None, call.sinks is not None)
+
+
+def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
+    numbers.check_tensor("q", q, 3, _Q)
+    numbers.check_inner("q", q)
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ArgumentError(
+            f"q is {q.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU tensors)"
+        )
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        numbers.check_tensor(name, x, 4, _CACHE)
+        numbers.check_inner(name, x)
+        numbers.check_device(name, x, q.device, "q")
+        if x.dtype not in (q.dtype, FP8):
+            raise ArgumentError(
+                f"{name} is {x.dtype}, q is {q.dtype}: a cache has q's dtype or {FP8}; convert one"
+            )
+    if k_cache.shape != v_cache.shape or k_cache.dtype is not v_cache.dtype:
+        raise ArgumentError(
+            f"k_cache is {list(k_cache.shape)} {k_cache.dtype}, v_cache {list(v_cache.shape)} "
+            f"{v_cache.dtype}: both must be of one shape and dtype"
+        )
+    if q.shape[2] != k_cache.shape[3]:
+        raise ArgumentError(
+            f"q has head_dim {q.shape[2]}, the caches have {k_cache.shape[3]}: they must agree"
+        )
+    numbers.check_head_counts(q.shape[1], k_cache.shape[2], q.shape[2])
+    numbers.check_page_size(k_cache.shape[1])
+
+
+def _check_table(page_table: Any, page_indptr: Any, batch: int, k_cache: Tensor) -> None:
+    if page_indptr is None:
+        numbers.check_tensor("page_table", page_table, 2, "[batch, max_pages] without page_indptr")
+        if page_table.shape[0] != batch:
+            raise ArgumentError(
+                f"page_table has {page_table.shape[0]} rows, kv_lens {batch} requests: pass a row "
+                "for each request"
+            )
+    else:
+        numbers.check_tensor("page_table", page_table, 1, "[total] with page_indptr")
+        numbers.check_vector("page_indptr", page_indptr, batch + 1, torch.int32, "[batch + 1]")
+    numbers.check_inner("page_table", page_table)
+    if page_table.dtype is not torch.int32:
+        raise ArgumentError(
+            f"page_table is {page_table.dtype}, wanted torch.int32: convert it by .to(torch.int32)"
+        )
+    if batch and not (page_table.shape[-1] and k_cache.shape[0]):
+        raise ArgumentError(
+            f"page_table is {list(page_table.shape)} and the cache has {k_cache.shape[0]} pages: a "
+            "batch needs at least one of each, even where all lengths are 0"
+        )
+
+
+def _check_options(call: Call) -> None:
+    if call.scale is not None:
+        numbers.as_float("scale", call.scale)
+    if call.window is not None:
+        numbers.as_int("window", call.window, 1)
+    if call.softcap is not None:
+        numbers.as_float("softcap", call.softcap, positive=True)
+    if call.sinks is not None:
+        numbers.check_vector("sinks", call.sinks, call.q.shape[1], torch.float32, "[q_heads]")
+    for name in ("k_scale", "v_scale"):
+        value = getattr(call, name)
+        if value is None:
+            continue
+        if call.k_cache.dtype is not FP8:
+            raise ArgumentError(
+                f"{name} is given and the cache is {call.k_cache.dtype}: scales belong to {FP8} "
+                f"caches; leave {name} at None"
+            )
+        if not isinstance(value, Tensor):
+            numbers.as_float(name, value)
+        elif value.numel() != 1 or value.dtype is not torch.float32:
+            raise ArgumentError(
+                f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
+                "torch.float32 on the device"
+            )
+        else:
+            numbers.check_device(name, value, call.q.device, "q")
+
+
+def _check_outputs(call: Call) -> None:
+    q, out, lse = call.q, call.out, call.lse
+    if out is not None:
+        numbers.check_tensor("out", out, 3, _Q)
+        numbers.check_inner("out", out)
+        if out.shape != q.shape or out.dtype is not q.dtype:
+            raise ArgumentError(
+                f"out is {list(out.shape)} {out.dtype}, q {list(q.shape)} {q.dtype}: they must "
+                "agree"
+            )
+        if not writable(out):
+            raise ArgumentError(
+                f"out has strides {out.stride()} for shape {list(out.shape)}: two of its elements "
+                "share an address; pass a tensor whose rows and heads lie apart"
+            )
+    if lse is not None:
+        numbers.check_tensor("lse", lse, 2, "[tokens, q_heads]")
+        if lse.shape != q.shape[:2] or lse.dtype is not torch.float32 or not lse.is_contiguous():
+            raise ArgumentError(
+                f"lse is {list(lse.shape)} {lse.dtype} with strides {lse.stride()}: wanted "
+                f"{list(q.shape[:2])} torch.float32, contiguous"
+            )
+
+
+def writable(out: Tensor) -> bool:
+    """Whether no two elements share an address, by strides that nest."""
+    extent = 1
+    sizes = zip(out.shape, out.stride(), strict=True)
+    for size, stride in sorted((x for x in sizes if x[0] > 1), key=lambda x: x[1]):
+        if stride < extent:
+            return False
+        extent = stride * (size - 1) + extent
+    return True
+
+
+def _shape(call: Call, batch: int) -> AttentionShape:
+    """The shape that a call implies; `max_tokens` is what q holds."""
+    tokens, plan = call.q.shape[0], call.plan
+    most = call.max_q_len
+    if call.cu_q_lens is None:
+        if tokens != batch:
+            raise ArgumentError(
+                f"q has {tokens} tokens for {batch} requests: without cu_q_lens each request has "
+                "one; pass cu_q_lens and max_q_len"
+            )
+        if most not in (None, 1):
+            raise ArgumentError(
+                f"max_q_len={most!r} without cu_q_lens: one query token a request is meant; pass "
+                "cu_q_lens, or leave max_q_len at None"
+            )
+        most = 1
+    elif most is None:
+        if not isinstance(plan, Plan):
+            raise ArgumentError(
+                "max_q_len is missing: with cu_q_lens it is needed on the host, as the lengths are "
+                "on the device; pass the longest q_len of the batch or a bound of it"
+            )
+        most = plan.shape.max_q_len
+    columns, page_size = call.page_table.shape[-1], call.k_cache.shape[1]
+    rows = batch if call.page_indptr is None else 1
+    longest = min(columns * page_size, numbers.MAX_SIZE)
+    return AttentionShape(
+        batch=batch,
+        num_q_heads=call.q.shape[1],
+        num_kv_heads=call.k_cache.shape[2],
+        head_dim=call.q.shape[2],
+        page_size=page_size,
+        max_q_len=numbers.as_int("max_q_len", most, 1),
+        max_kv_len=longest,
+        max_tokens=tokens,
+        max_total_kv=min(rows * columns * page_size, batch * longest),
+        causal=bool(call.causal),
+        window=0 if call.window is None else int(call.window),
+    )
+
+
+def _check_plan(plan: Any, shape: AttentionShape, q: Tensor) -> None:
+    """Raise ArgumentError unless a plan's numbers are those of this call.
+
+    Its bounds on lengths may be below what the table holds, and above: lengths decide.
+    """
+    if not isinstance(plan, Plan):
+        raise ArgumentError(
+            f"plan is {type(plan).__name__}, not a smkern.Plan: pass what plan_attention returned"
+        )
+    theirs = plan.shape
+    bounds = ("max_kv_len", "max_total_kv", "max_tokens")
+    mine = AttentionShape(
+        **{
+            name: getattr(theirs if name in bounds else shape, name)
+            for name in AttentionShape.__dataclass_fields__
+        }
+    )
+    if mine != theirs:
+        raise ArgumentError(
+            f"plan is of another step: {differences(theirs, mine)}; plan with this call's numbers"
+        )
+    if q.shape[0] > theirs.max_tokens:
+        raise ArgumentError(
+            f"q has {q.shape[0]} tokens, the plan is for at most {theirs.max_tokens}: pass "
+            "num_tokens to plan_attention"
+        )

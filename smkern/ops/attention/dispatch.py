@@ -1,0 +1,208 @@
+"""From an attention problem to its launch: table or cost model, then the kernels of one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from smkern.errors import ArgumentError, WarmupError
+from smkern.kernels.attention_args import AttentionArguments
+from smkern.ops.dispatch import MAX_CACHED
+from smkern.tuning.attention import (
+    AttentionConfig,
+    AttentionProblem,
+    AttentionShape,
+    Budget,
+)
+
+if TYPE_CHECKING:
+    from smkern.device import Profile
+
+Launch = Callable[[AttentionArguments, int], None]
+PlanLaunch = Callable[[int, int, int, int, int], None]
+"""launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
+
+
+class Kernels(Protocol):
+    """Compiles, loads and prepares attention launches on one device."""
+
+    def is_plan_loaded(self, shape: AttentionShape) -> bool: ...
+
+    def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch: ...
+
+    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool: ...
+
+    def prepare(
+        self, problem: AttentionProblem, config: AttentionConfig, budget: Budget
+    ) -> Launch: ...
+
+
+class Select(Protocol):
+    """`smkern.tuning.attention_select.select_attention`; a Selection has `config` and `source`."""
+
+    def __call__(
+        self,
+        problem: AttentionProblem,
+        budget: Budget,
+        profile: Profile,
+        table: Any = None,
+        backend: Any = None,
+    ) -> Any: ...
+
+
+Violations = Callable[[AttentionArguments, AttentionProblem], tuple[str, ...]]
+"""Why the CUDA kernels cannot take a call's addresses and strides."""
+
+
+class AttentionDispatcher:
+    """Chooses and prepares attention launches for one device, each combination once.
+
+    Args:
+        profile: The device's facts and ceilings.
+        kernels: Makes the kernels of this device on first need.
+        select: Chooses a configuration.
+        violations: What a call's addresses and strides keep from the CUDA kernels.
+        table: Tuned cells, or None.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        kernels: Callable[[], Kernels],
+        select: Select,
+        violations: Violations,
+        table: Any = None,
+    ) -> None:
+        self.profile = profile
+        self.table = table
+        self._kernels = cache(kernels)
+        self._select = select
+        self._violations = violations
+        self._selections: dict[tuple[Any, ...], Any] = {}
+        self._launches: dict[tuple[Any, ...], Launch] = {}
+        self._plans: dict[tuple[AttentionShape, Budget], PlanLaunch] = {}
+        self._lock = threading.RLock()
+
+    def select(self, problem: AttentionProblem, budget: Budget, backend: str | None = None) -> Any:
+        """The selection (`config`, `source`, `predicted_us`) for a problem in a budget.
+
+        Raises:
+            ArgumentError: `backend` names a kernel that cannot run this problem here.
+        """
+        key = (problem, budget, backend)
+        found = self._selections.get(key)
+        if found is None:
+            table = None if backend == "model" else self.table
+            kernel = None if backend == "model" else backend
+            found = self._select(problem, budget, self.profile, table, kernel)
+            _keep(self._selections, key, found)
+        return found
+
+    def config(
+        self,
+        problem: AttentionProblem,
+        budget: Budget,
+        backend: str | None,
+        arguments: AttentionArguments,
+    ) -> AttentionConfig:
+        """The configuration that runs a call with these addresses and strides.
+
+        Where the choice is the CUDA kernels and they cannot take them, Triton's stands in.
+
+        Raises:
+            ArgumentError: `backend="cuda"` and they cannot.
+        """
+        config: AttentionConfig = self.select(problem, budget, backend).config
+        if config.kernel != "cuda":
+            return config
+        reasons = self._violations(arguments, problem)
+        if not reasons:
+            return config
+        if backend == "cuda":
+            raise ArgumentError(
+                f"backend='cuda' cannot run this call: {'; '.join(reasons)}; leave backend at None"
+            )
+        found: AttentionConfig = self.select(problem, budget, "triton").config
+        return found
+
+    def launch(
+        self,
+        problem: AttentionProblem,
+        config: AttentionConfig,
+        budget: Budget,
+        *,
+        capturing: bool = False,
+    ) -> Launch:
+        """The launch of a problem by a configuration; compiles and loads it unless in a capture.
+
+        Raises:
+            WarmupError: a capture needs a kernel that is not loaded.
+        """
+        key = (problem, config, budget)
+        found = self._launches.get(key)
+        if found is None:
+            if capturing and not self.is_loaded(problem, config):
+                s = problem.shape
+                raise WarmupError(
+                    f"attention of {s.num_q_heads} query and {s.num_kv_heads} KV heads, head_dim "
+                    f"{s.head_dim}, {problem.dtype} with a {problem.cache_dtype} cache on "
+                    f"{budget.num_sms} SMs needs kernel {config.kernel!r}, which is not loaded, "
+                    "and a graph capture cannot load one: call smkern.warmup(attention=[...], "
+                    "budgets=[...]), or this attention once, before"
+                )
+            with self._lock:
+                found = self._kernels().prepare(problem, config, budget)
+                _keep(self._launches, key, found)
+        return found
+
+    def plan(self, shape: AttentionShape, budget: Budget, *, capturing: bool = False) -> PlanLaunch:
+        """The launch that makes a plan; compiles and loads it unless in a capture.
+
+        Raises:
+            WarmupError: a capture needs the kernel and it is not loaded.
+        """
+        found = self._plans.get((shape, budget))
+        if found is None:
+            if capturing and not self.is_plan_loaded(shape):
+                raise WarmupError(
+                    f"the plan of {shape} needs a kernel that is not loaded, and a graph capture "
+                    "cannot load one: call smkern.warmup(attention=[...], budgets=[...]), or "
+                    "plan_attention once, before"
+                )
+            with self._lock:
+                found = self._kernels().plan(shape, budget)
+                _keep(self._plans, (shape, budget), found)
+        return found
+
+    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool:
+        """Whether preparing `config` for `problem` would compile and load nothing."""
+        return self._kernels().is_loaded(problem, config)
+
+    def is_plan_loaded(self, shape: AttentionShape) -> bool:
+        """Whether preparing a plan would compile and load nothing."""
+        return self._kernels().is_plan_loaded(shape)
+
+
+def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(kept) >= MAX_CACHED:
+        kept.clear()
+    kept[key] = value
+
+
+def load_attention_dispatcher(index: int) -> AttentionDispatcher:
+    """The dispatcher of a device that is present: its profile, its tables, its kernels."""
+    from smkern.device import load_profile
+    from smkern.kernels.attention_cuda import violations
+    from smkern.tuning.attention_select import select_attention
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.attention_launch import AttentionKernels
+
+        return AttentionKernels(index, 10 * major + minor)
+
+    return AttentionDispatcher(profile, kernels, select_attention, violations)

@@ -1,0 +1,160 @@
+"""`smkern::paged_attention` and its `_out` in torch.library: for torch.compile, modes, fakes.
+
+A plan is no tensor: an operator takes its two buffers and its numbers (`Plan.numbers`). They are
+declared as read only, which they are to anyone who looks between launches: counters return to zero
+and partial results are read by nobody else. Declared as written, each layer of a compiled model
+would copy them. Without them the operator makes a plan of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.attention.call import BACKENDS, Call, check_call
+from smkern.ops.attention.eager import eager_attention
+from smkern.ops.attention.host import attention_cpu
+from smkern.ops.attention.plan import Plan, plan_from_numbers
+from smkern.ops.library import NAMESPACE
+
+_TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
+_OPTIONS = (
+    "Tensor? page_indptr=None, Tensor? cu_q_lens=None, SymInt? max_q_len=None, bool causal=True, "
+    "float? scale=None, SymInt? window=None, float? softcap=None, Tensor? sinks=None, "
+    "float? k_scale=None, float? v_scale=None, Tensor? k_scale_tensor=None, "
+    "Tensor? v_scale_tensor=None, Tensor? plan_buffer=None, Tensor? plan_workspace=None, "
+    "SymInt[]? plan_numbers=None, bool check=False, str? backend=None, SymInt? num_sms=None"
+)
+SCHEMA = (
+    f"paged_attention({_TENSORS}, *, {_OPTIONS}, bool return_lse=False) -> (Tensor out, Tensor lse)"
+)
+OUT_SCHEMA = (
+    f"paged_attention_out({_TENSORS}, Tensor(a!) out, *, {_OPTIONS}, Tensor(b!)? lse=None) -> ()"
+)
+
+
+def _call(q: Any, k_cache: Any, v_cache: Any, page_table: Any, kv_lens: Any, *, out: Any = None,
+          lse: Any = None, return_lse: bool = False, **options: Any) -> Call:  # fmt: skip
+    """A call from an operator's arguments."""
+    plan = None
+    numbers, buffer = options.pop("plan_numbers", None), options.pop("plan_buffer", None)
+    workspace = options.pop("plan_workspace", None)
+    if buffer is not None and workspace is not None and numbers is not None:
+        plan = plan_from_numbers(numbers, buffer, workspace)
+    for name in ("k_scale", "v_scale"):
+        tensor = options.pop(f"{name}_tensor", None)
+        options[name] = options.get(name) if tensor is None else tensor
+    defaults = dict.fromkeys(Call._fields) | {"causal": True, "check": False}
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "page_table": page_table,
+             "kv_lens": kv_lens, "out": out, "lse": lse, "return_lse": return_lse}  # fmt: skip
+    return Call(**(defaults | options | given | {"plan": plan}))
+
+
+def _options(call: Call) -> dict[str, Any]:
+    """An operator's options from a call."""
+    same = ("page_indptr", "cu_q_lens", "max_q_len", "causal", "scale", "window", "softcap",
+            "sinks", "check", "backend", "num_sms")  # fmt: skip
+    options = {name: getattr(call, name) for name in same}
+    for name in ("k_scale", "v_scale"):
+        value = getattr(call, name)
+        options[f"{name}_tensor" if isinstance(value, Tensor) else name] = value
+    if call.plan is not None:
+        if not isinstance(call.plan, Plan):
+            raise ArgumentError(
+                f"plan is {type(call.plan).__name__}, not a smkern.Plan: pass what plan_attention "
+                "returned"
+            )
+        options["plan_buffer"] = call.plan.buffer
+        options["plan_workspace"] = call.plan.workspace
+        options["plan_numbers"] = call.plan.numbers
+    return options
+
+
+def through_library(call: Call) -> tuple[Tensor, Tensor | None]:
+    """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
+    tensors = (call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens)
+    if not torch.compiler.is_compiling() and not all(isinstance(x, Tensor) for x in tensors):
+        check_call(call)
+    options = _options(call)
+    if call.out is None and call.lse is None:
+        out, lse = torch.ops.smkern.paged_attention(*tensors, **options, return_lse=call.return_lse)
+        return out, lse if call.return_lse else None
+    out = call.q.new_empty(call.q.shape) if call.out is None else call.out
+    lse = call.lse
+    if lse is None and call.return_lse:
+        lse = call.q.new_empty(call.q.shape[:2], dtype=torch.float32)
+    torch.ops.smkern.paged_attention_out(*tensors, out, **options, lse=lse)
+    return out, lse
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    return eager_attention(call.q.get_device())(call) if call.q.is_cuda else attention_cpu(call)
+
+
+def _paged_attention(q, k_cache, v_cache, page_table, kv_lens, **options):
+    out, lse = _run(_call(q, k_cache, v_cache, page_table, kv_lens, **options))
+    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _paged_attention_out(q, k_cache, v_cache, page_table, kv_lens, out, **options):
+    _run(_call(q, k_cache, v_cache, page_table, kv_lens, out=out, **options))
+
+
+def _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out=None) -> None:
+    """Shape rules that symbolic sizes can be held to; the rest is checked when it runs."""
+    if backend is not None and backend not in BACKENDS:
+        raise ArgumentError(f"backend={backend!r}: use None or one of {list(BACKENDS)}")
+    torch._check(q.dim() == 3, lambda: f"q {q.shape} is not [tokens, q_heads, head_dim]")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        torch._check(cache.dim() == 4, lambda name=name: f"{name} must have four dimensions")
+        torch._check(
+            cache.shape[3] == q.shape[2], lambda name=name: f"{name} and q differ in head_dim"
+        )
+    dims = 2 if page_indptr is None else 1
+    torch._check(page_table.dim() == dims, lambda: f"page_table must have {dims} dimensions")
+    torch._check(kv_lens.dim() == 1, lambda: "kv_lens must be a vector")
+    if out is not None:
+        torch._check(out.dim() == 3, lambda: "out must have three dimensions")
+        for at in range(3):
+            torch._check(out.shape[at] == q.shape[at], lambda: f"out {out.shape}, q {q.shape}")
+
+
+def _fake(q, k_cache, v_cache, page_table, kv_lens, *, page_indptr=None, backend=None,
+          return_lse=False, **_):  # fmt: skip
+    _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr)
+    lse = q.new_empty(q.shape[:2] if return_lse else (0,), dtype=torch.float32)
+    return q.new_empty(q.shape), lse
+
+
+def _fake_out(q, k_cache, v_cache, page_table, kv_lens, out, *, page_indptr=None, backend=None,
+              **_):  # fmt: skip
+    _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out)
+
+
+def register() -> torch.library.Library:
+    """Define both operators with their CPU, CUDA and fake implementations.
+
+    Returns:
+        The registration, which lasts as long as the object does.
+    """
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    runs = {"paged_attention": _paged_attention, "paged_attention_out": _paged_attention_out}
+    fakes: dict[str, Callable[..., Any]] = {
+        "paged_attention": _fake,
+        "paged_attention_out": _fake_out,
+    }
+    for schema in (SCHEMA, OUT_SCHEMA):
+        library.define(schema, tags=tags)
+    for name, run in runs.items():
+        library.impl(name, run, "CPU")
+        library.impl(name, run, "CUDA")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fakes[name], lib=library)
+    return library
+
+
+LIBRARY = register()

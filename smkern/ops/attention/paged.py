@@ -1,0 +1,217 @@
+"""Paged attention with an SM budget: the public operators."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from smkern.errors import ArgumentError
+from smkern.ops.attention import library
+from smkern.ops.attention.call import Call
+from smkern.ops.attention.eager import eager_attention
+from smkern.ops.attention.host import attention_cpu, plan_cpu
+from smkern.ops.attention.plan import Plan, PlanNumbers, shape_of_plan
+
+_PLAIN = frozenset({Tensor, Parameter, NoneType})
+_NEEDED = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
+_is_compiling = torch.compiler.is_compiling
+_num_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def plan_attention(
+    kv_lens: Tensor,
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    cu_q_lens: Tensor | None = None,
+    max_q_len: int = 1,
+    max_kv_len: int,
+    causal: bool = True,
+    window: int | None = None,
+    num_tokens: int | None = None,
+    max_total_kv: int | None = None,
+    out: Plan | None = None,
+    check: bool = False,
+    num_sms: int | None = None,
+) -> Plan:
+    """Deal the KV work of a step to the CTAs of a budget, on the device, once for all layers.
+
+    One launch; lengths are not read on the host. All sizes come from the host numbers, so the plan
+    made in a captured graph serves other lengths at each replay. What exceeds the numbers is not
+    attended to: a length counts as `max_kv_len`, a request's tokens end at `max_q_len`, work beyond
+    `max_total_kv` is dropped and its rows are not written (`check=True` names it).
+
+    Args:
+        kv_lens: [batch] int32, keys of each request, the new tokens included.
+        num_q_heads: Query heads, a multiple of `num_kv_heads`.
+        num_kv_heads: KV heads; those of this device under tensor parallelism.
+        head_dim: 64, 96, 128 or 256.
+        page_size: 1, 16, 32, 64, 128 or 256 tokens.
+        cu_q_lens: [batch + 1] int32, where each request's query tokens begin and the last end;
+            None: one query token a request.
+        max_q_len: No request has more query tokens.
+        max_kv_len: No length is above it.
+        causal: As in the attention calls.
+        window: As in the attention calls.
+        num_tokens: Bound of the query tokens of the step. None: batch * max_q_len.
+        max_total_kv: Bound of the sum of `kv_lens`. None: batch * max_kv_len. A tight one (the
+            cache's tokens) makes buffers small.
+        out: A plan made with these numbers, to be made anew in place; nothing is allocated then.
+        check: Read the lengths, and raise for what does not fit. Waits for the device.
+        num_sms: SMs to deal to. None: all that the current stream's partition has.
+
+    Returns:
+        The plan: `out`, if given.
+
+    Raises:
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        ArgumentError: numbers or tensors that cannot be; an `out` made with others.
+        DeviceError: the GPU is older than sm_80.
+        WarmupError: a graph capture met a kernel that is not loaded.
+
+    Source: pieces of fixed length as in Flash-Decoding and FlashInfer (arXiv 2501.01005) section
+    3.3, here cut from each request's start and dealt by the budget.
+
+    Example:
+        >>> import torch, smkern
+        >>> lens = torch.tensor([300, 20], dtype=torch.int32)
+        >>> plan = smkern.plan_attention(lens, num_q_heads=8, num_kv_heads=2, head_dim=64,
+        ...                              page_size=16, max_kv_len=512, num_sms=16)
+        >>> plan.budget.num_sms
+        16
+    """
+    given = PlanNumbers(
+        num_q_heads, num_kv_heads, head_dim, page_size, max_q_len, max_kv_len, causal, window,
+        num_tokens, max_total_kv,
+    )  # fmt: skip
+    if kv_lens.__class__ not in _PLAIN or cu_q_lens.__class__ not in _PLAIN or kv_lens is None:
+        shape_of_plan(kv_lens, cu_q_lens, given)
+    if kv_lens.is_cuda:
+        eager = eager_attention(kv_lens.get_device())
+        return eager.plan(kv_lens, cu_q_lens, given, out, check, num_sms)
+    return plan_cpu(kv_lens, cu_q_lens, given, out, check, num_sms)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    *,
+    page_indptr: Tensor | None = None,
+    cu_q_lens: Tensor | None = None,
+    max_q_len: int | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
+    plan: Plan | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    check: bool = False,
+    backend: str | None = None,
+    num_sms: int | None = None,
+) -> Any:
+    """Attention of ragged queries over a paged KV cache, on at most `num_sms` SMs.
+
+    With s = scale * k_scale * q·k (softcap * tanh(s / softcap) where there is one) over the keys
+    that a query sees: out = v_scale * softmax(s)·v, in fp32, rounded once. Query token t of a
+    request's q_len is at position kv_len - q_len + t. A row's bits depend on its request alone, not
+    on the batch nor the budget. There is no backward: the result never requires a gradient.
+
+    Args:
+        q: [tokens, q_heads, head_dim], bf16 or fp16 (fp32 on CPU tensors); inner stride 1.
+        k_cache: [pages, page_size, kv_heads, head_dim], any strides with inner stride 1, in q's
+            dtype or float8_e4m3fn. head_dim 64, 96, 128, 256; page_size 1, 16, 32, 64, 128, 256.
+        v_cache: Likewise.
+        page_table: [batch, max_pages] int32, rows may be apart; or flat [total] with `page_indptr`.
+            It may be narrower than the lengths that a plan allows. Entries behind a request's last
+            key are not read; ids that are no pages, and lengths that the table cannot hold, give
+            wrong numbers for their request, never a read out of bounds (`check=True` names them).
+        kv_lens: [batch] int32, keys of each request, the new tokens included. 0 gives zeros.
+        page_indptr: [batch + 1] int32: where each request's pages begin in a flat table.
+        cu_q_lens: [batch + 1] int32: where each request's query tokens begin and the last end.
+            None: one query token a request. Tokens behind the last are not written.
+        max_q_len: A bound of the query tokens of a request; needed with `cu_q_lens` unless the plan
+            has it.
+        causal: A query sees keys up to its position; else all.
+        scale: Of the scores. None: head_dim ** -0.5.
+        window: A query sees only keys above its position - window, itself included if causal.
+        softcap: Scores are capped to its size, before masks. None: not.
+        sinks: [q_heads] fp32, a logit a head that takes part in the denominator alone.
+        k_scale: What keys of an fp8 cache are multiplied by: a number, or one fp32 on the device.
+        v_scale: Likewise for values.
+        plan: From `plan_attention` with this call's numbers: its lengths are the ones that count.
+            None: the call makes one, sized by the whole table, with a launch of its own.
+        out: [tokens, q_heads, head_dim] to write into, inner stride 1; overlaps nothing.
+        lse: [tokens, q_heads] fp32, contiguous, to write the log-sum-exp (natural) into.
+        return_lse: Return it too.
+        check: Read lengths, table and plan, and raise for the first row that is wrong. Waits for
+            the device; not for captures.
+        backend: None (tuned table, else cost model), "model" (no table), or a kernel's name.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        [tokens, q_heads, head_dim] in q's dtype: `out`, if given; with `return_lse` (out, lse).
+        A query that sees no key has 0, and -inf or its sink.
+
+    Raises:
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        ArgumentError: what cannot be served; a plan of other numbers, budget or device; overlaps.
+        DeviceError: the GPU is older than sm_80.
+        PartitionError: the current stream's partition is closed.
+        WarmupError: a graph capture met a kernel that is not loaded.
+
+    Source: PagedAttention (arXiv 2309.06180) section 4, FlashAttention-2 (arXiv 2307.08691).
+
+    Example:
+        >>> import torch, smkern
+        >>> cache, q = torch.ones(2, 16, 1, 64).bfloat16(), torch.ones(1, 2, 64).bfloat16()
+        >>> table, lens = torch.tensor([[1]]).int(), torch.tensor([5]).int()
+        >>> smkern.paged_attention(q, cache, cache, table, lens).unique().tolist()
+        [1.0]
+    """
+    call = Call(
+        q, k_cache, v_cache, page_table, kv_lens, page_indptr, cu_q_lens, max_q_len, causal, scale,
+        window, softcap, sinks, k_scale, v_scale, plan, out, lse, return_lse, check, backend,
+        num_sms,
+    )  # fmt: skip
+    if (
+        _is_compiling()
+        or q.__class__ not in _PLAIN
+        or k_cache.__class__ not in _PLAIN
+        or v_cache.__class__ not in _PLAIN
+        or page_table.__class__ not in _PLAIN
+        or kv_lens.__class__ not in _PLAIN
+        or out.__class__ not in _PLAIN
+        or _num_modes()
+        or _transform() is not None
+    ):
+        result, log_sums = library.through_library(call)
+    elif q is not None and q.is_cuda:
+        _check_given(call)
+        result, log_sums = eager_attention(q.get_device())(call)
+    elif q is None or q.device.type == "cpu":
+        result, log_sums = attention_cpu(call)
+    else:
+        result, log_sums = library.through_library(call)
+    return (result, log_sums) if return_lse else result
+
+
+def _check_given(call: Call) -> None:
+    """Raise ArgumentError where something that is needed is None."""
+    for name in _NEEDED:
+        if getattr(call, name) is None:
+            raise ArgumentError(f"{name} is None: pass a tensor")
