@@ -1,0 +1,96 @@
+"""Attention's choice: kernel by model and device, run-time numbers by table or model."""
+
+from dataclasses import replace
+
+import pytest
+
+from smkern.errors import ArgumentError, BudgetError
+from smkern.tuning import attention_space as space
+from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention_select import select_attention
+from smkern.tuning.attention_table import AttentionKey, AttentionTable
+from smkern.tuning.cells import Tuned
+
+DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
+BUDGET = Budget(32, "mask", False)
+TWO = AttentionConfig("cuda", teams=2)
+
+
+def problem_of(**changes):
+    return AttentionProblem(replace(DECODE, **changes))
+
+
+def table_of(config, problem=None, budget=BUDGET):
+    return AttentionTable({}, {AttentionKey.of(problem or problem_of(), budget): Tuned(config, 9)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({}, "cuda"),
+        ({"head_dim": 64}, "cuda"),
+        ({"head_dim": 256, "num_q_heads": 16}, "cuda"),
+        ({"head_dim": 80}, "triton"),
+        ({"page_size": 48}, "triton"),
+        ({"max_q_len": 2048, "max_tokens": 8192}, "cuda"),
+    ],
+)
+@pytest.mark.parametrize("confined", ["mask", "grid"])
+def test_the_kernel_follows_from_the_model(changes, kernel, confined, profile):
+    found = select_attention(problem_of(**changes), Budget(32, confined), profile)
+    assert (found.config.kernel, found.source) == (kernel, "model")
+    assert found.predicted_us > 0
+
+
+def test_older_devices_run_triton(ampere):
+    assert select_attention(problem_of(), BUDGET, ampere).config.kernel == "triton"
+
+
+@pytest.mark.parametrize("num_sms", [2, 16, 48, 100, 132])
+@pytest.mark.parametrize("batch", [1, 7, 64, 300])
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_neither_batch_nor_budget_turns_bits(num_sms, batch, head_dim, profile):
+    changes = {"batch": batch, "max_tokens": batch, "max_total_kv": batch * 4096}
+    problem = problem_of(head_dim=head_dim, **changes)
+    for confined in ("mask", "grid"):
+        budget = Budget(num_sms, confined)
+        config = select_attention(problem, budget, profile).config
+        default = select_attention(problem_of(head_dim=head_dim), Budget(132, "mask"), profile)
+        assert space.bits(problem, config) == space.bits(problem, default.config)
+        assert space.is_legal(problem, config, budget, (9, 0))
+
+
+def test_a_tuned_cell_counts_before_the_model(profile):
+    found = select_attention(problem_of(), BUDGET, profile, table_of(TWO))
+    assert (found.config, found.source) == (TWO, "table")
+
+
+def test_a_named_kernel_is_forced_and_asks_no_table(profile):
+    found = select_attention(problem_of(), BUDGET, profile, table_of(TWO), "triton")
+    assert (found.config.kernel, found.source) == ("triton", "forced")
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "message"),
+    [
+        ({}, "cutlass", r"backend='cutlass' is none of \['cuda', 'triton'\]: leave it at None"),
+        ({}, "fa3", "backend='fa3' is none of"),
+        ({"head_dim": 80}, "cuda", r"head_dim=80.*serves_head_dim.*leave backend at None"),
+        ({"head_dim": 512}, None, r"head_dim=512.*serves_head_dim.*head_dim up to 256"),
+    ],
+)
+def test_what_cannot_run_is_named(changes, backend, message, profile):
+    with pytest.raises(ArgumentError, match=message):
+        select_attention(problem_of(**changes), BUDGET, profile, None, backend)
+
+
+def test_no_budget(profile):
+    with pytest.raises(BudgetError, match="num_sms is 0; give at least 1"):
+        select_attention(problem_of(), Budget(0), profile)
+
+
+def test_typical_lengths_change_the_prediction_only(profile):
+    full = select_attention(problem_of(), BUDGET, profile)
+    short = select_attention(problem_of(), BUDGET, profile, kv_lens=[512])
+    assert short.config == full.config
+    assert short.predicted_us < full.predicted_us / 3

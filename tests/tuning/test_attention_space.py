@@ -1,0 +1,125 @@
+"""Predicates of attention's configurations, and what they leave to choose from."""
+
+from dataclasses import replace
+
+import pytest
+
+from smkern.kernels.attention_triton_compile import default_config as kernels_default
+from smkern.tuning import attention_space as space
+from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+
+DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
+PREFILL = replace(DECODE, batch=1, max_q_len=2048, max_tokens=2048, max_total_kv=4096)
+MASK, GRID = Budget(16, "mask"), Budget(16, "grid")
+HOPPER, AMPERE = (9, 0), (8, 0)
+
+
+def problem_of(shape=DECODE, dtype="bf16", cache_dtype="bf16", **changes):
+    return AttentionProblem(replace(shape, **changes), dtype, cache_dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({}, "decode"),
+        ({"max_q_len": 8, "max_tokens": 512}, "decode"),
+        ({"batch": 4, "max_q_len": 2048, "max_tokens": 8192}, "prefill"),
+        ({"batch": 4, "max_q_len": 512, "max_tokens": 700}, "prefill"),
+        ({"max_q_len": 512, "max_tokens": 575}, "mixed"),
+    ],
+)
+def test_paths(changes, path):
+    assert space.path_of(replace(DECODE, **changes)) == path
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "problem", "budget", "capability"),
+    [
+        ("serves_kernel", AttentionConfig("cutlass"), problem_of(), MASK, HOPPER),
+        ("serves_kernel", AttentionConfig("cuda"), problem_of(), MASK, AMPERE),
+        ("serves_kernel", AttentionConfig("cuda"), problem_of(), MASK, (10, 0)),
+        ("serves_kernel", AttentionConfig("triton"), problem_of(), MASK, (7, 5)),
+        ("serves_head_dim", AttentionConfig("cuda"), problem_of(head_dim=80), MASK, HOPPER),
+        ("serves_head_dim", AttentionConfig("triton"), problem_of(head_dim=512), MASK, HOPPER),
+        ("serves_dtypes", AttentionConfig("cuda"), problem_of(dtype="fp16"), MASK, HOPPER),
+        ("serves_pages", AttentionConfig("cuda"), problem_of(page_size=48), MASK, HOPPER),
+        ("has_residency", AttentionConfig("cuda", 2), problem_of(), MASK, HOPPER),
+        ("has_residency", AttentionConfig("triton", 2), problem_of(), GRID, HOPPER),
+        ("has_teams", AttentionConfig("cuda", teams=4), problem_of(), MASK, HOPPER),
+        ("has_teams", AttentionConfig("cuda", teams=0), problem_of(), MASK, HOPPER),
+        ("has_teams", AttentionConfig("cuda", teams=2), problem_of(PREFILL), MASK, HOPPER),
+        ("has_steps", AttentionConfig("triton", keys=24), problem_of(), MASK, HOPPER),
+        ("fits_shared", AttentionConfig("triton", 8, num_stages=9), problem_of(), MASK, HOPPER),
+        ("keeps_bits", AttentionConfig("triton", keys=64), problem_of(), MASK, HOPPER),
+        ("keeps_bits", AttentionConfig("triton", num_warps=8), problem_of(), MASK, HOPPER),
+    ],
+)
+def test_what_breaks_a_rule_is_named(rule, config, problem, budget, capability):
+    assert rule in space.violations(problem, config, budget, capability)
+    assert not space.is_legal(problem, config, budget, capability)
+
+
+@pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("budget", [MASK, GRID], ids=["mask", "grid"])
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE, (8, 6)])
+def test_candidates_are_legal_distinct_and_of_the_same_bits(shape, head_dim, budget, capability):
+    problem = problem_of(shape, head_dim=head_dim)
+    found = space.candidates(problem, budget, capability)
+    assert found
+    assert len(set(found)) == len(found)
+    assert all(space.is_legal(problem, config, budget, capability) for config in found)
+    assert len({space.bits(problem, c) for c in found if c.kernel == "triton"}) == 1
+    kernel = space.default_kernel(problem, capability)
+    assert (kernel == "cuda") == (capability == HOPPER and head_dim != 80)
+    assert any(config.kernel == kernel for config in found)
+    assert space.served_by(problem, budget, capability) == kernel
+
+
+def test_decode_has_teams_and_prefill_one_configuration():
+    decode = space.candidates(problem_of(), MASK, HOPPER, ("cuda",))
+    assert [config.teams for config in decode] == [1, 2, 3]
+    assert space.candidates(problem_of(PREFILL), MASK, HOPPER, ("cuda",)) == [space.CUDA_PREFILL]
+
+
+def test_other_bits_only_where_asked_for():
+    plain = space.candidates(problem_of(), MASK, HOPPER, ("triton",))
+    free = space.candidates(problem_of(), MASK, HOPPER, ("triton",), any_bits=True)
+    assert set(plain) < set(free)
+    assert len({space.bits(problem_of(), config) for config in free}) > 3
+
+
+@pytest.mark.parametrize("batch", [1, 64, 512])
+@pytest.mark.parametrize("length", [128, 4096, 131072])
+def test_neither_batch_nor_length_turns_bits(batch, length):
+    problem = problem_of(
+        batch=batch, max_tokens=batch, max_kv_len=length, max_total_kv=batch * length
+    )
+    for kernel in space.AVAILABLE:
+        config = space.default_config(problem, kernel)
+        assert space.bits(problem, config) == space.bits(
+            problem_of(), space.default_config(problem_of(), kernel)
+        )
+
+
+@pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("max_q_len", [1, 8])
+def test_tritons_default_is_its_kernels(shape, head_dim, max_q_len):
+    """Decode items beside prefill take the kernel's default: other sums would have other bits."""
+    changes = {} if shape is PREFILL else {"max_q_len": max_q_len}
+    problem = problem_of(shape, head_dim=head_dim, **changes)
+    path = "prefill" if shape is PREFILL else "decode"
+    ours, theirs = space.default_config(problem, "triton"), kernels_default(problem, path)
+    assert space.bits(problem, ours) == space.bits(problem, theirs)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("num_q_heads", [8, 32, 64, 128])
+@pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
+def test_legal_teams_are_what_the_kernel_launches(head_dim, num_q_heads, cache_dtype):
+    from smkern.kernels.attention_cuda import variant_of
+
+    problem = problem_of(head_dim=head_dim, num_q_heads=num_q_heads, cache_dtype=cache_dtype)
+    for config in space.candidates(problem, MASK, HOPPER, ("cuda",)):
+        assert variant_of(problem, config).teams == config.teams
