@@ -88,7 +88,7 @@ def _listed(
     """
     if kernel is None:
         return []
-    default = space.default_config(problem, kernel)
+    default = space.default_config(problem, kernel, capability)
     if budget.confined == "grid":
         default = replace(default, ctas_per_sm=1)
     found = space.candidates(problem, budget, capability, (kernel,))
@@ -120,7 +120,8 @@ def _unserved(
 ) -> str:
     """What the error says: the rules that the kernel's default breaks, and the remedy."""
     kernel = backend or "triton"
-    broken = space.violations(problem, space.default_config(problem, kernel), budget, capability)
+    default = space.default_config(problem, kernel, capability)
+    broken = space.violations(problem, default, budget, capability)
     shape = problem.shape
     remedy = "leave backend at None" if backend else "use sm_80 or later, and a head_dim up to 256"
     return (

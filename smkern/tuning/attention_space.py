@@ -65,13 +65,15 @@ def served_by(
 ) -> AttentionKernel | None:
     """The kernel that runs a problem: the default one, else Triton, else None."""
     for kernel in (default_kernel(problem, capability), "triton"):
-        config = replace(default_config(problem, kernel), ctas_per_sm=1)
+        config = replace(default_config(problem, kernel, capability), ctas_per_sm=1)
         if is_legal(problem, config, budget, capability):
             return kernel
     return None
 
 
-def default_config(problem: AttentionProblem, kernel: AttentionKernel) -> AttentionConfig:
+def default_config(
+    problem: AttentionProblem, kernel: AttentionKernel, capability: Capability = CUDA_CAPABILITY
+) -> AttentionConfig:
     """A kernel's configuration for a problem where nothing was measured.
 
     Triton's are those of `smkern.kernels.attention_triton_compile.default_config`.
@@ -83,8 +85,8 @@ def default_config(problem: AttentionProblem, kernel: AttentionKernel) -> Attent
         return AttentionConfig(kernel, teams=max(fitting, default=1))
     wide = problem.shape.head_dim > 128
     if problem.shape.has_prefill:
-        keys = 32 if wide else 64
-        return AttentionConfig(kernel, keys=keys, num_warps=8, num_stages=3)
+        keys = 64 if capability == CUDA_CAPABILITY and not wide else 32
+        return AttentionConfig(kernel, keys=keys, num_warps=8, num_stages=2 if wide else 3)
     if wide or problem.shape.decode_rows > 16:
         return AttentionConfig(kernel, ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
     return AttentionConfig(kernel, ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
@@ -215,7 +217,8 @@ def keeps_bits(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
     """Neither batch nor budget may turn a row's bits: what decides them is the kernel's default."""
-    return bits(problem, config) == bits(problem, default_config(problem, config.kernel))
+    default = default_config(problem, config.kernel, capability)
+    return bits(problem, config) == bits(problem, default)
 
 
 RULES: tuple[Rule, ...] = (
@@ -266,17 +269,20 @@ def candidates(
             listed = product((1, *TEAMS), resident)
             found += [AttentionConfig("cuda", ctas, teams) for teams, ctas in listed]
     if "triton" in kernels:
-        found += _triton_candidates(problem, resident, any_bits)
+        found += _triton_candidates(problem, resident, capability, any_bits)
     rules = [rule for rule in RULES if not (any_bits and rule is keeps_bits)]
     return [c for c in found if all(rule(problem, c, budget, capability) for rule in rules)]
 
 
 def _triton_candidates(
-    problem: AttentionProblem, resident: range | tuple[int, ...], any_bits: bool
+    problem: AttentionProblem,
+    resident: range | tuple[int, ...],
+    capability: Capability,
+    any_bits: bool,
 ) -> list[AttentionConfig]:
     """Stages and residency around the default; with `any_bits` keys and warps too."""
     prefill = problem.shape.has_prefill
-    base = default_config(problem, "triton")
+    base = default_config(problem, "triton", capability)
     keys = ((32, 64, 128) if prefill else (16, 32, 64)) if any_bits else (base.keys,)
     warps = ((4, 8) if prefill else (1, 2, 4)) if any_bits else (base.num_warps,)
     stages = (2, 3, 4) if prefill else (3, 5, 7, 9)
