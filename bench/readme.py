@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from smkern.bench.markdown import NOT_MEASURED, markdown_table
+from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
 from smkern.bench.results import Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
 from smkern.errors import SmkernError
@@ -20,7 +22,6 @@ from smkern.errors import SmkernError
 Cell = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_MEASURED = "*Not measured yet.*"
 RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))
 RATE_LABELS = {"smkern": "smkern", "cublas": "cuBLAS"}
 READ_COUNTS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
@@ -62,11 +63,17 @@ def blocks_of(folder: Path) -> dict[str, str]:
     """Every block's content, from the results files in `folder`."""
     suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
     gemm = suites.get("gemm", Results())
+    attention = suites.get("attention", Results()).cells
     return {
         "gemm-table": _gemm_tables(gemm),
         "gemm-losing": _losing(gemm.cells),
         "gemm-rates": _rates_table(gemm.cells),
         "gemm-plot": _pictures(folder, "gemm-m*.png"),
+        "attention-decode": rates_table(attention, "decode"),
+        "attention-prefill": rates_table(attention, "prefill"),
+        "attention-ratios": ratios_table(attention),
+        "attention-plan": plan_table(attention),
+        "attention-plot": _pictures(folder, "attention-*.png"),
         "cliffs-plot": _pictures(folder, "cliffs*.png"),
         "partition-plot": _pictures(folder, "partition*.png"),
         "partition-table": _bandwidth_table(suites.get("partitions", Results()).cells),
@@ -86,12 +93,6 @@ def _pictures(folder: Path, pattern: str) -> str:
 def _by_number(name: str) -> tuple[int, str]:
     digits = re.findall(r"\d+", name)
     return (int(digits[-1]) if digits else 0, name)
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the first column to the left, the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _gemm_tables(gemm: Results) -> str:

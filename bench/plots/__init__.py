@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
-from smkern.bench.plots import cliffs, gemm, partitions
+from smkern.bench.plots import attention, cliffs, gemm, partitions
 from smkern.bench.results import Results, load_results
 from smkern.errors import SmkernError
 
 DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
     "gemm": gemm.draw,
+    "attention": attention.draw,
     "cliffs": cliffs.draw,
     "partitions": partitions.draw,
 }

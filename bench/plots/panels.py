@@ -15,12 +15,20 @@ STYLES: dict[str, dict[str, Any]] = {
     "smkern": {"color": "#1b6ca8", "marker": "o", "linewidth": 2.0, "zorder": 4},
     "smkern:triton": {"color": "#58a4d6", "marker": ".", "linewidth": 1.2, "zorder": 3},
     "cublas": {"color": "#c8553d", "marker": "s", "linewidth": 1.6, "zorder": 3},
+    "flashinfer:fa2": {"color": "#6a994e", "marker": "^", "linewidth": 1.4, "zorder": 3},
+    "flashinfer:fa3": {"color": "#c8553d", "marker": "s", "linewidth": 1.4, "zorder": 3},
+    "flashinfer:cuda-cores": {"color": "#a7c080", "marker": "v", "linewidth": 1.0},
+    "sdpa:cudnn": {"color": "#8d6a9f", "marker": "D", "linewidth": 1.0, "linestyle": "--"},
     "wrong-budget": {"color": "#999999", "marker": "x", "linewidth": 1.0, "linestyle": ":"},
     "ideal": {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1},
 }
 LABELS = {
     "smkern": "smkern",
     "smkern:triton": "smkern, own kernels only",
+    "flashinfer:fa2": "FlashInfer FA2, better of two partitions",
+    "flashinfer:fa3": "FlashInfer FA3, better of two partitions",
+    "flashinfer:cuda-cores": "FlashInfer, CUDA cores",
+    "sdpa:cudnn": "cuDNN through SDPA, no pages",
     "cublas": "cuBLAS, better of two partitions",
     "wrong-budget": "our kernel told the whole device's budget",
     "ideal": "ideal: the partition's measured ceiling",
@@ -46,13 +54,15 @@ def grid(titles: Sequence[str], *, heading: str, columns: int = 3) -> tuple[Figu
     return figure, panels
 
 
-def line(panel: Axes, name: str, points: dict[int, float], **style: Any) -> None:
-    """One provider's line over budgets; nothing where it has no points."""
+def line(
+    panel: Axes, name: str, points: dict[int, float], *, label: str | None = None, **style: Any
+) -> None:
+    """One provider's line over budgets, called `label` if given; nothing where it has no points."""
     if points:
         budgets = sorted(points)
         values = [points[n] for n in budgets]
         options = {"markersize": 4, **STYLES[name], **style}
-        panel.plot(budgets, values, label=LABELS[name], **options)
+        panel.plot(budgets, values, label=label or LABELS[name], **options)
         panel.set_ylim(bottom=0)
 
 
