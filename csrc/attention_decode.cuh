@@ -5,7 +5,7 @@
 // transposed, S^T = K Q^T (keys on the 16-row side of mma.sync), so that 8 packed rows cost
 // no padding to 16; P^T reaches the second product, O^T = V^T P^T, by movmatrix.
 #pragma once
-#include "attention.cuh"
+#include "attention_merge.cuh"
 
 #ifndef TEAMS
 #define TEAMS 3
@@ -309,72 +309,12 @@ struct Place {
   __device__ __forceinline__ int item() const { return first_item + piece; }
 };
 
-// Where a packed row of a request goes.
-struct Row {
-  int token, head;
-  bool valid;
-  __device__ __forceinline__ Row(const AttentionParams& p, int q_start, int q_len, int row, int h) {
-    valid = row < q_len * p.group;
-    token = q_start + row / p.group;
-    valid = valid && token < p.num_tokens;
-    head = h * p.group + row % p.group;
-  }
-};
-
-// out = sum / norm in the output's dtype, 4 dims; the sink joins the norm.
-__device__ __forceinline__ void store_row(const AttentionParams& p, const Row& row, int dim,
-                                          float4 sum, float max2, float norm, float v_scale) {
-  float sink2 = kMinusInf;
-  if (p.sinks) sink2 = p.sinks[row.head] * kLog2e;
-  const float top = fmaxf(max2, sink2);
-  const float base = top == kMinusInf ? 0.0f : top;
-  const float weight = exp2_fast(max2 - base);
-  const float total = norm * weight + exp2_fast(sink2 - base);
-  const float scale = norm > 0.0f ? v_scale * weight / total : 0.0f;
-  if (!(norm > 0.0f)) sum = make_float4(0, 0, 0, 0);
-  char* at = p.out + 2 * (row.token * p.out_token + row.head * p.out_head + dim);
-  *(uint2*)at = make_uint2(pack2(sum.x * scale, sum.y * scale, FP16),
-                           pack2(sum.z * scale, sum.w * scale, FP16));
-  if (p.lse && dim == 0)
-    p.lse[(long long)row.token * (p.num_kv_heads * p.group) + row.head] =
-        total > 0.0f ? (top + log2_fast(total)) / kLog2e : kMinusInf;
-}
-
-// The last piece's team merges all partials of a row block, in index order.
+// The last piece's team merges all partials of a row block.
 __device__ __noinline__ void merge(const AttentionParams& p, int unit, int thread, float v_scale) {
   const Place place(p, unit);
-  const int head = place.head;
   const int* item = p.plan + p.decode_at + (long long)place.first_item * ITEM_WORDS;
-  const int q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
-  const int slot = item[FIRST_SLOT], pieces = item[NUM_PIECES];
-  const int rows = p.decode_rows, heads = p.num_kv_heads;
-  const float* sums = (const float*)(p.workspace + p.decode_out);
-  const float* stats = (const float*)(p.workspace + p.decode_stats);
-  for (int i = thread; i < rows * (D / 4); i += kTeamThreads) {
-    const int r = i / (D / 4), dim = i % (D / 4) * 4;
-    const Row row(p, q_start, q_len, first_row + r, head);
-    if (!row.valid) continue;
-    float top = kMinusInf;
-#pragma unroll 8
-    for (int j = 0; j < pieces; ++j) {
-      const long long part = ((long long)(slot + j) * heads + head) * rows + r;
-      top = fmaxf(top, load_cg((const float2*)stats + part).x);
-    }
-    const float base = top == kMinusInf ? 0.0f : top;
-    float4 sum = make_float4(0, 0, 0, 0);
-    float norm = 0.0f;
-#pragma unroll 8
-    for (int j = 0; j < pieces; ++j) {
-      const long long part = ((long long)(slot + j) * heads + head) * rows + r;
-      const float2 stat = load_cg((const float2*)stats + part);
-      const float4 x = load_cg((const float4*)(sums + part * D + dim));
-      const float weight = exp2_fast(stat.x - base);
-      norm = fmaf(weight, stat.y, norm);
-      sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
-      sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
-    }
-    store_row(p, row, dim, sum, top, norm, v_scale);
-  }
+  merge_rows<kTeamThreads>(p, item, place.head, p.decode_rows, p.workspace + p.decode_out,
+                           p.workspace + p.decode_stats, thread, v_scale);
 }
 
 // The softmax of a tile: scores become P^T, sums are rescaled where a maximum grew. Lanes of a column

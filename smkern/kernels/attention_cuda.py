@@ -64,7 +64,8 @@ def team_bytes(variant: CudaVariant, rows: int) -> int:
 
 def prefill_bytes(head_dim: int) -> int:
     """Shared memory of the prefill path: csrc/attention_prefill.cuh's kSharedBytes."""
-    raise NotImplementedError
+    keys = 64 if head_dim == 256 else 128
+    return 1024 + 2 * 128 * head_dim + 2 * 2 * keys * head_dim * 2 + 256
 
 
 def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVariant:

@@ -67,7 +67,12 @@ class AttentionShape:
 
     @property
     def decode_rows(self) -> int:
-        """Packed rows of a decode item: what the longest decode query needs, at most 32 (16)."""
+        """Packed rows of a decode item: what the longest decode query needs, at most 32 (16).
+
+        Beside prefill one query token's rows, at most 8: most decode requests have one token there.
+        """
+        if self.has_prefill:
+            return min(self.group, 8)
         most = DECODE_MAX_ROWS if self.head_dim <= 128 else DECODE_MAX_ROWS // 2
         return min(min(self.max_q_len, DECODE_MAX_Q) * self.group, most)
 

@@ -1,0 +1,16 @@
+// Prefill and mixed attention over a paged cache: CTAs that the plan chose begin with decode items,
+// all go on with prefill items.
+#include "attention_decode.cuh"
+#include "attention_prefill.cuh"
+
+extern "C" __global__ void __launch_bounds__(prefill::kThreads, 1)
+    attention_prefill(const __grid_constant__ AttentionParams p) {
+  extern __shared__ __align__(1024) char shared[];
+  const int decode_ctas = p.plan[DECODE_CTAS];
+  if ((int)blockIdx.x < decode_ctas) {
+    const int team = threadIdx.x / decode::kTeamThreads;
+    if (team < TEAMS) decode::run(p, shared, decode_ctas * TEAMS, blockIdx.x * TEAMS + team);
+    __syncthreads();
+  }
+  prefill::run(p, shared);
+}
