@@ -118,7 +118,8 @@ class AttentionRunner:
             return cell | failed_cell(error or "not measured")
         ceiling = ceiling_of(self.profile, place.budget, place.placement)
         clock, watts = self.meter.last
-        return cell | measured_cell(case, timing, ceiling) | {"sm_mhz": clock, "watts": watts}
+        cell |= measured_cell(case, timing, ceiling) | {"sm_mhz": clock, "watts": watts}
+        return cell | dict(contender.tell())
 
     def _plan(self, group: AttentionGroup, ops: AttentionOperands, place: Place) -> Cell:
         """The plan by itself: refilled on the device, many times in one graph."""

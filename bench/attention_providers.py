@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from smkern.bench.attention_flashinfer import FlashInfer, once
 from smkern.bench.attention_operands import AttentionOperands
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
+from smkern.tuning.attention import AttentionConfig, AttentionProblem
 
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,
@@ -31,12 +32,16 @@ SDPA_BACKENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A provider on a stream. `make` prepares its call, which returns [tokens, q_heads, d]."""
+    """A provider on a stream. `make` prepares its call, which returns [tokens, q_heads, d].
+
+    `about` goes into its cell, and what `tell` says once it ran.
+    """
 
     provider: str
     place: Place
     make: Callable[[], Call]
     about: Mapping[str, Any]
+    tell: Callable[[], Mapping[str, Any]] = dict
 
     @property
     def name(self) -> str:
@@ -64,6 +69,7 @@ def plan_of(ops: AttentionOperands, place: Place, out: Any = None) -> Any:
             max_q_len=max(case.q_lens),
             max_kv_len=max(case.kv_lens),
             num_tokens=case.num_tokens,
+            max_total_kv=ops.pages.num_pages * case.page_size,
             out=out,
         )
 
@@ -97,7 +103,26 @@ def our_contenders(ops: AttentionOperands, place: Place) -> Iterator[Contender]:
         return our_call(ops, plans[0], backend)
 
     for provider, backend in OUR_BACKENDS.items():
-        yield Contender(provider, place, partial(make, backend), {"layout": "HND"})
+        tell = partial(_selection, ops, plans, backend)
+        yield Contender(provider, place, partial(make, backend), {"layout": "HND"}, tell)
+
+
+def _selection(ops: AttentionOperands, plans: list[Any], backend: str | None) -> dict[str, str]:
+    """The configuration that dispatch chose under a plan, and from where it took it."""
+    from smkern.ops.attention.eager import eager_attention
+
+    plan, dispatcher = plans[0], eager_attention(ops.kv_lens.get_device()).dispatcher
+    problem = AttentionProblem(plan.shape, "bf16", ops.case.cache_dtype)
+    selection = dispatcher.select(problem, plan.budget, backend)
+    return {"config": describe(selection.config), "source": selection.source}
+
+
+def describe(config: AttentionConfig) -> str:
+    """A configuration in one word: its kernel and what differs from a default: `cuda:teams=2`."""
+    default = AttentionConfig(config.kernel)
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    unusual = [f"{n}={v}" for n, v in values.items() if v != getattr(default, n)]
+    return ":".join([config.kernel, *unusual])
 
 
 def sdpa_call(ops: AttentionOperands, backend: SDPBackend) -> Call:

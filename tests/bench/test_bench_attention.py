@@ -31,6 +31,7 @@ from smkern.bench.attention_providers import Contender, Peers
 from smkern.bench.results import Results, cell_key
 from smkern.bench.stage import Place
 from smkern.device import Budget, load_profile
+from smkern.tuning.attention import AttentionConfig
 
 SMALL = AttentionCase(
     "small", "mixed", (1, 1, 21), (37, 5, 40), num_q_heads=4, num_kv_heads=2, head_dim=16
@@ -277,6 +278,22 @@ def test_our_call_passes_the_plan_and_the_backend(small, cuda, monkeypatch):
     assert all(options["plan"] == "plan" and options["max_q_len"] == 21 for options in seen)
     assert len(plans) == 1
     assert (plans[0]["max_kv_len"], plans[0]["num_tokens"]) == (40, 23)
+
+
+def test_the_public_operator_is_right_on_cpu_tensors(cuda):
+    case = AttentionCase(
+        "cpu", "mixed", (1, 1, 21), (37, 5, 40), num_q_heads=4, num_kv_heads=2, head_dim=64
+    )
+    ops = AttentionOperands(case, device="cpu")
+    ours = next(attention_providers.our_contenders(ops, place(cuda.new_stream())))
+    ops.poison()
+    assert ops.error(ours.make()(0)) < 1e-2
+
+
+def test_a_configuration_in_one_word():
+    assert attention_providers.describe(AttentionConfig("triton")) == "triton"
+    config = AttentionConfig("cuda", ctas_per_sm=3, teams=2)
+    assert attention_providers.describe(config) == "cuda:ctas_per_sm=3:teams=2"
 
 
 def test_peers_without_flashinfer_are_those_of_torch():
