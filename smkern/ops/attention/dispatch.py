@@ -196,6 +196,7 @@ def load_attention_dispatcher(index: int) -> AttentionDispatcher:
     from smkern.device import load_profile
     from smkern.kernels.attention_cuda import violations
     from smkern.tuning.attention_select import select_attention
+    from smkern.tuning.attention_table import load_attention_table
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -205,4 +206,5 @@ def load_attention_dispatcher(index: int) -> AttentionDispatcher:
 
         return AttentionKernels(index, 10 * major + minor)
 
-    return AttentionDispatcher(profile, kernels, select_attention, violations)
+    table = load_attention_table(profile.info.name)
+    return AttentionDispatcher(profile, kernels, select_attention, violations, table)

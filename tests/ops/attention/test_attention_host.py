@@ -37,7 +37,8 @@ def plan_of(made, **changes):
 
 @pytest.mark.parametrize("case", [DECODE, MIXED, replace(MIXED, flat=True),
                                   replace(MIXED, options={"window": 3, "softcap": 2.0}),
-                                  replace(MIXED, options={"sinks": True, "causal": False})])  # fmt: skip
+                                  replace(MIXED, options={"sinks": True, "causal": False}),
+                                  ])  # fmt: skip
 @pytest.mark.parametrize("planned", [True, False])
 def test_cpu_tensors_run_the_reference(case, planned):
     made = make(case)
@@ -195,5 +196,5 @@ def test_merge_states_refuses(bad, message):
 
 def test_merge_states_refuses_overlap():
     outs = torch.zeros(2, 5, 4, 64)
-    with pytest.raises(ArgumentError, match="out at .* overlaps outs"):
+    with pytest.raises(ArgumentError, match=r"out at .* overlaps outs"):
         smkern.merge_states(outs, torch.zeros(2, 5, 4), out=outs[1])
