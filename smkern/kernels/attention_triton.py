@@ -1,9 +1,9 @@
 """Paged attention in Triton: every option, any device from sm_80 on, and Triton's interpreter.
 
 One persistent kernel walks the decode items of a plan, another launch of it the prefill items. A
-unit is an item and a KV head. Pieces of a row block leave partials; the last to arrive merges them
-in index order, and no CTA waits for another. Per row only: maxima, sums and rescaling, so a row's
-bits do not depend on the other rows of its tile.
+unit is an item (or a part of its rows) and a KV head. Pieces of a row block leave partials; the
+last to arrive merges them in index order, and no CTA waits for another. Per row only: maxima, sums
+and rescaling, so a row's bits do not depend on the other rows of its tile.
 """
 
 import triton
@@ -70,12 +70,12 @@ def _walk(
         v_at = v_base + (page * v_page + slot * v_slot)[:, None] * UNIT + dim[None, :]
         if MASKED:
             inside = ((key >= low) & (key < end))[:, None] & (dim < DIM)[None, :]
-            k = tl.load(k_at, mask=inside, other=0)
-            v = tl.load(v_at, mask=inside, other=0)
+            k = tl.load(k_at, mask=inside, other=0.0)
+            v = tl.load(v_at, mask=inside, other=0.0)
         elif PAD != DIM:
             whole = (dim < DIM)[None, :] & (key >= 0)[:, None]
-            k = tl.load(k_at, mask=whole, other=0)
-            v = tl.load(v_at, mask=whole, other=0)
+            k = tl.load(k_at, mask=whole, other=0.0)
+            v = tl.load(v_at, mask=whole, other=0.0)
         else:
             k = tl.load(k_at)
             v = tl.load(v_at)
@@ -131,22 +131,31 @@ def _write(
 
 
 @triton.jit
+def _rows(packed, live, kv_head, q_start, q_len, num_tokens, GROUP: tl.constexpr):
+    """Token (of all), query head and whether it exists, of packed rows of a request."""
+    token = packed // GROUP
+    head = kv_head * GROUP + packed % GROUP
+    live = live & (token < q_len) & (q_start + token < num_tokens)
+    return q_start + token, head, live
+
+
+@triton.jit
 def _merge(
-    partials, stats, first, pieces, kv_heads,
+    partials, stats, first, pieces, kv_heads, row,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sum, maximum (log2 units) and weight of a row block, from its pieces in index order.
+    """Sum, maximum (log2 units) and weight of rows `row` of a block, over its pieces in order.
 
     `first` is the number of piece 0's partial; the next piece's is `kv_heads` further.
     """
-    row = tl.arange(0, ROWS)
     dim = tl.arange(0, PAD)
+    inside = row < BLOCK
     maxima = tl.full([ROWS, CHUNK], float("-inf"), tl.float32)
     for begin in range(0, pieces, CHUNK):
         piece = begin + tl.arange(0, CHUNK)
         at = (first + piece * kv_heads).to(tl.int64)[None, :] * (2 * BLOCK) + 2 * row[:, None]
-        mask = (row < BLOCK)[:, None] & (piece < pieces)[None, :]
+        mask = inside[:, None] & (piece < pieces)[None, :]
         found = tl.load(stats + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
         maxima = tl.maximum(maxima, found)
     top = tl.max(maxima, 1)
@@ -156,7 +165,6 @@ def _merge(
     for piece in tl.range(pieces, num_stages=STAGES):
         number = (first + piece * kv_heads).to(tl.int64)
         at = stats + number * (2 * BLOCK) + 2 * row
-        inside = row < BLOCK
         maximum = tl.load(at, mask=inside, other=float("-inf"), cache_modifier=".cg")
         weight = tl.load(at + 1, mask=inside, other=0.0, cache_modifier=".cg")
         at = partials + number * (BLOCK * DIM) + row[:, None] * DIM + dim[None, :]
@@ -181,17 +189,19 @@ def attention_items(
     DIM: tl.constexpr, PAD: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     Q_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, STAGES: tl.constexpr, CHUNK: tl.constexpr,
-    MERGE_STAGES: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention of the items at `items_ptr`, as many as `count_ptr` says, for every KV head.
 
+    An item of BLOCK rows is walked in tiles of ROWS, each a unit, whose arrivals are counted alike.
     Strides of q and out count Q_UNIT elements, those of the caches KV_UNIT, so that the compiler
     knows what is whole. Decode units are dealt in contiguous equal shares, prefill units (the
     longest first) in turns.
     """
     pid = tl.program_id(0)
     ctas = tl.num_programs(0)
-    units = tl.load(count_ptr) * kv_heads
+    SPLIT: tl.constexpr = (BLOCK + ROWS - 1) // ROWS
+    units = tl.load(count_ptr) * kv_heads * SPLIT
     if PREFILL:
         first_unit = pid
         last_unit = units
@@ -212,11 +222,11 @@ def attention_items(
     else:
         inner = scale
         factor = scale * _LOG2E
-    row = tl.arange(0, ROWS)
     dim = tl.arange(0, PAD)
     for unit in range(first_unit, last_unit, step):
-        item = items_ptr + (unit // kv_heads) * _ITEM_WORDS
-        kv_head = unit % kv_heads
+        row = unit % SPLIT * ROWS + tl.arange(0, ROWS)
+        kv_head = unit // SPLIT % kv_heads
+        item = items_ptr + (unit // SPLIT // kv_heads) * _ITEM_WORDS
         request = tl.load(item + _REQUEST)
         kv_begin = tl.load(item + _KV_BEGIN)
         kv_end = tl.load(item + _KV_END)
@@ -225,25 +235,27 @@ def attention_items(
         first_row = tl.load(item + _FIRST_ROW)
         # position of the request's first query token
         origin = tl.load(item + _KV_LEN) - q_len
-        packed = first_row + row
-        token = packed // GROUP
-        head = kv_head * GROUP + packed % GROUP
-        live = (row < BLOCK) & (token < q_len) & (q_start + token < num_tokens)
-        first_token = first_row // GROUP
-        last_token = tl.minimum((first_row + BLOCK - 1) // GROUP, q_len - 1)
-        end = tl.where((table_len > 0) & (num_pages > 0), kv_end, 0)
+        token, head, live = _rows(
+            first_row + row, row < BLOCK, kv_head, q_start, q_len, num_tokens, GROUP
+        )
+        position = origin + token - q_start
+        first = first_row + unit % SPLIT * ROWS
+        first_token = first // GROUP
+        last_token = tl.minimum((first + ROWS - 1) // GROUP, q_len - 1)
+        some_keys = (table_len > 0) & (num_pages > 0) & (first_token < q_len)
+        end = tl.where(some_keys, kv_end, 0)
         row_end = tl.zeros([ROWS], tl.int32) + end
         if CAUSAL:
             end = tl.minimum(end, origin + last_token + 1)
-            row_end = tl.minimum(origin + token + 1, end)
+            row_end = tl.minimum(position + 1, end)
         begin = kv_begin
         low = kv_begin
-        row_low = origin + token - window + 1
+        row_low = position - window + 1
         if WINDOW:
             low = tl.maximum(low, origin + first_token - window + 1)
             begin = tl.maximum(begin, low // KEYS * KEYS)
 
-        q_at = ((q_start + token).to(tl.int64) * q_token + head.to(tl.int64) * q_head) * Q_UNIT
+        q_at = (token.to(tl.int64) * q_token + head.to(tl.int64) * q_head) * Q_UNIT
         q = tl.load(
             q_ptr + q_at[:, None] + dim[None, :],
             mask=live[:, None] & (dim < DIM)[None, :],
@@ -289,10 +301,16 @@ def attention_items(
         )  # fmt: skip
         top = top * factor
 
+        # read and worked out again: kept over the walk, they would cost 40 registers
+        first_row = tl.load(item + _FIRST_ROW, volatile=True)
+        q_len = tl.load(item + _Q_LEN, volatile=True)
+        token, head, live = _rows(
+            first_row + row, row < BLOCK, kv_head, q_start, q_len, num_tokens, GROUP
+        )
         pieces = tl.load(item + _NUM_PIECES)
         if pieces > 1:
-            first = tl.load(item + _FIRST_SLOT) * kv_heads + kv_head
-            number = (first + tl.load(item + _PIECE) * kv_heads).to(tl.int64)
+            first_number = tl.load(item + _FIRST_SLOT) * kv_heads + kv_head
+            number = (first_number + tl.load(item + _PIECE) * kv_heads).to(tl.int64)
             inside = row < BLOCK
             tl.store(
                 partials + number * (BLOCK * DIM) + row[:, None] * DIM + dim[None, :],
@@ -305,20 +323,24 @@ def attention_items(
             counter = counters + tl.load(item + _COUNTER) * kv_heads + kv_head
             tl.debug_barrier()
             arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            if arrived == pieces - 1:
+            if arrived == pieces * SPLIT - 1:
                 tl.store(counter, 0)
-                acc, top, total = _merge(
-                    partials, stats, first, pieces, kv_heads,
-                    BLOCK, ROWS, DIM, PAD, CHUNK, MERGE_STAGES,
-                )  # fmt: skip
-                _write(
-                    acc, top, total, q_start + token, head, live, out_ptr, lse_ptr, sinks_ptr,
-                    v_scale, out_token, out_head, kv_heads * GROUP, with_lse,
-                    DIM, PAD, Q_UNIT, SINKS,
-                )  # fmt: skip
+                for first_some in range(0, BLOCK, MERGE_ROWS):
+                    some = first_some + tl.arange(0, MERGE_ROWS)
+                    sums, maxima, weights = _merge(
+                        partials, stats, first_number, pieces, kv_heads, some,
+                        BLOCK, MERGE_ROWS, DIM, PAD, CHUNK, MERGE_STAGES,
+                    )  # fmt: skip
+                    some_token, some_head, some_live = _rows(
+                        first_row + some, some < BLOCK, kv_head, q_start, q_len, num_tokens, GROUP
+                    )
+                    _write(
+                        sums, maxima, weights, some_token, some_head, some_live,
+                        out_ptr, lse_ptr, sinks_ptr, v_scale, out_token, out_head,
+                        kv_heads * GROUP, with_lse, DIM, PAD, Q_UNIT, SINKS,
+                    )  # fmt: skip
         else:
             _write(
-                acc, top, total, q_start + token, head, live, out_ptr, lse_ptr, sinks_ptr,
-                v_scale, out_token, out_head, kv_heads * GROUP, with_lse,
-                DIM, PAD, Q_UNIT, SINKS,
+                acc, top, total, token, head, live, out_ptr, lse_ptr, sinks_ptr, v_scale,
+                out_token, out_head, kv_heads * GROUP, with_lse, DIM, PAD, Q_UNIT, SINKS,
             )  # fmt: skip

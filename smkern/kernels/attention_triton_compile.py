@@ -12,6 +12,7 @@ from smkern.tuning.attention import (
     AttentionConfig,
     AttentionDtype,
     AttentionProblem,
+    AttentionShape,
     CacheDtype,
 )
 
@@ -41,7 +42,8 @@ _NATIVE_E4M3 = 89
 class AttentionVariant:
     """One compiled kernel: what of a problem and a configuration chooses code.
 
-    `unit` bytes are known to be whole in every address and stride: 16, or 1 element where not.
+    `rows` of the `block_rows` of an item are a tile. `aligned`: addresses and strides are whole 16
+    bytes.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class AttentionVariant:
     group: int
     page_size: int
     block_rows: int
+    rows: int
     causal: bool
     window: bool
     softcap: bool
@@ -65,13 +68,16 @@ class AttentionVariant:
     def constants(self) -> dict[str, Any]:
         """The kernel's compile-time parameters."""
         prefill = self.path == "prefill"
+        pad = _power_of_two(self.head_dim)
+        # 32 elements a thread, so that merging needs no more registers than attention
+        merge_rows = min(_power_of_two(self.block_rows), max(1, 1024 * self.num_warps // pad))
         return {
             "PREFILL": prefill,
             "BLOCK": self.block_rows,
-            "ROWS": max(16, 1 << (self.block_rows - 1).bit_length()),
+            "ROWS": self.rows,
             "KEYS": self.keys,
             "DIM": self.head_dim,
-            "PAD": max(16, 1 << (self.head_dim - 1).bit_length()),
+            "PAD": pad,
             "GROUP": self.group,
             "PAGE": self.page_size,
             "CAUSAL": self.causal,
@@ -82,9 +88,14 @@ class AttentionVariant:
             "KV_UNIT": self.kv_unit,
             "STAGES": self.num_stages,
             "CHUNK": 4 if prefill else 16,
-            # a prefill partial has 64 KB: no room for two
-            "MERGE_STAGES": 1 if prefill else 2,
+            "MERGE_ROWS": merge_rows,
+            "MERGE_STAGES": 1 if prefill else 4,
         }
+
+    @property
+    def tiles(self) -> int:
+        """Units of an item, for each KV head."""
+        return -(-self.block_rows // self.rows)
 
     @property
     def q_unit(self) -> int:
@@ -95,7 +106,19 @@ class AttentionVariant:
         return (16 if self.cache_dtype == "fp8" else 8) if self.aligned else 1
 
 
-def default_config(problem: AttentionProblem, path: Path) -> AttentionConfig:
+def _power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+def _tile_rows(shape: AttentionShape, path: Path) -> int:
+    """Rows of a tile: half a prefill item where sums of 256 columns would fill the registers."""
+    if path == "prefill":
+        return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2
+    return max(16, _power_of_two(shape.decode_rows))
+
+
+def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:
     """A configuration that compiles without spills and fits any device from sm_80 on.
 
     A stage of keys is in flight for every second of `num_stages`: the pages' numbers, which the
@@ -103,13 +126,12 @@ def default_config(problem: AttentionProblem, path: Path) -> AttentionConfig:
     """
     wide = problem.shape.head_dim > 128
     if path == "prefill":
-        keys, stages = (32, 3) if wide else (64, 3)
-        return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=stages)
-    tall = problem.shape.decode_rows > 16
-    return AttentionConfig(
-        "triton", ctas_per_sm=2 if wide or tall else 4, keys=32, num_warps=4 if wide or tall else 2,
-        num_stages=5 if wide or tall else 7,
-    )  # fmt: skip
+        # only wgmma leaves queries in shared memory and so has registers for 64 keys
+        keys = 64 if capability == 90 and not wide else 32
+        return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=2 if wide else 3)
+    if wide or problem.shape.decode_rows > 16:
+        return AttentionConfig("triton", ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
+    return AttentionConfig("triton", ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
 
 
 def variants_of(
@@ -123,7 +145,7 @@ def variants_of(
     shape = problem.shape
     paths: list[tuple[Path, AttentionConfig]] = [("decode", config)]
     if shape.has_prefill:
-        paths = [("prefill", config), ("decode", default_config(problem, "decode"))]
+        paths = [("prefill", config), ("decode", default_config(problem, "decode", capability))]
     return tuple(
         AttentionVariant(
             path=path,
@@ -133,6 +155,7 @@ def variants_of(
             group=shape.group,
             page_size=shape.page_size,
             block_rows=PREFILL_ROWS if path == "prefill" else shape.decode_rows,
+            rows=_tile_rows(shape, path),
             causal=shape.causal,
             window=shape.window > 0,
             softcap=problem.softcap,

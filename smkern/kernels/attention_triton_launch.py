@@ -67,12 +67,13 @@ def _passes(
             chosen, items = config, shape.max_prefill_items
             places = (NUM_PREFILL, plan.prefill_at, space.prefill_out, space.prefill_stats)
         else:
-            chosen = default_config(problem, "decode") if shape.has_prefill else config
+            beside = shape.has_prefill
+            chosen = default_config(problem, "decode", capability) if beside else config
             items = shape.max_decode_items
             places = (NUM_DECODE, plan.decode_at, space.decode_out, space.decode_stats)
         count, first, partials, stats = places
         allowed = budget.num_sms * (chosen.ctas_per_sm if budget.confined == "mask" else 1)
-        ctas = max(1, min(allowed, items * shape.num_kv_heads))
+        ctas = max(1, min(allowed, items * variant.tiles * shape.num_kv_heads))
         found.append(_Pass(variant, ctas, 4 * count, 4 * first, space.counters, partials, stats))
     return found
 
