@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smkern.autotune import raw
+from smkern.autotune import attention, raw
+from smkern.autotune.attention_cases import MODELS, heads_option, quick_cases, tuned_cases
 from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import Candidate, parse_epilogue, problems, shortlist
 from smkern.bench.cases import BUDGETS, MS, SHAPES, IntList, ShapeList
@@ -70,6 +71,9 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 
 
 @click.command("autotune")
+@click.option("--op", type=click.Choice(["gemm", "attention"]), default="gemm", show_default=True)
+@heads_option()
+@click.option("--cache-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16")
 @click.option("--shapes", type=ShapeList(), help="Weights, as NxK,NxK. Default: the bench's.")
 @click.option("--ms", type=IntList(), help="Rows of the activations. Default: the bench's.")
 @click.option("--budgets", type=IntList(), help="SM counts: 16,32 or 16-132:2.")
@@ -98,6 +102,9 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 @click.option("--dry-run", is_flag=True, help="Say what would be measured; needs no GPU.")
 @click.option("--workers", type=click.IntRange(1), default=os.cpu_count() or 1, help="Compilers.")
 def command(
+    op: str,
+    heads: Any,
+    cache_dtype: Any,
     shapes: Any,
     ms: Any,
     budgets: Any,
@@ -116,12 +123,28 @@ def command(
     dry_run: bool,
     workers: int,
 ) -> None:
-    """Measure GEMM configurations inside partitions and write the tuned table.
+    """Measure configurations inside partitions and write the tuned table.
 
     A cell is a problem in a budget: the model's best candidates are timed in that partition, cold
     L2, interleaved. Every result is also kept in --raw; run again, only what is missing there is
-    measured. `python -m smkern.autotune.fit` fits the cost model to that file.
+    measured. `python -m smkern.autotune.fit` fits the GEMM's cost model to that file.
+
+    --op attention takes decode batches and prompts of usual lengths for the models of --heads.
     """
+    modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
+    if op == "attention":
+        cases = quick_cases(cache_dtype) if quick else None
+        if heads or cases is None:
+            cases = tuned_cases(heads or MODELS, cache_dtype=cache_dtype)
+        counts = budgets or (attention.QUICK_BUDGETS if quick else attention.BUDGETS)
+        _tune_attention(
+            attention.Request(cases, counts, modes, contended, time_limit_s, _command_line()),
+            out,
+            raw_path,
+            fresh=fresh,
+            dry_run=dry_run,
+        )
+        return
     request = Request(
         problems(
             shapes or (QUICK_SHAPES if quick else SHAPES),
@@ -136,7 +159,7 @@ def command(
         time_limit_s,
         workers,
     )
-    counts: tuple[int, ...] = budgets or (QUICK_BUDGETS if quick else BUDGETS)
+    counts = budgets or (QUICK_BUDGETS if quick else BUDGETS)
     if dry_run:
         _describe(request, counts, load_profile())
         return
@@ -146,8 +169,25 @@ def command(
     out = out or user_path(gpu, "gemm-contended" if contended else "gemm")
     raw_path = raw_path or out.with_suffix(".raw.jsonl")
     known = [] if fresh or not raw_path.exists() else raw.load(raw_path)
-    modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     _tune(request, counts, modes, TableStore(out), raw_path, known)
+
+
+def _tune_attention(
+    request: attention.Request,
+    out: Path | None,
+    raw_path: Path | None,
+    *,
+    fresh: bool,
+    dry_run: bool,
+) -> None:
+    if dry_run:
+        attention.describe(request, load_profile())
+        return
+    from smkern.device import device_info
+
+    name = "attention-contended" if request.contended else "attention"
+    out = out or user_path(device_info().name, name)
+    attention.tune(request, out, raw_path or out.with_suffix(".raw.jsonl"), fresh=fresh)
 
 
 def _describe(request: Request, counts: tuple[int, ...], profile: Profile) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from smkern.errors import TableError
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
@@ -58,7 +58,13 @@ class Measurement:
         return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
 
 
-def append(path: Path, measurements: Iterable[Measurement]) -> None:
+class Line(Protocol):
+    """What a line is made of, of any operator."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def append(path: Path, measurements: Iterable[Line]) -> None:
     """Add lines to the file. A crash can cut the last line: the next call removes what is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(item.to_json()) + "\n" for item in measurements)

@@ -1,0 +1,113 @@
+"""Which attention steps are tuned: models by their heads, batches and lengths that cells stand for.
+
+A cell serves neighbours within two octaves (`attention_table.NEAR`), so few of them cover a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import click
+
+from smkern.bench.attention_cases import AttentionCase, CacheDtype
+from smkern.tuning.attention import AttentionProblem, AttentionShape
+
+DECODE_BATCHES = (1, 8, 64)
+DECODE_LENGTHS = (1024, 4096, 32768)
+PREFILL_LENGTHS = (512, 2048, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What of a model an attention kernel sees: 32x8x128 is 32 query and 8 KV heads of 128."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.num_q_heads}x{self.num_kv_heads}x{self.head_dim}"
+
+
+MODELS = (Heads(32, 8, 128), Heads(64, 8, 128), Heads(32, 8, 64), Heads(64, 8, 64))
+"""Groups of 4 and 8 query heads, head dimensions of 128 and 64."""
+QUICK_MODELS = MODELS[:1]
+
+
+def parse_heads(text: str) -> tuple[Heads, ...]:
+    """`32x8x128,64x8x64` -> Heads; ValueError where a part is none."""
+    found = []
+    for part in text.split(","):
+        sizes = [int(size) if size.isdecimal() else 0 for size in part.split("x")]
+        if len(sizes) != 3 or min(sizes) < 1 or sizes[0] % sizes[1]:
+            raise ValueError(f"{part!r} is not QxKVxD with Q a multiple of KV: 32x8x128")
+        found.append(Heads(*sizes))
+    return tuple(found)
+
+
+def heads_option() -> Callable[[Any], Any]:
+    """`--heads` of the command."""
+
+    def parse(ctx: Any, param: Any, value: str | None) -> tuple[Heads, ...] | None:
+        try:
+            return parse_heads(value) if value else None
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    text = "Attention: models as QxKVxD.  [default: 32x8x128,64x8x128,32x8x64,64x8x64]"
+    return click.option("--heads", callback=parse, help=text)
+
+
+def tuned_cases(
+    models: Iterable[Heads] = MODELS,
+    *,
+    cache_dtype: CacheDtype = "bf16",
+    page_size: int = 16,
+    batches: Iterable[int] = DECODE_BATCHES,
+    lengths: Iterable[int] = DECODE_LENGTHS,
+    prompts: Iterable[int] = PREFILL_LENGTHS,
+) -> list[AttentionCase]:
+    """Decode steps of every batch and length, and a prompt of every length, of each model."""
+    steps = [("decode", 1, length, batch) for length, batch in product(lengths, batches)]
+    steps += [("prefill", length, length, 1) for length in prompts]
+    return [
+        AttentionCase(
+            f"{heads}-{kind}-{batch}x{length}",
+            kind,  # type: ignore[arg-type]
+            (q_len,) * batch,
+            (length,) * batch,
+            cache_dtype,
+            heads.num_q_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            page_size,
+        )
+        for heads in models
+        for kind, q_len, length, batch in steps
+    ]
+
+
+def quick_cases(cache_dtype: CacheDtype = "bf16") -> list[AttentionCase]:
+    """A few cells only."""
+    return tuned_cases(
+        QUICK_MODELS, cache_dtype=cache_dtype, batches=(8,), lengths=(4096,), prompts=(512,)
+    )
+
+
+def problem_of(case: AttentionCase) -> AttentionProblem:
+    """What dispatch sees of a case whose host numbers are exact."""
+    shape = AttentionShape(
+        batch=case.batch,
+        num_q_heads=case.num_q_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        page_size=case.page_size,
+        max_q_len=max(case.q_lens),
+        max_kv_len=max(case.kv_lens),
+        max_tokens=case.num_tokens,
+        max_total_kv=sum(case.kv_lens),
+    )
+    return AttentionProblem(shape, "bf16", case.cache_dtype)

@@ -1,0 +1,162 @@
+"""How an attention cell is measured, on a device that is not there: checks, rounds, the choice."""
+
+from dataclasses import dataclass, field
+from math import isnan, nan
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from smkern.autotune import attention_measure
+from smkern.autotune.attention_cases import Heads, problem_of, tuned_cases
+from smkern.autotune.attention_measure import AttentionMeasurement, AttentionTuner, best_cell
+from smkern.bench.attention_operands import AttentionOperands
+from smkern.bench.timing import Timing
+from smkern.errors import ArgumentError
+from smkern.tuning.attention import AttentionConfig, Budget
+from smkern.tuning.attention_table import CODEC
+
+DEFAULT, OTHER, WRONG, TURNED, REFUSED = (AttentionConfig("cuda", teams=n) for n in range(1, 6))
+SPEED = {DEFAULT: 20.0, OTHER: 10.0}
+PLACE = SimpleNamespace(
+    budget=Budget(32, "mask", False),
+    stream=SimpleNamespace(cuda_stream=7),
+    neighbour_stream=None,
+)
+
+
+@dataclass
+class FakeDispatcher:
+    """Writes torch's result into set 0's output; notes plans and launches."""
+
+    operands: AttentionOperands
+    profile: object
+    plans: list = field(default_factory=list)
+    launches: list = field(default_factory=list)
+
+    def plan(self, shape, budget):
+        return lambda *addresses: self.plans.append((budget, *addresses))
+
+    def launch(self, problem, config, budget):
+        if config == REFUSED:
+            raise ArgumentError("no such team: use fewer")
+
+        def launch(args, stream):
+            self.launches.append((config, args, stream))
+            first = self.operands.sets[0]
+            if args.out == first.out.data_ptr():
+                first.out.copy_(self.operands.reference() * (2 if config == WRONG else 1))
+                if config == TURNED:
+                    first.out[0, 0, 0] *= 1.01
+
+        return launch
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The rounds that were asked for."""
+    found = []
+
+    def time_interleaved(cases, *, rounds, errors):
+        found.append((len(cases), rounds, [case.calls for case in cases.values()]))
+        return {
+            name: Timing((us,) * rounds) for name, us in zip(cases, SPEED.values(), strict=False)
+        }
+
+    def run_once(call, stream):
+        call(0)
+
+    monkeypatch.setattr(attention_measure, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(attention_measure, "run_once", run_once)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return found
+
+
+@pytest.fixture(params=["decode", "prefill"])
+def tuner(request, profile):
+    steps = {"batches": (2,), "lengths": (40,), "prompts": ()}
+    if request.param == "prefill":
+        steps = {"batches": (), "lengths": (), "prompts": (40,)}
+    (case,) = tuned_cases([Heads(4, 2, 64)], **steps)
+    operands = AttentionOperands(case, device="cpu")
+    return AttentionTuner(FakeDispatcher(operands, profile), operands)
+
+
+def test_every_candidate_is_checked_and_the_good_ones_are_timed(tuner, asked):
+    found = tuner.measure(PLACE, [DEFAULT, OTHER, WRONG, TURNED, REFUSED])
+    assert [item.config for item in found[:2]] == [OTHER, DEFAULT]
+    assert [item.us for item in found[:2]] == [10.0, 20.0]
+    errors = {item.config: item.error for item in found[2:]}
+    assert "other bits" in errors[WRONG]
+    assert "other bits" in errors[TURNED]
+    assert errors[REFUSED] == "ArgumentError: no such team: use fewer"
+    assert all(isnan(item.us) for item in found[2:])
+    ((count, rounds, calls),) = asked
+    assert count == 2
+    assert 3 <= rounds <= 9
+    assert all(1 <= n <= 20 for n in calls)
+
+
+def test_a_wrong_result_is_named(tuner, asked):
+    (found,) = tuner.measure(PLACE, [WRONG])
+    assert found.error.startswith("wrong result: |out - torch| / |torch| is 1")
+    assert asked == []
+
+
+def test_launches_have_the_cases_addresses(tuner, asked):
+    tuner.measure(PLACE, [DEFAULT])
+    ops, dispatcher = tuner.operands, tuner.dispatcher
+    _, args, stream = dispatcher.launches[0]
+    one = ops.sets[0]
+    assert stream == 7
+    assert (args.q, args.k, args.v, args.out) == tuple(
+        x.data_ptr() for x in (one.q, one.k, one.v, one.out)
+    )
+    assert args.k_strides == one.k.stride()[:3]
+    assert args.num_tokens == one.q.shape[0]
+    assert args.table_len == ops.pages.table.shape[1]
+    budget, kv_lens, cu_q_lens, plan, workspace, plan_stream = dispatcher.plans[0]
+    assert (budget, plan_stream) == (PLACE.budget, 7)
+    assert (kv_lens, plan, workspace) == (ops.kv_lens.data_ptr(), args.plan, args.workspace)
+    decode = ops.case.kind == "decode"
+    assert cu_q_lens == (0 if decode else ops.cu_q_lens.data_ptr())
+
+
+def test_a_failed_launch_leaves_no_counts(tuner, asked):
+    tuner.measure(PLACE, [DEFAULT, TURNED])
+    assert len(tuner.dispatcher.plans) == 2, "the plan is made again, which zeroes its counters"
+
+
+def measured(tuner, times):
+    problem = problem_of(tuner.operands.case)
+    return [
+        AttentionMeasurement(problem, PLACE.budget, config, us, 0.01, 5.0, error)
+        for config, (us, error) in times.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({DEFAULT: (10.1, None), OTHER: (10.0, None)}, DEFAULT),
+        ({DEFAULT: (11.0, None), OTHER: (10.0, None)}, OTHER),
+        ({DEFAULT: (nan, "failed"), OTHER: (10.0, None)}, OTHER),
+    ],
+)
+def test_the_default_stays_where_it_is_as_fast(tuner, times, chosen):
+    cell = best_cell(measured(tuner, times), DEFAULT)
+    assert cell.config == chosen
+
+
+def test_a_cell_where_nothing_ran_is_none(tuner):
+    assert best_cell(measured(tuner, {DEFAULT: (nan, "failed")}), DEFAULT) is None
+
+
+def test_a_measurement_as_a_line(tuner):
+    good, bad = measured(tuner, {OTHER: (10.0, None), WRONG: (nan, "wrong")})
+    row = good.to_json()
+    assert row["config"] == {"kernel": "cuda", "teams": 2}
+    assert (row["us"], row["num_sms"], row["confined"]) == (10.0, 32, "mask")
+    assert "us" not in bad.to_json()
+    assert bad.to_json()["error"] == "wrong"
+    assert CODEC.encode(good.key, best_cell([good], OTHER))["path"] in ("decode", "prefill")

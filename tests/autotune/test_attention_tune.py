@@ -1,0 +1,117 @@
+"""The tuner's bookkeeping for attention: cases, candidates, what is left, what the command says."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from click.testing import CliRunner
+
+from smkern.autotune import attention, main
+from smkern.autotune.attention_cases import (
+    MODELS,
+    Heads,
+    parse_heads,
+    problem_of,
+    quick_cases,
+    tuned_cases,
+)
+from smkern.tuning import attention_space as space
+from smkern.tuning.attention import Budget
+from smkern.tuning.attention_select import select_attention
+from smkern.tuning.attention_table import AttentionKey, AttentionTable
+from smkern.tuning.cells import Tuned
+
+
+@dataclass(frozen=True)
+class FakePlace:
+    budget: Budget
+    stream: None = None
+    neighbour_stream: None = None
+
+
+PLACES = [FakePlace(Budget(n, "mask", n > 66)) for n in (16, 100)]
+
+
+def request_of(cases):
+    return attention.Request(cases, (16, 100), ("mask",), False, float("inf"), "smkern autotune")
+
+
+def test_default_cases_are_distinct_cells():
+    cases = tuned_cases()
+    assert len(cases) == len(MODELS) * (3 * 3 + 3)
+    keys = {AttentionKey.of(problem_of(case), Budget(16)) for case in cases}
+    assert len(keys) == len(cases)
+    assert {key.path for key in keys} == {"decode", "prefill"}
+    assert set(quick_cases()) <= set(tuned_cases())
+    assert len(quick_cases()) == 2
+
+
+def test_a_cases_numbers_are_exact():
+    (case,) = tuned_cases([Heads(8, 2, 64)], batches=(3,), lengths=(100,), prompts=())
+    shape = problem_of(case).shape
+    assert (shape.batch, shape.max_tokens, shape.max_kv_len, shape.max_total_kv) == (3, 3, 100, 300)
+    assert not shape.has_prefill
+
+
+def test_heads_are_parsed_and_named():
+    assert parse_heads("32x8x128,8x8x64") == (Heads(32, 8, 128), Heads(8, 8, 64))
+    assert str(Heads(32, 8, 128)) == "32x8x128"
+
+
+@pytest.mark.parametrize("text", ["32x8", "32x7x128", "axbxc", "0x1x64", ""])
+def test_heads_that_are_none(text):
+    with pytest.raises(ValueError, match="is not QxKVxD"):
+        parse_heads(text)
+
+
+@pytest.mark.parametrize("case", tuned_cases((*MODELS, Heads(16, 4, 80))), ids=lambda c: c.name)
+def test_candidates_begin_with_the_default_and_keep_its_bits(case, profile):
+    problem, budget = problem_of(case), Budget(32, "mask")
+    found = attention.listed(problem, budget, profile)
+    assert 1 <= len(found) <= attention.MAX_CANDIDATES
+    assert found[0] == select_attention(problem, budget, profile).config
+    assert len(set(found)) == len(found)
+    assert len({space.bits(problem, config) for config in found}) == 1
+
+
+def test_a_device_without_kernels_has_no_candidates(profile):
+    old = replace(profile, info=replace(profile.info, capability=(7, 5)))
+    assert attention.listed(problem_of(tuned_cases()[0]), Budget(32), old) == ()
+
+
+def test_what_is_done_is_left_out(profile):
+    cases = quick_cases()
+    jobs = list(attention.jobs_of(request_of(cases), PLACES, profile, lambda key: False))
+    assert [(job.case, job.place) for job in jobs] == [(c, p) for c in cases for p in PLACES]
+    done = {AttentionKey.of(problem_of(jobs[1].case), jobs[1].place.budget)}
+    left = list(attention.jobs_of(request_of(cases), PLACES, profile, done.__contains__))
+    assert left == [jobs[0], *jobs[2:]]
+
+
+def test_a_tuned_cell_is_served_for_its_case(profile):
+    """What the tuner writes, dispatch finds."""
+    case = tuned_cases()[0]
+    problem, budget = problem_of(case), Budget(16, "mask")
+    last = attention.listed(problem, budget, profile)[-1]
+    table = AttentionTable({}, {AttentionKey.of(problem, budget): Tuned(last, 5.0)})
+    found = select_attention(problem, budget, profile, table)
+    assert (found.source, found.config) == ("table", last)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main.command, ["--op", "attention", *arguments])
+
+
+def test_a_dry_run_needs_no_gpu():
+    result = run("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "432 cells, " in result.output
+    quick = run("--dry-run", "--quick", "--cache-dtype", "fp8")
+    assert "4 cells, " in quick.output
+    both = run("--dry-run", "--heads", "8x2x64", "--budgets", "32", "--confined", "both")
+    assert "24 cells, " in both.output
+
+
+def test_heads_that_are_none_are_refused():
+    result = run("--dry-run", "--heads", "8x3x64")
+    assert result.exit_code == 2
+    assert "QxKVxD" in result.output
