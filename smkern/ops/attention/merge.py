@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops import validate
@@ -17,9 +18,20 @@ from smkern.ops.attention.call import writable
 from smkern.ops.attention.host import host_budget
 from smkern.ops.dispatch import MAX_CACHED
 from smkern.ops.eager import Streams
+from smkern.ops.library import NAMESPACE
 from smkern.ops.reference import attention as reference
 
 MAX_HEAD_DIM = 1024
+SCHEMA = (
+    "merge_states(Tensor outs, Tensor lses, *, SymInt? num_sms=None) -> (Tensor out, Tensor lse)"
+)
+OUT_SCHEMA = (
+    "merge_states_out(Tensor outs, Tensor lses, Tensor(a!) out, Tensor(b!) lse, *, "
+    "SymInt? num_sms=None) -> ()"
+)
+_PLAIN = frozenset({Tensor, Parameter})
+_is_compiling = torch.compiler.is_compiling
+_num_modes = torch._C._len_torch_dispatch_stack
 
 
 def merge_states(
@@ -62,13 +74,34 @@ def merge_states(
         [0.5]
     """
     states, sums = _stacked("outs", outs), _stacked("lses", lses)
-    check_states(states, sums, out, lse)
-    check_overlap({"out": out, "lse": lse}, {"outs": states, "lses": sums})
-    if states.is_cuda:
-        return eager_merge(states.get_device())(states, sums, out, lse, num_sms)
+    if _is_compiling() or states.__class__ not in _PLAIN or _num_modes():
+        return _through_library(states, sums, out, lse, num_sms)
+    return run(states, sums, out, lse, num_sms)
+
+
+def _through_library(
+    outs: Tensor, lses: Tensor, out: Tensor | None, lse: Tensor | None, num_sms: Any
+) -> tuple[Tensor, Tensor]:
+    if out is None and lse is None:
+        merged, total = torch.ops.smkern.merge_states(outs, lses, num_sms=num_sms)
+        return merged, total
+    out = outs.new_empty(outs.shape[1:]) if out is None else out
+    lse = lses.new_empty(lses.shape[1:]) if lse is None else lse
+    torch.ops.smkern.merge_states_out(outs, lses, out, lse, num_sms=num_sms)
+    return out, lse
+
+
+def run(
+    outs: Tensor, lses: Tensor, out: Tensor | None, lse: Tensor | None, num_sms: Any
+) -> tuple[Tensor, Tensor]:
+    """Check stacked states and merge them: the kernel on a GPU, the reference elsewhere."""
+    check_states(outs, lses, out, lse)
+    check_overlap({"out": out, "lse": lse}, {"outs": outs, "lses": lses})
+    if outs.is_cuda:
+        return eager_merge(outs.get_device())(outs, lses, out, lse, num_sms)
     host_budget(num_sms)
     with torch.no_grad():
-        return reference.merge_states(states, sums, out=out, lse=lse)
+        return reference.merge_states(outs, lses, out=out, lse=lse)
 
 
 def _stacked(name: str, x: Any) -> Tensor:
@@ -208,3 +241,48 @@ def eager_merge(index: int) -> EagerMerge:
         torch._C._cuda_isCurrentStreamCapturing,
     )
     return EagerMerge(index, info.capability, info.num_sms, streams)
+
+
+def _run(outs, lses, *, num_sms=None):
+    return run(outs, lses, None, None, num_sms)
+
+
+def _run_out(outs, lses, out, lse, *, num_sms=None):
+    run(outs, lses, out, lse, num_sms)
+
+
+def _check_fake(outs: Tensor, lses: Tensor) -> None:
+    torch._check(outs.dim() == 4, lambda: f"outs {outs.shape} is not [n, tokens, heads, head_dim]")
+    torch._check(lses.dim() == 3, lambda: f"lses {lses.shape} is not [n, tokens, heads]")
+    for at in range(3):
+        torch._check(outs.shape[at] == lses.shape[at], lambda: f"{outs.shape}, {lses.shape}")
+
+
+def _fake(outs, lses, *, num_sms=None):
+    _check_fake(outs, lses)
+    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+
+
+def _fake_out(outs, lses, out, lse, *, num_sms=None):
+    _check_fake(outs, lses)
+
+
+def register() -> torch.library.Library:
+    """Define both operators with their CPU, CUDA and fake implementations.
+
+    Returns:
+        The registration, which lasts as long as the object does.
+    """
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    for schema in (SCHEMA, OUT_SCHEMA):
+        library.define(schema, tags=tags)
+    for key in ("CPU", "CUDA"):
+        library.impl("merge_states", _run, key)
+        library.impl("merge_states_out", _run_out, key)
+    torch.library.register_fake(f"{NAMESPACE}::merge_states", _fake, lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::merge_states_out", _fake_out, lib=library)
+    return library
+
+
+LIBRARY = register()

@@ -1,0 +1,162 @@
+"""`smkern::paged_attention` in torch.library, on CPU and fake tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+import smkern.ops as smkern
+from smkern.errors import ArgumentError
+from tests.ops.attention.cases import Case, make
+
+DECODE = Case(lengths=((1, 37), (1, 5), (1, 20)))
+RAGGED = Case(lengths=((1, 37), (3, 40), (9, 9)))
+FP8 = torch.float8_e4m3fn
+CASES = [
+    DECODE,
+    replace(RAGGED, flat=True, options={"sinks": True, "softcap": 3.0, "num_sms": 3}),
+    replace(DECODE, options={"window": 4, "causal": False, "scale": 0.3}),
+]
+
+
+def prepared(case):
+    """A call whose caches hold no NaN: opcheck compares inputs with equality."""
+    made = make(case)
+    q, k_cache, v_cache, *rest = made.args
+    caches = [x.float().nan_to_num(1.0).to(x.dtype) for x in (k_cache, v_cache)]
+    return (q, *caches, *rest), made.options
+
+
+def plan_of(args, options):
+    named = {name: options[name] for name in ("cu_q_lens", "max_q_len", "num_sms", "window",
+                                              "causal") if name in options}  # fmt: skip
+    return smkern.plan_attention(
+        args[4], num_q_heads=4, num_kv_heads=2, head_dim=64, page_size=16, max_kv_len=64, **named
+    )
+
+
+def planned(args, options):
+    plan = plan_of(args, options)
+    return options | {
+        "plan_buffer": plan.buffer, "plan_workspace": plan.workspace, "plan_numbers": plan.numbers
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("return_lse", [True, False])
+def test_opcheck_functional(case, return_lse):
+    args, options = prepared(case)
+    options["return_lse"] = return_lse
+    opcheck(torch.ops.smkern.paged_attention.default, args, options)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("with_lse", [True, False])
+def test_opcheck_out(case, with_lse):
+    args, options = prepared(case)
+    out = torch.zeros_like(args[0])
+    options["lse"] = torch.zeros(args[0].shape[:2]) if with_lse else None
+    opcheck(torch.ops.smkern.paged_attention_out.default, (*args, out), options)
+
+
+@pytest.mark.parametrize("case", CASES[:2])
+def test_opcheck_with_a_plan(case):
+    args, options = prepared(case)
+    opcheck(torch.ops.smkern.paged_attention.default, args, planned(args, options))
+
+
+def test_opcheck_merge_states():
+    outs, lses = torch.randn(2, 3, 4, 64), torch.randn(2, 3, 4)
+    opcheck(torch.ops.smkern.merge_states.default, (outs, lses), {"num_sms": 4})
+    places = torch.zeros(3, 4, 64), torch.zeros(3, 4)
+    opcheck(torch.ops.smkern.merge_states_out.default, (outs, lses, *places))
+
+
+def test_it_is_what_the_public_operator_runs():
+    args, options = prepared(CASES[1])
+    want, want_lse = smkern.paged_attention(*args, **options, return_lse=True)
+    out, lse = torch.ops.smkern.paged_attention(*args, **planned(args, options), return_lse=True)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    out, lse = torch.ops.smkern.paged_attention(*args, **options)
+    assert torch.equal(out, want)
+    assert lse.numel() == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("with_plan", [True, False])
+def test_compiled_without_a_break(backend, with_plan):
+    args, options = prepared(replace(RAGGED, cache_dtype=FP8))
+    options |= {"k_scale": 0.5, "v_scale": torch.tensor([2.0])}
+    plan = plan_of(args, options) if with_plan else None
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def layers(args, options, plan):
+        x, lse = smkern.paged_attention(*args, **options, plan=plan, return_lse=True)
+        y = smkern.paged_attention(x, *args[1:], **options, plan=plan)
+        return y + 1, lse
+
+    x, want_lse = smkern.paged_attention(*args, **options, return_lse=True)
+    want = smkern.paged_attention(x, *args[1:], **options) + 1
+    got, lse = layers(args, options, plan)
+    assert torch.equal(got, want)
+    assert torch.equal(lse, want_lse)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_into_given_places(backend):
+    args, options = prepared(DECODE)
+    out, lse = torch.zeros_like(args[0]), torch.zeros(3, 4)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def layer(out, lse):
+        smkern.paged_attention(*args, **options, out=out, lse=lse)
+        return smkern.merge_states(torch.stack([out, out]), torch.stack([lse, lse]))
+
+    merged, _ = layer(out, lse)
+    want, want_lse = smkern.paged_attention(*args, **options, return_lse=True)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    torch.testing.assert_close(merged, want)
+
+
+def test_num_sms_stays_a_number_of_the_graph():
+    """A new budget must not compile anew: `num_sms` is symbolic under dynamic shapes."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    args, _ = prepared(DECODE)
+    layer = torch.compile(
+        lambda num_sms: smkern.paged_attention(*args, num_sms=num_sms),
+        backend=counter,
+        dynamic=True,
+    )
+    for num_sms in (8, 16, 24, 100):
+        layer(num_sms)
+    assert counter.frame_count == 1
+
+
+def test_fake_and_meta_tensors_get_shapes_only():
+    args, options = prepared(DECODE)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [torch.empty(x.shape, dtype=x.dtype) for x in args]
+        out, lse = smkern.paged_attention(*fakes, **options, return_lse=True)
+        assert (out.shape, lse.shape, lse.dtype) == ((3, 4, 64), (3, 4), torch.float32)
+        with pytest.raises((ArgumentError, RuntimeError)):
+            smkern.paged_attention(torch.empty(3, 4, 96).half(), *fakes[1:])
+        with pytest.raises(ArgumentError, match="backend='fa3'"):
+            smkern.paged_attention(*fakes, backend="fa3")
+        merged, _ = smkern.merge_states(torch.empty(2, 3, 4, 64), torch.empty(2, 3, 4))
+        assert merged.shape == (3, 4, 64)
+    metas = [x.to("meta") for x in args]
+    assert smkern.paged_attention(*metas, **options).device.type == "meta"
+
+
+def test_under_make_fx_it_is_one_operator():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    args, options = prepared(DECODE)
+    graph = make_fx(lambda q: smkern.paged_attention(q, *args[1:], **options))(args[0])
+    assert torch.ops.smkern.paged_attention.default in [node.target for node in graph.graph.nodes]
