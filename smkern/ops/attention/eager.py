@@ -182,6 +182,10 @@ class EagerAttention:
             check.check_plan(made)
         return made
 
+    def stream_budget(self) -> Budget:
+        """What the current stream has."""
+        return self._budget(self._current_stream(self.index), self.index)
+
     def _prepare(self, key: Any, call: Call, stream_budget: Budget) -> Record:
         """Validate a combination of numbers and prepare its launch; keep it."""
         shape = check_call(call)

@@ -15,6 +15,7 @@ from smkern.ops.attention.call import Call
 from smkern.ops.attention.eager import eager_attention
 from smkern.ops.attention.host import attention_cpu, plan_cpu
 from smkern.ops.attention.plan import Plan, PlanNumbers, shape_of_plan
+from smkern.ops.attention.plan_library import plan_through_library
 
 _PLAIN = frozenset({Tensor, Parameter, NoneType})
 _NEEDED = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
@@ -91,12 +92,34 @@ def plan_attention(
         num_q_heads, num_kv_heads, head_dim, page_size, max_q_len, max_kv_len, causal, window,
         num_tokens, max_total_kv,
     )  # fmt: skip
-    if kv_lens.__class__ not in _PLAIN or cu_q_lens.__class__ not in _PLAIN or kv_lens is None:
+    if _is_compiling() and num_sms is None:
+        # the stream's budget is a number that a graph must not keep
+        return _plan_outside(kv_lens, cu_q_lens, given, out, check)
+    if kv_lens is None or not isinstance(kv_lens, Tensor):
         shape_of_plan(kv_lens, cu_q_lens, given)
+    if (
+        _is_compiling()
+        or kv_lens.__class__ not in _PLAIN
+        or cu_q_lens.__class__ not in _PLAIN
+        or _num_modes()
+        or not (kv_lens.is_cuda or kv_lens.is_cpu)
+    ):
+        return plan_through_library(kv_lens, cu_q_lens, given, out, check, num_sms)
     if kv_lens.is_cuda:
         eager = eager_attention(kv_lens.get_device())
         return eager.plan(kv_lens, cu_q_lens, given, out, check, num_sms)
     return plan_cpu(kv_lens, cu_q_lens, given, out, check, num_sms)
+
+
+@torch.compiler.disable
+def _plan_outside(
+    kv_lens: Tensor, cu_q_lens: Tensor | None, given: PlanNumbers, out: Plan | None, check: bool
+) -> Plan:
+    """Make a plan in the current stream's budget, which a compiled function leaves its graph for."""
+    if kv_lens.is_cuda:
+        eager = eager_attention(kv_lens.get_device())
+        return eager.plan(kv_lens, cu_q_lens, given, out, check, None)
+    return plan_cpu(kv_lens, cu_q_lens, given, out, check, None)
 
 
 def paged_attention(

@@ -76,6 +76,47 @@ def test_opcheck_merge_states():
     opcheck(torch.ops.smkern.merge_states_out.default, (outs, lses, *places))
 
 
+@pytest.mark.parametrize("ragged", [True, False])
+def test_opcheck_plan(ragged):
+    args, options = prepared(RAGGED if ragged else DECODE)
+    plan = plan_of(args, options | {"num_sms": 3})
+    given = (args[4], options.get("cu_q_lens"))
+    opcheck(torch.ops.smkern.plan_attention.default, given, {"numbers": plan.numbers})
+    buffers = (torch.zeros_like(plan.buffer), torch.zeros_like(plan.workspace))
+    opcheck(torch.ops.smkern.plan_attention_out.default, (*given, *buffers),
+            {"numbers": plan.numbers})  # fmt: skip
+    buffer, _ = torch.ops.smkern.plan_attention(*given, numbers=plan.numbers)
+    assert torch.equal(buffer, plan.buffer)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("num_sms", [3, None])
+def test_a_step_with_its_plan_compiles(backend, num_sms):
+    """A given budget stays in the graph; the stream's is read outside of it."""
+    args, options = prepared(RAGGED)
+
+    @torch.compile(backend=backend, fullgraph=num_sms is not None)
+    def step(args, options, out):
+        plan = plan_of(args, options | {"num_sms": num_sms})
+        x = smkern.paged_attention(*args, **options, plan=plan, num_sms=num_sms)
+        plan = smkern.plan_attention(
+            args[4], cu_q_lens=options["cu_q_lens"], max_q_len=options["max_q_len"], out=out,
+            num_q_heads=4, num_kv_heads=2, head_dim=64, page_size=16, max_kv_len=64,
+            num_sms=num_sms,
+        )  # fmt: skip
+        return plan, x, smkern.paged_attention(*args, **options, plan=plan, num_sms=num_sms)
+
+    kept = plan_of(args, options | {"num_sms": num_sms})
+    want_buffer = kept.buffer.clone()
+    kept.buffer.zero_()
+    plan, x, y = step(args, options, kept)
+    want = smkern.paged_attention(*args, **options)
+    assert torch.equal(x, want)
+    assert torch.equal(y, want)
+    assert plan.buffer is kept.buffer
+    assert torch.equal(kept.buffer, want_buffer)
+
+
 def test_it_is_what_the_public_operator_runs():
     args, options = prepared(CASES[1])
     want, want_lse = smkern.paged_attention(*args, **options, return_lse=True)
@@ -148,6 +189,8 @@ def test_fake_and_meta_tensors_get_shapes_only():
             smkern.paged_attention(torch.empty(3, 4, 96).half(), *fakes[1:])
         with pytest.raises(ArgumentError, match="backend='fa3'"):
             smkern.paged_attention(*fakes, backend="fa3")
+        plan = plan_of(fakes, options)
+        assert plan.buffer.shape == plan_of(args, options).buffer.shape
         merged, _ = smkern.merge_states(torch.empty(2, 3, 4, 64), torch.empty(2, 3, 4))
         assert merged.shape == (3, 4, 64)
     metas = [x.to("meta") for x in args]
