@@ -1,0 +1,296 @@
+"""Rotary position embeddings: frequencies of a model, and the table of cosines and sines.
+
+Sines of large angles need range reduction and more than fp32 (an angle of 131072 radians in fp32 is
+off by 0.008), so kernels read a table that is made once on the host in fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor, isfinite, log, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+
+MAX_TABLE_STEP = 1 << 16
+"""Positions whose fp64 angles are held at once."""
+
+
+def _check(name: str, value: float, least: float, *, above: bool = False) -> None:
+    """Raise ArgumentError unless a number is finite and at least (or above) a limit."""
+    if not isinstance(value, (int, float)) or not isfinite(value):
+        raise ArgumentError(f"{name}={value!r} is no finite number: pass one")
+    if value < least or (above and value == least):
+        raise ArgumentError(
+            f"{name}={value!r}: it must be {'above' if above else 'at least'} {least}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Positions divided by `factor` (position interpolation, arXiv 2306.15595)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check("factor", self.factor, 0, above=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a ramp between.
+
+    A wavelength is long above original_max_position / low_freq_factor and short below
+    original_max_position / high_freq_factor.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+    def __post_init__(self) -> None:
+        _check("factor", self.factor, 0, above=True)
+        _check("low_freq_factor", self.low_freq_factor, 0, above=True)
+        _check("high_freq_factor", self.high_freq_factor, self.low_freq_factor, above=True)
+        _check("original_max_position", self.original_max_position, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (arXiv 2309.00071): dimensions that turn often keep their frequency, slow ones are
+    divided by `factor`; between `beta_fast` and `beta_slow` turns over the original context, a ramp.
+
+    `attention_factor` scales cosines and sines. None: 0.1 ln(factor) + 1, or with `mscale` and
+    `mscale_all_dim` (both or neither) the quotient of (0.1 m ln(factor) + 1) of the two. `truncate`
+    rounds the ramp's ends to whole dimensions, as the paper's code does.
+    """
+
+    factor: float
+    original_max_position: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        _check("factor", self.factor, 0, above=True)
+        _check("original_max_position", self.original_max_position, 1)
+        _check("beta_slow", self.beta_slow, 0, above=True)
+        _check("beta_fast", self.beta_fast, self.beta_slow)
+        if self.attention_factor is not None:
+            _check("attention_factor", self.attention_factor, 0, above=True)
+
+    @property
+    def resolved_attention_factor(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
+
+    def _magnitude(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * log(self.factor) + 1.0
+
+
+Scaling = Linear | Llama3 | Yarn
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary embedding of a model.
+
+    Of a head's dimensions the first `rotary_dim` turn: pair i at position p by the angle
+    p * inv_freq[i], unscaled theta ** (-2 i / rotary_dim).
+
+    Args:
+        rotary_dim: even; below head_dim the rest of a head passes through.
+        theta: base of the frequencies.
+        interleaved: pair i is dimensions (2i, 2i + 1), as in GPT-J; else (i, i + rotary_dim / 2),
+            as in GPT-NeoX, Llama and Qwen.
+        scaling: `Linear`, `Llama3`, `Yarn`, or None.
+
+    Raises:
+        ArgumentError: a number out of range.
+
+    Source: RoFormer (arXiv 2104.09864) section 3.4.2.
+
+    Example:
+        >>> rope = Rope(128, theta=500_000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192))
+        >>> rope.table(4096).shape
+        torch.Size([4096, 128])
+    """
+
+    rotary_dim: int
+    theta: float = 10_000.0
+    interleaved: bool = False
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rotary_dim, bool) or not isinstance(self.rotary_dim, int):
+            raise ArgumentError(f"rotary_dim={self.rotary_dim!r} is no whole number: pass an int")
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ArgumentError(
+                f"rotary_dim={self.rotary_dim}: it must be even and at least 2, as dimensions turn "
+                "in pairs"
+            )
+        _check("theta", self.theta, 1, above=True)
+        if self.scaling is not None and not isinstance(self.scaling, (Linear, Llama3, Yarn)):
+            raise ArgumentError(
+                f"scaling is {type(self.scaling).__name__}: pass a Linear, Llama3 or Yarn, or None"
+            )
+
+    @classmethod
+    def from_config(cls, config: Any, *, interleaved: bool = False) -> Rope:
+        """The rotary embedding that a transformers-style model config describes.
+
+        Args:
+            config: an object or a mapping with `head_dim` (or `hidden_size` and
+                `num_attention_heads`), `rope_theta`, `partial_rotary_factor`, and `rope_scaling`
+                (or `rope_parameters`) of rope_type default, linear, llama3 or yarn.
+            interleaved: configs do not say it.
+
+        Raises:
+            ArgumentError: something is missing, or a rope_type that is not there.
+        """
+        return _from_config(config, interleaved)
+
+    @property
+    def attention_factor(self) -> float:
+        """What cosines and sines are multiplied by: YaRN's, else 1."""
+        return self.scaling.resolved_attention_factor if isinstance(self.scaling, Yarn) else 1.0
+
+    @property
+    def inv_freq(self) -> Tensor:
+        """[rotary_dim / 2] fp32: radians a position."""
+        return self._frequencies().float()
+
+    def table(
+        self,
+        max_position: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """[max_position, rotary_dim]: cosines of all pairs, then sines, times the attention factor.
+
+        It is what `smkern.qk_norm_rope_append` takes as `cos_sin`.
+
+        Args:
+            max_position: positions 0 to max_position - 1.
+            device: where it shall lie; None: torch's default.
+            dtype: computed in fp64 and rounded once to this.
+
+        Raises:
+            ArgumentError: `max_position` below 1.
+        """
+        if isinstance(max_position, bool) or not isinstance(max_position, int) or max_position < 1:
+            raise ArgumentError(f"max_position={max_position!r}: give a whole number of at least 1")
+        half = self.rotary_dim // 2
+        frequencies = self._frequencies()
+        table = torch.empty(max_position, self.rotary_dim, dtype=dtype)
+        for begin in range(0, max_position, MAX_TABLE_STEP):
+            end = min(begin + MAX_TABLE_STEP, max_position)
+            angles = torch.arange(begin, end, dtype=torch.float64)[:, None] * frequencies
+            table[begin:end, :half] = (angles.cos() * self.attention_factor).to(dtype)
+            table[begin:end, half:] = (angles.sin() * self.attention_factor).to(dtype)
+        return table.to(torch.get_default_device() if device is None else device)
+
+    def _frequencies(self) -> Tensor:
+        """[rotary_dim / 2] fp64 on the CPU."""
+        steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu")
+        plain = self.theta ** (-steps / self.rotary_dim)
+        if isinstance(self.scaling, Linear):
+            return plain / self.scaling.factor
+        if isinstance(self.scaling, Llama3):
+            return _llama3(plain, self.scaling)
+        if isinstance(self.scaling, Yarn):
+            return _yarn(plain, self.scaling, self.rotary_dim, self.theta)
+        return plain
+
+
+def _llama3(plain: Tensor, s: Llama3) -> Tensor:
+    turns = s.original_max_position * plain / (2 * pi)
+    kept = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return (1 - kept) * plain / s.factor + kept * plain
+
+
+def _yarn(plain: Tensor, s: Yarn, rotary_dim: int, theta: float) -> Tensor:
+    def dimension(turns: float) -> float:
+        """Where a pair makes so many turns over the original context."""
+        return rotary_dim * log(s.original_max_position / (turns * 2 * pi)) / (2 * log(theta))
+
+    low, high = dimension(s.beta_fast), dimension(s.beta_slow)
+    if s.truncate:
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero; the ramp is a step
+    pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device="cpu")
+    ramp = ((pairs - low) / (high - low)).clamp(0, 1)
+    return plain / s.factor * ramp + plain * (1 - ramp)
+
+
+def _from_config(config: Any, interleaved: bool) -> Rope:
+    def get(name: str, default: Any = None) -> Any:
+        if isinstance(config, Mapping):
+            found = config.get(name)
+        else:
+            found = getattr(config, name, None)
+        return default if found is None else found
+
+    parameters = get("rope_parameters") or get("rope_scaling") or {}
+    head_dim = get("head_dim")
+    if head_dim is None:
+        hidden, heads = get("hidden_size"), get("num_attention_heads")
+        if hidden is None or heads is None:
+            raise ArgumentError(
+                "the config has no head_dim, nor hidden_size and num_attention_heads: add head_dim"
+            )
+        head_dim = hidden // heads
+    partial = parameters.get("partial_rotary_factor") or get("partial_rotary_factor", 1.0)
+    theta = parameters.get("rope_theta") or get("rope_theta", 10_000.0)
+    scaling = _scaling(parameters, get("max_position_embeddings"))
+    return Rope(int(head_dim * partial), float(theta), interleaved, scaling)
+
+
+def _scaling(parameters: Mapping[str, Any], max_position: int | None) -> Scaling | None:
+    """The scaling that a `rope_scaling` dictionary describes."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+
+    def need(name: str, default: Any = None) -> Any:
+        value = parameters.get(name)
+        if value is None and default is None:
+            raise ArgumentError(f"rope_scaling of type {kind!r} has no {name}: add it")
+        return default if value is None else value
+
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return Linear(need("factor"))
+    if kind == "llama3":
+        original = need("original_max_position_embeddings", max_position)
+        return Llama3(need("factor"), need("low_freq_factor"), need("high_freq_factor"), original)
+    if kind == "yarn":
+        original = need("original_max_position_embeddings", max_position)
+        stretched = None if max_position is None else max_position / original
+        return Yarn(
+            factor=need("factor", stretched),
+            original_max_position=original,
+            beta_fast=need("beta_fast", 32.0),
+            beta_slow=need("beta_slow", 1.0),
+            attention_factor=parameters.get("attention_factor"),
+            mscale=parameters.get("mscale"),
+            mscale_all_dim=parameters.get("mscale_all_dim"),
+            truncate=need("truncate", True),
+        )
+    raise ArgumentError(
+        f"rope_type {kind!r} is not there: use default, linear, llama3 or yarn, or make a table of "
+        "cosines and sines [max_position, rotary_dim] of your own"
+    )
