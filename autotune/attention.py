@@ -138,11 +138,9 @@ def precompile(jobs: Sequence[Job], profile: Profile) -> None:
 
     One that fails is reported again when it is measured.
     """
-    from smkern.kernels.attention_cuda import variant_of
-    from smkern.kernels.cuda_source import compile_cuda
+    from smkern.kernels.attention_cuda import compile_cuda_variant, variant_of
 
     major, minor = profile.info.capability
-    arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     variants = {
         variant_of(problem_of(job.case), config)
         for job in jobs
@@ -151,8 +149,7 @@ def precompile(jobs: Sequence[Job], profile: Profile) -> None:
     }
     with ThreadPoolExecutor() as pool:
         made = {
-            pool.submit(compile_cuda, f"{variant.kernel}.cu", variant.defines, arch)
-            for variant in variants
+            pool.submit(compile_cuda_variant, variant, 10 * major + minor) for variant in variants
         }
         errors = [error for future in made if (error := future.exception()) is not None]
     if errors:

@@ -143,6 +143,20 @@ def pack_params(problem: AttentionProblem, args: AttentionArguments) -> bytes:
     )  # fmt: skip
 
 
+def compile_cuda_variant(variant: CudaVariant, capability: int) -> bytes:
+    """Device code of a variant, from the cache on disk where it is there. Needs no GPU."""
+    return compile_cuda(f"{variant.kernel}.cu", variant.defines, _arch(capability))
+
+
+def compile_plan(capability: int) -> bytes:
+    """Device code of the plan's kernel, likewise."""
+    return compile_cuda("attention_plan.cu", (), _arch(capability))
+
+
+def _arch(capability: int) -> str:
+    return f"sm_{capability}" + ("a" if capability >= 90 else "")
+
+
 class CudaAttention:
     """The CUDA attention kernels of one device: compiled and loaded once a variant.
 
@@ -196,9 +210,8 @@ class CudaAttention:
             )
         with self._lock:
             if self._plan is None:
-                self._plan = self._load(
-                    "attention_plan.cu", "attention_plan", (), 4 * MAX_BATCH + 64
-                )
+                cubin = compile_plan(self.capability)
+                self._plan = load_function(cubin, "attention_plan", 4 * MAX_BATCH + 64)
                 self._record("attention_plan")
         function, run = self._plan, launch_kernel()
         layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
@@ -222,14 +235,7 @@ class CudaAttention:
     def _function(self, variant: CudaVariant) -> ctypes.c_void_p:
         with self._lock:
             if variant not in self._loaded:
-                self._loaded[variant] = self._load(
-                    f"{variant.kernel}.cu", variant.kernel, variant.defines, SHARED_LIMIT
-                )
+                cubin = compile_cuda_variant(variant, self.capability)
+                self._loaded[variant] = load_function(cubin, variant.kernel, SHARED_LIMIT)
                 self._record(variant)
             return self._loaded[variant]
-
-    def _load(
-        self, source: str, name: str, defines: tuple[str, ...], shared: int
-    ) -> ctypes.c_void_p:
-        arch = f"sm_{self.capability}" + ("a" if self.capability >= 90 else "")
-        return load_function(compile_cuda(source, defines, arch), name, shared)

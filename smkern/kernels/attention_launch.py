@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Union
 
 from smkern.errors import ArgumentError
 from smkern.kernels.attention_args import AttentionArguments
-from smkern.kernels.attention_cuda import CudaAttention, PlanLaunch
+from smkern.kernels.attention_cuda import (
+    CudaAttention,
+    CudaVariant,
+    PlanLaunch,
+    compile_cuda_variant,
+    compile_plan,
+    variant_of,
+)
+from smkern.kernels.attention_triton_compile import AttentionVariant, compile_variant, variants_of
+from smkern.kernels.attention_triton_launch import Loaded, prepare_triton
 from smkern.kernels.launch import ledger
 from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
+if TYPE_CHECKING:
+    from smkern.kernels.merge_triton import MergeVariant
+
 Launch = Callable[[AttentionArguments, int], None]
+Compiled = Union[CudaVariant, AttentionVariant, "MergeVariant", None]
+"""What is compiled by itself; None is the plan's kernel."""
 
 
 class AttentionKernels:
@@ -24,24 +39,47 @@ class AttentionKernels:
     def __init__(self, device_index: int, capability: int) -> None:
         self.device_index, self.capability = device_index, capability
         self._cuda = CudaAttention(capability, ledger().append)
-        self._triton: dict[tuple[AttentionProblem, AttentionConfig, Budget], Launch] = {}
+        self._triton: Loaded = {}
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
-        """The launch that makes a plan: `launch(kv_lens, cu_q_lens or 0, plan, workspace, stream)`."""
+        """The launch that makes a plan: of lengths, q starts (or 0), plan, workspace and stream."""
         return self._cuda.plan(shape, budget)
 
     def is_plan_loaded(self, shape: AttentionShape) -> bool:
         """Whether `plan` would compile and load nothing."""
         return self._cuda.is_plan_loaded
 
-    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool:
+    def variants(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> tuple[CudaVariant | AttentionVariant, ...]:
+        """The kernels that a launch is made of; `aligned` matters to Triton's alone."""
+        if config.kernel == "cuda":
+            return (variant_of(problem, config),)
+        return variants_of(problem, config, self.capability, aligned)
+
+    def is_loaded(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> bool:
         """Whether `prepare` would compile and load nothing."""
         if config.kernel == "cuda":
             return self._cuda.is_loaded(problem, config)
-        return any(key[:2] == (problem, config) for key in self._triton)
+        wanted = variants_of(problem, config, self.capability, aligned)
+        return all(variant in self._triton for variant in wanted)
 
-    def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Launch:
-        """The launch of a problem by a configuration within a budget; loads its kernel if new.
+    def prepare(
+        self,
+        problem: AttentionProblem,
+        config: AttentionConfig,
+        budget: Budget,
+        aligned: bool = True,
+    ) -> Launch:
+        """The launch of a problem by a configuration within a budget; loads its kernels if new.
+
+        Args:
+            problem: What is launched.
+            config: How.
+            budget: SMs and what confines them.
+            aligned: Whether addresses and strides of the calls to come are whole 16 bytes.
 
         Raises:
             ArgumentError: no such kernel in this build.
@@ -52,10 +90,18 @@ class AttentionKernels:
             raise ArgumentError(
                 f"attention kernel {config.kernel!r} is not in this build: use 'cuda' or 'triton'"
             )
-        key = (problem, config, budget)
-        if key not in self._triton:
-            from smkern.kernels.attention_triton_launch import prepare_triton
+        return prepare_triton(problem, config, budget, self.capability, self._triton, aligned)
 
-            self._triton[key] = prepare_triton(problem, config, budget, self.capability)
-            ledger().append(key)
-        return self._triton[key]
+
+def compile_attention(variant: Compiled, capability: int) -> None:
+    """Compile a kernel into this user's cache; needs no GPU."""
+    if variant is None:
+        compile_plan(capability)
+    elif isinstance(variant, CudaVariant):
+        compile_cuda_variant(variant, capability)
+    elif isinstance(variant, AttentionVariant):
+        compile_variant(variant)
+    else:
+        from smkern.kernels.merge_triton import compile_merge
+
+        compile_merge(variant)

@@ -23,6 +23,7 @@ from smkern.kernels.attention_triton_compile import (
 )
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.kernels.launch import ledger
 from smkern.tuning.attention import AttentionConfig, AttentionProblem, Budget
 
 if TYPE_CHECKING:
@@ -84,29 +85,33 @@ def prepare_triton(
     budget: Budget,
     capability: int,
     loaded: Loaded | None = None,
+    aligned: bool = True,
 ) -> AttentionLaunch:
     """The launch of `problem` within `budget`; compiles and loads what `loaded` lacks.
 
-    `loaded` belongs to a device and may be shared by all its launches. A first call with addresses
-    or strides that are not whole 16 bytes compiles and loads once more.
+    `loaded` belongs to a device and may be shared by all its launches. `aligned` says whether the
+    calls to come are (`is_aligned`); a first call that differs compiles and loads once more.
     """
     known: Loaded = {} if loaded is None else loaded
-    kv_unit = 16 if problem.cache_dtype == "fp8" else 8
-    launches = {True: _bind(problem, _passes(problem, config, budget, capability, True), known)}
+    bound: dict[bool, AttentionLaunch] = {}
+
+    def bind(kind: bool) -> AttentionLaunch:
+        if kind not in bound:
+            passes = _passes(problem, config, budget, capability, kind)
+            bound[kind] = _bind(problem, passes, known)
+        return bound[kind]
+
+    bind(aligned)
 
     def launch(arguments: AttentionArguments, stream: int) -> None:
-        aligned = is_aligned(arguments, kv_unit)
-        if aligned not in launches:
-            passes = _passes(problem, config, budget, capability, aligned)
-            launches[aligned] = _bind(problem, passes, known)
-        launches[aligned](arguments, stream)
+        bind(is_aligned(arguments, problem))(arguments, stream)
 
     return launch
 
 
-def is_aligned(arguments: AttentionArguments, kv_unit: int) -> bool:
-    """Whether rows of q, out and the caches (`kv_unit` elements: 16 bytes) are whole 16 bytes."""
-    a = arguments
+def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool:
+    """Whether rows of q, out and the caches are whole 16 bytes."""
+    a, kv_unit = arguments, 16 if problem.cache_dtype == "fp8" else 8
     return not (
         (a.q | a.k | a.v | a.out) % 16
         or any(stride % 8 for stride in (*a.q_strides, *a.out_strides))
@@ -122,6 +127,7 @@ def _bind(problem: AttentionProblem, passes: list[_Pass], loaded: Loaded) -> Att
             artifact = compile_variant(step.variant)
             function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
             loaded[step.variant] = artifact, function
+            ledger().append(step.variant)
         artifact, function = loaded[step.variant]
         buffer = ctypes.create_string_buffer(_PACKED.size)
         start = ctypes.addressof(buffer)

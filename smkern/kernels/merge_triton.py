@@ -18,6 +18,7 @@ import triton.language as tl
 
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.kernels.launch import ledger
 from smkern.tuning.config import Budget, Dtype
 
 _POINTERS = ("outs_ptr", "lses_ptr", "out_ptr", "lse_ptr")
@@ -194,4 +195,5 @@ def _load(variant: MergeVariant, known: LoadedMerges) -> tuple[Artifact, ctypes.
         artifact = compile_merge(variant)
         function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
         known[variant] = artifact, function
+        ledger().append(variant)
     return known[variant]

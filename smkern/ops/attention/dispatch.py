@@ -32,10 +32,20 @@ class Kernels(Protocol):
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch: ...
 
-    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool: ...
+    def variants(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> tuple[Any, ...]: ...
+
+    def is_loaded(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> bool: ...
 
     def prepare(
-        self, problem: AttentionProblem, config: AttentionConfig, budget: Budget
+        self,
+        problem: AttentionProblem,
+        config: AttentionConfig,
+        budget: Budget,
+        aligned: bool = True,
     ) -> Launch: ...
 
 
@@ -134,26 +144,30 @@ class AttentionDispatcher:
         budget: Budget,
         *,
         capturing: bool = False,
+        aligned: bool = True,
     ) -> Launch:
         """The launch of a problem by a configuration; compiles and loads it unless in a capture.
+
+        `aligned`: addresses and strides of the calls to come are whole 16 bytes.
 
         Raises:
             WarmupError: a capture needs a kernel that is not loaded.
         """
-        key = (problem, config, budget)
+        key = (problem, config, budget, aligned)
         found = self._launches.get(key)
         if found is None:
-            if capturing and not self.is_loaded(problem, config):
+            if capturing and not self.is_loaded(problem, config, aligned):
                 s = problem.shape
                 raise WarmupError(
                     f"attention of {s.num_q_heads} query and {s.num_kv_heads} KV heads, head_dim "
                     f"{s.head_dim}, {problem.dtype} with a {problem.cache_dtype} cache on "
-                    f"{budget.num_sms} SMs needs kernel {config.kernel!r}, which is not loaded, "
+                    f"{budget.num_sms} SMs needs kernel {config.kernel!r} (16-byte aligned: "
+                    f"{aligned}), which is not loaded, "
                     "and a graph capture cannot load one: call smkern.warmup(attention=[...], "
                     "budgets=[...]), or this attention once, before"
                 )
             with self._lock:
-                found = self._kernels().prepare(problem, config, budget)
+                found = self._kernels().prepare(problem, config, budget, aligned)
                 _keep(self._launches, key, found)
         return found
 
@@ -176,9 +190,17 @@ class AttentionDispatcher:
                 _keep(self._plans, (shape, budget), found)
         return found
 
-    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool:
+    def variants(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> tuple[Any, ...]:
+        """The compiled kernels that a launch is made of."""
+        return self._kernels().variants(problem, config, aligned)
+
+    def is_loaded(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> bool:
         """Whether preparing `config` for `problem` would compile and load nothing."""
-        return self._kernels().is_loaded(problem, config)
+        return self._kernels().is_loaded(problem, config, aligned)
 
     def is_plan_loaded(self, shape: AttentionShape) -> bool:
         """Whether preparing a plan would compile and load nothing."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.attention_args import ALIGNMENT, AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention_items import PlanLayout
+from smkern.kernels.attention_triton_launch import is_aligned
 from smkern.ops import validate
 from smkern.ops.aliasing import span_bytes
 from smkern.ops.attention import aliasing, check
@@ -205,7 +206,9 @@ class EagerAttention:
                 _pointer(call.out), *absent, *tail,
             )  # fmt: skip
             config = self.dispatcher.config(problem, budget, call.backend, some)
-            launch = self.dispatcher.launch(problem, config, budget, capturing=capturing)
+            launch = self.dispatcher.launch(
+                problem, config, budget, capturing=capturing, aligned=is_aligned(some, problem)
+            )
             if call.plan is None:
                 make_plan = self.dispatcher.plan(shape, budget, capturing=capturing)
         workspace_at = -(-4 * PlanLayout.of(shape).words // ALIGNMENT) * ALIGNMENT
@@ -275,17 +278,26 @@ def tail_of(call: Call) -> tuple[Any, ...]:
     """`AttentionArguments` behind the addresses."""
     q, k, v, table = call.q, call.k_cache, call.v_cache, call.page_table
     tokens, heads, dim = q.shape
-    out = (heads * dim, dim) if call.out is None else call.out.stride()[:2]
+    out = (heads * dim, dim) if call.out is None else _strides(call.out)
     k_scale, v_scale = (
         1.0 if x is None or isinstance(x, Tensor) else float(x)
         for x in (call.k_scale, call.v_scale)
     )
     return (
-        q.stride()[:2], out, k.stride()[:3], v.stride()[:3],
+        _strides(q), out, _strides(k), _strides(v),
         0 if call.page_indptr is not None else table.stride(0), table.shape[-1], k.shape[0],
         tokens, dim**-0.5 if call.scale is None else float(call.scale),
         0.0 if call.softcap is None else float(call.softcap), k_scale, v_scale,
     )  # fmt: skip
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Strides but the inner one; a dense one where nothing is stepped over, for any torch leaves."""
+    found, dense = [], x.shape[-1]
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        found.append(stride if size > 1 else dense)
+        dense = found[-1] * max(size, 1)
+    return tuple(reversed(found))
 
 
 def _kind(x: Any) -> Any:

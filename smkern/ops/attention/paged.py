@@ -115,7 +115,7 @@ def plan_attention(
 def _plan_outside(
     kv_lens: Tensor, cu_q_lens: Tensor | None, given: PlanNumbers, out: Plan | None, check: bool
 ) -> Plan:
-    """Make a plan in the current stream's budget, which a compiled function leaves its graph for."""
+    """Make a plan in the current stream's budget, outside a compiled function's graph."""
     if kv_lens.is_cuda:
         eager = eager_attention(kv_lens.get_device())
         return eager.plan(kv_lens, cu_q_lens, given, out, check, None)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
-from smkern.kernels.attention_cuda import violations
+from smkern.kernels.attention_cuda import variant_of, violations
 from smkern.kernels.attention_items import PlanLayout, plan_items
+from smkern.kernels.attention_triton_compile import variants_of
 from smkern.ops.attention.call import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention
@@ -67,11 +68,27 @@ class FakeKernels:
 
         return launch
 
-    def is_loaded(self, problem: AttentionProblem, config: AttentionConfig) -> bool:
-        return (problem.dtype, config) in self.loaded
+    def variants(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> Any:
+        """As real ones: what chooses code of a problem, and nothing that a budget chooses."""
+        if config.kernel == "cuda":
+            return (variant_of(problem, config),)
+        return variants_of(problem, config, 90, aligned)
 
-    def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Any:
-        self.loaded.add((problem.dtype, config))
+    def is_loaded(
+        self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
+    ) -> bool:
+        return self.loaded.issuperset(self.variants(problem, config, aligned))
+
+    def prepare(
+        self,
+        problem: AttentionProblem,
+        config: AttentionConfig,
+        budget: Budget,
+        aligned: bool = True,
+    ) -> Any:
+        self.loaded.update(self.variants(problem, config, aligned))
         self.prepared.append((problem, config, budget))
 
         def launch(args: AttentionArguments, stream: int) -> None:

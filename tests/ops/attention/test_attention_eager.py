@@ -151,6 +151,32 @@ def test_strides_that_the_cuda_kernels_do_not_take_get_tritons(device):
         device.attend(q, padded, v_cache, *rest, backend="cuda")
 
 
+def test_strides_that_nothing_steps_over_do_not_count(device):
+    """A single token, page or head may have any stride: its request has the bits of any other."""
+    made = make(replace(DECODE, lengths=((1, 7),), kv_heads=1, q_heads=1))
+    q, k_cache, v_cache, *rest = made.args
+    want = device.attend(*made.args)[0]
+    odd = [torch.as_strided(x, x.shape, (*[13 if n == 1 else s for n, s in
+           zip(x.shape, x.stride(), strict=True)],)) for x in (q, k_cache, v_cache)]  # fmt: skip
+    assert torch.equal(device.attend(*odd, *rest)[0], want)
+    assert [name for name, *_ in device.kernels.launches] == ["plan", "cuda"] * 2
+
+
+def test_a_capture_needs_the_variant_of_its_alignment(device):
+    made = make(DECODE)
+    q, *rest = made.args
+    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    device.attend(*made.args, backend="triton")
+    device.is_capturing = True
+    device.attend(*made.args, backend="triton", num_sms=8)
+    with pytest.raises(WarmupError, match="16-byte aligned: False"):
+        device.attend(shifted, *rest)
+    device.is_capturing = False
+    device.attend(shifted, *rest)
+    device.is_capturing = True
+    device.attend(shifted, *rest, num_sms=8)
+
+
 def test_backends(make_device):
     made = make(DECODE)
     device = make_device(table="triton")
