@@ -3,8 +3,12 @@
 #include "attention_decode.cuh"
 #include "attention_prefill.cuh"
 
+struct Maps {  // of queries, keys, values: what the copy engine needs (TMA)
+  TensorMap of[3];
+};
+
 extern "C" __global__ void __launch_bounds__(prefill::kThreads, 1)
-    attention_prefill(const __grid_constant__ AttentionParams p) {
+    attention_prefill(const __grid_constant__ AttentionParams p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) char shared[];
   const int decode_ctas = p.plan[DECODE_CTAS];
   if ((int)blockIdx.x < decode_ctas) {
@@ -12,5 +16,5 @@ extern "C" __global__ void __launch_bounds__(prefill::kThreads, 1)
     if (team < TEAMS) decode::run(p, shared, decode_ctas * TEAMS, blockIdx.x * TEAMS + team);
     __syncthreads();
   }
-  prefill::run(p, shared);
+  prefill::run(p, maps.of, shared);
 }

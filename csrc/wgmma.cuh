@@ -88,8 +88,22 @@ __device__ __forceinline__ void barrier_init(u32 barrier, int count) {
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive_copied(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+// An arrival that also says how many bytes the copy engine will bring.
+__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Whether the phase of `parity` is over; a try, which may have waited a while.
+__device__ __forceinline__ bool barrier_try(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
 }
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -107,4 +121,42 @@ __device__ __forceinline__ void fence_async() {
 template <int COUNT>
 __device__ __forceinline__ void named_barrier(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void named_barrier_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
+}
+
+// True in one lane of a converged warp: the compiler then knows that one lane asks the copy engine.
+__device__ __forceinline__ bool elected() {
+  u32 yes;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(yes));
+  return yes;
+}
+
+// A tensor map as the driver encodes it.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+// Ask the copy engine for a box of a map of 3 or 4 dimensions, innermost coordinate first.
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 barrier, int x, int y,
+                                         int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 barrier, int x, int y,
+                                         int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
 }

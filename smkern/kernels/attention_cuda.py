@@ -12,10 +12,17 @@ from math import log2
 from smkern.errors import ArgumentError
 from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention_items import PlanLayout
+from smkern.kernels.attention_maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, launch_kernel, load_function
 from smkern.kernels.variants import SHARED_LIMIT
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention import (
+    PREFILL_ROWS,
+    AttentionConfig,
+    AttentionProblem,
+    AttentionShape,
+    Budget,
+)
 
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
@@ -23,6 +30,8 @@ PlanLaunch = Callable[[int, int, int, int, int], None]
 
 MAX_BATCH = 16_384
 """Requests of a plan: their row blocks' starts lie in shared memory."""
+MIN_BOX = 16
+"""Tokens of a page from which the copy engine gathers prefill's keys; smaller ones are copied."""
 ROW_UNIT = 32
 """Bytes that cache strides are passed in: 2**32 of them cover 128 GiB."""
 _PLAN_THREADS = 1024
@@ -42,11 +51,13 @@ class CudaVariant:
     softcap: bool
     rows8: int
     teams: int
+    tma: bool
 
     @property
     def defines(self) -> tuple[str, ...]:
         sizes = {"HEAD_DIM": self.head_dim, "FP16": self.fp16, "KV8": self.fp8_cache,
-                 "SOFTCAP": self.softcap, "ROWS8": self.rows8, "TEAMS": self.teams}  # fmt: skip
+                 "SOFTCAP": self.softcap, "ROWS8": self.rows8, "TEAMS": self.teams,
+                 "TMA": self.tma}  # fmt: skip
         return tuple(f"{name}={int(value)}" for name, value in sizes.items())
 
     @property
@@ -63,9 +74,9 @@ def team_bytes(variant: CudaVariant, rows: int) -> int:
 
 
 def prefill_bytes(head_dim: int) -> int:
-    """Shared memory of the prefill path: csrc/attention_prefill.cuh's kSharedBytes."""
-    keys = 64 if head_dim == 256 else 128
-    return 1024 + 2 * 128 * head_dim + 2 * 2 * keys * head_dim * 2 + 256
+    """Shared memory of the prefill path: csrc/attention_prefill_gather.cuh's kSharedBytes."""
+    queries = (1 if head_dim == 256 else 2) * PREFILL_ROWS * head_dim
+    return 1024 + 2 * (queries + 2 * 2 * tile_keys(head_dim) * head_dim) + 320
 
 
 def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVariant:
@@ -83,6 +94,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         softcap=problem.softcap,
         rows8=rows8,
         teams=3 if prefill else config.teams,
+        tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
     )
     return replace(variant, teams=fitting_teams(variant, shape.decode_rows))
 
@@ -188,12 +200,15 @@ class CudaAttention:
             variant.threads,
             shared_bytes(variant, problem.shape.decode_rows),
         )
-        run = launch_kernel()
+        run, maps, lock = launch_kernel(), OperandMaps(problem), threading.Lock()
 
         def launch(args: AttentionArguments, stream: int) -> None:
             params = ctypes.create_string_buffer(pack_params(problem, args), _PARAMS.size)
-            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-            code = run(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+            pointers = (ctypes.c_void_p * 2)(ctypes.addressof(params), maps.address)
+            with lock:
+                if variant.tma:
+                    maps.point(args)
+                code = run(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
             check(code, f"launching {grid} CTAs of {variant}")
 
         return launch

@@ -65,19 +65,25 @@ def replace_address() -> Any:
 
 
 def encode_tensor_map(
-    address: int, dtype: str, rows: int, k: int, stride: int, box: tuple[int, int], swizzle: int
+    address: int,
+    dtype: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
 ) -> None:
     """Write the tensor map of an operand at `address`; `replace_address` says where it lies.
 
-    The operand is [rows, k] with rows `stride` bytes apart (a multiple of 16); a copy brings a box
-    of `box` = (rows, k) elements into shared memory with `swizzle`.
+    The operand has `dims` elements, innermost first, `strides` bytes apart in all but the first (a
+    multiple of 16); a copy brings `box` elements into shared memory with `swizzle`.
     """
-    int32, uint32, uint64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64
+    int32, uint32, uint64, rank = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, len(dims)
     # data type, rank, base | dims, strides, box, element strides | interleave, swizzle, L2
     # promotion (256 bytes), out-of-bounds fill (zeros)
     code = libcuda().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(address), int32(_DATA_TYPES[dtype]), int32(2), ctypes.c_void_p(_ANYWHERE),
-        (uint64 * 2)(k, rows), (uint64 * 1)(stride), (uint32 * 2)(box[1], box[0]),
-        (uint32 * 2)(1, 1), int32(0), int32(swizzle), int32(3), int32(0),
+        ctypes.c_void_p(address), int32(_DATA_TYPES[dtype]), int32(rank),
+        ctypes.c_void_p(_ANYWHERE), (uint64 * rank)(*dims), (uint64 * (rank - 1))(*strides),
+        (uint32 * rank)(*box), (uint32 * rank)(*[1] * rank), int32(0), int32(swizzle), int32(3),
+        int32(0),
     )  # fmt: skip
-    check(code, f"cuTensorMapEncodeTiled([{rows}, {k}] {dtype}, rows {stride} bytes apart)")
+    check(code, f"cuTensorMapEncodeTiled({dims} {dtype}, {strides} bytes apart, boxes of {box})")

@@ -209,8 +209,8 @@ class GemmPlan:
             x_rows, y_rows = y_rows, x_rows
         for side, (rows, stride) in enumerate(((x_rows, x_stride), (y_rows, y_stride))):
             encode_tensor_map(
-                maps_at + side * TENSOR_MAP_BYTES, problem.dtype, rows, problem.k, stride * item,
-                artifact.boxes[side], artifact.swizzles[side],
+                maps_at + side * TENSOR_MAP_BYTES, problem.dtype, (problem.k, rows),
+                (stride * item,), artifact.boxes[side][::-1], artifact.swizzles[side],
             )  # fmt: skip
 
     def _parameters(

@@ -1,0 +1,346 @@
+// How prefill's operands reach shared memory: work by tickets, queries and pages by the copy engine.
+//
+// A producer posts a unit of work and its queries, then fills two stages of keys and two of values.
+// TMA 1: two warps ask the copy engine for a box a page and half, which costs few instructions; rows that a request must not read (behind its end, below its window) are written as zeros.
+// TMA 0 (e4m3 caches, which must be converted; tiny pages): four warps copy row by row.
+#pragma once
+#include "attention_merge.cuh"
+#include "wgmma.cuh"
+
+#ifndef TMA
+#define TMA 0
+#endif
+
+namespace prefill {
+
+constexpr int kThreads = 384;
+constexpr int kRows = 128;                     // packed rows of an item, 64 a consumer
+constexpr int kKeys = D == 256 ? 64 : 128;     // keys of a tile
+constexpr int kSwizzle = D % 64 == 0 ? 128 : 64;
+constexpr int kBlock = kSwizzle / 2;           // dims side by side in shared memory
+constexpr int kBlocks = D / kBlock;
+constexpr int kStages = 2;
+constexpr int kPosts = D == 256 ? 1 : 2;       // units of work that are posted ahead, with queries
+constexpr int kTileBytes = kKeys * D * 2;
+constexpr int kQueryBytes = kRows * D * 2;
+constexpr int kChunks = D / 8;                 // 16-byte chunks of a row of 16-bit values
+constexpr int kBlockChunks = kBlock / 8;
+constexpr int kBuffers = kPosts * kQueryBytes + 2 * kStages * kTileBytes;
+constexpr int kSharedBytes = 1024 + kBuffers + 320;
+constexpr int kMinBox = 16;                    // keys of a page from which TMA is used
+constexpr int kProducerWarps = TMA ? 2 : 4;
+
+// A place in a ring of STAGES and its barrier's parity.
+template <int STAGES>
+struct Turn {
+  u32 count = 0;
+  __device__ __forceinline__ u32 stage() const { return count % STAGES; }
+  __device__ __forceinline__ u32 parity() const { return count / STAGES & 1; }
+};
+
+struct Shared {
+  u32 query, keys, values;  // addresses in shared memory
+  u32 full_keys, empty_keys, full_values, empty_values, full_work, empty_work;  // barriers, 2 each
+  int* work;                // a slot of 16 words for each unit that is posted: its item, the unit
+  volatile int* last;       // whether this CTA merges
+
+  __device__ __forceinline__ Shared(char* shared) {
+    char* at = (char*)(((u64)shared + 1023) / 1024 * 1024);
+    query = (u32)__cvta_generic_to_shared(at);
+    keys = query + kPosts * kQueryBytes;
+    values = keys + kStages * kTileBytes;
+    full_keys = query + kBuffers;
+    empty_keys = full_keys + 16, full_values = full_keys + 32, empty_values = full_keys + 48;
+    full_work = full_keys + 64, empty_work = full_keys + 80;
+    work = (int*)(at + kBuffers + 128);
+    last = work + 32;
+  }
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(full_keys + 8 * i, TMA ? 1 : 128), barrier_init(full_values + 8 * i, TMA ? 1 : 128);
+      barrier_init(empty_keys + 8 * i, 8), barrier_init(empty_values + 8 * i, 8);
+      barrier_init(full_work + 8 * i, 1), barrier_init(empty_work + 8 * i, 8 + (TMA ? 1 : kProducerWarps));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+};
+
+// Where chunk c of row r lies in a matrix of `rows` rows.
+__device__ __forceinline__ u32 chunk_at(int rows, int r, int c) {
+  const int low = kSwizzle == 128 ? r & 7 : (r >> 1) & 3;
+  return c / kBlockChunks * (rows * kSwizzle) + r * kSwizzle + ((c % kBlockChunks) ^ low) * 16;
+}
+
+struct Item {
+  int request, begin, end, kv_len, q_start, q_len, first_row, first_slot, pieces, piece, counter;
+  int unit;
+  __device__ __forceinline__ Item(const int* slot) {
+    const int4* at = (const int4*)slot;
+    const int4 a = at[0], b = at[1], c = at[2];
+    request = a.x, begin = a.y, end = a.z, kv_len = a.w;
+    q_start = b.x, q_len = b.y, first_row = b.z, first_slot = b.w;
+    pieces = c.x, piece = c.y, counter = c.z;
+    unit = slot[12];
+  }
+  __device__ __forceinline__ int tiles() const { return (max(end - begin, 0) + kKeys - 1) / kKeys; }
+  // The first key that any row of the block sees.
+  __device__ __forceinline__ int low(const AttentionParams& p) const {
+    return p.window ? max(0, kv_len - q_len + first_row / p.group - p.window + 1) : 0;
+  }
+};
+
+// Whether the queries of a block are a box of the copy engine: whole tokens.
+__device__ __forceinline__ bool query_is_box(const AttentionParams& p) {
+  return TMA && kRows % p.group == 0;
+}
+
+// The CTA's units by tickets, drawn one ahead; by one warp.
+struct Tickets {
+  Turn<kPosts> turn;
+  int drawn;
+  __device__ __forceinline__ Tickets(const AttentionParams& p) {
+    drawn = 0;
+    if (threadIdx.x == 0) drawn = atomicAdd(p.plan + TICKET, 1);
+  }
+  // Post the next unit, or -1; its queries come with it where they are a box.
+  __device__ __forceinline__ void post(const AttentionParams& p, const Shared& s, int units,
+                                       const TensorMap* queries) {
+    const int lane = threadIdx.x & 31, slot = turn.stage();
+    const int ticket = __shfl_sync(0xffffffffu, drawn, 0), unit = ticket < units ? ticket : -1;
+    const int head = unit % p.num_kv_heads;
+    int word = unit;
+    if (unit >= 0 && lane < ITEM_WORDS)
+      word = p.plan[p.prefill_at + (long long)(unit / p.num_kv_heads) * ITEM_WORDS + lane];
+    if (unit >= 0 && lane == 0) drawn = atomicAdd(p.plan + TICKET, 1);
+    const int first_token = __shfl_sync(0xffffffffu, word, Q_START) +
+                            __shfl_sync(0xffffffffu, word, FIRST_ROW) / p.group;
+    barrier_wait(s.empty_work + 8 * slot, turn.parity() ^ 1);
+    if (lane <= ITEM_WORDS) s.work[16 * slot + lane] = word;
+    __syncwarp();
+    const u32 full = s.full_work + 8 * slot;
+    if (unit >= 0 && query_is_box(p)) {
+      if (lane == 0) barrier_expect(full, kQueryBytes);
+      __syncwarp();
+      if (elected())
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b)
+          copy_box(s.query + slot * kQueryBytes + b * kRows * kSwizzle, queries, full, b * kBlock,
+                   head * p.group, first_token);
+    } else if (lane == 0) {
+      barrier_arrive(full);
+    }
+    ++turn.count;
+  }
+};
+
+#if TMA
+
+// Rows of a tile that no page's box brings: read where the request may, else zeros.
+__device__ __forceinline__ void copy_edges(const AttentionParams& p, const PageRow& pages,
+                                           const char* base, u32 to, int key0, int first, int last,
+                                           int low, int kv_len) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 4
+  for (int j = lane; j < (first + kKeys - last) * kChunks; j += 32) {
+    const int c = j % kChunks, r = j / kChunks < first ? j / kChunks : j / kChunks - first + last;
+    const int key = key0 + r;
+    const bool seen = key >= low && key < kv_len;
+    u32 row = 0;
+    if (seen) row = row32(p, pages.page(p, key), key);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_at(kKeys, r, c)),
+                 "l"(base + (u64)row * 32 + c * 16), "r"(seen ? 16 : 0)
+                 : "memory");
+  }
+}
+
+// One warp brings keys and posts the work, another brings values.
+__device__ __forceinline__ void produce(const AttentionParams& p, const TensorMap* maps,
+                                        const Shared& s, int units) {
+  if (threadIdx.x >= 64) return;
+  const int lane = threadIdx.x & 31, heads = p.num_kv_heads;
+  const bool of_keys = threadIdx.x < 32;
+  const int box_keys = min(1 << p.page_shift, kKeys), boxes = kKeys / box_keys;
+  const u32 ring = of_keys ? s.keys : s.values;
+  const u32 full_ring = of_keys ? s.full_keys : s.full_values;
+  const u32 empty_ring = of_keys ? s.empty_keys : s.empty_values;
+  const TensorMap* map = maps + (of_keys ? 1 : 2);
+  Tickets tickets(p);
+  Turn<kPosts> work;
+  Turn<kStages> turn;
+  for (;;) {
+    const int slot = work.stage();
+    if (of_keys)
+      tickets.post(p, s, units, maps);
+    else
+      barrier_wait(s.full_work + 8 * slot, work.parity());
+    const Item item(s.work + 16 * slot);
+    __syncwarp();
+    if (!of_keys && lane == 0) barrier_arrive(s.empty_work + 8 * slot);
+    ++work.count;
+    if (item.unit < 0) break;
+    const int head = item.unit % heads, tiles = item.tiles(), low = item.low(p);
+    const PageRow pages(p, item.request);
+    const char* base = (of_keys ? p.k : p.v) + head * p.head_bytes;
+    const auto look_up = [&](int tile) {  // a lane a page of the tile
+      const int key = item.begin + tile * kKeys + lane * box_keys;
+      return clamp_int(pages.page(p, min(key, item.kv_len - 1)), 0, p.num_pages - 1);
+    };
+    if (tiles == 0) continue;
+    int id = look_up(tiles - 1);
+    for (int tile = tiles - 1; tile >= 0; --tile) {
+      const int id_after = look_up(max(tile - 1, 0));
+      const int key0 = item.begin + tile * kKeys, in_page = key0 & ((1 << p.page_shift) - 1);
+      const u32 stage = turn.stage(), to = ring + stage * kTileBytes, full = full_ring + 8 * stage;
+      barrier_wait(empty_ring + 8 * stage, turn.parity() ^ 1);
+      ++turn.count;
+      int first = 0, last = boxes;
+      if (key0 < low || key0 + kKeys > item.kv_len) {
+        first = min((max(low - key0, 0) + box_keys - 1) / box_keys, boxes);
+        last = max(first, min(item.kv_len - key0, kKeys) / box_keys);
+        copy_edges(p, pages, base, to, key0, first * box_keys, last * box_keys, low, item.kv_len);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        fence_async();
+        __syncwarp();
+      }
+      if (lane == 0) barrier_expect(full, (last - first) * box_keys * D * 2);
+#pragma unroll
+      for (int j = 0; j < kKeys / kMinBox; ++j) {
+        const int page = __shfl_sync(0xffffffffu, id, j);
+        if (j >= first && j < last && elected())
+#pragma unroll
+          for (int b = 0; b < kBlocks; ++b)
+            copy_box(to + (b * kKeys + j * box_keys) * kSwizzle, map, full, b * kBlock, in_page,
+                     head, page);
+      }
+      id = id_after;
+    }
+  }
+}
+
+#else
+
+// Gather one tile's rows, 32 (16) of them a warp; keys outside [low, end) become zeros.
+__device__ __forceinline__ void copy_tile(u32 to, const char* base, u32 row32_of_lane, int key0,
+                                          int low, int end) {
+  constexpr int rows = kKeys / 4;  // of a warp
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+#pragma unroll
+  for (int i = 0; i < rows * kChunks / 32; ++i) {
+    const int j = i * 32 + lane, r = j / kChunks, c = j % kChunks;
+    const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, r);
+    const int key = key0 + warp * rows + r, bytes = key >= low && key < end ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     to + chunk_at(kKeys, warp * rows + r, c)),
+                 "l"(base + (u64)row * 32 + c * 16), "r"(bytes)
+                 : "memory");
+  }
+}
+
+// The same from an e4m3 cache: f16 in shared memory.
+__device__ __forceinline__ void convert_tile(u32 to, const char* base, u32 row32_of_lane, int key0,
+                                             int low, int end) {
+  constexpr int rows = kKeys / 4, chunks = D / 16, loads = rows * chunks / 32;
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  uint4 x[loads];
+#pragma unroll
+  for (int i = 0; i < loads; ++i) {
+    const int j = i * 32 + lane, r = j / chunks, c = j % chunks;
+    const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, r);
+    x[i] = make_uint4(0, 0, 0, 0);
+    const int key = key0 + warp * rows + r;
+    if (key >= low && key < end) x[i] = *(const uint4*)(base + (u64)row * 32 + c * 16);
+  }
+#pragma unroll
+  for (int i = 0; i < loads; ++i) {
+    const int j = i * 32 + lane, r = warp * rows + j / chunks, c = j % chunks * 2;
+    const u32 words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + chunk_at(kKeys, r, c + h)),
+                   "r"(e4m3_to_f16(words[2 * h], false)), "r"(e4m3_to_f16(words[2 * h], true)),
+                   "r"(e4m3_to_f16(words[2 * h + 1], false)),
+                   "r"(e4m3_to_f16(words[2 * h + 1], true))
+                   : "memory");
+  }
+}
+
+__device__ __forceinline__ void produce(const AttentionParams& p, const TensorMap* maps,
+                                        const Shared& s, int units) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, heads = p.num_kv_heads;
+  Tickets tickets(p);
+  Turn<kPosts> work;
+  Turn<kStages> keys, values;
+  // A stage's copies are announced when the next one's are on the way: they are ordinary writes,
+  // which the matrix unit sees after a fence by those who wrote.
+  u32 copied = 0;
+  const auto announce = [&] {
+    if (copied) {
+      fence_async();
+      barrier_arrive(copied);
+    }
+    copied = 0;
+  };
+  const auto drain = [&] {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    announce();
+  };
+  for (;;) {
+    const u32 slot = work.stage();
+    if (warp == 0) tickets.post(p, s, units, maps);
+    barrier_wait(s.full_work + 8 * slot, work.parity());
+    const Item item(s.work + 16 * slot);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.empty_work + 8 * slot);
+    ++work.count;
+    if (item.unit < 0) break;
+    const int head = item.unit % heads, tiles = item.tiles(), low = item.low(p);
+    const PageRow pages(p, item.request);
+    const auto look_up = [&](int tile) {
+      const int key = item.begin + tile * kKeys + warp * (kKeys / 4) + (lane & (kKeys / 4 - 1));
+      return row32(p, pages.page(p, min(key, item.end - 1)), key);
+    };
+    const auto fill = [&](Turn<kStages>& turn, u32 ring, u32 full, u32 empty, const char* base,
+                          u32 rows, int tile) {
+      const u32 stage = turn.stage(), free = empty + 8 * stage, parity = turn.parity() ^ 1;
+      const u32 to = ring + stage * kTileBytes;
+      const int key0 = item.begin + tile * kKeys;
+      base += head * p.head_bytes;
+      if (copied && !barrier_try(free, parity)) drain();  // others may wait for what is held back
+      barrier_wait(free, parity);
+      if constexpr (KV8) {
+        convert_tile(to, base, rows, key0, low, item.end);
+        fence_async();
+        barrier_arrive(full + 8 * stage);
+      } else {
+        copy_tile(to, base, rows, key0, low, item.end);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        announce();
+        copied = full + 8 * stage;
+      }
+      ++turn.count;
+    };
+    if (tiles == 0) continue;
+    u32 rows = look_up(tiles - 1), rows_after = rows;
+    for (int tile = tiles - 1; tile >= 0; --tile) {
+      // keys one tile ahead of values, as the consumers take them
+      if (tile == tiles - 1) fill(keys, s.keys, s.full_keys, s.empty_keys, p.k, rows, tile);
+      if (tile > 0) {
+        rows_after = look_up(tile - 1);
+        fill(keys, s.keys, s.full_keys, s.empty_keys, p.k, rows_after, tile - 1);
+      }
+      fill(values, s.values, s.full_values, s.empty_values, p.v, rows, tile);
+      rows = rows_after;
+    }
+  }
+  drain();
+}
+
+#endif
+
+// The last CTA to have drawn its last ticket resets the counters.
+__device__ __forceinline__ void depart(const AttentionParams& p) {
+  if (arrive(p.plan + DEPARTED, 1) == (int)gridDim.x - 1) p.plan[TICKET] = p.plan[DEPARTED] = 0;
+}
+
+}  // namespace prefill

@@ -1,0 +1,67 @@
+"""Tensor maps of attention's operands: what the copy engine needs to gather queries and pages."""
+
+from __future__ import annotations
+
+import ctypes
+
+from smkern.kernels.attention_args import AttentionArguments
+from smkern.kernels.driver import TENSOR_MAP_BYTES, check, encode_tensor_map, replace_address
+from smkern.tuning.attention import PREFILL_ROWS, AttentionProblem
+
+_ALIGNMENT = 64
+_SWIZZLES = {64: 2, 128: 3}  # CUtensorMapSwizzle
+
+
+class OperandMaps:
+    """Maps of q, K and V at `address`, made again where sizes change, moved where addresses do.
+
+    The caller holds a lock from `point` to the launch that reads the maps.
+    """
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        self._buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + _ALIGNMENT)
+        self.address = -(-ctypes.addressof(self._buffer) // _ALIGNMENT) * _ALIGNMENT
+        self._problem = problem
+        self._keys = tile_keys(problem.shape.head_dim)
+        self._swizzle = 128 if problem.shape.head_dim % 64 == 0 else 64
+        self._sizes: tuple[object, ...] = ()
+        self._where: tuple[int, int, int] = (0, 0, 0)
+
+    def point(self, args: AttentionArguments) -> None:
+        """Make the maps those of `args`."""
+        sizes = (args.q_strides, args.k_strides, args.v_strides, args.num_tokens, args.num_pages)
+        where = (args.q, args.k, args.v)
+        if sizes != self._sizes:
+            self._encode(args)
+            self._sizes, self._where = sizes, (0, 0, 0)
+        if where != self._where:
+            replace = replace_address()
+            for i, address in enumerate(where):
+                if address != self._where[i]:
+                    code = replace(self.address + i * TENSOR_MAP_BYTES, address)
+                    check(code, f"cuTensorMapReplaceAddress to {address:#x}")
+            self._where = where
+
+    def _encode(self, args: AttentionArguments) -> None:
+        shape, dtype = self._problem.shape, self._problem.dtype
+        block, dim = self._swizzle // 2, shape.head_dim
+        if PREFILL_ROWS % shape.group == 0:  # else the kernel does not ask for q's map
+            token, head = (2 * stride for stride in args.q_strides)
+            encode_tensor_map(
+                self.address, dtype, (dim, shape.num_q_heads, max(args.num_tokens, 1)),
+                (head, token), (block, shape.group, PREFILL_ROWS // shape.group),
+                _SWIZZLES[self._swizzle],
+            )  # fmt: skip
+        box = (block, min(shape.page_size, self._keys), 1, 1)
+        for i, strides in enumerate((args.k_strides, args.v_strides), start=1):
+            page, token, head = (2 * stride for stride in strides)
+            encode_tensor_map(
+                self.address + i * TENSOR_MAP_BYTES, dtype,
+                (dim, shape.page_size, shape.num_kv_heads, args.num_pages), (token, head, page),
+                box, _SWIZZLES[self._swizzle],
+            )  # fmt: skip
+
+
+def tile_keys(head_dim: int) -> int:
+    """Keys of a prefill tile: csrc/attention_prefill_gather.cuh's kKeys."""
+    return 64 if head_dim == 256 else 128
