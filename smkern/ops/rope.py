@@ -62,8 +62,10 @@ class Llama3:
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN (arXiv 2309.00071): dimensions that turn often keep their frequency, slow ones are
-    divided by `factor`; between `beta_fast` and `beta_slow` turns over the original context, a ramp.
+    """YaRN (arXiv 2309.00071): fast dimensions keep their frequency, slow ones are divided.
+
+    Pairs that turn more than `beta_fast` times over the original context are kept, those that turn
+    less than `beta_slow` times divided by `factor`; between them there is a ramp.
 
     `attention_factor` scales cosines and sines. None: 0.1 ln(factor) + 1, or with `mscale` and
     `mscale_all_dim` (both or neither) the quotient of (0.1 m ln(factor) + 1) of the two. `truncate`
@@ -239,10 +241,8 @@ def _yarn(plain: Tensor, s: Yarn, rotary_dim: int, theta: float) -> Tensor:
 
 def _from_config(config: Any, interleaved: bool) -> Rope:
     def get(name: str, default: Any = None) -> Any:
-        if isinstance(config, Mapping):
-            found = config.get(name)
-        else:
-            found = getattr(config, name, None)
+        is_mapping = isinstance(config, Mapping)
+        found = config.get(name) if is_mapping else getattr(config, name, None)
         return default if found is None else found
 
     parameters = get("rope_parameters") or get("rope_scaling") or {}

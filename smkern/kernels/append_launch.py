@@ -1,0 +1,355 @@
+"""From an append problem to its launch: variants, compilation, parameters, the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from smkern.kernels.compile import Artifact
+from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.kernels.launch import ledger
+from smkern.tuning.append import (
+    VECTOR,
+    AppendConfig,
+    AppendProblem,
+    Budget,
+    num_ctas,
+    shapes_of,
+    tile_rows,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POINTERS = (
+    "q_ptr", "k_ptr", "v_ptr", "out_ptr", "k_cache_ptr", "v_cache_ptr", "table_ptr", "indptr_ptr",
+    "lens_ptr", "cu_ptr", "positions_ptr", "cos_sin_ptr", "q_norm_ptr", "k_norm_ptr", "k_scale_ptr",
+    "v_scale_ptr",
+)  # fmt: skip
+STRIDES = (
+    "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "out_token", "out_head",
+    "k_page", "k_slot", "k_cache_head", "v_page", "v_slot", "v_cache_head", "table_stride",
+    "cos_sin_stride",
+)  # fmt: skip
+NUMBERS = (
+    "tokens", "batch", "first_step", "table_len", "num_pages", "max_position", "positions_step",
+    "with_k_scale", "with_v_scale",
+)  # fmt: skip
+SCALARS = ("eps", "k_scale", "v_scale")
+"""The kernel's run-time parameters, in its order."""
+_INT32 = ("table_ptr", "indptr_ptr", "lens_ptr", "cu_ptr", "positions_ptr")
+_ROWS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "k_cache_ptr", "v_cache_ptr")
+_NATIVE_E4M3 = 89
+"""The first capability that converts to e4m3 itself."""
+# 8 bytes each; Triton's two scratch pointers, unused, are last
+_PACKED = struct.Struct(f"<{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 3 + "2Q")
+_WORDS = _PACKED.size // 8
+
+
+@dataclass(frozen=True, slots=True)
+class AppendArguments:
+    """Device addresses (0: absent) and sizes of one launch; strides in elements, inner ones 1.
+
+    q and out [tokens, q_heads, d], k and v [tokens, kv_heads, d]; caches [num_pages, page_size,
+    kv_heads, d]. The page table is [batch, table_len] int32 with rows `table_stride` apart, or flat
+    [table_len] with `page_indptr` [batch + 1]. `kv_lens` [batch], `cu_q_lens` [batch + 1] int32.
+    `positions` [tokens] int32, `positions_step` int32 words apart (2: the low words of int64).
+    `cos_sin` [max_position, rotary_dim]; norms [d]. fp8 caches hold x over `k_scale`, or over the
+    fp32 at `k_scale_ptr` where that is given.
+    """
+
+    q: int
+    k: int
+    v: int
+    out: int
+    k_cache: int
+    v_cache: int
+    page_table: int
+    page_indptr: int
+    kv_lens: int
+    cu_q_lens: int
+    positions: int
+    cos_sin: int
+    q_norm: int
+    k_norm: int
+    k_scale_ptr: int
+    v_scale_ptr: int
+    q_strides: tuple[int, int]
+    k_strides: tuple[int, int]
+    v_strides: tuple[int, int]
+    out_strides: tuple[int, int]
+    k_cache_strides: tuple[int, int, int]
+    v_cache_strides: tuple[int, int, int]
+    table_stride: int
+    cos_sin_stride: int
+    table_len: int
+    num_pages: int
+    max_position: int
+    positions_step: int
+    eps: float
+    k_scale: float
+    v_scale: float
+
+
+AppendLaunch = Callable[[AppendArguments, int], None]
+"""launch(arguments, stream)."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AppendVariant:
+    """One compiled kernel: what of a problem and a configuration chooses code."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: str
+    cache_dtype: str
+    rotary_dim: int
+    interleaved: bool
+    norm: bool
+    ragged: bool
+    flat: bool
+    table_dtype: str
+    weight_dtype: str
+    aligned: bool
+    rows: int
+    num_warps: int
+    capability: int
+
+    @property
+    def unit(self) -> int:
+        """Elements that strides of rows count."""
+        return VECTOR if self.aligned else 1
+
+    @property
+    def table_unit(self) -> int:
+        """Elements that the stride of the cosines counts: 16 bytes where rows are whole."""
+        per_vector = 4 if self.table_dtype == "fp32" else VECTOR
+        return per_vector if self.aligned else 1
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernel's compile-time parameters."""
+        half = self.head_dim // 2
+        fp8 = 0 if self.cache_dtype != "fp8" else 1 if self.capability >= _NATIVE_E4M3 else 2
+        return {
+            "ROWS": self.rows,
+            "H": half,
+            "PAD": 1 << (half - 1).bit_length(),
+            "TURNED": self.rotary_dim // 2,
+            "INTERLEAVED": self.interleaved,
+            "NORM": self.norm,
+            "Q_HEADS": self.num_q_heads,
+            "KV_HEADS": self.num_kv_heads,
+            "PAGE": self.page_size,
+            "RAGGED": self.ragged,
+            "FLAT": self.flat,
+            "FP8": fp8,
+            "UNIT": self.unit,
+            "T_UNIT": self.table_unit,
+        }
+
+
+def variant_of(problem: AppendProblem, config: AppendConfig, capability: int) -> AppendVariant:
+    """The kernel that runs a problem by a configuration; what plays no part in code is left out."""
+    names = {field.name for field in fields(AppendVariant)}
+    same = {x.name: getattr(problem, x.name) for x in fields(problem) if x.name in names}
+    if not problem.rotary_dim:
+        same |= {"interleaved": False, "table_dtype": "fp32"}
+    if not problem.norm:
+        same |= {"weight_dtype": problem.dtype}
+    rows = tile_rows(problem, config)
+    return AppendVariant(**same, rows=rows, num_warps=config.num_warps, capability=capability)
+
+
+def variants_of(problem: AppendProblem, capability: int) -> tuple[AppendVariant, ...]:
+    """The kernels of a problem's kind: one a shape of a CTA."""
+    return tuple(variant_of(problem, AppendConfig(*x), capability) for x in shapes_of(problem))
+
+
+def compile_append(variant: AppendVariant) -> Artifact:
+    """Compile one kernel (or take it from Triton's cache). Needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from smkern.kernels.append_triton import append_rows
+
+    cache = variant.cache_dtype
+    if cache == "fp8":
+        cache = "fp8e4nv" if variant.capability >= _NATIVE_E4M3 else "u8"
+    signature = {name: "*i32" if name in _INT32 else "*fp32" for name in POINTERS}
+    signature |= dict.fromkeys(_ROWS, f"*{variant.dtype}")
+    signature |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
+    signature |= dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), f"*{variant.weight_dtype}")
+    signature |= {"cos_sin_ptr": f"*{variant.table_dtype}"} | dict.fromkeys(STRIDES, "i64")
+    signature |= dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(SCALARS, "fp32")
+    signature |= dict.fromkeys(variant.constants, "constexpr")
+    attrs: dict[tuple[int], list[list[Any]]] = {}
+    if variant.aligned:
+        names = append_rows.arg_names
+        whole = (*_ROWS, "cos_sin_ptr", "q_norm_ptr", "k_norm_ptr")
+        attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
+    kernel = triton.compile(
+        ASTSource(append_rows, signature, variant.constants, attrs),
+        target=GPUTarget("cuda", variant.capability, 32),
+        options={"num_warps": variant.num_warps},
+    )
+    meta = kernel.metadata
+    return Artifact(
+        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared, swizzles=(), boxes=(), unit=variant.unit,
+    )  # fmt: skip
+
+
+def is_aligned(a: AppendArguments, problem: AppendProblem) -> bool:
+    """Whether all rows begin at whole 16 bytes, those of an fp8 cache at whole 8."""
+    per_row = 4 if problem.table_dtype == "fp32" else VECTOR
+    strides = (
+        *a.q_strides, *a.k_strides, *a.v_strides, *a.out_strides, *a.k_cache_strides,
+        *a.v_cache_strides,
+    )  # fmt: skip
+    addresses = a.q | a.k | a.v | a.out | a.k_cache | a.v_cache | a.cos_sin | a.q_norm | a.k_norm
+    return not (addresses % 16 or any(x % VECTOR for x in strides) or a.cos_sin_stride % per_row)
+
+
+class AppendKernels:
+    """The append kernels of one device: compiled and loaded once a variant, counted.
+
+    Args:
+        device_index: Of the GPU.
+        capability: 90 and the like.
+    """
+
+    def __init__(self, device_index: int, capability: int) -> None:
+        self.device_index, self.capability = device_index, capability
+        self._loaded: dict[AppendVariant, tuple[Artifact, ctypes.c_void_p]] = {}
+        self._lock = threading.Lock()
+
+    def is_loaded(self, problem: AppendProblem) -> bool:
+        """Whether `prepare` would compile and load nothing."""
+        return all(x in self._loaded for x in variants_of(problem, self.capability))
+
+    def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> AppendLaunch:
+        """The launch of a problem within a budget; loads all kernels of its kind if new."""
+        with self._lock:
+            for variant in variants_of(problem, self.capability):
+                if variant not in self._loaded:
+                    artifact = compile_append(variant)
+                    function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
+                    self._loaded[variant] = artifact, function
+                    ledger().append(variant)
+        variant = variant_of(problem, config, self.capability)
+        artifact, function = self._loaded[variant]
+        return _bind(problem, variant, artifact, function, num_ctas(problem, config, budget))
+
+
+def _bind(
+    problem: AppendProblem, variant: AppendVariant, artifact: Artifact, function: ctypes.c_void_p,
+    ctas: int,
+) -> AppendLaunch:  # fmt: skip
+    """A launch with a parameter buffer of its own."""
+    buffer = ctypes.create_string_buffer(_PACKED.size)
+    start = ctypes.addressof(buffer)
+    params = (ctypes.c_void_p * _WORDS)(*(start + 8 * i for i in range(_WORDS)))
+    lock, run, pack, address = threading.Lock(), launch_kernel(), _PACKED.pack_into, function.value
+    threads, shared = artifact.num_threads, artifact.shared_bytes
+
+    def launch(a: AppendArguments, stream: int) -> None:
+        with lock:
+            pack(buffer, 0, *values(problem, variant, a), 0, 0)
+            code = run(address, ctas, 1, 1, threads, 1, 1, shared, stream, params, None)
+        if code:
+            check(code, f"launching {ctas} CTAs of {variant}")
+
+    return launch
+
+
+def first_step(batch: int) -> int:
+    """Where the search for a token's request begins: the largest power of two below `batch`."""
+    return (1 << (batch - 1).bit_length()) >> 1 if batch > 1 else 0
+
+
+def values(problem: AppendProblem, variant: AppendVariant, a: AppendArguments) -> tuple[Any, ...]:
+    """The kernel's run-time parameters in order; what is absent is 0 and never read."""
+    unit = variant.unit
+    rows = (
+        *a.q_strides, *a.k_strides, *a.v_strides, *a.out_strides, *a.k_cache_strides,
+        *a.v_cache_strides,
+    )  # fmt: skip
+    return (
+        a.q, a.k, a.v, a.out, a.k_cache, a.v_cache, a.page_table, a.page_indptr, a.kv_lens,
+        a.cu_q_lens, a.positions, a.cos_sin, a.q_norm, a.k_norm, a.k_scale_ptr, a.v_scale_ptr,
+        *(stride // unit for stride in rows), a.table_stride,
+        a.cos_sin_stride // variant.table_unit, problem.tokens, problem.batch,
+        first_step(problem.batch), a.table_len, a.num_pages, a.max_position, a.positions_step,
+        a.k_scale_ptr != 0, a.v_scale_ptr != 0, a.eps, a.k_scale, a.v_scale,
+    )  # fmt: skip
+
+
+def launch_interpreted(
+    problem: AppendProblem,
+    config: AppendConfig,
+    budget: Budget,
+    *,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    q: Tensor | None = None,
+    out: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    cu_q_lens: Tensor | None = None,
+    positions: Tensor | None = None,
+    cos_sin: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+) -> int:
+    """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
+
+    Tensors are those of the operators, in fp16 (the interpreter gets bf16 wrong); caches fp16 or
+    float8_e4m3fn; scales floats or 1-element fp32 tensors.
+
+    Returns:
+        The CTAs launched.
+    """
+    import torch
+
+    from smkern.kernels.append_triton import append_rows
+
+    real, whole = torch.zeros(1), torch.zeros(2, dtype=torch.int32)
+    if problem.cache_dtype == "fp8":
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    scales = [(real, x) if isinstance(x, float) else (x, 1.0) for x in (k_scale, v_scale)]
+    step = 0
+    if positions is not None:
+        step = positions.element_size() // 4
+        positions = positions.view(torch.int32)
+    q_strides = (0, 0) if q is None else q.stride()[:2]
+    out_strides = (0, 0) if out is None else out.stride()[:2]
+    variant = variant_of(problem, config, 80)
+    ctas = num_ctas(problem, config, budget)
+    append_rows[(ctas,)](
+        k if q is None else q, k, v, k if out is None else out, k_cache, v_cache, page_table,
+        whole if page_indptr is None else page_indptr, kv_lens,
+        whole if cu_q_lens is None else cu_q_lens, whole if positions is None else positions,
+        real if cos_sin is None else cos_sin, real if q_norm is None else q_norm,
+        real if k_norm is None else k_norm, scales[0][0], scales[1][0],
+        *q_strides, *k.stride()[:2], *v.stride()[:2], *out_strides, *k_cache.stride()[:3],
+        *v_cache.stride()[:3], page_table.stride(0), 0 if cos_sin is None else cos_sin.stride(0),
+        problem.tokens, problem.batch, first_step(problem.batch), page_table.shape[-1],
+        k_cache.shape[0], 1 if cos_sin is None else cos_sin.shape[0], step,
+        int(scales[0][0] is not real), int(scales[1][0] is not real), eps, scales[0][1],
+        scales[1][1], **variant.constants,
+    )  # fmt: skip
+    return ctas

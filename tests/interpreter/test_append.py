@@ -1,0 +1,130 @@
+"""The append kernel interpreted, against the plain-torch reference, over the option grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from smkern.kernels.append_launch import launch_interpreted
+from smkern.ops.reference import append as reference
+from smkern.ops.rope import Rope
+from smkern.tuning.append import AppendConfig, Budget
+from tests.interpreter.append_support import Case, inputs
+
+CONFIG = AppendConfig(num_warps=4, rows=1)
+RAGGED = ((3, 40), (0, 5), (1, 1), (9, 9), (2, 33), (0, 0), (1, 16))
+BASE = Case(RAGGED, rope=Rope(64), norm=True)
+GRID = {
+    "plain": Case(RAGGED, q_heads=0),
+    "plain-decode": Case(q_heads=0, ragged=False),
+    "all": BASE,
+    "decode": replace(BASE, requests=((1, 40), (1, 1), (1, 17)), ragged=False),
+    "rope": replace(BASE, norm=False),
+    "norm": replace(BASE, rope=None),
+    "neither": replace(BASE, rope=None, norm=False),
+    "partial": replace(BASE, rope=Rope(32)),
+    "odd-partial": replace(BASE, rope=Rope(20)),
+    "interleaved": replace(BASE, rope=Rope(64, interleaved=True)),
+    "interleaved-partial": replace(BASE, rope=Rope(16, interleaved=True)),
+    "96": replace(BASE, head_dim=96, rope=Rope(96)),
+    "96-interleaved": replace(BASE, head_dim=96, rope=Rope(96, interleaved=True)),
+    "96-partial": replace(BASE, head_dim=96, rope=Rope(48)),
+    "128": replace(BASE, head_dim=128, rope=Rope(128), q_heads=3, kv_heads=1),
+    "256": replace(BASE, head_dim=256, rope=Rope(64), q_heads=2, kv_heads=2),
+    "flat": replace(BASE, flat=True),
+    "flat-plain": Case(RAGGED, q_heads=0, flat=True, page_size=1),
+    "heads-first": replace(BASE, heads_first=True),
+    "positions": replace(BASE, positions=torch.int32),
+    "long-positions": replace(BASE, positions=torch.int64),
+    "padding": replace(BASE, padding=5),
+    "fp8": replace(BASE, fp8=True),
+    "fp8-scales": replace(BASE, fp8=True, k_scale=0.03, v_scale=torch.tensor([0.7])),
+    "fp8-plain": Case(RAGGED, q_heads=0, fp8=True, k_scale=torch.tensor([0.001])),
+}
+
+
+def bits(x: Tensor) -> Tensor:
+    """Numbers to compare fp8 caches by: their own, NaN where nothing was written."""
+    return x.float()
+
+
+def check(case: Case, config: AppendConfig = CONFIG, budget: Budget | None = None) -> None:
+    """The kernel's q, k and v against the reference's; what is not appended stays NaN."""
+    given, same = inputs(case), inputs(case)
+    if case.q_heads:
+        given["out"] = torch.full(same["q"].shape, torch.nan).half()
+        want = torch.full_like(given["out"], torch.nan)
+        interleaved = case.problem.interleaved
+        reference.qk_norm_rope_append(**same, out=want, interleaved=interleaved)
+    else:
+        reference.append_kv(**same)
+    launch_interpreted(case.problem, config, budget or Budget(3, "grid"), **given)
+    turned = case.rope is not None or case.norm
+    rtol, atol = (0.13, 2e-3) if case.fp8 else (2e-3, 2e-3)
+    torch.testing.assert_close(
+        bits(given["k_cache"]), bits(same["k_cache"]), equal_nan=True,
+        rtol=rtol if turned else 0, atol=atol if turned else 0,
+    )  # fmt: skip
+    torch.testing.assert_close(
+        bits(given["v_cache"]), bits(same["v_cache"]), rtol=0, atol=0, equal_nan=True
+    )
+    if case.q_heads:
+        torch.testing.assert_close(given["out"], want, rtol=2e-3, atol=2e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", GRID.values(), ids=GRID)
+def test_values(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("budget", [Budget(1, "grid"), Budget(2, "mask"), Budget(64, "mask")])
+@pytest.mark.parametrize("config", [AppendConfig(4, 1, 3), AppendConfig(8, 2), AppendConfig(16, 2)])
+def test_any_budget_and_shape_of_a_cta(config: AppendConfig, budget: Budget) -> None:
+    check(BASE, config, budget)
+
+
+def test_q_may_be_written_in_place() -> None:
+    given, same = inputs(BASE), inputs(BASE)
+    want = reference.qk_norm_rope_append(**same)
+    launch_interpreted(BASE.problem, CONFIG, Budget(2, "grid"), **given, out=given["q"])
+    torch.testing.assert_close(given["q"], want, rtol=2e-3, atol=2e-3)
+    assert torch.equal(given["k"], same["k"])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_bad_lengths_and_pages_write_nothing(flat: bool) -> None:
+    """The reference skips them too; nothing else may change."""
+    case = replace(BASE, flat=flat)
+    given, same = inputs(case), inputs(case)
+    for tensors in (given, same):
+        tensors["kv_lens"][:] = torch.tensor([1 << 30, -7, 0, 2000, 33, 5, 16])
+        table = tensors["page_table"]
+        table[..., :2] = torch.tensor([-1, 1 << 30])
+        if flat:
+            tensors["page_indptr"][2:] = torch.tensor([-4, 1 << 30, 2, 5, 1, 1 << 30])
+    out = torch.full(given["q"].shape, torch.nan).half()
+    want = torch.full_like(out, torch.nan)
+    reference.qk_norm_rope_append(**same, out=want)
+    launch_interpreted(case.problem, CONFIG, Budget(2, "grid"), **given, out=out)
+    for name in ("k_cache", "v_cache"):
+        assert torch.equal(given[name].isnan(), same[name].isnan())
+
+
+def test_e4m3_by_hand_is_torchs() -> None:
+    """Every half-way case, both ends, zeros, infinities and NaN."""
+    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    every = every.float()
+    tokens = every.numel() // 64
+    case = Case(((tokens, tokens),), q_heads=0, kv_heads=1, fp8=True, page_size=256)
+    given = inputs(case)
+    given["k"] = every.half().view(tokens, 1, 64)
+    launch_interpreted(case.problem, AppendConfig(16, 2), Budget(1, "grid"), **given)
+    pages = given["page_table"][0, : tokens // 256].long()
+    got = given["k_cache"].view(torch.uint8)[pages].flatten()
+    want = every.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    number = ~every.isnan()
+    assert torch.equal(got[number], want[number])
+    assert ((got[~number] & 0x7F) == 0x7F).all()
