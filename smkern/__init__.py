@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from smkern.ops import (
         Plan,
         append_kv,
+        explain_attention,
         explain_gemm,
         gemm,
         gemm_workspace_bytes,
@@ -46,6 +47,7 @@ __all__ = [
     "gemm",
     "gemm_workspace_bytes",
     "explain_gemm",
+    "explain_attention",
     "paged_attention",
     "plan_attention",
     "Plan",
@@ -68,6 +70,7 @@ _ROOMS = {
         "gemm",
         "gemm_workspace_bytes",
         "explain_gemm",
+        "explain_attention",
         "paged_attention",
         "plan_attention",
         "Plan",

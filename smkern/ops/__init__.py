@@ -3,7 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from smkern.ops.attention import Plan, merge_states, paged_attention, plan_attention
+from smkern.ops.attention import (
+    Plan,
+    explain_attention,
+    merge_states,
+    paged_attention,
+    plan_attention,
+)
 from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
 from smkern.ops.warmup import WarmupReport, warmup
@@ -15,6 +21,7 @@ __all__ = [
     "Plan",
     "WarmupReport",
     "append_kv",
+    "explain_attention",
     "explain_gemm",
     "gemm",
     "gemm_workspace_bytes",

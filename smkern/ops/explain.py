@@ -35,7 +35,7 @@ def _dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
     return eager.dispatcher, eager.streams.budget(stream, eager.index)
 
 
-def _budget(
+def imagined_budget(
     num_sms: Any,
     confined: Confinement | None,
     clusters: bool | None,
@@ -116,7 +116,7 @@ def explain_gemm(
     """
     validate.check_choices(activation, backend)
     dispatcher, stream = _dispatcher_and_budget(device)
-    budget = _budget(num_sms, confined, clusters, stream, dispatcher.profile.info.num_sms)
+    budget = imagined_budget(num_sms, confined, clusters, stream, dispatcher.profile.info.num_sms)
     epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
     problem = _problem((m, n, k), dtype, epilogue, aligned, batch_invariant)
     return dispatcher.explain(problem, budget, backend)

@@ -85,12 +85,31 @@ def problem_of(call: Call, shape: AttentionShape) -> AttentionProblem:
     Raises:
         ArgumentError: fp32 queries, which only the reference takes.
     """
-    dtype = _NAMES[call.q.dtype]
-    if dtype == "fp32":
-        raise ArgumentError("q is torch.float32 on a GPU: use torch.bfloat16 or torch.float16")
-    cache: Any = _NAMES[call.k_cache.dtype]
-    kind: Any = dtype
-    return AttentionProblem(shape, kind, cache, call.softcap is not None, call.sinks is not None)
+    softcap, sinks = call.softcap is not None, call.sinks is not None
+    return problem_from(shape, call.q.dtype, call.k_cache.dtype, softcap, sinks)
+
+
+def problem_from(
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    softcap: bool,
+    sinks: bool,
+) -> AttentionProblem:
+    """What chooses a kernel for a step of these dtypes and options.
+
+    Raises:
+        ArgumentError: dtypes that no kernel takes.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ArgumentError(f"q is {dtype} on a GPU: use torch.bfloat16 or torch.float16")
+    if cache_dtype not in (dtype, FP8):
+        raise ArgumentError(
+            f"the cache is {cache_dtype}, q {dtype}: a cache has q's dtype or {FP8}; convert one"
+        )
+    kind: Any = _NAMES[dtype]
+    cache: Any = _NAMES[cache_dtype]
+    return AttentionProblem(shape, kind, cache, softcap, sinks)
 
 
 def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:

@@ -216,9 +216,6 @@ def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
 def load_attention_dispatcher(index: int) -> AttentionDispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
     from smkern.device import load_profile
-    from smkern.kernels.attention_cuda import violations
-    from smkern.tuning.attention_select import select_attention
-    from smkern.tuning.attention_table import load_attention_table
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -227,6 +224,23 @@ def load_attention_dispatcher(index: int) -> AttentionDispatcher:
         from smkern.kernels.attention_launch import AttentionKernels
 
         return AttentionKernels(index, 10 * major + minor)
+
+    return _dispatcher(profile, kernels)
+
+
+def offline_dispatcher(profile: Profile) -> AttentionDispatcher:
+    """A dispatcher that chooses for a device that may be absent; it cannot prepare launches."""
+
+    def absent() -> Any:
+        raise ArgumentError("this dispatcher only chooses: use one of a device to launch")
+
+    return _dispatcher(profile, absent)
+
+
+def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDispatcher:
+    from smkern.kernels.attention_cuda import violations
+    from smkern.tuning.attention_select import select_attention
+    from smkern.tuning.attention_table import load_attention_table
 
     table = load_attention_table(profile.info.name)
     return AttentionDispatcher(profile, kernels, select_attention, violations, table)

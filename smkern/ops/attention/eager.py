@@ -292,7 +292,7 @@ def tail_of(call: Call) -> tuple[Any, ...]:
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """Strides but the inner one; a dense one where nothing is stepped over, for any torch leaves."""
+    """Strides but the inner one; dense ones where nothing is stepped over: torch leaves any."""
     found, dense = [], x.shape[-1]
     for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
         found.append(stride if size > 1 else dense)
