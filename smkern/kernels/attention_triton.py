@@ -246,7 +246,7 @@ def attention_items(
         end = tl.where(some_keys, kv_end, 0)
         row_end = tl.zeros([ROWS], tl.int32) + end
         if CAUSAL:
-            end = tl.minimum(end, origin + last_token + 1)
+            end = tl.maximum(tl.minimum(end, origin + last_token + 1), 0)
             row_end = tl.minimum(position + 1, end)
         begin = kv_begin
         low = kv_begin

@@ -19,6 +19,12 @@ def test_options(causal: bool, window: int, softcap: float, sinks: bool) -> None
     check(Case(MIXED, causal=causal, window=window, softcap=softcap, sinks=sinks))
 
 
+@pytest.mark.parametrize("window", [0, 128])
+def test_a_row_block_that_sees_no_key(window: int) -> None:
+    """9 queries over no keys: the first of two row blocks ends before position 0."""
+    check(Case(((9, 0), (20, 3)), 16, 1, window=window, sinks=True))
+
+
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(2, 2), (5, 1), (16, 2)])
 def test_groups_and_several_row_blocks(q_heads: int, kv_heads: int) -> None:
     check(Case(((70, 80),), q_heads, kv_heads), Budget(2, "grid"))
