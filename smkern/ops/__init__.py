@@ -1,8 +1,6 @@
 """The public operators: validate, look up a configuration, launch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from smkern.ops.append import append_kv, qk_norm_rope_append
 from smkern.ops.attention import (
     Plan,
     explain_attention,
@@ -12,14 +10,16 @@ from smkern.ops.attention import (
 )
 from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
+from smkern.ops.rope import Linear, Llama3, Rope, Yarn
 from smkern.ops.warmup import WarmupReport, warmup
 
-if TYPE_CHECKING:
-    from smkern.ops.append import append_kv, qk_norm_rope_append
-
 __all__ = [
+    "Linear",
+    "Llama3",
     "Plan",
+    "Rope",
     "WarmupReport",
+    "Yarn",
     "append_kv",
     "explain_attention",
     "explain_gemm",
@@ -31,14 +31,3 @@ __all__ = [
     "qk_norm_rope_append",
     "warmup",
 ]
-
-_LATER = ("append_kv", "qk_norm_rope_append")
-
-
-def __getattr__(name: str) -> Any:
-    """An operator that is imported when it is first asked for."""
-    if name not in _LATER:
-        raise AttributeError(f"module 'smkern.ops' has no attribute {name!r}")
-    value = getattr(import_module("smkern.ops.append"), name)
-    globals()[name] = value
-    return value
