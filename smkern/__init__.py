@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smkern.device import DeviceInfo, Profile, device_info, load_profile
     from smkern.kernels import counters
     from smkern.ops import (
+        AttentionCalls,
         Plan,
         append_kv,
         explain_attention,
@@ -55,6 +56,7 @@ __all__ = [
     "qk_norm_rope_append",
     "append_kv",
     "warmup",
+    "AttentionCalls",
     "counters",
     "device_info",
     "load_profile",
@@ -78,6 +80,7 @@ _ROOMS = {
         "qk_norm_rope_append",
         "append_kv",
         "warmup",
+        "AttentionCalls",
     ),
     "smkern.kernels": ("counters",),
     "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from smkern.errors import DeviceError
@@ -69,23 +70,36 @@ def precompile(
     `done(finished, total)` is called after each.
     """
     wanted = sorted(set(variants))
-    if workers <= 1 or len(wanted) <= 1:
-        for i, variant in enumerate(wanted):
-            compile_variant(variant)
-            if done:
-                done(i + 1, len(wanted))
-        return len(wanted)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(wanted)), mp_context=context) as pool:
-        for i, future in enumerate(as_completed(pool.submit(_compile_only, v) for v in wanted)):
-            future.result()
-            if done:
-                done(i + 1, len(wanted))
+    compile_all([partial(compile_variant, v) for v in wanted], workers=workers, done=done)
     return len(wanted)
 
 
-def _compile_only(variant: Variant) -> None:
-    compile_variant(variant)
+def compile_all(
+    tasks: Sequence[Callable[[], object]],
+    *,
+    workers: int,
+    done: Callable[[int, int], None] | None = None,
+) -> None:
+    """Run what compiles into caches on disk, with `workers` processes; results are not kept.
+
+    `done(finished, total)` is called after each.
+    """
+    if workers <= 1 or len(tasks) <= 1:
+        for i, task in enumerate(tasks):
+            task()
+            if done:
+                done(i + 1, len(tasks))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
+        for i, future in enumerate(as_completed(pool.submit(_run_only, t) for t in tasks)):
+            future.result()
+            if done:
+                done(i + 1, len(tasks))
+
+
+def _run_only(task: Callable[[], object]) -> None:
+    task()
 
 
 def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: dict[str, str]):

@@ -2,6 +2,7 @@
 
 from smkern.ops.append import append_kv, qk_norm_rope_append
 from smkern.ops.attention import (
+    AttentionCalls,
     Plan,
     explain_attention,
     merge_states,
@@ -14,6 +15,7 @@ from smkern.ops.rope import Linear, Llama3, Rope, Yarn
 from smkern.ops.warmup import WarmupReport, warmup
 
 __all__ = [
+    "AttentionCalls",
     "Linear",
     "Llama3",
     "Plan",

@@ -76,6 +76,32 @@ def select_attention(
     return Selection(config, "model" if backend is None else "forced", us)
 
 
+def reachable(
+    problem: AttentionProblem,
+    budget: Budget,
+    profile: Profile,
+    table: AttentionTable | None = None,
+    backend: AttentionKernel | None = None,
+) -> list[AttentionConfig]:
+    """All that `select_attention` can answer for steps like `problem`, of any batch and lengths.
+
+    Args:
+        problem: Its heads, head_dim, page size, longest query, dtypes and options count.
+        budget: SMs and what confines them.
+        profile: The device's facts and ceilings.
+        table: Tuned cells, or None.
+        backend: None, or a kernel's name.
+
+    Raises:
+        ArgumentError: see `select_attention`.
+    """
+    select_attention(problem, budget, profile, table, backend)
+    capability = profile.info.capability
+    kernel = backend or space.served_by(problem, budget, capability)
+    tuned = table.configs(problem, budget, capability) if table and not backend else []
+    return list(dict.fromkeys([*_listed(problem, budget, capability, kernel), *tuned]))
+
+
 def _listed(
     problem: AttentionProblem,
     budget: Budget,

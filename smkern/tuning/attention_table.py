@@ -115,6 +115,19 @@ class AttentionTable:
     def of(cls, cells: Cells[AttentionKey, Tuned[AttentionConfig]]) -> AttentionTable:
         return cls(cells.meta, cells.cells)
 
+    def configs(
+        self, problem: AttentionProblem, budget: Budget, capability: Capability
+    ) -> list[AttentionConfig]:
+        """What `lookup` can find in `budget` for this model, of whatever batch and lengths."""
+        fixed = AttentionKey.of(problem, budget).fixed
+        found = {self.cells[key].config for key in self._series.get(fixed, ())}
+        kernel = space.served_by(problem, budget, capability)
+        return sorted(
+            config
+            for config in found
+            if config.kernel == kernel and space.is_legal(problem, config, budget, capability)
+        )
+
     def lookup(
         self, problem: AttentionProblem, budget: Budget, capability: Capability
     ) -> AttentionConfig | None:

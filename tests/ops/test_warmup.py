@@ -9,7 +9,8 @@ import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError
 from smkern.ops import warmup as public_warmup
-from smkern.ops.warmup import _Bar, as_budgets, choices, epilogue_from, launch_once, rows_to_visit
+from smkern.ops.warming import Bar, as_budgets
+from smkern.ops.warmup_gemm import choices, epilogue_from, launch_once, rows_to_visit
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
 
@@ -131,5 +132,5 @@ def test_bad_requests(request_):
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_the_bar(shown):
-    with _Bar(shown) as bar:
+    with Bar(shown) as bar:
         bar.step("compiling", 3)(2)

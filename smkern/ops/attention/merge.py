@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from smkern.ops.dispatch import MAX_CACHED
 from smkern.ops.eager import Streams
 from smkern.ops.library import NAMESPACE
 from smkern.ops.reference import attention as reference
+
+if TYPE_CHECKING:
+    from smkern.kernels.merge_triton import MergeVariant
 
 MAX_HEAD_DIM = 1024
 SCHEMA = (
@@ -171,6 +174,17 @@ class EagerMerge:
         self._loaded: dict[Any, Any] = {}
         self._launches: dict[Any, Callable[..., None]] = {}
 
+    def variant(self, head_dim: int, dtype: torch.dtype, aligned: bool) -> MergeVariant:
+        """The kernel that merges such states."""
+        from smkern.kernels.merge_triton import MergeVariant
+
+        capability = 10 * self.capability[0] + self.capability[1]
+        return MergeVariant(head_dim, validate.dtype_name(dtype), aligned, capability)
+
+    def is_loaded(self, variant: MergeVariant) -> bool:
+        """Whether such a merge would compile and load nothing."""
+        return variant in self._loaded
+
     def __call__(
         self, outs: Tensor, lses: Tensor, out: Tensor | None, lse: Tensor | None, num_sms: Any
     ) -> tuple[Tensor, Tensor]:
@@ -198,20 +212,20 @@ class EagerMerge:
 
     def _launch(self, outs: Tensor, out: Tensor, budget: Any) -> Callable[..., None]:
         """The launch of these states; in a capture only if it is loaded."""
-        from smkern.kernels.merge_triton import MergeVariant, prepare_merge
+        from smkern.kernels.merge_triton import prepare_merge
 
-        capability = 10 * self.capability[0] + self.capability[1]
-        dtype = validate.dtype_name(outs.dtype)
         unit = 16 // outs.element_size()
         strides = (*outs.stride()[:3], *out.stride()[:2])
         aligned = not ((outs.data_ptr() | out.data_ptr()) % 16 or any(x % unit for x in strides))
-        variant = MergeVariant(outs.shape[3], dtype, aligned, capability)
-        if variant not in self._loaded:
+        variant = self.variant(outs.shape[3], outs.dtype, aligned)
+        dtype = variant.dtype
+        if not self.is_loaded(variant):
             if self.streams.capturing():
                 raise WarmupError(
                     f"merging states of head_dim {outs.shape[3]} in {dtype} (16-byte aligned: "
                     f"{aligned}) needs a kernel that is not loaded, and a graph capture cannot "
-                    "load one: call smkern.merge_states once before, on such tensors"
+                    "load one: call smkern.warmup(attention=[...]), or smkern.merge_states once, "
+                    "before"
                 )
             if self.capability < validate.MIN_CAPABILITY:
                 validate.check_cuda(outs, self.capability)
@@ -221,7 +235,7 @@ class EagerMerge:
             if len(self._launches) >= MAX_CACHED:
                 self._launches.clear()
             launch = prepare_merge(
-                outs.shape[0], outs.shape[3], dtype, budget, capability, self._loaded
+                outs.shape[0], outs.shape[3], dtype, budget, variant.capability, self._loaded
             )
             self._launches[key] = launch
         return launch

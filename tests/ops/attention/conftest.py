@@ -136,13 +136,15 @@ def select(problem: Any, budget: Any, profile: Any, table: Any = None, backend: 
 class FakeDevice:
     """One device: its dispatcher, its streams (a number each) and whether a capture is on."""
 
-    def __init__(self, capability: tuple[int, int] = (9, 0), table: Any = None) -> None:
+    def __init__(
+        self, capability: tuple[int, int] = (9, 0), table: Any = None, choose: Any = select
+    ) -> None:
         self.kernels = FakeKernels()
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)
         self.dispatcher = AttentionDispatcher(
-            profile, lambda: self.kernels, select, violations, table
+            profile, lambda: self.kernels, choose, violations, table
         )
         streams = Streams(
             lambda: -1,

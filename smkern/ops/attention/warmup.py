@@ -1,0 +1,223 @@
+"""Attention's part of a warmup: every kernel that dispatch can pick for a model, launched once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from smkern.kernels.attention_args import AttentionArguments
+from smkern.ops.attention import numbers
+from smkern.ops.attention.call import problem_from
+from smkern.ops.attention.dispatch import AttentionDispatcher
+from smkern.ops.attention.eager import EagerAttention, eager_attention
+from smkern.ops.attention.explain import shape_from_numbers
+from smkern.ops.attention.merge import eager_merge
+from smkern.ops.attention.plan import PlanNumbers, empty_plan
+from smkern.ops.warming import Target, Work
+from smkern.tuning.attention import DECODE_MAX_Q, AttentionConfig, AttentionProblem, Budget
+from smkern.tuning.attention_select import reachable
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
+Choice = tuple[AttentionProblem, AttentionConfig, bool]
+"""What is launched, how, and whether its tensors are 16-byte aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCalls:
+    """Attention calls to come, for `smkern.warmup`: what a model fixes; batch and lengths are free.
+
+    Args:
+        num_q_heads: Query heads.
+        num_kv_heads: KV heads; those of this device under tensor parallelism.
+        head_dim: 64, 96, 128 or 256.
+        page_size: Tokens of a page.
+        max_q_len: Calls come with this `max_q_len` or less.
+        causal: As in `smkern.paged_attention`.
+        window: As in `smkern.paged_attention`.
+        softcap: Whether scores are capped.
+        sinks: Whether heads have sinks.
+        dtype: Of the queries: torch.bfloat16 or torch.float16.
+        cache_dtype: None (dtype's) or torch.float8_e4m3fn.
+
+    Raises:
+        ArgumentError: numbers or dtypes that cannot be.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    max_q_len: int = 1
+    causal: bool = True
+    window: int | None = None
+    softcap: bool = False
+    sinks: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    cache_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        self.problems()
+
+    def problems(self) -> list[AttentionProblem]:
+        """The smallest problem of every path and width of decode item that calls can have."""
+        longest = numbers.as_int("max_q_len", self.max_q_len, 1)
+        steps = [[count] for count in range(1, min(longest, DECODE_MAX_Q) + 1)]
+        if longest > DECODE_MAX_Q:
+            steps += [[DECODE_MAX_Q + 1], [DECODE_MAX_Q + 1, 1]]
+        return [self._problem(q_lens) for q_lens in steps]
+
+    def _problem(self, q_lens: list[int]) -> AttentionProblem:
+        longest = max(q_lens)
+        given = PlanNumbers(
+            self.num_q_heads, self.num_kv_heads, self.head_dim, self.page_size, longest, longest,
+            self.causal, self.window, sum(q_lens), None,
+        )  # fmt: skip
+        return problem_from(
+            shape_from_numbers(len(q_lens), given),
+            self.dtype,
+            self.cache_dtype or self.dtype,
+            self.softcap,
+            self.sinks,
+        )
+
+    def work(self, target: Target) -> Work:
+        """What these calls need on a device: attention, its plans and the merge of its states."""
+        return work_of(eager_attention(target.index), eager_merge(target.index), self, target)
+
+
+class Merge(Protocol):
+    """Merges states on one device."""
+
+    def variant(self, head_dim: int, dtype: torch.dtype, aligned: bool) -> Any: ...
+
+    def is_loaded(self, variant: Any) -> bool: ...
+
+    def __call__(
+        self, outs: Tensor, lses: Tensor, out: Tensor | None, lse: Tensor | None, num_sms: Any
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """A kernel to compile into this user's cache; None is the plan's."""
+
+    variant: Any
+    capability: int
+
+    def __call__(self) -> None:
+        from smkern.kernels.attention_launch import compile_attention
+
+        compile_attention(self.variant, self.capability)
+
+
+def choices(
+    dispatcher: AttentionDispatcher, calls: AttentionCalls, target: Target
+) -> Iterator[Choice]:
+    """Every choice that dispatch can make for these calls.
+
+    With tensors that are not aligned Triton stands in for CUDA's kernels, and also where K and V
+    merely differ in strides, so it comes aligned, too.
+    """
+    profile, table = dispatcher.profile, dispatcher.table
+    budgets = {(budget.num_sms, budget.confined): budget for budget in target.budgets}
+    for problem in calls.problems():
+        for budget in budgets.values():
+            own = reachable(problem, budget, profile, table)
+            if True in target.aligned:
+                yield from ((problem, config, True) for config in own)
+            if False in target.aligned:
+                others = [config for config in own if config.kernel == "triton"]
+                if not others:
+                    others = reachable(problem, budget, profile, backend="triton")
+                yield from (
+                    (problem, config, aligned) for config in others for aligned in (True, False)
+                )
+
+
+def work_of(eager: EagerAttention, merge: Merge, calls: AttentionCalls, target: Target) -> Work:
+    """Sort choices by the kernels that they are made of; launch one of each."""
+    dispatcher = eager.dispatcher
+    major, minor = dispatcher.profile.info.capability
+    launched: dict[Any, Choice] = {}
+    count = 0
+    for choice in choices(dispatcher, calls, target):
+        count += 1
+        launched.setdefault(dispatcher.variants(*choice), choice)
+    new = {
+        variant: None
+        for variants, choice in launched.items()
+        if not dispatcher.is_loaded(*choice)
+        for variant in variants
+    }
+    merges = {merge.variant(calls.head_dim, calls.dtype, way): way for way in target.aligned}
+    wanted = [*new, *(variant for variant in merges if not merge.is_loaded(variant))]
+    if not dispatcher.is_plan_loaded(calls.problems()[0].shape):
+        wanted.insert(0, None)
+    return Work(
+        choices=count,
+        variants=len({variant for variants in launched for variant in variants}) + len(merges) + 1,
+        compile=[Compile(variant, 10 * major + minor) for variant in wanted],
+        launches=[
+            *(partial(launch_once, eager, *choice) for choice in launched.values()),
+            *(partial(merge_once, merge, calls, way, target) for way in merges.values()),
+        ],
+    )
+
+
+def launch_once(
+    eager: EagerAttention, problem: AttentionProblem, config: AttentionConfig, aligned: bool
+) -> None:
+    """Make a plan and launch a choice on the current stream, on tensors of its own."""
+    shape, dispatcher = problem.shape, eager.dispatcher
+    device = torch.device("cpu" if eager.index < 0 else f"cuda:{eager.index}")
+    budget = Budget(dispatcher.profile.info.num_sms, "mask", True)
+    heads = (shape.max_tokens, shape.num_q_heads, shape.head_dim)
+    pages = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    q = _room(heads, _DTYPES[problem.dtype], aligned, device)
+    out = torch.empty(heads, dtype=q.dtype, device=device)
+    caches = torch.empty(2, *pages, dtype=_DTYPES[problem.cache_dtype], device=device)
+    table = torch.zeros(shape.batch, shape.max_kv_len, dtype=torch.int32, device=device)
+    sinks = torch.zeros(shape.num_q_heads, device=device)
+    kv_lens = torch.full((shape.batch,), shape.max_kv_len, dtype=torch.int32, device=device)
+    starts = torch.full((shape.batch + 1,), shape.max_tokens, dtype=torch.int32, device=device)
+    starts[0] = 0
+    starts[1] = min(shape.max_q_len, shape.max_tokens)
+    plan = empty_plan(shape, budget, device)
+    stream = eager.streams.current_stream(eager.index)
+    rows: Any = out.stride()[:2]
+    cache: Any = caches.stride()[1:4]
+    arguments = AttentionArguments(
+        q.data_ptr(), caches[0].data_ptr(), caches[1].data_ptr(), out.data_ptr(), 0,
+        table.data_ptr(), 0, sinks.data_ptr() if problem.sinks else 0, 0, 0,
+        plan.buffer.data_ptr(), plan.workspace.data_ptr(),
+        rows, rows, cache, cache, table.stride(0), table.shape[1], 1, shape.max_tokens,
+        shape.head_dim**-0.5, 30.0 if problem.softcap else 0.0, 1.0, 1.0,
+    )  # fmt: skip
+    starts_ptr = starts.data_ptr() if shape.max_q_len > 1 else 0
+    dispatcher.plan(shape, budget)(
+        kv_lens.data_ptr(), starts_ptr, arguments.plan, arguments.workspace, stream
+    )
+    dispatcher.launch(problem, config, budget, aligned=aligned)(arguments, stream)
+
+
+def merge_once(merge: Merge, calls: AttentionCalls, aligned: bool, target: Target) -> None:
+    """Merge two states of a token on the current stream."""
+    device = torch.device("cpu" if target.index < 0 else f"cuda:{target.index}")
+    states = (2, 1, calls.num_q_heads, calls.head_dim)
+    outs = _room(states, calls.dtype, aligned, device)
+    merge(outs, torch.zeros(states[:3], device=device), None, None, None)
+
+
+def _room(
+    shape: tuple[int, ...], dtype: torch.dtype, aligned: bool, device: torch.device
+) -> Tensor:
+    """A dense tensor whose address is a multiple of 16 bytes, or just not."""
+    count = torch.Size(shape).numel()
+    return torch.empty(count + 1, dtype=dtype, device=device)[0 if aligned else 1 :][:count].view(
+        shape
+    )

@@ -1,0 +1,105 @@
+"""What every family of operators brings to a warmup, and what a warmup does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from smkern.ops import validate
+from smkern.tuning.config import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to warm up: a device, budgets on it, and which alignments of tensors.
+
+    Args:
+        index: The device's index; it is current, as is the stream to launch on.
+        num_sms: SMs of the device.
+        budgets: Those that calls will have.
+        aligned: Whether tensors are 16-byte aligned: True, False or both.
+    """
+
+    index: int
+    num_sms: int
+    budgets: Sequence[Budget]
+    aligned: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a family has to do.
+
+    Args:
+        choices: Combinations of numbers that were visited.
+        variants: Kernels that they come down to.
+        compile: What compiles a kernel that is not loaded into this user's cache; run in other
+            processes, so it can be pickled.
+        launches: What loads a kernel, if it is new, and launches it once on the current stream.
+    """
+
+    choices: int
+    variants: int
+    compile: Sequence[Callable[[], object]]
+    launches: Sequence[Callable[[], None]]
+
+
+class Warmable(Protocol):
+    """Calls to come, described by the numbers that choose their kernels."""
+
+    def work(self, target: Target) -> Work: ...
+
+
+def as_budgets(budgets: Iterable[Any] | None, num_sms: int) -> list[Budget]:
+    """Budgets from counts, `Budget`s and partitions.
+
+    A count stands for a partition of that size with and without clusters, and for a grid of it.
+    None: every multiple of 8, and the device.
+
+    Raises:
+        BudgetError: a count below 1 or above the device.
+    """
+    wanted = [*range(8, num_sms, 8), num_sms] if budgets is None else list(budgets)
+    whole = Budget(num_sms, "mask", True)
+    found: dict[Budget, None] = {}
+    for item in wanted:
+        if isinstance(item, Budget):
+            found[item] = None
+        elif hasattr(item, "confined"):
+            found[Budget(item.num_sms, item.confined, item.clusters)] = None
+        else:
+            count = validate.resolve_budget(item, whole, num_sms).num_sms
+            if count == num_sms:
+                found[whole] = None
+                continue
+            for confined in ("mask", "grid"):
+                found.update({Budget(count, confined, c): None for c in (True, False)})
+    return list(found)
+
+
+class Bar:
+    """A progress bar over named steps, or nothing."""
+
+    def __init__(self, shown: bool) -> None:
+        self._context: AbstractContextManager[Any] = nullcontext()
+        if shown:
+            from rich.progress import Progress
+
+            self._context = Progress(transient=True)
+        self._progress: Any = None
+
+    def __enter__(self) -> Bar:
+        self._progress = self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
+    def step(self, name: str, total: int) -> Callable[[int], None]:
+        """Start a step; call what it returns with the count done so far."""
+        if self._progress is None:
+            return lambda done: None
+        task = self._progress.add_task(name, total=total)
+        return lambda done: self._progress.update(task, completed=done)
