@@ -1,0 +1,80 @@
+"""Ragged batches over shuffled pages, with NaN wherever nothing is appended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.ops.rope import Rope
+
+NAN = float("nan")
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch: (new tokens, length) of each request, and options. A row shows what differs."""
+
+    requests: tuple[tuple[int, int], ...] = ((1, 37), (3, 40), (0, 5), (9, 9))
+    q_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    dtype: torch.dtype = torch.float16
+    cache_dtype: torch.dtype | None = None
+    rope: Rope | None = None
+    norm: bool = False
+    flat: bool = False
+    heads_first: bool = False
+    fill: float = NAN
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return sum(q_len for q_len, _ in self.requests)
+
+
+DECODE = Case(requests=((1, 37), (1, 5), (1, 16)))
+ALL = Case(rope=Rope(64), norm=True)
+
+
+def make(case: Case, device: str = "cpu") -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """(q, k, v, k_cache, v_cache, page_table, kv_lens) and options, by torch's seed.
+
+    q, k and v are views of one qkv matrix. Table entries behind a length are no pages.
+    """
+    heads = case.q_heads + 2 * case.kv_heads
+    qkv = torch.randn(case.tokens, heads, case.head_dim).to(case.dtype).to(device)
+    rows = qkv.split([case.q_heads, case.kv_heads, case.kv_heads], 1)
+    counts = [-(-kv_len // case.page_size) for _, kv_len in case.requests]
+    pages = sum(counts) + 3
+    order = torch.randperm(pages)[: sum(counts)].int()
+    bounds = [0, *torch.tensor(counts).cumsum(0).tolist()]
+    table = torch.full((len(counts), max([*counts, 1]) + 1), -7, dtype=torch.int32)
+    for r, (begin, end) in enumerate(pairwise(bounds)):
+        table[r, : end - begin] = order[begin:end]
+    inner = (case.page_size, case.kv_heads)
+    shape = (pages, *(inner[::-1] if case.heads_first else inner), case.head_dim)
+    caches = [torch.full(shape, case.fill).to(case.cache_dtype or case.dtype) for _ in range(2)]
+    if case.heads_first:
+        caches = [x.transpose(1, 2) for x in caches]
+    kv_lens = torch.tensor([kv_len for _, kv_len in case.requests], dtype=torch.int32)
+    options = dict(case.options)
+    q_lens = [q_len for q_len, _ in case.requests]
+    if any(q_len != 1 for q_len in q_lens):
+        options["cu_q_lens"] = torch.tensor([0, *q_lens]).cumsum(0).int().to(device)
+    if case.flat:
+        table = order
+        options["page_indptr"] = torch.tensor(bounds, dtype=torch.int32, device=device)
+    if case.rope is not None:
+        options["cos_sin"] = case.rope.table(64, device)
+        options["interleaved"] = case.rope.interleaved
+    if case.norm:
+        weights = torch.randn(2, case.head_dim).to(case.dtype).to(device)
+        options |= {"q_norm": weights[0], "k_norm": weights[1]}
+    others = (*caches, table, kv_lens)
+    return (*rows, *(x.to(device) for x in others)), options

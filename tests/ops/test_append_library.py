@@ -1,0 +1,150 @@
+"""The append operators on CPU tensors, in torch.library, on fake tensors and compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+import smkern.ops as smkern
+from smkern.errors import ArgumentError
+from smkern.ops.reference import append as reference
+from smkern.ops.rope import Rope
+from tests.ops.append_cases import ALL, DECODE, FP8, Case, make
+
+CASES = {
+    "decode": DECODE,
+    "all": ALL,
+    "flat": replace(ALL, flat=True, options={"eps": 1e-3, "num_sms": 3}),
+    "heads-first": replace(ALL, heads_first=True, dtype=torch.bfloat16),
+    "interleaved": replace(ALL, rope=Rope(32, interleaved=True)),
+    "fp32": replace(ALL, dtype=torch.float32),
+    "fp8": replace(ALL, cache_dtype=FP8, options={"k_scale": 0.5, "v_scale": torch.tensor([3.0])}),
+    "positions": replace(ALL, options={"positions": torch.arange(13)}),
+    "256": replace(ALL, head_dim=256, page_size=1),
+}
+EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def twins(case: Case):
+    """The same call twice, over caches of their own."""
+    torch.manual_seed(3)
+    first = make(case)
+    torch.manual_seed(3)
+    return first, make(case)
+
+
+def number(x):
+    return x.float().nan_to_num(77.0)
+
+
+def without_q(options):
+    names = ("cu_q_lens", "page_indptr", "k_scale", "v_scale", "num_sms")
+    return {name: options[name] for name in names if name in options}
+
+
+@EACH
+def test_cpu_tensors_run_the_reference(case):
+    (args, options), (same, _) = twins(case)
+    out = smkern.qk_norm_rope_append(*args, **options, check=True)
+    known = {name: x for name, x in options.items() if name != "num_sms"}
+    want = reference.qk_norm_rope_append(*same, **known)
+    assert torch.equal(out, want)
+    for x, y in zip(args[3:5], same[3:5], strict=True):
+        assert torch.equal(number(x), number(y))
+
+
+@EACH
+def test_plain_append(case):
+    (args, options), (same, _) = twins(case)
+    assert smkern.append_kv(*args[1:], **without_q(options), check=True) is None
+    known = {name: x for name, x in without_q(options).items() if name != "num_sms"}
+    reference.append_kv(*same[1:], **known)
+    for x, y in zip(args[3:5], same[3:5], strict=True):
+        assert torch.equal(number(x), number(y))
+
+
+@EACH
+def test_into_and_in_place(case):
+    (args, options), (same, _) = twins(case)
+    q = args[0].clone()
+    out = torch.full_like(q, torch.nan)
+    assert smkern.qk_norm_rope_append(*args, **options, out=out) is out
+    assert torch.equal(args[0], q)
+    assert smkern.qk_norm_rope_append(*same, **options, out=same[0]) is same[0]
+    assert torch.equal(same[0], out)
+    assert torch.equal(same[1], args[1])
+
+
+def library_options(options):
+    found = dict(options)
+    for name in ("k_scale", "v_scale"):
+        if isinstance(found.get(name), torch.Tensor):
+            found[f"{name}_tensor"] = found.pop(name)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "fp8"])  # torch cannot compare
+def test_opcheck(name):
+    case = CASES[name]
+    args, options = make(replace(case, fill=0.0))
+    options = library_options(options)
+    operators = torch.ops.smkern
+    opcheck(operators.qk_norm_rope_append.default, args, options)
+    out = torch.zeros_like(args[0])
+    opcheck(operators.qk_norm_rope_append_out.default, (*args, out), options)
+    args = (args[0].clone(), *args[1:])
+    opcheck(operators.qk_norm_rope_append_.default, args, options)
+    plain = {x: y for x, y in options.items() if x in ("k_scale_tensor", "v_scale_tensor")}
+    opcheck(operators.append_kv.default, args[1:], plain | without_q(options))
+
+
+@pytest.mark.parametrize("place", ["new", "out", "in-place"])
+def test_compiled_without_a_break(place):
+    (args, options), (same, _) = twins(replace(ALL, fill=0.0))
+
+    def layer(q, k, v, k_cache, v_cache, table, kv_lens):
+        q = 2 * q
+        out = {"new": None, "out": torch.empty_like(q), "in-place": q}[place]
+        got = smkern.qk_norm_rope_append(
+            q, k, v, k_cache, v_cache, table, kv_lens, **options, out=out
+        )
+        return got + 1
+
+    want = layer(*same)
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(*args)
+    assert torch.equal(got, want)
+    for x, y in zip(args[3:5], same[3:5], strict=True):
+        assert torch.equal(x, y)
+
+
+def test_fake_tensors_know_the_shape():
+    args, options = make(ALL)
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x) for x in args]
+    known = {name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+             for name, x in options.items()}  # fmt: skip
+    with mode:
+        out = smkern.qk_norm_rope_append(*fakes, **known)
+        assert out.shape == args[0].shape
+        assert smkern.append_kv(*fakes[1:], **without_q(known)) is None
+        with pytest.raises((ArgumentError, RuntimeError), match="k_cache and k differ"):
+            smkern.append_kv(fakes[1][:, :1], *fakes[2:], **without_q(known))
+
+
+def test_nothing_to_append():
+    empty = Case(requests=())
+    args, options = make(empty)
+    args = (*args[:6], args[6])
+    out = smkern.qk_norm_rope_append(*args, **options)
+    assert out.shape == (0, 4, 64)
+    assert smkern.append_kv(*args[1:]) is None
+
+
+def test_a_result_requires_no_gradient():
+    args, options = make(replace(ALL, dtype=torch.float32))
+    weights = options["q_norm"].requires_grad_()
+    assert not smkern.qk_norm_rope_append(*args, **(options | {"q_norm": weights})).requires_grad
