@@ -121,7 +121,7 @@ def test_caches_may_be_halves_of_one_buffer(dim):
     rows = [int((x != 0).any(-1).sum()) for x in (k_cache, v_cache)]
     assert rows == [26, 26]
     if dim == 4:
-        with pytest.raises(ArgumentError, match="k_cache at .* overlaps v_cache"):
+        with pytest.raises(ArgumentError, match=r"k_cache at .* overlaps v_cache"):
             smkern.append_kv(
                 *args[1:3], k_cache, both[..., 32 : 32 + width], *args[5:],
                 cu_q_lens=options["cu_q_lens"],

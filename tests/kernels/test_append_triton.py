@@ -1,0 +1,126 @@
+"""The append kernel compiled for devices that are absent: wide accesses, no spills, one order."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smkern.kernels.append_launch import compile_append, first_step, variant_of, variants_of
+from smkern.kernels.compile import Artifact
+from smkern.tuning.append import AppendConfig, AppendProblem, Budget, num_ctas
+
+triton = pytest.importorskip("triton")
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
+PLAIN = replace(BASE, num_q_heads=0, rotary_dim=0, norm=False)
+KINDS = {
+    "all": BASE,
+    "decode": replace(BASE, ragged=False),
+    "plain": PLAIN,
+    "plain-fp8": replace(PLAIN, cache_dtype="fp8"),
+    "fp8": replace(BASE, cache_dtype="fp8"),
+    "fp16": replace(BASE, dtype="fp16", cache_dtype="fp16", weight_dtype="fp16", flat=True),
+    "partial": replace(BASE, rotary_dim=64, page_size=1),
+    "interleaved": replace(BASE, interleaved=True),
+    "bf16-table": replace(BASE, table_dtype="bf16", weight_dtype="fp32"),
+    "64": replace(BASE, head_dim=64, rotary_dim=64),
+    "96": replace(BASE, head_dim=96, rotary_dim=96),
+    "256": replace(BASE, head_dim=256, rotary_dim=256),
+}
+
+
+def told(artifact: Artifact, folder: Path, *options: str) -> str:
+    file = folder / "kernel.cubin"
+    file.write_bytes(artifact.cubin)
+    command = [CUOBJDUMP, *options, file]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def usage(artifact: Artifact, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit them."""
+    found = REGISTERS.search(told(artifact, folder, "-res-usage"))
+    assert found
+    return int(found[1]), int(found[2])
+
+
+@pytest.mark.parametrize("problem", KINDS.values(), ids=KINDS)
+def test_fits_and_reads_whole_vectors(problem, tmp_path):
+    for variant in variants_of(problem, 90):
+        artifact = compile_append(variant)
+        registers, stack = usage(artifact, tmp_path)
+        assert stack == 0
+        assert registers * artifact.num_threads <= 65_536
+        code = told(artifact, tmp_path, "-sass")
+        assert "LDG.E.128" in code
+        assert ("STG.E.64" if problem.cache_dtype == "fp8" else "STG.E.128") in code
+
+
+@pytest.mark.parametrize("capability", [80, 89, 100, 120])
+def test_other_devices(capability, tmp_path):
+    for problem in (BASE, KINDS["fp8"], PLAIN):
+        for variant in variants_of(problem, capability)[1:2]:
+            assert usage(compile_append(variant), tmp_path)[1] == 0
+
+
+def test_rows_that_are_not_whole_compile(tmp_path):
+    for variant in variants_of(replace(BASE, aligned=False), 90):
+        assert variant.unit == 1
+        assert usage(compile_append(variant), tmp_path)[1] == 0
+
+
+@pytest.mark.parametrize("name", ["all", "interleaved", "64", "96", "256"])
+def test_a_row_is_summed_in_one_order_whatever_the_cta(name, monkeypatch):
+    """Lanes and elements of a row are dealt alike, or its bits would depend on the budget."""
+    layouts = set()
+    compile_triton = triton.compile
+
+    def spied(*args, **options):
+        kernel = compile_triton(*args, **options)
+        text = kernel.asm["ttgir"]
+        named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
+        shapes = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<\d+x\d+xf32, (#\w+)>\)', text, re.S)
+        assert len(shapes) == 2  # of k and of q
+        layouts.update(re.sub(r"warpsPerCTA = \[\d+, 1\]", "", named[x]) for x in shapes)
+        return kernel
+
+    monkeypatch.setattr(triton, "compile", spied)
+    for problem in (KINDS[name], replace(KINDS[name], ragged=False, cache_dtype="fp8")):
+        for variant in variants_of(problem, 90):
+            compile_append(variant)
+    assert len(layouts) == 1, layouts
+
+
+def test_a_variant_holds_nothing_of_budgets_and_sizes():
+    config = AppendConfig(8, 2, 2)
+    wanted = variant_of(BASE, config, 90)
+    assert variant_of(replace(BASE, tokens=9000, batch=3), config, 90) == wanted
+    assert variant_of(BASE, replace(config, ctas_per_sm=1), 90) == wanted
+    assert len(set(variants_of(BASE, 90))) == 3
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 63, 64, 65])
+def test_the_search_reaches_every_request(batch):
+    for wanted in range(batch):
+        request, step = 0, first_step(batch)
+        while step:
+            if request + step < batch and request + step <= wanted:
+                request += step
+            step //= 2
+        assert request == wanted
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 513, 8192])
+@pytest.mark.parametrize("num_sms", [1, 16, 132])
+def test_the_grid_is_within_the_budget(tokens, num_sms):
+    problem = replace(BASE, tokens=tokens)
+    for shape in ((4, 1, 8), (8, 2, 2), (16, 2, 1)):
+        config = AppendConfig(*shape)
+        assert 1 <= num_ctas(problem, config, Budget(num_sms, "grid")) <= num_sms
+        masked = num_ctas(problem, config, Budget(num_sms, "mask"))
+        assert masked <= num_sms * config.ctas_per_sm

@@ -1,0 +1,111 @@
+"""The append's model, choices and tuned cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from smkern.errors import BudgetError, TableError
+from smkern.tuning.append import (
+    SHAPES,
+    AppendConfig,
+    AppendProblem,
+    Budget,
+    candidates,
+    choose,
+    is_legal,
+    num_tiles,
+    predict_us,
+    tile_rows,
+)
+from smkern.tuning.append_table import CODEC, AppendKey, AppendTable, select_append
+from smkern.tuning.cells import CellFile, Tuned
+
+BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
+META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
+
+
+class Profile:
+    info = SimpleNamespace(sm_clock_mhz=1980, l2_bytes=50 << 20)
+
+    def bandwidth(self, num_sms, **_):
+        return min(0.2 * num_sms, 4.4)
+
+    def flops(self, num_sms):
+        return 8.1 * num_sms
+
+
+def test_bytes():
+    token = (2 * 8 * (2 + 2) + 32 * 4) * 128 + 128 * 4
+    assert BASE.bytes_moved == 64 * token
+    assert replace(BASE, cache_dtype="fp8").bytes_moved == 64 * (token - 2 * 8 * 128)
+    plain = replace(BASE, num_q_heads=0, rotary_dim=0)
+    assert plain.bytes_moved == 64 * 2 * 8 * 128 * 4
+    assert (BASE.op, plain.op) == ("qk_norm_rope_append", "append_kv")
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_give_each_thread_its_rows(head_dim, shape):
+    problem, config = replace(BASE, head_dim=head_dim), AppendConfig(*shape)
+    rows = tile_rows(problem, config)
+    assert rows & (rows - 1) == 0
+    assert rows * problem.half_lanes == 32 * config.num_warps * config.rows
+    assert num_tiles(replace(problem, tokens=rows), config) == 8 + 32
+
+
+@pytest.mark.parametrize("confined", ["grid", "mask"])
+def test_choices_are_legal(confined):
+    for num_sms in (1, 16, 100, 132):
+        for tokens in (1, 8, 512, 8192):
+            for aligned in (True, False):
+                problem = replace(BASE, tokens=tokens, aligned=aligned)
+                budget = Budget(num_sms, confined)
+                config = choose(problem, budget, Profile())
+                assert is_legal(problem, config, budget)
+                assert config in candidates(problem, budget)
+                assert confined == "mask" or config.ctas_per_sm == 1
+
+
+def test_more_sms_are_never_predicted_slower():
+    for tokens in (8, 512, 8192):
+        problem = replace(BASE, tokens=tokens)
+        times = []
+        for num_sms in range(2, 134, 2):
+            budget = Budget(num_sms, "mask")
+            times.append(predict_us(problem, choose(problem, budget, Profile()), budget, Profile()))
+        assert all(later <= 1.02 * earlier for earlier, later in pairwise(times))
+
+
+def test_a_long_step_is_bound_by_memory():
+    problem, budget = replace(BASE, tokens=8192), Budget(132, "mask")
+    us = predict_us(problem, choose(problem, budget, Profile()), budget, Profile())
+    assert problem.bytes_moved / 4.4e6 < us < 1.4 * problem.bytes_moved / 4.4e6
+
+
+def test_cells_are_kept_and_found(tmp_path):
+    budget, tuned = Budget(32, "mask"), AppendConfig(16, 2, 1)
+    file = CellFile(tmp_path / "append.json", CODEC)
+    file.merge({AppendKey.of(BASE, budget): Tuned(tuned, 3.25)}, META | {"gpu": "NVIDIA H200"})
+    table = AppendTable.of(file.load("NVIDIA H200"))
+    for tokens in (33, 64, 200):
+        found = select_append(replace(BASE, tokens=tokens), budget, Profile(), table)
+        assert (found.config, found.source) == (tuned, "table")
+    for other, where in (
+        (replace(BASE, tokens=8192), budget),
+        (replace(BASE, norm=False), budget),
+        (BASE, Budget(32, "grid")),
+        (BASE, Budget(34, "mask")),
+        (replace(BASE, aligned=False), budget),
+    ):
+        assert select_append(other, where, Profile(), table).source == "model"
+    with pytest.raises(TableError, match="tuned on"):
+        file.load("NVIDIA B200")
+
+
+def test_no_budget():
+    with pytest.raises(BudgetError, match="num_sms is 0"):
+        select_append(BASE, Budget(0, "grid"), Profile())
