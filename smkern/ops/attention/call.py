@@ -165,7 +165,7 @@ def _check_table(page_table: Any, page_indptr: Any, batch: int, k_cache: Tensor)
 
 def _check_options(call: Call) -> None:
     if call.scale is not None:
-        numbers.as_float("scale", call.scale)
+        numbers.as_float("scale", call.scale, positive=True)
     if call.window is not None:
         numbers.as_int("window", call.window, 1)
     if call.softcap is not None:
@@ -182,7 +182,7 @@ def _check_options(call: Call) -> None:
                 f"caches; leave {name} at None"
             )
         if not isinstance(value, Tensor):
-            numbers.as_float(name, value)
+            numbers.as_float(name, value, positive=name == "k_scale")
         elif value.numel() != 1 or value.dtype is not torch.float32:
             raise ArgumentError(
                 f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "

@@ -11,6 +11,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.attention_items import OVERFLOW
 from smkern.ops.attention.call import Call
+from smkern.ops.attention.numbers import as_float
 from smkern.ops.attention.plan import Plan
 from smkern.tuning.attention import AttentionShape
 
@@ -81,7 +82,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_memory(call: Call, shape: AttentionShape) -> None:
-    """Check what a call's lengths, table and plan hold, for rows in use.
+    """Check what a call's lengths, table, scales and plan hold, for rows in use.
 
     Args:
         call: A call whose host side is in order.
@@ -89,7 +90,7 @@ def check_memory(call: Call, shape: AttentionShape) -> None:
 
     Raises:
         ArgumentError: see `check_lengths`, `check_plan`; a table that is too short for a length; a
-            page id that is no page of the cache.
+            page id that is no page of the cache; a scale that is not finite, or not above 0.
     """
     if call.plan is not None and call.q.device.type == "cuda":
         check_plan(call.plan)
@@ -99,6 +100,9 @@ def check_memory(call: Call, shape: AttentionShape) -> None:
             f"cu_q_lens ends at {int(call.cu_q_lens[-1])}, q has {call.q.shape[0]} tokens: pass q "
             "whole"
         )
+    for name in ("k_scale", "v_scale"):
+        if isinstance(getattr(call, name), Tensor):
+            as_float(name, getattr(call, name), positive=name == "k_scale")
     _check_table(call)
 
 

@@ -36,7 +36,7 @@ def as_float(name: str, value: Any, *, positive: bool = False) -> float:
         raise ArgumentError(f"{name}={value!r} is no number: pass a float, or None") from None
     if not isfinite(number) or (positive and number <= 0):
         wanted = "a finite number above 0" if positive else "a finite number"
-        raise ArgumentError(f"{name}={value!r}: pass {wanted}, or None")
+        raise ArgumentError(f"{name}={number!r}: pass {wanted}, or None")
     return number
 
 

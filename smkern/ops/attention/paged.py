@@ -170,20 +170,24 @@ def paged_attention(
         max_q_len: A bound of the query tokens of a request; needed with `cu_q_lens` unless the plan
             has it.
         causal: A query sees keys up to its position; else all.
-        scale: Of the scores. None: head_dim ** -0.5.
+        scale: Of the scores, above 0 (kernels scale a row's maximum, not its scores). None:
+            head_dim ** -0.5.
         window: A query sees only keys above its position - window, itself included if causal.
         softcap: Scores are capped to its size, before masks. None: not.
         sinks: [q_heads] fp32, a logit a head that takes part in the denominator alone.
-        k_scale: What keys of an fp8 cache are multiplied by: a number, or one fp32 on the device.
-        v_scale: Likewise for values.
+        k_scale: What keys of an fp8 cache are multiplied by: a number above 0, or one fp32 on the
+            device.
+        v_scale: Likewise for values; of any sign.
         plan: From `plan_attention` with this call's numbers: its lengths are the ones that count.
             None: the call makes one, sized by the whole table, with a launch of its own.
         out: [tokens, q_heads, head_dim] to write into, inner stride 1; overlaps nothing.
         lse: [tokens, q_heads] fp32, contiguous, to write the log-sum-exp (natural) into.
         return_lse: Return it too.
-        check: Read lengths, table and plan, and raise for the first row that is wrong. Waits for
-            the device; not for captures.
-        backend: None (tuned table, else cost model), "model" (no table), or a kernel's name.
+        check: Read lengths, table, scales and plan, and raise for the first row that is wrong.
+            Waits for the device; not for captures.
+        backend: None (tuned table, else cost model), "model" (no table), or a kernel's name. What
+            the CUDA kernels cannot take (caches not 32-byte aligned, K and V of other strides)
+            Triton's run; "cuda" raises there.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:

@@ -67,6 +67,8 @@ DECODE_ERRORS = [
     ({"q": torch.zeros(5, 4, 64).half()}, "q has 5 tokens for 3 requests: without cu_q_lens"),
     ({"max_q_len": 2}, "max_q_len=2 without cu_q_lens"),
     ({"scale": float("nan")}, "scale=nan"),
+    ({"scale": 0.0}, r"scale=0\.0: pass a finite number above 0"),
+    ({"scale": -0.3}, r"scale=-0\.3: pass a finite number above 0"),
     ({"scale": "a"}, "scale='a' is no number"),
     ({"window": 0}, "window=0"),
     ({"window": 2.5}, r"window=2\.5"),
@@ -107,16 +109,62 @@ def test_named_errors_of_ragged_queries(bad, message):
         call(RAGGED, **bad)
 
 
-@pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(1).half(), float("inf"), "x"])
+@pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(1).half(), float("inf"), "x", 0.0, -2])
 def test_scales_of_fp8_caches(bad):
     with pytest.raises(ArgumentError, match="k_scale"):
         call(replace(DECODE, cache_dtype=FP8), k_scale=bad)
+
+
+@pytest.mark.parametrize("scales", [{"k_scale": torch.zeros(1)}, {"k_scale": torch.tensor([-1.0])},
+                                    {"v_scale": torch.tensor([float("nan")])}])  # fmt: skip
+def test_a_checked_call_reads_scales(scales):
+    (name,) = scales
+    case = replace(DECODE, cache_dtype=FP8)
+    call(case, **scales)
+    with pytest.raises(ArgumentError, match=f"{name}=.*: pass a finite number"):
+        call(case, **scales, check=True)
+
+
+def test_a_negative_v_scale_is_served():
+    case = replace(DECODE, cache_dtype=FP8)
+    torch.manual_seed(1)
+    want = call(case, v_scale=3.0)
+    torch.manual_seed(1)
+    assert torch.equal(call(case, v_scale=-3.0), -want)
 
 
 @pytest.mark.parametrize("num_sms", [0, -3, True, 1.5])
 def test_budgets(num_sms):
     with pytest.raises(BudgetError, match="num_sms="):
         call(DECODE, num_sms=num_sms)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_requests_of_length_zero_give_zeros(check):
+    made = make(DECODE)
+    out, lse = smkern.paged_attention(*made.args[:4], lens(37, 0, 20), return_lse=True, check=check)
+    assert (out[1] == 0).all()
+    assert (lse[1] == float("-inf")).all()
+    assert out.isfinite().all()
+    assert (out[0] != 0).any()
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_an_empty_batch(check):
+    sizes = {"page_table": torch.zeros(0, 4).int(), "kv_lens": lens()}
+    out = call(DECODE, **sizes, q=torch.zeros(0, 4, 64).half(), check=check)
+    assert out.shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize("case", [DECODE, RAGGED])
+def test_nan_where_nobody_may_look_reaches_no_result(case):
+    """Cases keep NaN in pages of nobody and behind each request's last key."""
+    made = make(case)
+    assert made.args[1].isnan().any()
+    assert made.args[2].isnan().any()
+    out, lse = smkern.paged_attention(*made.args, **made.options, return_lse=True, check=True)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
 
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "max_kv_len": 64}

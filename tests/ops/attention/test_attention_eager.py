@@ -11,6 +11,7 @@ from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
 from smkern.kernels.attention_items import OVERFLOW
 from smkern.ops.reference import attention as reference
 from smkern.tuning.attention import Budget
+from smkern.tuning.attention_select import select_attention
 from tests.ops.attention.cases import Case, make
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)), dtype=torch.bfloat16)
@@ -149,6 +150,61 @@ def test_strides_that_the_cuda_kernels_do_not_take_get_tritons(device):
     assert device.kernels.launches[-1][0] == "triton"
     with pytest.raises(ArgumentError, match=r"backend='cuda' cannot run .* differ"):
         device.attend(q, padded, v_cache, *rest, backend="cuda")
+
+
+def misplaced(x):
+    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+
+
+def padded(x, count):
+    return torch.zeros(*x.shape[:-1], 64 + count, dtype=x.dtype)[..., :64].copy_(x)
+
+
+REFUSED = [
+    (lambda q, k, v, out: (q, k, padded(v, 64), out), r"K strides .* and V strides .* differ"),
+    (lambda q, k, v, out: (q, padded(k, 1), padded(v, 1), out), "not 32 bytes aligned"),
+    (lambda q, k, v, out: (q, misplaced(k), misplaced(v), out), "not 32 bytes aligned"),
+    (lambda q, k, v, out: (padded(q, 1), k, v, out), "rows of q are not 16 bytes aligned"),
+    (lambda q, k, v, out: (misplaced(q), k, v, out), "rows of q are not 16 bytes aligned"),
+    (lambda q, k, v, out: (q, k, v, padded(out, 2)), "rows of out are not 8 bytes aligned"),
+    (lambda q, k, v, out: (q, k, v, misplaced(out)), "rows of out are not 8 bytes aligned"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED)
+@pytest.mark.parametrize("table", [None, "cuda"])
+@pytest.mark.parametrize("backend", [None, "model"])
+def test_what_cuda_refuses_triton_runs(make_device, change, reason, table, backend):
+    """Silently where dispatch chooses, a tuned cell included; by name where "cuda" is asked for."""
+    device, made = make_device(table=table), make(DECODE)
+    q, k_cache, v_cache, *rest = made.args
+    *args, out = change(q, k_cache, v_cache, torch.zeros_like(q))
+    device.attend(*args, *rest, out=out, backend=backend)
+    assert torch.equal(out, reference.paged_attention(*made.args)[0])
+    assert device.kernels.launches[-1][0] == "triton"
+    out.fill_(7.0)
+    with pytest.raises(ArgumentError, match=f"backend='cuda' cannot run this call: .*{reason}"):
+        device.attend(*args, *rest, out=out, backend="cuda")
+    assert (out == 7.0).all()
+
+
+def test_a_device_without_the_cuda_kernels_names_it(make_device):
+    device, made = make_device((8, 0), choose=select_attention), make(DECODE)
+    device.attend(*made.args)
+    assert device.kernels.launches[-1][0] == "triton"
+    with pytest.raises(ArgumentError, match=r"kernel 'cuda' cannot run .* capability 8\.0"):
+        device.attend(*made.args, backend="cuda")
+    with pytest.raises(ArgumentError, match=r"backend='cutlass' is none of \['cuda', 'triton'\]"):
+        device.attend(*made.args, backend="cutlass")
+
+
+def test_a_scale_that_is_not_positive_is_refused_before_any_kernel(device):
+    made = make(replace(DECODE, cache_dtype=FP8))
+    for bad in ({"scale": 0.0}, {"scale": -0.1}, {"k_scale": -1.0}):
+        for backend in (None, "cuda", "triton"):
+            with pytest.raises(ArgumentError, match="pass a finite number above 0"):
+                device.attend(*made.args, **bad, backend=backend)
+    assert not device.kernels.launches
 
 
 def test_strides_that_nothing_steps_over_do_not_count(device):
