@@ -2,11 +2,16 @@
 //
 // It writes what smkern/kernels/attention_items.py's plan_items spells out; prefill items of equal
 // length may come in another order.
+//
+// What is placed is a unit: a decode request (all its row blocks walk the same keys) or a prefill
+// row block. A thread works out a unit, one scan over the units gives every one its place. The
+// kernel is latency alone: a length is loaded once, warps without work only meet the barriers, and
+// a step of up to 1024 units (of up to 32: one warp's) is walked once. More go chunk by chunk.
 #include "attention.cuh"
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBuckets = 1024;  // lengths of prefill items, in tiles, that are told apart
+constexpr u32 kAll = ~0u;
 
 struct PlanParams {
   const int* kv_lens;
@@ -18,254 +23,376 @@ struct PlanParams {
   int num_ctas;
 };
 
+// A request's lengths as they lie in memory, apart from their use: other work hides the loads.
+struct Lengths {
+  int kv_len, from, to;
+
+  __device__ __forceinline__ static Lengths load(const PlanParams& p, int request) {
+    Lengths x{p.kv_lens[request], request, request + 1};
+    if (p.cu_q_lens) x.from = p.cu_q_lens[request], x.to = p.cu_q_lens[request + 1];
+    return x;
+  }
+};
+
 struct Request {
-  int kv_len, q_start, q_len, blocks, block_rows;
-  bool decode;
+  int kv_len, q_start, q_len;
 
-  __device__ __forceinline__ Request(const PlanParams& p, int i) {
-    kv_len = clamp_int(p.kv_lens[i], 0, p.max_kv_len);
-    q_start = i;
-    q_len = 1;
+  __device__ __forceinline__ static Request of(const PlanParams& p, const Lengths& x) {
+    Request r{clamp_int(x.kv_len, 0, p.max_kv_len), x.from, min(1, p.max_q_len)};
     if (p.cu_q_lens) {
-      q_start = clamp_int(p.cu_q_lens[i], 0, p.max_tokens);
-      const int stop = clamp_int(p.cu_q_lens[i + 1], q_start, p.max_tokens);
-      q_len = min(stop - q_start, p.max_q_len);
+      r.q_start = clamp_int(x.from, 0, p.max_tokens);
+      r.q_len = min(clamp_int(x.to, r.q_start, p.max_tokens) - r.q_start, p.max_q_len);
     }
-    decode = q_len <= 8;
-    block_rows = decode ? p.decode_rows : 128;
-    blocks = (q_len * p.group + block_rows - 1) / block_rows;
+    return r;
+  }
+  __device__ __forceinline__ bool decode() const { return q_len <= 8; }
+
+  __device__ __forceinline__ int blocks(const PlanParams& p) const {
+    const int rows = q_len * p.group;
+    if (!decode()) return (rows + 127) >> 7;
+    if (rows <= p.decode_rows) return rows > 0;
+    return (u32)(rows + p.decode_rows - 1) / (u32)p.decode_rows;
   }
 };
 
-// A row block of a request: the keys it walks and how they are cut.
-struct Block {
-  int begin, end, piece, first, pieces;
+// Pieces are powers of two, but for requests that are not cut: a piece longer than any of those.
+__device__ __forceinline__ int doublings(int kv_len, int log_most) {
+  return 32 - __clz(max(kv_len - 1, 0) >> log_most);
+}
 
-  __device__ __forceinline__ Block(const PlanParams& p, const Request& r, int block) {
-    const int rows = r.q_len * p.group, row = block * r.block_rows;
-    const int last_token = r.decode ? r.q_len - 1 : (min(row + r.block_rows, rows) - 1) / p.group;
-    const int first_token = r.decode ? 0 : row / p.group;
+// A decode request or a prefill row block: the keys it walks and how they are cut.
+struct Unit {
+  int request = 0, block = 0;  // block: of a prefill request
+  Request r{0, 0, 0};
+  int blocks = 0, pieces = 0;  // blocks: of a decode request, else 1
+  int begin = 0, end = 0, first = 0, shift = 0;
+
+  __device__ __forceinline__ void set(const PlanParams& p, const Request& given) {
+    r = given;
     const int start = r.kv_len - r.q_len;
-    end = p.causal ? min(r.kv_len, max(start + last_token + 1, 0)) : r.kv_len;
-    begin = p.window ? max(0, start + first_token - p.window + 1) : 0;
-    begin = min(begin, end);
-    piece = 512;
-    if (r.decode) {
-      while (piece * 128 < r.kv_len) piece *= 2;
-    } else if (r.blocks * p.num_kv_heads >= 1024) {
-      piece = max(8192, r.kv_len);
+    int first_token = 0;
+    blocks = r.blocks(p);
+    end = r.kv_len;
+    if (r.decode()) {
+      shift = 9 + doublings(r.kv_len, 16);
     } else {
-      piece = 8192;
-      while (piece * 4 < r.kv_len) piece *= 2;
+      const u32 row = (u32)block * 128, rows = r.q_len * p.group;
+      if (p.causal) {
+        const int last_token = (min(row + 128, rows) - 1) / (u32)p.group;
+        end = min(end, max(start + last_token + 1, 0));
+      }
+      if (p.window) first_token = row / (u32)p.group;
+      shift = blocks * p.num_kv_heads >= 1024 ? 31 : 13 + doublings(r.kv_len, 15);
+      blocks = 1;
     }
-    first = begin / piece;
-    pieces = max(begin, end - 1) / piece - first + 1;
+    if (p.window) begin = min(max(start + first_token - p.window + 1, 0), end);
+    first = begin >> shift;
+    if (blocks) pieces = (max(begin, end - 1) >> shift) - first + 1;
+    // decode walks whole pieces, prefill whole tiles
+    begin = r.decode() ? first << shift : begin & ~127;
   }
-  __device__ __forceinline__ int key0(const Request& r, int i) const {
-    const int cut = (first + i) * piece;
-    return r.decode ? cut : max(begin / 128 * 128, cut);
+  __device__ __forceinline__ bool decode() const { return r.decode(); }
+  __device__ __forceinline__ bool cut() const { return pieces > 1; }
+  __device__ __forceinline__ int key0(int i) const { return i ? (first + i) << shift : begin; }
+  __device__ __forceinline__ int key1(int i) const {
+    return min((u32)end, (u32)(first + i + 1) << shift);
   }
-  __device__ __forceinline__ int key1(int i) const { return min(end, (first + i + 1) * piece); }
-  __device__ __forceinline__ int tiles(const Request& r, int i) const {
-    return (max(key1(i) - key0(r, i), 0) + 127) / 128;
+  __device__ __forceinline__ int tiles(int i) const { return (key1(i) - key0(i) + 127) >> 7; }
+  // of all pieces, plus one a piece: all cuts lie between tiles
+  __device__ __forceinline__ u32 cost() const {
+    return blocks * (((u32)(end - begin) + 127) / 128 + pieces);
   }
 };
 
-// Sums that are scanned together over row blocks, and totals.
+// Sums that are scanned together over the units of a warp. Prefill slots, at most four a unit and
+// so 128 a warp, share a word with the counters.
 struct Sums {
-  int decode_items, prefill_items, decode_slots, prefill_slots, counters;
+  int items, slots, joint;  // decode items, decode slots, counters * 256 + prefill slots
 
-  __device__ __forceinline__ void add(const Sums& x) {
-    decode_items += x.decode_items, prefill_items += x.prefill_items;
-    decode_slots += x.decode_slots, prefill_slots += x.prefill_slots, counters += x.counters;
+  __device__ __forceinline__ static Sums of(const Unit& u) {
+    const int items = u.blocks * u.pieces;
+    if (!u.decode()) return {0, 0, u.cut() ? 256 + u.pieces : 0};
+    return {items, u.cut() ? items : 0, u.cut() ? u.blocks * 256 : 0};
   }
-  __device__ __forceinline__ Sums up(int by) const {
-    return {__shfl_up_sync(~0u, decode_items, by), __shfl_up_sync(~0u, prefill_items, by),
-            __shfl_up_sync(~0u, decode_slots, by), __shfl_up_sync(~0u, prefill_slots, by),
-            __shfl_up_sync(~0u, counters, by)};
+  __device__ __forceinline__ Sums scan(int lane) const {
+    Sums x = *this;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+      const int a = __shfl_up_sync(kAll, x.items, by), b = __shfl_up_sync(kAll, x.slots, by),
+                c = __shfl_up_sync(kAll, x.joint, by);
+      if (lane >= by) x.items += a, x.slots += b, x.joint += c;
+    }
+    return x;
   }
 };
 
 __device__ __forceinline__ int scan_warp(int x, int lane) {
 #pragma unroll
   for (int by = 1; by < 32; by *= 2) {
-    const int y = __shfl_up_sync(~0u, x, by);
+    const int y = __shfl_up_sync(kAll, x, by);
     if (lane >= by) x += y;
   }
   return x;
 }
 
-// Exclusive sum of x over the CTA's threads, plus `base`, which grows by the total.
-__device__ int scan_block(int x, int* warp_sums, int* base) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int inclusive = scan_warp(x, lane);
-  if (lane == 31) warp_sums[warp] = inclusive;
-  __syncthreads();
-  if (warp == 0) warp_sums[lane] = scan_warp(warp_sums[lane], lane);
-  __syncthreads();
-  const int before = *base + (warp ? warp_sums[warp - 1] : 0) + inclusive - x;
-  __syncthreads();
-  if (threadIdx.x == kThreads - 1) *base = before + x;
-  __syncthreads();
-  return before;
+// The last of `count` ascending starts that is at most x; the first one is.
+__device__ __forceinline__ int find(const int* starts, int count, int x) {
+  int low = 0;
+#pragma unroll 1
+  for (int step = count > 1 ? 1 << (31 - __clz(count - 1)) : 0; step; step >>= 1)
+    if (low + step < count && starts[low + step] <= x) low += step;
+  return low;
 }
 
-struct Shared {
-  int warp_sums[kWarps];
-  Sums warp_totals[kWarps];
-  Sums base;
-  int blocks;
-  unsigned long long decode_tiles, prefill_tiles;
-  int overflow;
-  int bucket[kBuckets];
-  // a chunk's row blocks: offsets of their items, slots and counters
-  int request[kThreads], block[kThreads];
-  Sums before[kThreads];
+// A sum for every warp. The sum of those before one is a single instruction for its lanes.
+struct WarpSums {
+  int of[kWarps];
+
+  __device__ __forceinline__ int before(int warp, int lane) const {
+    return __reduce_add_sync(kAll, lane < warp ? of[lane] : 0);
+  }
+  __device__ __forceinline__ int all(int lane) const { return before(kWarps, lane); }
 };
+
+struct Shared {
+  WarpSums units, items, slots, prefill_slots, counters, sorted;
+  u64 decode_cost[kWarps], prefill_cost[kWarps];
+  int bucket[kThreads];  // prefill items by length, the longest first: counts, then places
+  int start[kThreads];   // a chunk's units: decode items before each
+  // of decode units: request, kv_len, q_start, bytes of q_len, shift, first piece and pieces
+  int4 who[kThreads];    // before that, of requests: kv_len, q_start, q_len
+  int2 where[kThreads];  // of decode units: slot, counter
+};
+
+// Tiles of a piece to its bucket: the last lengths that are told apart are 1023 tiles.
+__device__ __forceinline__ int bucket_of(int tiles) {
+  return kThreads - 1 - min(tiles, kThreads - 1);
+}
+
+// Counters are zeroed by the last warps first: the first ones have requests to look at.
+__device__ __forceinline__ void zero_counters(const PlanParams& p) {
+  const int from = kThreads - 1 - threadIdx.x;
+  const int quads = ((u64)p.counters & 15) ? 0 : p.num_counters / 4;
+  int4* at = (int4*)p.counters;
+#pragma unroll 1
+  for (int i = from; i < quads; i += kThreads) at[i] = make_int4(0, 0, 0, 0);
+#pragma unroll 1
+  for (int i = quads * 4 + from; i < p.num_counters; i += kThreads) p.counters[i] = 0;
+}
+
+// Units before each request, to starts[batch]; returns how many there are, one at least.
+__device__ __forceinline__ int count_units(const PlanParams& p, Shared& s, int* starts,
+                                           const Lengths& mine) {
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+  int total = 0;
+  for (int i0 = 0; i0 < p.batch; i0 += kThreads) {
+    const int i = i0 + thread, count = min(p.batch - i0, kThreads);
+    const bool works = warp * 32 < count;
+    int units = 0, upto = 0;
+    if (thread < count) {
+      const Request r = Request::of(p, i0 ? Lengths::load(p, i) : mine);
+      units = r.decode() ? r.q_len > 0 : r.blocks(p);
+      s.who[thread] = make_int4(r.kv_len, r.q_start, r.q_len, 0);
+    }
+    if (works) upto = scan_warp(units, lane);
+    if (lane == 31) s.units.of[warp] = upto;
+    int before = total + upto - units;
+    if (count > 32) {
+      __syncthreads();
+      if (works) before += s.units.before(warp, lane);
+    }
+    if (thread < count) starts[i] = before;
+    __syncthreads();
+    total += s.units.all(lane);
+    if (i0 + kThreads < p.batch) __syncthreads();
+  }
+  return max(total, 1);
+}
+
+__device__ __forceinline__ void write_item(int* item, const int4& keys, const int4& rows,
+                                           const int4& pieces) {
+  int4* at = (int4*)item;
+  at[0] = keys, at[1] = rows, at[2] = pieces;
+}
+
+// Decode items [0, items) of the chunk's `units`, a thread an item.
+__device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& s, int base,
+                                             int items, int units) {
+  const int limit = min(items, p.max_decode_items - base);
+#pragma unroll 1
+  for (int j = threadIdx.x; j < limit; j += kThreads) {
+    const int unit = find(s.start, units, j);
+    const int4 who = s.who[unit];
+    const int2 where = s.where[unit];
+    const int kv_len = who.y, shift = (who.w >> 8) & 255, pieces = (u32)who.w >> 24;
+    int block = 0, i = j - s.start[unit];
+    if (i >= pieces) {  // mostly a request has one row block
+      block = (u32)i / (u32)pieces;
+      i -= block * pieces;
+    }
+    const int number = ((who.w >> 16) & 255) + i, key0 = number << shift;
+    const int key1 = min((u32)kv_len, (u32)(number + 1) << shift);
+    const bool cut = pieces > 1;
+    write_item(p.plan + p.decode_at + (long long)(base + j) * ITEM_WORDS,
+               make_int4(who.x, key0, key1, kv_len),
+               make_int4(who.z, who.w & 255, block * p.decode_rows,
+                         cut ? where.x + block * pieces : -1),
+               make_int4(pieces, i, cut ? where.y + block : 0, (key1 - key0 + 127) >> 7));
+  }
+}
+
+// A prefill unit's items, at most four, by the warp together. The next place of a length is that
+// of its bucket among its warp's buckets, plus what lies in the warps before.
+__device__ __forceinline__ void write_prefill(const PlanParams& p, Shared& s, const Unit& u,
+                                              int slot, int counter, int lane) {
+  const int mine = u.decode() ? 0 : u.pieces;
+  const int most = __reduce_max_sync(kAll, mine);
+  if (most == 0) return;
+  const int sum = s.sorted.of[lane], before = scan_warp(sum, lane) - sum;
+#pragma unroll 1
+  for (int i = 0; i < most; ++i) {
+    const int tiles = u.tiles(i), bucket = i < mine ? bucket_of(tiles) : 0;
+    int place = __shfl_sync(kAll, before, bucket >> 5);
+    if (i >= mine) continue;
+    place += atomicAdd(&s.bucket[bucket], 1);
+    if (place >= p.max_prefill_items) continue;
+    write_item(p.plan + p.prefill_at + (long long)place * ITEM_WORDS,
+               make_int4(u.request, u.key0(i), u.key1(i), u.r.kv_len),
+               make_int4(u.r.q_start, u.r.q_len, u.block * 128, u.cut() ? slot : -1),
+               make_int4(u.pieces, i, u.cut() ? counter : 0, tiles));
+  }
+}
+
+__device__ __forceinline__ u64 sum_warp(u64 x) {
+#pragma unroll
+  for (int by = 16; by; by /= 2) x += __shfl_xor_sync(kAll, x, by);
+  return x;
+}
+
+// The header, by one warp. CTAs that begin with decode items: their share of the time, see
+// decode_ctas in attention_items.py (a tile costs a prefill CTA 7, the same keys a decode CTA 3).
+__device__ __forceinline__ void write_header(const PlanParams& p, const Shared& s, int decode_items,
+                                             int decode_slots, int prefill_slots, int lane) {
+  const int prefill_items = p.max_prefill_items ? s.sorted.all(lane) : 0;
+  const int decode = min(decode_items, p.max_decode_items);
+  const int prefill = min(prefill_items, p.max_prefill_items);
+  int ctas = decode ? p.num_ctas : 0;
+  if (decode && prefill) {
+    const u64 d = 3 * sum_warp(s.decode_cost[lane]), f = 7 * sum_warp(s.prefill_cost[lane]);
+    const u64 above = d * p.num_ctas + d + f - 1;
+    const int share = above >> 32 ? (int)(above / (d + f)) : (int)((u32)above / (u32)(d + f));
+    ctas = min(max(share, 1), p.num_ctas > 1 ? p.num_ctas - 1 : 1);
+  }
+  int word = 0;
+  if (lane == NUM_DECODE) word = decode;
+  if (lane == NUM_PREFILL) word = prefill;
+  if (lane == DECODE_CTAS) word = ctas;
+  if (lane == OVERFLOWED) word = decode_items - decode + prefill_items - prefill;
+  if (lane == DECODE_SLOTS) word = decode_slots;
+  if (lane == PREFILL_SLOTS) word = prefill_slots;
+  p.plan[lane] = word;
+  p.plan[32 + lane] = 0;
+}
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_plan(const __grid_constant__ PlanParams p) {
-  extern __shared__ int block_starts[];  // [batch + 1]: row blocks before each request
+  extern __shared__ int starts[];  // [batch]: units before each request, where there is prefill
   __shared__ Shared s;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  if (thread == 0) {
-    s.base = Sums{0, 0, 0, 0, 0};
-    s.blocks = s.overflow = 0;
-    s.decode_tiles = s.prefill_tiles = 0;
-  }
-  for (int i = thread; i < kBuckets; i += kThreads) s.bucket[i] = 0;
-  for (int i = thread; i < p.num_counters; i += kThreads) p.counters[i] = 0;
-  __syncthreads();
+  const bool has_prefill = p.max_prefill_items > 0;
+  Lengths lengths{};
+  if (thread < p.batch) lengths = Lengths::load(p, thread);
+  zero_counters(p);
 
-  for (int i0 = 0; i0 < p.batch; i0 += kThreads) {
-    const int i = i0 + thread;
-    const int mine = i < p.batch ? Request(p, i).blocks : 0;
-    const int before = scan_block(mine, s.warp_sums, &s.blocks);
-    if (i < p.batch) block_starts[i] = before;
+  int units = p.batch;
+  if (has_prefill) {
+    s.bucket[thread] = 0;
+    units = count_units(p, s, starts, lengths);
   }
-  const int blocks = s.blocks;
-  if (thread == 0) block_starts[p.batch] = blocks;
-  __syncthreads();
-
-  // The prefill items' lengths are counted first, so that a second pass can place the longest first.
-  const bool sorted = p.max_prefill_items > 0;
-  for (int pass = sorted ? 0 : 1; pass < 2; ++pass) {
-    for (int b0 = 0; b0 < blocks; b0 += kThreads) {
-      const int count = min(blocks - b0, kThreads);
-      Sums mine{0, 0, 0, 0, 0};
-      if (thread < count) {
-        int low = 0, high = p.batch;  // the last request that starts at or before this block
-        while (high - low > 1) {
-          const int middle = (low + high) / 2;
-          if (block_starts[middle] <= b0 + thread) low = middle; else high = middle;
-        }
-        const Request r(p, low);
-        const Block b(p, r, b0 + thread - block_starts[low]);
-        s.request[thread] = low;
-        s.block[thread] = b0 + thread - block_starts[low];
-        const int slots = b.pieces > 1 ? b.pieces : 0;
-        mine = r.decode ? Sums{b.pieces, 0, slots, 0, slots > 0} : Sums{0, b.pieces, 0, slots, slots > 0};
-        if (pass == 0 || !sorted) {
-          unsigned long long tiles = 0;
-          for (int i = 0; i < b.pieces; ++i) {
-            const int its = b.tiles(r, i);
-            tiles += its + 1;
-            if (!r.decode) atomicAdd(&s.bucket[kBuckets - 1 - min(its, kBuckets - 1)], 1);
+  const bool once = units <= kThreads;
+  int items = 0, slots = 0, prefill_slots = 0, counters = 0;  // of the chunks before
+  u64 decode_cost = 0, prefill_cost = 0;                      // of this warp's units
+  Unit unit;
+  Sums mine, upto;
+  // Lengths of prefill items are counted first, so that a second pass places the longest first. If
+  // there is one chunk, that pass finds all it needs in registers.
+  for (int pass = has_prefill ? 0 : 1; pass < 2; ++pass) {
+    for (int u0 = 0; u0 < units; u0 += kThreads) {
+      const int count = min(units - u0, kThreads);
+      const bool works = warp * 32 < count, found = has_prefill && pass == 1 && once;
+      if (!found) {
+        unit = Unit{};
+        mine = upto = Sums{0, 0, 0};
+        if (thread < count) {
+          Request r;
+          unit.request = u0 + thread;
+          if (has_prefill) {
+            unit.request = find(starts, p.batch, u0 + thread);
+            unit.block = u0 + thread - starts[unit.request];
           }
-          atomicAdd(r.decode ? &s.decode_tiles : &s.prefill_tiles, tiles);
+          if (has_prefill && once && p.batch <= kThreads) {
+            const int4 known = s.who[unit.request];
+            r = Request{known.x, known.y, known.z};
+          } else {
+            r = Request::of(p, has_prefill || u0 ? Lengths::load(p, unit.request) : lengths);
+          }
+          unit.set(p, r);
+          if (pass == 0 && !unit.decode())
+            for (int i = 0; i < unit.pieces; ++i) atomicAdd(&s.bucket[bucket_of(unit.tiles(i))], 1);
+        }
+        if (works) {
+          mine = Sums::of(unit);
+          upto = mine.scan(lane);
+          if (has_prefill && (pass == 1 || once)) {  // sums by halves, which cannot overflow
+            const u32 d = unit.decode() ? unit.cost() : 0, f = unit.decode() ? 0 : unit.cost();
+            decode_cost += __reduce_add_sync(kAll, d & 0xffff);
+            decode_cost += (u64)__reduce_add_sync(kAll, d >> 16) << 16;
+            prefill_cost += __reduce_add_sync(kAll, f & 0xffff);
+            prefill_cost += (u64)__reduce_add_sync(kAll, f >> 16) << 16;
+          }
+        }
+        if (lane == 31) {
+          s.items.of[warp] = upto.items, s.slots.of[warp] = upto.slots;
+          s.prefill_slots.of[warp] = upto.joint & 255, s.counters.of[warp] = upto.joint >> 8;
+          s.decode_cost[warp] = decode_cost, s.prefill_cost[warp] = prefill_cost;
         }
       }
       if (pass == 0) continue;
-      // exclusive scan of the five sums
-      Sums inclusive = mine;
-#pragma unroll
-      for (int by = 1; by < 32; by *= 2) {
-        const Sums other = inclusive.up(by);
-        if (lane >= by) inclusive.add(other);
-      }
-      if (lane == 31) s.warp_totals[warp] = inclusive;
-      __syncthreads();
-      if (warp == 0) {
-        Sums total = s.warp_totals[lane];
-#pragma unroll
-        for (int by = 1; by < 32; by *= 2) {
-          const Sums other = total.up(by);
-          if (lane >= by) total.add(other);
-        }
-        s.warp_totals[lane] = total;
-      }
-      __syncthreads();
-      Sums before = s.base;
-      if (warp) before.add(s.warp_totals[warp - 1]);
-      before.decode_items += inclusive.decode_items - mine.decode_items;
-      before.prefill_items += inclusive.prefill_items - mine.prefill_items;
-      before.decode_slots += inclusive.decode_slots - mine.decode_slots;
-      before.prefill_slots += inclusive.prefill_slots - mine.prefill_slots;
-      before.counters += inclusive.counters - mine.counters;
-      s.before[thread] = before;
-      __syncthreads();
-      if (thread == kThreads - 1) {
-        before.add(mine);
-        s.base = before;
-      }
-      // a warp writes a row block's items, a lane an item
-      for (int j = warp; j < count; j += kWarps) {
-        const Request r(p, s.request[j]);
-        const Block b(p, r, s.block[j]);
-        const Sums at = s.before[j];
-        const bool cut = b.pieces > 1;
-        for (int i = lane; i < b.pieces; i += 32) {
-          const int tiles = b.tiles(r, i);
-          int index = at.decode_items + i, limit = p.max_decode_items, from = p.decode_at;
-          if (!r.decode) {
-            index = atomicAdd(&s.bucket[kBuckets - 1 - min(tiles, kBuckets - 1)], 1);
-            limit = p.max_prefill_items, from = p.prefill_at;
-          }
-          if (index >= limit) {
-            atomicAdd(&s.overflow, 1);
-            continue;
-          }
-          int4* item = (int4*)(p.plan + from + (long long)index * ITEM_WORDS);
-          const int slot = !cut ? -1 : r.decode ? at.decode_slots : at.prefill_slots;
-          item[0] = make_int4(s.request[j], b.key0(r, i), b.key1(i), r.kv_len);
-          item[1] = make_int4(r.q_start, r.q_len, s.block[j] * r.block_rows, slot);
-          item[2] = make_int4(b.pieces, i, cut ? at.counters : 0, tiles);
-        }
-      }
-      __syncthreads();
-    }
-    __syncthreads();
-    if (pass == 0) {  // counts to places, the longest first
-      int zero = 0;
-      const int mine = s.bucket[thread];
-      if (thread == 0) s.blocks = 0;
-      __syncthreads();
-      zero = scan_block(mine, s.warp_sums, &s.blocks);
-      s.bucket[thread] = zero;
-      __syncthreads();
-    }
-  }
 
-  if (thread < HEADER_WORDS) {
-    const int decode = min(s.base.decode_items, p.max_decode_items);
-    const int prefill = min(s.base.prefill_items, p.max_prefill_items);
-    int ctas = 0;
-    if (decode) {
-      // a tile costs a prefill CTA 7 where the same keys cost a decode CTA 3: see plan_items
-      const unsigned long long d = 3 * s.decode_tiles, f = 7 * s.prefill_tiles;
-      ctas = p.num_ctas;
-      if (prefill) {
-        const int share = (int)((d * p.num_ctas + d + f - 1) / (d + f));
-        ctas = min(max(share, 1), p.num_ctas > 1 ? p.num_ctas - 1 : 1);
+      if (!found && count > 32) __syncthreads();
+      int item = upto.items - mine.items, slot = slots + upto.slots - mine.slots;
+      int prefill_slot = prefill_slots + (upto.joint & 255) - (mine.joint & 255);
+      int counter = counters + (upto.joint >> 8) - (mine.joint >> 8);
+      if (works && count > 32) {
+        item += s.items.before(warp, lane), slot += s.slots.before(warp, lane);
+        counter += s.counters.before(warp, lane);
+        if (has_prefill) prefill_slot += s.prefill_slots.before(warp, lane);
       }
+      if (thread < count) {
+        s.start[thread] = item;
+        if (unit.decode()) {
+          s.who[thread] = make_int4(unit.request, unit.r.kv_len, unit.r.q_start,
+                                    unit.r.q_len | unit.shift << 8 | unit.first << 16 |
+                                        unit.pieces << 24);
+          s.where[thread] = make_int2(slot, counter);
+        }
+      }
+      __syncthreads();
+      if (has_prefill && works) write_prefill(p, s, unit, prefill_slot, counter, lane);
+      const int more = s.items.all(lane);
+      write_decode(p, s, items, more, count);
+      items += more, slots += s.slots.all(lane), prefill_slots += s.prefill_slots.all(lane);
+      counters += s.counters.all(lane);
+      if (u0 + kThreads < units) __syncthreads();
     }
-    int word = 0;
-    if (thread == NUM_DECODE) word = decode;
-    if (thread == NUM_PREFILL) word = prefill;
-    if (thread == DECODE_CTAS) word = ctas;
-    if (thread == OVERFLOWED) word = s.overflow;
-    if (thread == DECODE_SLOTS) word = s.base.decode_slots;
-    if (thread == PREFILL_SLOTS) word = s.base.prefill_slots;
-    p.plan[thread] = word;
+    if (pass == 0) {  // counts to places among the buckets of a warp
+      __syncthreads();
+      const int here = s.bucket[thread];
+      int upto_here = 0;
+      if (__any_sync(kAll, here)) upto_here = scan_warp(here, lane);
+      s.bucket[thread] = upto_here - here;
+      if (lane == 31) s.sorted.of[warp] = upto_here;
+    }
   }
+  if (warp == kWarps - 1) write_header(p, s, items, slots, prefill_slots, lane);
 }
