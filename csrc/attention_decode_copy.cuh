@@ -1,0 +1,131 @@
+// A decode warp's ring of keys and values in shared memory, and the copies that fill it.
+//
+// Each warp has a slot of its own for a tile of K and one for V: 16 KB in flight a warp at d = 128,
+// no barrier between warps. Copies are of 16 bytes a lane (cp.async), from wherever the pages lie.
+#pragma once
+#include "attention_merge.cuh"
+
+#ifndef TEAMS
+#define TEAMS 3
+#endif
+#ifndef ROWS8  // groups of 8 packed rows
+#define ROWS8 1
+#endif
+
+namespace decode {
+
+constexpr int kTeamThreads = 128;
+constexpr int kSize = KV8 ? 1 : 2;             // bytes of a cache element
+constexpr int kStep = KV8 ? 64 : 32;           // keys of a tile, walked at a time
+constexpr int kStretch = 128;                  // keys whose pages are looked up at a time
+constexpr int kTiles = kStep / 16;             // row tiles of mma.sync in a step
+constexpr int kLookups = kStep / 32;           // rows of a step that a lane looks up, one by one
+constexpr int kRowBytes = D * kSize;
+constexpr int kChunks = kRowBytes / 16;        // 16-byte chunks of a row
+// A copy of the warp is of 128 bytes of each of 4 rows (of fewer of more, where 128 do not divide a
+// row): whole lines, and a row's other parts lie a constant further.
+constexpr int kLaneChunks = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+constexpr int kLaneRows = 32 / kLaneChunks;
+constexpr bool kSwizzled = kRowBytes % 128 == 0;
+constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;  // an odd count of chunks: no conflicts
+constexpr int kSlot = kStep * kPitch;
+constexpr int kRing = 2 * kSlot;               // K, V
+
+struct Lane {
+  int lane, g, t, warp, thread, team;
+  __device__ __forceinline__ Lane() {
+    lane = threadIdx.x & 31;
+    g = lane >> 2;
+    t = lane & 3;
+    warp = (threadIdx.x >> 5) & 3;
+    thread = threadIdx.x & (kTeamThreads - 1);
+    team = threadIdx.x / kTeamThreads;
+  }
+};
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+
+// Where 16-byte chunk c of row r of a slot lies.
+__device__ __forceinline__ u32 chunk_at(int r, int c) {
+  return r * kPitch + (kSwizzled ? (c & ~7) * 16 + ((c ^ r) & 7) * 16 : c * 16);
+}
+// The same `rows` further down and `chunks` (even) further right, of an offset that chunk_at gave
+// for a row that has no bit of `rows` below 8, and a chunk no bit of `chunks`: constants, unrolled.
+__device__ __forceinline__ u32 moved(u32 at, int rows, int chunks) {
+  if constexpr (kSwizzled)
+    return (at ^ (((rows ^ chunks) & 7) * 16)) + rows * kPitch + (chunks & ~7) * 16;
+  return at + rows * kPitch + chunks * 16;
+}
+
+__device__ __forceinline__ void copy16(u32 to, const char* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_but_one() {
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+  __syncwarp();
+}
+
+// Where the copies of a step come from. Rows are in units of 32 bytes from a head's first.
+struct Rows {
+  int whole;            // 16 keys in a row lie a token apart: `row` is of this lane's of each 16
+  u32 row[kStep / 16];  // else, in the first kLookups: of key 32 * i + lane
+};
+
+// The rows of step [key, key + kStep) of the stretch at `stretch`, of which lane l holds the row of
+// key stretch + 4 l in `words`. Keys outside [first, last] get the row of the nearest inside: what
+// lies there is finite where the request's own values are, and no key outside reaches a result.
+__device__ __forceinline__ void find_rows(Rows& r, const AttentionParams& p, u32 words, int stretch,
+                                          int key, int first, int last, int request, int lane) {
+  r.whole = p.page_shift >= 4 && key >= first && key + kStep <= last + 1;
+  if (r.whole) {
+    const int from = (key - stretch) >> 2;
+#pragma unroll
+    for (int g = 0; g < kStep / 16; ++g)
+      r.row[g] = __shfl_sync(~0u, words, from + 4 * g) + lane / kLaneChunks * p.token32;
+  } else if (p.page_shift >= 2) {
+#pragma unroll
+    for (int i = 0; i < kLookups; ++i) {
+      const int at = min(max(key + i * 32 + lane, first), last);
+      r.row[i] = __shfl_sync(~0u, words, (at - stretch) >> 2) + (at & 3) * p.token32;
+    }
+  } else {  // pages of 1 and 2 tokens: looked up here and now
+    const PageRow pages(p, request);
+#pragma unroll
+    for (int i = 0; i < kLookups; ++i) {
+      const int at = min(max(key + i * 32 + lane, first), last);
+      r.row[i] = row32(p, pages.page(p, at), at);
+    }
+  }
+}
+
+// Copy a step's rows into a slot: `to` and `base` (the head's rows) are at this lane's place.
+__device__ __forceinline__ void copy_rows(u32 to, const char* base, const Rows& r,
+                                          const AttentionParams& p, int lane) {
+  if (r.whole) {
+    const u64 step = p.token32 * (32 * kLaneRows);
+#pragma unroll
+    for (int g = 0; g < kStep / 16; ++g) {
+      const char* from = base + (u64)r.row[g] * 32;
+#pragma unroll
+      for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
+#pragma unroll
+        for (int c = 0; c < kChunks; c += kLaneChunks)
+          copy16(moved(to, g * 16 + i * kLaneRows, c), from + c * 16);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kStep / kLaneRows; ++i) {
+    const int key = i * kLaneRows + lane / kLaneChunks;
+    const u32 row = __shfl_sync(~0u, r.row[kLookups > 1 ? i * kLaneRows / 32 : 0], key & 31);
+    const char* from = base + (u64)row * 32;
+#pragma unroll
+    for (int c = 0; c < kChunks; c += kLaneChunks)
+      copy16(moved(to, i * kLaneRows, c), from + c * 16);
+  }
+}
+
+}  // namespace decode

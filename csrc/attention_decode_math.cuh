@@ -1,0 +1,218 @@
+// What a decode warp computes of a step: scores, softmax, weighted values, all by mma.sync.
+//
+// Scores are computed transposed, S^T = K Q^T (keys on the 16-row side), so that 8 packed rows cost
+// no padding to 16; P^T reaches the second product, O^T = V^T P^T, by movmatrix.
+#pragma once
+#include "attention_decode_copy.cuh"
+
+namespace decode {
+
+constexpr int kBlocks = D / 16;                // blocks of 16 dims
+constexpr bool kQueryInRegisters = ROWS8 * D <= 256;
+constexpr float kSlack = 8.0f;  // a sum is rescaled when its maximum grows by more, in log2 units
+// The maximum of a row that has seen nothing: finite, so that exponents need no test against it.
+constexpr float kUnseen = -3.402823466e38f;
+
+// row / group by a multiplication: exact for the rows of a decode request.
+__device__ __forceinline__ int token_of(const AttentionParams& p, int row) {
+  return (row * p.group_inverse) >> 16;
+}
+
+// An item in a register a lane: word i is lane i's.
+struct Item {
+  int word;
+  __device__ __forceinline__ int operator[](int i) const {
+    return __shfl_sync(0xffffffffu, word, i);
+  }
+};
+
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
+  if constexpr (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Query words of one group of 8 packed rows, as the second operand of K Q^T: lane (g, t) has row g.
+// With 16-bit caches words 2s, 2s+1 are dims 16s + 2t and 16s + 8 + 2t; with e4m3 ones 16s + 4t and
+// the two after, as a 16-bit transposition unit holds two of its values.
+__device__ __forceinline__ void load_query(u32 (&q)[D / 8], const AttentionParams& p, Item item,
+                                           int head, int n, const Lane& l) {
+  const int row = item[FIRST_ROW] + n * 8 + l.g, step = token_of(p, row);
+  const int token = item[Q_START] + step;
+  const bool valid = row < item[Q_LEN] * p.group && token < p.num_tokens;
+  const char* at = p.q;
+  if (valid)
+    at += 2 * (token * p.q_token + (long long)(head * p.group + row - step * p.group) * p.q_head);
+#pragma unroll
+  for (int s = 0; s < kBlocks; ++s) {
+    if constexpr (KV8) {
+      uint2 x = make_uint2(0, 0);
+      if (valid) x = *(const uint2*)(at + 2 * (16 * s + 4 * l.t));
+      q[2 * s] = FP16 ? x.x : bf16_to_f16(x.x);
+      q[2 * s + 1] = FP16 ? x.y : bf16_to_f16(x.y);
+    } else {
+      q[2 * s] = valid ? *(const u32*)(at + 2 * (16 * s + 2 * l.t)) : 0;
+      q[2 * s + 1] = valid ? *(const u32*)(at + 2 * (16 * s + 8 + 2 * l.t)) : 0;
+    }
+  }
+}
+
+// s = K Q^T over a slot's keys. The next fragments are read while these are multiplied.
+template <int N>
+__device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 slot, const u32 (&q)[N][D / 8],
+                                       const Lane& l) {
+  constexpr int kReads = KV8 ? kBlocks / 2 : kBlocks;
+  u32 a[2][kTiles][4];
+  const u32 at = slot + chunk_at(l.lane & 15, l.lane >> 4);
+#pragma unroll
+  for (int b = 0; b < kTiles; ++b) load_matrices<false>(a[0][b], moved(at, b * 16, 0));
+#pragma unroll
+  for (int i = 0; i < kReads; ++i) {
+    if (i + 1 < kReads)
+#pragma unroll
+      for (int b = 0; b < kTiles; ++b)
+        load_matrices<false>(a[(i + 1) & 1][b], moved(at, b * 16, 2 * i + 2));
+    if constexpr (KV8) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int b = 0; b < kTiles; ++b) {
+          const u32 x = a[i & 1][b][2 * h], y = a[i & 1][b][2 * h + 1];
+#pragma unroll
+          for (int n = 0; n < N; ++n)
+            mma16816(s[n][b], e4m3_to_f16(x, false), e4m3_to_f16(y, false), e4m3_to_f16(x, true),
+                     e4m3_to_f16(y, true), q[n][4 * i + 2 * h], q[n][4 * i + 2 * h + 1]);
+        }
+    } else {
+#pragma unroll
+      for (int b = 0; b < kTiles; ++b)
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          const u32* x = a[i & 1][b];
+          mma16816(s[n][b], x[0], x[1], x[2], x[3], q[n][2 * i], q[n][2 * i + 1]);
+        }
+    }
+  }
+}
+
+// o += V^T P^T; p[n][b] holds P^T of 16 keys and 8 packed rows.
+__device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 slot,
+                                      const u32 (&p)[ROWS8][kTiles][2], const Lane& l) {
+  constexpr int kReads = (KV8 ? kBlocks / 2 : kBlocks) * kTiles;
+  u32 a[2][4];
+  // 16 keys of 16 dims (32 with e4m3): dims 0..7 and 8..15 of keys 0..7, then of keys 8..15; with
+  // e4m3 keys 0..7 and 8..15 of 16 dims, then of the next 16
+  const int half = (l.lane >> 3) & 1, last = l.lane >> 4;
+  const u32 at = slot + (KV8 ? chunk_at(l.lane & 15, last) : chunk_at((l.lane & 7) + last * 8, half));
+  load_matrices<true>(a[0], at);
+#pragma unroll
+  for (int j = 0; j < kReads; ++j) {
+    const int i = j / kTiles, b = j % kTiles;
+    if (j + 1 < kReads)
+      load_matrices<true>(a[(j + 1) & 1], moved(at, (j + 1) % kTiles * 16, (j + 1) / kTiles * 2));
+    const u32* x = a[j & 1];
+    if constexpr (KV8) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const u32 low = permute(x[2 * h], 0, 0x3120), high = permute(x[2 * h + 1], 0, 0x3120);
+#pragma unroll
+        for (int n = 0; n < ROWS8; ++n)
+          mma16816(o[2 * i + h][n], e4m3_to_f16(low, false), e4m3_to_f16(low, true),
+                   e4m3_to_f16(high, false), e4m3_to_f16(high, true), p[n][b][0], p[n][b][1]);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < ROWS8; ++n)
+        mma16816(o[i][n], x[0], x[1], x[2], x[3], p[n][b][0], p[n][b][1]);
+    }
+  }
+}
+
+// Scores of keys that a row does not see become -inf: at or beyond `stop`, behind the row's own
+// position if causal, before its window.
+__device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const AttentionParams& p,
+                                     Item item, int key, int stop, const Lane& l) {
+  const int first_token = item[KV_LEN] - item[Q_LEN], first_row = item[FIRST_ROW];
+  stop = min(stop, item[KV_END]);
+#pragma unroll
+  for (int n = 0; n < ROWS8; ++n)
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int position = first_token + token_of(p, first_row + n * 8 + 2 * l.t + c);
+      const int limit = (p.causal ? min(stop, position + 1) : stop) - key - l.g;
+      const int low = (p.window ? position - p.window + 1 : 0) - key - l.g;
+#pragma unroll
+      for (int b = 0; b < kTiles; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int at = b * 16 + h * 8;
+          if (at >= limit || at < low) s[n][b][c + 2 * h] = kMinusInf;
+        }
+    }
+}
+
+// The softmax of a tile: scores become P^T, sums are rescaled where a maximum grew (unless `fresh`:
+// they are zeros). Lanes of a column (a packed row) differ in g. Each column goes by its own maximum:
+// a row's bits are its own. Scores stay as the product gave them, and are scaled (by a positive
+// number) in the exponent; a soft cap made logits of them before.
+__device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[kBlocks][ROWS8][4],
+                                       float (&top)[ROWS8][2], float (&norm)[ROWS8][2],
+                                       u32 (&probability)[ROWS8][kTiles][2], bool fresh,
+                                       float scale2) {
+  float high[ROWS8][2];
+  bool grows = false;
+#pragma unroll
+  for (int n = 0; n < ROWS8; ++n)
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      high[n][c] = fmaxf(s[n][0][c], s[n][0][c + 2]);
+#pragma unroll
+      for (int b = 1; b < kTiles; ++b)
+        high[n][c] = fmaxf(high[n][c], fmaxf(s[n][b][c], s[n][b][c + 2]));
+      grows |= fmaf(high[n][c], scale2, -top[n][c]) > kSlack;
+    }
+  if (__any_sync(0xffffffffu, grows)) {
+#pragma unroll
+    for (int n = 0; n < ROWS8; ++n)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float most = high[n][c];
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 4));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 8));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
+        const float was = top[n][c];
+        if (fmaf(most, scale2, -was) > kSlack) top[n][c] = most * scale2;
+        high[n][c] = exp2_fast(was - top[n][c]);  // what the sums shrink by
+        norm[n][c] *= high[n][c];
+      }
+    if (!fresh)
+#pragma unroll
+      for (int n = 0; n < ROWS8; ++n)
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) o[i][n][c] *= high[n][c & 1];
+  }
+#pragma unroll
+  for (int n = 0; n < ROWS8; ++n)
+#pragma unroll
+    for (int b = 0; b < kTiles; ++b) {
+      float e[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) e[c] = exp2_fast(fmaf(s[n][b][c], scale2, -top[n][c & 1]));
+      norm[n][0] += e[0] + e[2];
+      norm[n][1] += e[1] + e[3];
+      probability[n][b][0] = transpose8x8(pack2(e[0], e[1], kHalf));
+      probability[n][b][1] = transpose8x8(pack2(e[2], e[3], kHalf));
+    }
+}
+
+}  // namespace decode

@@ -1,0 +1,140 @@
+// The stream of keys that a decode warp walks through all of its team's units.
+//
+// A unit is an item (a piece of a request's keys) and a KV head; the four warps of a team share its
+// keys by quarters. A warp multiplies one step while the next is copied and the pages of the stretch
+// after are asked for, across the borders of units.
+#pragma once
+#include "attention_decode_math.cuh"
+
+namespace decode {
+
+__device__ __forceinline__ Item load_item(const AttentionParams& p, int index, int lane) {
+  const int* at = p.plan + p.decode_at + (long long)index * ITEM_WORDS;
+  return Item{lane < ITEM_WORDS ? at[lane] : 0};
+}
+
+// Where a team is in the plan: items of a row block lie together, its pieces in order. Units go
+// through a row block's pieces for one KV head, then for the next: a run is announced once.
+struct Place {
+  int unit, first_item, pieces, piece, head;
+
+  __device__ __forceinline__ Place(const AttentionParams& p, int at) {
+    unit = at;
+    const int index = at / p.num_kv_heads;
+    const int* item = p.plan + p.decode_at + (long long)index * ITEM_WORDS;
+    pieces = item[NUM_PIECES];
+    first_item = index - item[PIECE];
+    const int local = at - first_item * p.num_kv_heads;
+    head = local / pieces;
+    piece = local % pieces;
+  }
+  __device__ __forceinline__ int item() const { return first_item + piece; }
+};
+
+// 128 keys or fewer of a unit, and what is left of the unit from there.
+struct Stretch {
+  Item item;
+  int unit, head;
+  int key, end;     // the warp's keys of the unit: from this stretch on
+  int first, last;  // keys that may be read: from the window's begin to the piece's end
+  u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
+
+  // A quarter of the unit's keys. A warp without any walks a step that is masked whole.
+  __device__ __forceinline__ void begin(const AttentionParams& p, int warp) {
+    const int begin = item[KV_BEGIN], stop = item[KV_END], kv_len = item[KV_LEN];
+    const int piece = max(512, 1 << (32 - __clz(max(kv_len - 1, 0) >> 7)));  // 128 hold the request
+    first = key = begin + warp * (piece / 4);
+    end = min(key + piece / 4, stop);
+    if (p.window) {  // below the window of the first query token nothing is seen
+      const int low = kv_len - item[Q_LEN] - p.window + 1;
+      if (low > key) key += (low - key) / kStep * kStep, first = low;
+    }
+    last = max(stop - 1, 0);
+    if (end <= key) end = key + 1;
+  }
+  // Of the four tokens from a multiple of four on, which no page boundary parts.
+  __device__ __forceinline__ int lane_key(int lane) const { return min(key + 4 * lane, last) & ~3; }
+};
+
+struct Stream {
+  Stretch source, asked;  // what is copied, and what follows it
+  int at, stop;           // the step of `source` that is copied; where the stretch ends
+  const char *k, *v;      // its head's rows, at this lane's chunk
+  Rows rows;
+  int end_unit;
+  Place place;            // the unit after `asked`, and its item: asked for a unit ahead
+  Item after;
+  PageRow pages;          // of `asked`
+
+  __device__ __forceinline__ Stream(const AttentionParams& p, int first_unit, int end_unit,
+                                    const Lane& l)
+      : end_unit(end_unit),
+        place(p, first_unit),
+        after(load_item(p, place.item(), l.lane)),
+        pages(p, after[REQUEST]) {
+    asked.unit = first_unit;
+    begin_unit(p, l);
+    turn(p, l);
+  }
+  // Whether anything is left to copy.
+  __device__ __forceinline__ bool live() const { return source.unit < end_unit; }
+
+  __device__ __forceinline__ void begin_unit(const AttentionParams& p, const Lane& l) {
+    asked.item = after;
+    asked.head = place.head;
+    asked.begin(p, l.warp);
+    if (++place.piece == place.pieces) {
+      place.piece = 0;
+      if (++place.head == p.num_kv_heads) {
+        place.head = 0;
+        place.first_item = min(place.first_item + place.pieces, p.plan[NUM_DECODE] - 1);
+        place.pieces = -1;  // known when the item is here
+      }
+    }
+    after = load_item(p, place.item(), l.lane);
+    asked.row = pages.page(p, asked.lane_key(l.lane));
+  }
+  // Go on to copy what was asked for, and ask for what follows.
+  __device__ __forceinline__ void turn(const AttentionParams& p, const Lane& l) {
+    source = asked;
+    if (!live()) {
+      stop = 0x7fffffff;  // no more turns
+      return;
+    }
+    source.row = row32(p, asked.row, asked.lane_key(l.lane));
+    at = source.key;
+    stop = min(source.key + kStretch, source.end);
+    const long long lane_at = source.head * p.head_bytes + l.lane % kLaneChunks * 16;
+    k = p.k + lane_at;
+    v = p.v + lane_at;
+    if (asked.key + kStretch < asked.end) {
+      asked.key += kStretch;
+      asked.row = pages.page(p, asked.lane_key(l.lane));
+    } else if (++asked.unit < end_unit) {
+      if (place.pieces < 0) {
+        place.pieces = after[NUM_PIECES];
+        pages = PageRow(p, after[REQUEST]);
+      }
+      begin_unit(p, l);
+    }
+  }
+  __device__ __forceinline__ void advance(const AttentionParams& p, const Lane& l) {
+    at += kStep;
+    if (at >= stop) turn(p, l);
+  }
+  // Keys of the step that is copied go to a slot, `to` being this lane's place in it; then its values.
+  __device__ __forceinline__ void copy_keys(const AttentionParams& p, u32 to, const Lane& l) {
+    if (live()) {
+      find_rows(rows, p, source.row, source.key, at, source.first, source.last,
+                source.item[REQUEST], l.lane);
+      copy_rows(to, k, rows, p, l.lane);
+    }
+    commit();
+  }
+  __device__ __forceinline__ void copy_values(const AttentionParams& p, u32 to, const Lane& l) {
+    if (live()) copy_rows(to, v, rows, p, l.lane);
+    commit();
+  }
+};
+
+}  // namespace decode
