@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from smkern.errors import DeviceError
+from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, libcuda
 
+SOURCE = "reader.cu"
 VECTOR_BYTES = 16
 L2_MULTIPLE = 16
 """The buffer over the L2: read in a circle, under 1/16 of it can still be there."""
@@ -37,17 +34,11 @@ class ReaderShape:
     @property
     def defines(self) -> tuple[str, ...]:
         sizes = {"THREADS": self.threads, "CTAS_PER_SM": self.ctas_per_sm, "LOADS": self.loads}
-        return tuple(f"-D{name}={value}" for name, value in sizes.items())
+        return tuple(f"{name}={value}" for name, value in sizes.items())
 
 
 SHAPES = (ReaderShape(1024, 2, 8), ReaderShape(1024, 1, 8), ReaderShape(1024, 1, 12))
 """2,048 threads with 32 registers each, or 1,024 with 64, which hold 8 or 12 loads at once."""
-
-
-def source_path() -> Path:
-    """`reader.cu`, in the checkout's csrc/ or in the installed package's."""
-    here = Path(__file__).resolve().parent.parent
-    return here / "csrc" / "reader.cu"
 
 
 def buffer_bytes(l2_bytes: int) -> int:
@@ -57,62 +48,12 @@ def buffer_bytes(l2_bytes: int) -> int:
 
 
 def compile_reader(shape: ReaderShape, capability: tuple[int, int]) -> bytes:
-    """The reader as a cubin, by nvrtc where its library is there, else by nvcc.
+    """The reader as a cubin, from this user's cache where it is there.
 
     Raises:
-        DeviceError: neither is there, or the source does not compile; with what each said.
+        DeviceError: no compiler is there, or the source does not compile; with what each said.
     """
-    arch = f"sm_{capability[0]}{capability[1]}"
-    said = []
-    for compiler in (_by_nvrtc, _by_nvcc):
-        try:
-            return compiler(shape.defines, arch)
-        except (DeviceError, ImportError, RuntimeError, OSError) as error:
-            said.append(f"{compiler.__name__.removeprefix('_by_')}: {error}")
-    raise DeviceError(
-        f"cannot compile {source_path().name} for {arch} ({'; '.join(said)}); "
-        "install nvidia-cuda-nvrtc, or put nvcc on the PATH"
-    )
-
-
-def _by_nvrtc(defines: Iterable[str], arch: str) -> bytes:
-    from cuda.bindings import nvrtc
-
-    def value(result: tuple[Any, ...], call: str) -> Any:
-        code, *values = result
-        if int(code):
-            raise DeviceError(f"{call} failed with {code}")
-        return values[0] if values else None
-
-    source = source_path().read_bytes()
-    program = value(nvrtc.nvrtcCreateProgram(source, b"reader.cu", 0, [], []), "nvrtcCreateProgram")
-    options = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in defines)]
-    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if int(code):
-        log = b" " * value(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
-        value(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
-        raise DeviceError(f"reader.cu does not compile: {log.decode(errors='replace').strip()}")
-    cubin = b" " * value(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
-    value(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-    nvrtc.nvrtcDestroyProgram(program)
-    return cubin
-
-
-def _by_nvcc(defines: Iterable[str], arch: str) -> bytes:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        raise DeviceError("no nvcc on the PATH")
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "reader.cubin"
-        done = subprocess.run(
-            [nvcc, f"-arch={arch}", "-cubin", *defines, str(source_path()), "-o", str(cubin)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        if done.returncode:
-            raise DeviceError(f"nvcc failed: {done.stderr.strip()[-500:]}")
-        return cubin.read_bytes()
+    return compile_cuda(SOURCE, shape.defines, f"sm_{capability[0]}{capability[1]}")
 
 
 def load_kernels(cubin: bytes, names: Iterable[str]) -> dict[str, ctypes.c_void_p]:
