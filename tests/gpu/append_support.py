@@ -1,0 +1,131 @@
+"""What the append tests on a GPU share: compilation ahead, the truth, comparisons."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import smkern
+from smkern.kernels.append_launch import AppendVariant, compile_append, variants_of
+from smkern.ops.append.call import Call, is_aligned, problem_of
+from smkern.ops.reference import append as reference
+from smkern.tuning.append import AppendProblem
+from tests.ops.append_cases import FP8, Case, make
+
+Made = tuple[tuple[Tensor, ...], dict[str, Any]]
+_PLAIN = ("cu_q_lens", "page_indptr", "k_scale", "v_scale", "num_sms", "check")
+
+
+def capability() -> int:
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of `append_kv`."""
+    return {name: value for name, value in options.items() if name in _PLAIN}
+
+
+def problem(made: Made, *, plain: bool = False) -> AppendProblem:
+    args, options = made
+    call = Call(None, *args[1:], **plain_options(options)) if plain else Call(*args, **options)
+    return problem_of(call, args[6].shape[0], aligned=is_aligned(call))
+
+
+def _compile(variant: AppendVariant) -> None:
+    compile_append(variant)
+
+
+def precompile(cases: Iterable[Case]) -> None:
+    """Compile in parallel what tests will launch; the rest is loading."""
+    wanted = set()
+    for case in cases:
+        made = make(case)
+        for plain in (False, True):
+            wanted.update(variants_of(problem(made, plain=plain), capability()))
+    workers = min(16, len(wanted), len(os.sched_getaffinity(0)))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        list(pool.map(_compile, sorted(wanted)))
+
+
+def cloned(made: Made) -> Made:
+    """The same call over memory of its own, strides kept."""
+    args, options = made
+
+    def twin(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        if x.element_size() == 1:
+            other.view(torch.uint8).copy_(x.view(torch.uint8))
+            return other
+        return other.copy_(x)
+
+    return tuple(twin(x) for x in args), {name: twin(x) for name, x in options.items()}
+
+
+def on_host(made: Made) -> Made:
+    args, options = made
+    known = {name: x for name, x in options.items() if name not in ("num_sms", "check")}
+    known = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in known.items()}
+    return tuple(x.cpu() for x in args), known
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    kind = kinds[x.element_size()]
+    return torch.equal(x.contiguous().view(kind), y.contiguous().view(kind))
+
+
+def close(got: Tensor, want: Tensor, name: str) -> None:
+    """Equal up to a last place of the format, in at most 2% of the elements; NaN where NaN is."""
+    x, y = got.cpu().double(), want.double()
+    assert torch.equal(x.isnan(), y.isnan()), f"{name}: other elements than wanted were written"
+    rtol, atol = (2**-3, 2**-9) if got.dtype is FP8 else (torch.finfo(got.dtype).eps, 1e-6)
+    torch.testing.assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: name + m)
+    written = ~y.isnan()
+    share = float((x != y)[written].double().mean()) if written.any() else 0.0
+    assert share < 0.02, f"{name}: {share:.1%} of the elements differ by a last place"
+
+
+def check(before: Made, after: Made, out: Tensor) -> None:
+    """Hold q's result and both caches against fp64, every byte of the caches included."""
+    args, options = on_host(before)
+    want = torch.full(args[0].shape, torch.nan, dtype=args[0].dtype)
+    reference.qk_norm_rope_append(*args, **options, out=want, compute_dtype=torch.float64)
+    close(out, want, "q")
+    close(after[0][3], args[3], "k_cache")
+    assert same_bits(after[0][4].cpu(), args[4]), "v_cache differs"
+    for x, y, name in zip(after[0][:3], before[0][:3], "qkv", strict=True):
+        assert same_bits(x, y), f"{name} was changed"
+
+
+def run(case: Case, **options: Any) -> tuple[Made, Tensor]:
+    """A case through the public operator on the GPU, checked."""
+    made = make(case, "cuda")
+    made = made[0], made[1] | options
+    before = cloned(made)
+    out = torch.full(made[0][0].shape, torch.nan, dtype=case.dtype, device="cuda")
+    assert smkern.qk_norm_rope_append(*made[0], **made[1], out=out) is out
+    torch.cuda.synchronize()
+    check(before, made, out)
+    return made, out
+
+
+def run_plain(case: Case, **options: Any) -> Made:
+    """A case through `append_kv` on the GPU: the reference's bits."""
+    made = make(case, "cuda")
+    made = made[0], plain_options(made[1]) | options
+    args, known = on_host(cloned(made))
+    assert smkern.append_kv(*made[0][1:], **made[1]) is None
+    reference.append_kv(*args[1:], **known)
+    for at, name in ((3, "k_cache"), (4, "v_cache")):
+        assert same_bits(made[0][at].cpu(), args[at]), f"{name} differs"
+    return made
