@@ -1,0 +1,108 @@
+"""The append's CTAs stay on their SMs: seen by %smid, by mask and by grid, eagerly and replayed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import smkern
+from smkern.ops.rope import Rope
+from smkern.tuning.append import AppendConfig, Budget
+from tests.gpu.append_support import capability, check, cloned
+from tests.gpu.append_trace import TracedAppend
+from tests.gpu.attention.support import at_most
+from tests.gpu.gemm_support import Holder, finishes
+from tests.ops.append_cases import Case, make
+
+CASE = Case(((700, 900), (1, 40), (300, 300), (8, 64)), q_heads=32, kv_heads=8, head_dim=128,
+            dtype=torch.bfloat16, rope=Rope(128), norm=True)  # fmt: skip
+CONFIGS = pytest.mark.parametrize(
+    "config", [AppendConfig(4, 1, 8), AppendConfig(16, 2, 1)], ids=str
+)
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    with smkern.ladder([16, 40]) as made:
+        yield made
+
+
+def traced(config: AppendConfig, budget: Budget) -> TracedAppend:
+    return TracedAppend(make(CASE, "cuda"), config, budget, capability())
+
+
+def check_values(run: TracedAppend) -> None:
+    made = cloned(run.made)
+    made[0][3].fill_(torch.nan)
+    made[0][4].fill_(torch.nan)
+    check(made, run.made, run.out)
+
+
+def wipe(run: TracedAppend) -> None:
+    for x in (run.out, *run.made[0][3:5]):
+        x.fill_(torch.nan)
+    torch.cuda.synchronize()
+
+
+@CONFIGS
+def test_the_mask_confines_every_cta(ladder, config):
+    for decode in (16, 40):
+        for partition in ladder.split(decode=decode):
+            run = traced(config, Budget(partition.num_sms, "mask", partition.clusters))
+            run.launch(partition.raw_stream)
+            partition.synchronize()
+            seen = run.smids()
+            assert set(seen) <= set(partition.smids)
+            assert len(seen) >= 8
+            check_values(run)
+
+
+@CONFIGS
+def test_the_mask_confines_a_replayed_graph(ladder, config):
+    partition = ladder.split(decode=16).decode
+    run = traced(config, Budget(16, "mask", partition.clusters))
+    with partition.capture() as graph:
+        run.launch(torch.cuda.current_stream().cuda_stream)
+    for _ in range(3):
+        wipe(run)
+        partition.launch(graph)
+        partition.synchronize()
+        assert set(run.smids()) <= set(partition.smids)
+        check_values(run)
+    graph.close()
+
+
+@CONFIGS
+@pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
+def test_the_grid_caps_the_sms(config, num_sms):
+    num_sms = at_most(num_sms)
+    run = traced(config, Budget(num_sms, "grid"))
+    stream = torch.cuda.current_stream().cuda_stream
+    for _ in range(2):
+        wipe(run)
+        run.launch(stream)
+        assert sum(run.smids().values()) <= num_sms
+        check_values(run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run.launch(torch.cuda.current_stream().cuda_stream)
+    wipe(run)
+    graph.replay()
+    assert sum(run.smids().values()) <= num_sms
+    check_values(run)
+
+
+def test_a_spinning_neighbour_does_not_hold_it_up(ladder):
+    """Every SM outside the partition is taken: what ends can only have run inside."""
+    holder = Holder()
+    split = ladder.split(decode=40)
+    made = make(CASE, "cuda")
+    out = torch.empty_like(made[0][0])
+    torch.cuda.synchronize()
+    with split.decode:
+        smkern.qk_norm_rope_append(*made[0], **made[1], out=out)
+    split.decode.synchronize()
+    with holder.hold(split.prefill.stream, split.prefill.num_sms):
+        with split.decode:
+            smkern.qk_norm_rope_append(*made[0], **made[1], out=out)
+        assert finishes(split.decode.stream, 2.0), "the append waits for SMs outside its partition"
