@@ -47,7 +47,7 @@ struct Stretch {
     end = min(key + piece / 4, stop);
     if (p.window) {  // below the window of the first query token nothing is seen
       const int low = kv_len - item[Q_LEN] - p.window + 1;
-      if (low > key) key += (low - key) / kStep * kStep, first = low;
+      if (low > key) key += (min(low, max(end, key + 1) - 1) - key) / kStep * kStep, first = low;
     }
     last = max(stop - 1, 0);
     if (end <= key) end = key + 1;
