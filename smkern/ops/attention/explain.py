@@ -66,13 +66,13 @@ class AttentionExplanation:
         )
         by = {"mask": "a mask", "grid": "the grid"}[b.confined]
         return (
-            f"attention of {s.batch} requests, up to {s.max_q_len} query tokens and {s.max_kv_len} "
-            f"keys, {s.num_q_heads}/{s.num_kv_heads} heads of {s.head_dim}, pages of "
+            f"attention of a batch of {s.batch}, q_len up to {s.max_q_len}, kv_len up to "
+            f"{s.max_kv_len}, {s.num_q_heads}/{s.num_kv_heads} heads of {s.head_dim}, pages of "
             f"{s.page_size}, {p.dtype} on {p.cache_dtype}, on {b.num_sms} SMs of {self.device} "
-            f"confined by {by}: kernel {c.kernel!r}, {numbers} (from the {self.source}): "
+            f"confined by {by}: kernel {c.kernel}, {numbers}, "
             f"{self.units} units over {self.ctas} CTAs, {self.predicted_us:.1f} us predicted, "
             f"floor {self.floor_us:.1f} us, bound by {self.bound}; plan {self.plan_bytes} bytes, "
-            f"workspace {self.workspace_bytes} bytes"
+            f"workspace {self.workspace_bytes} bytes; chosen by {self.source}"
         )
 
 

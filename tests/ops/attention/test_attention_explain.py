@@ -68,7 +68,7 @@ def test_backends():
 @pytest.mark.parametrize("backend", [None, "triton"])
 def test_it_prints_a_sentence(backend):
     text = str(explain(num_sms=32, confined="mask", backend=backend))
-    for part in ("64 requests", "32/8 heads of 128", "on 32 SMs", "us predicted", "floor"):
+    for part in ("batch of 64", "32/8 heads of 128", "on 32 SMs", "us predicted", "floor"):
         assert part in text
     assert "\n" not in text
 
