@@ -59,7 +59,7 @@ class AttentionExplanation:
 
     def __str__(self) -> str:
         s, p, c, b = self.problem.shape, self.problem, self.config, self.budget
-        numbers = (
+        how = (
             f"{c.teams} teams"
             if c.kernel == "cuda"
             else f"{c.keys} keys a step, {c.num_warps} warps, {c.num_stages} stages"
@@ -69,7 +69,7 @@ class AttentionExplanation:
             f"attention of a batch of {s.batch}, q_len up to {s.max_q_len}, kv_len up to "
             f"{s.max_kv_len}, {s.num_q_heads}/{s.num_kv_heads} heads of {s.head_dim}, pages of "
             f"{s.page_size}, {p.dtype} on {p.cache_dtype}, on {b.num_sms} SMs of {self.device} "
-            f"confined by {by}: kernel {c.kernel}, {numbers}, "
+            f"confined by {by}: kernel {c.kernel}, {how}, "
             f"{self.units} units over {self.ctas} CTAs, {self.predicted_us:.1f} us predicted, "
             f"floor {self.floor_us:.1f} us, bound by {self.bound}; plan {self.plan_bytes} bytes, "
             f"workspace {self.workspace_bytes} bytes; chosen by {self.source}"
