@@ -39,16 +39,19 @@ struct Stretch {
   int first, last;  // keys that may be read: from the window's begin to the piece's end
   u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
 
-  // A quarter of the unit's keys. A warp without any walks a step that is masked whole.
+  // A quarter of the unit's keys, in whole steps; all of them lie before those of the next warp. A
+  // warp without any walks a step that is masked whole.
   __device__ __forceinline__ void begin(const AttentionParams& p, int warp) {
-    const int begin = item[KV_BEGIN], stop = item[KV_END], kv_len = item[KV_LEN];
-    const int piece = max(512, 1 << (32 - __clz(max(kv_len - 1, 0) >> 7)));  // 128 hold the request
-    first = key = begin + warp * (piece / 4);
-    end = min(key + piece / 4, stop);
+    int begin = item[KV_BEGIN];
+    const int stop = item[KV_END];
+    first = begin;
     if (p.window) {  // below the window of the first query token nothing is seen
-      const int low = kv_len - item[Q_LEN] - p.window + 1;
-      if (low > key) key += (min(low, max(end, key + 1) - 1) - key) / kStep * kStep, first = low;
+      const int low = min(item[KV_LEN] - item[Q_LEN] - p.window + 1, stop - 1);
+      if (low > begin) begin += (low - begin) / kStep * kStep, first = low;
     }
+    const int quarter = max((stop - begin + 4 * kStep - 1) / (4 * kStep), 1) * kStep;
+    key = begin + warp * quarter;
+    end = min(key + quarter, stop);
     last = max(stop - 1, 0);
     if (end <= key) end = key + 1;
   }
