@@ -1,0 +1,156 @@
+"""`smkern bench append`: QK norm, RoPE and the write into pages over cases and SM budgets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import Progress
+
+from smkern.bench.append_cases import (
+    BUDGETS,
+    CASES,
+    QUICK_BUDGETS,
+    QUICK_CASES,
+    AppendGroup,
+    append_groups,
+    cases_named,
+)
+from smkern.bench.append_group import AppendRunner, summarize
+from smkern.bench.append_operands import AppendOperands
+from smkern.bench.append_providers import AppendPeers
+from smkern.bench.cases import IntList
+from smkern.bench.gemm import Deadline, report
+from smkern.bench.power import power_meter
+from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.stage import Stage, trim_memory
+from smkern.device import device_info, load_profile
+from smkern.errors import SmkernError
+
+SAVE_EVERY_S = 5.0
+
+
+def find_flashinfer() -> tuple[Any, str | None]:
+    """FlashInfer with its version, or None and why it is not there."""
+    try:
+        import flashinfer
+        import flashinfer.norm
+        import flashinfer.page
+        import flashinfer.rope
+    except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return flashinfer, str(flashinfer.__version__)
+
+
+def pending(groups: Sequence[AppendGroup], results: Results) -> list[AppendGroup]:
+    """The groups of which the file has no cell."""
+    done = {(cell["case"]["name"], cell["group_sms"]) for cell in results.cells}
+    return [group for group in groups if (group.case.name, group.num_sms) not in done]
+
+
+@dataclass(slots=True)
+class AppendSitting:
+    """One run of the suite; the file is written every few seconds and at the end."""
+
+    runner: AppendRunner
+    results: Results
+    path: Path
+    deadline: Deadline
+    progress: Progress
+    again: bool = True
+    _saved_s: float = 0.0
+
+    def measure(self, groups: Sequence[AppendGroup], flashinfer: Any) -> None:
+        task = self.progress.add_task("measure", total=len(groups))
+        for case, members in groupby(groups, key=lambda group: group.case):
+            ops = AppendOperands(case)
+            peers = AppendPeers(ops, flashinfer)
+            for group in members:
+                if self.deadline.passed:
+                    return
+                for cell in self.runner.measure(group, ops, peers, again=self.again):
+                    self.results.add(cell)
+                self.progress.advance(task)
+                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+                    self.save()
+            del ops, peers
+            trim_memory(0)
+
+    def save(self) -> None:
+        self.results.summary = summarize(self.results.cells)
+        self.results.save(self.path)
+        self._saved_s = time.monotonic()
+
+
+def run(
+    groups: Sequence[AppendGroup],
+    results: Results,
+    path: Path,
+    deadline: Deadline,
+    *,
+    again: bool,
+) -> int:
+    """Measure what `results` lacks; how many groups are left."""
+    flashinfer, about = find_flashinfer()
+    results.meta["flashinfer"] = None if flashinfer is None else about
+    if flashinfer is None:
+        click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
+    with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
+        runner = AppendRunner(stage, load_profile(), power_meter())
+        sitting = AppendSitting(runner, results, path, deadline, progress, again)
+        try:
+            sitting.measure(pending(groups, results), flashinfer)
+        finally:
+            sitting.save()
+    return len(pending(groups, results))
+
+
+@click.command("append")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("bench") / "results" / "h200" / "append.json",
+    show_default=True,
+    help="Results file.",
+)
+@click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others.")
+@click.option("--quick", is_flag=True, help="Two sizes in two budgets: seconds of GPU time.")
+@click.option("--cases", default=None, help="Parts of case names: fp8,norm-rope-64")
+@click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
+@click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
+@click.option("--again/--no-again", default=True, help="Measure losing groups a second time.")
+def command(
+    out: Path,
+    resume: bool,
+    quick: bool,
+    cases: str | None,
+    budgets: Any,
+    time_limit_s: float | None,
+    again: bool,
+) -> None:
+    """Time smkern.qk_norm_rope_append and append_kv in SM partitions and on the whole chip.
+
+    Each group of cells is one case in one budget: smkern as dispatched; FlashInfer's norm, RoPE and
+    append kernels one after another; plain torch and what torch.compile makes of it, in the spread
+    and in the default partition. Peers are given positions, pages and slots ready made.
+    """
+    try:
+        total = device_info().num_sms
+        chosen = cases_named(cases.split(",")) if cases else (QUICK_CASES if quick else CASES)
+        counts = budgets or tuple(n for n in (QUICK_BUDGETS if quick else BUDGETS) if n <= total)
+        results = open_results(out, resume=resume, meta=collect_meta())
+        deadline = Deadline.after(time_limit_s)
+        left = run(append_groups(chosen, counts), results, out, deadline, again=again)
+    except (SmkernError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(report(results.summary))
+    click.echo(f"{len(results.by_key)} cells in {out}; {left} groups left (go on with --resume)")
+
+
+if __name__ == "__main__":
+    command()

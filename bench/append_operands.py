@@ -1,0 +1,145 @@
+"""Fused qkv rows, caches and tables of one append case, and the result that it must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from smkern.bench.append_cases import AppendCase
+from smkern.ops.reference import append as reference
+from smkern.ops.rope import Rope
+
+Layout = Literal["HND", "NHD"]
+EPS = 1e-6
+K_SCALE, V_SCALE = 0.02, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSet:
+    """One set of operands: views of a qkv matrix, caches as the layout has them, q's result."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    caches: dict[Layout, tuple[Tensor, Tensor]]
+    out: Tensor
+
+    def cache(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """K and V as [pages, page_size, kv_heads, d] views."""
+        k, v = self.caches[layout]
+        return (k.transpose(1, 2), v.transpose(1, 2)) if layout == "HND" else (k, v)
+
+
+@dataclass(slots=True)
+class AppendOperands:
+    """The operands of a case, shared by all budgets and providers.
+
+    `table` [batch, max_pages], `kv_lens` [batch] and `cu_q_lens` [batch + 1] are int32, `positions`
+    [tokens], `page` and `slot` [tokens] int64: what engines make once a step for such kernels.
+    """
+
+    case: AppendCase
+    device: str = "cuda"
+    table: Tensor = field(init=False)
+    kv_lens: Tensor = field(init=False)
+    cu_q_lens: Tensor = field(init=False)
+    places: reference.Places = field(init=False)
+    cos_sin: Tensor = field(init=False)
+    q_norm: Tensor = field(init=False)
+    k_norm: Tensor = field(init=False)
+    sets: list[AppendSet] = field(init=False)
+    _wanted: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        case, device = self.case, self.device
+        generator = torch.Generator().manual_seed(case.tokens)
+        columns = -(-max(case.kv_lens) // case.page_size)
+        batch = len(case.kv_lens)
+        pages = batch * columns
+        table = torch.randperm(pages, generator=generator).int().view(batch, columns)
+        self.table = table.to(device)
+        self.kv_lens = torch.tensor(case.kv_lens, dtype=torch.int32, device=device)
+        cu = torch.tensor([0, *case.q_lens]).cumsum(0).int()
+        self.cu_q_lens = cu.to(device)
+        self.places = reference.locate(
+            case.tokens, self.table, self.kv_lens, page_size=case.page_size, num_pages=pages,
+            cu_q_lens=self.cu_q_lens,
+        )  # fmt: skip
+        self.cos_sin = Rope(case.head_dim, 5e5).table(max(case.kv_lens), device)
+        weights = torch.rand(2, case.head_dim, generator=generator).add_(0.5)
+        self.q_norm, self.k_norm = weights.bfloat16().to(device)
+        self.sets = [self._set(pages, index) for index in range(case.num_sets)]
+
+    def _set(self, pages: int, seed: int) -> AppendSet:
+        case, device = self.case, self.device
+        generator = torch.Generator(device).manual_seed(seed)
+        heads = (case.num_q_heads, case.num_kv_heads, case.num_kv_heads)
+        qkv = torch.randn(
+            case.tokens, sum(heads), case.head_dim, generator=generator, device=device,
+            dtype=torch.bfloat16,
+        )  # fmt: skip
+        q, k, v = qkv.split(heads, 1)
+        dtype = torch.float8_e4m3fn if case.cache_dtype == "fp8" else torch.bfloat16
+        caches: dict[Layout, tuple[Tensor, Tensor]] = {}
+        inner = (case.page_size, case.num_kv_heads)
+        layouts: tuple[tuple[Layout, tuple[int, ...]], ...] = (("HND", inner[::-1]), ("NHD", inner))
+        for layout, middle in layouts:
+            shape = (pages, *middle, case.head_dim)
+            caches[layout] = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in "kv")  # type: ignore[assignment]
+        return AppendSet(
+            q, k, v, caches, torch.empty_like(q, memory_format=torch.contiguous_format)
+        )
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """What an fp8 cache is divided by."""
+        return {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.case.kind == "fp8" else {}
+
+    @property
+    def turning(self) -> dict[str, Any]:
+        """Options of the norm and of RoPE."""
+        norm = {"q_norm": self.q_norm, "k_norm": self.k_norm, "eps": EPS}
+        return norm | {"cos_sin": self.cos_sin}
+
+    def rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """What set 0's caches hold of the new tokens, fp32 [tokens, kv_heads, d]."""
+        found = []
+        for cache in self.sets[0].cache(layout):
+            bits = cache.view(torch.uint8) if cache.element_size() == 1 else cache
+            found.append(bits[self.places.page, self.places.slot].view(cache.dtype).float())
+        return found[0], found[1]
+
+    def wanted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q's result and the rows of K and V of set 0, by the reference."""
+        if self._wanted is None:
+            one, case = self.sets[0], self.case
+            where: dict[str, Any] = {"cu_q_lens": self.cu_q_lens, **self.scales}
+            args = (one.k, one.v, *one.cache("HND"), self.table, self.kv_lens)
+            if case.turns:
+                out = reference.qk_norm_rope_append(one.q, *args, **self.turning, **where)
+            else:
+                reference.append_kv(*args, **where)
+                out = one.q
+            self._wanted = (out.float(), *self.rows("HND"))
+        return self._wanted
+
+    def poison(self) -> None:
+        """Fill set 0's caches and output with NaN, so that a row nobody wrote is found."""
+        one = self.sets[0]
+        one.out.fill_(float("nan"))
+        for pair in one.caches.values():
+            for cache in pair:
+                cache.view(torch.uint8).fill_(255)
+
+    def error(self, layout: Layout) -> float:
+        """The largest |x - reference| / |reference| of q, K and V; NaN where rows are missing."""
+        got = (
+            self.sets[0].out.float() if self.case.turns else self.wanted()[0],
+            *self.rows(layout),
+        )
+        norm = torch.linalg.vector_norm
+        errors = [float(norm(x - y) / norm(y)) for x, y in zip(got, self.wanted(), strict=True)]
+        return float("nan") if any(x != x for x in errors) else max(errors)

@@ -1,0 +1,181 @@
+"""Who appends in a benchmark: smkern, FlashInfer's kernels one after another, plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.bench.append_operands import EPS, K_SCALE, V_SCALE, AppendOperands, Layout
+from smkern.bench.attention_flashinfer import once
+from smkern.bench.attention_providers import Contender
+from smkern.bench.stage import Place
+from smkern.bench.timing import Call
+
+LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
+FP8_MAX = 448.0
+
+
+def our_call(ops: AppendOperands) -> Call:
+    """The public operator on the current stream's budget."""
+    import smkern
+
+    sets, count, options = ops.sets, len(ops.sets), dict(ops.scales)
+    if not ops.case.is_decode:
+        options["cu_q_lens"] = ops.cu_q_lens  # type: ignore[assignment]
+    caches = [one.cache("HND") for one in sets]
+
+    def plain(i: int) -> None:
+        one, (k, v) = sets[i % count], caches[i % count]
+        smkern.append_kv(one.k, one.v, k, v, ops.table, ops.kv_lens, **options)
+
+    turning = ops.turning
+
+    def turned(i: int) -> None:
+        one, (k, v) = sets[i % count], caches[i % count]
+        smkern.qk_norm_rope_append(
+            one.q, one.k, one.v, k, v, ops.table, ops.kv_lens, out=one.out, **turning, **options
+        )
+
+    return turned if ops.case.turns else plain
+
+
+def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
+    """The configuration that dispatch chose in a place, and from where it took it."""
+    from smkern.ops.append.call import Call as Arguments
+    from smkern.ops.append.call import is_aligned, problem_of
+    from smkern.ops.append.eager import eager_append
+
+    case, one = ops.case, ops.sets[0]
+    where: dict[str, Any] = dict(ops.scales)
+    if not case.is_decode:
+        where["cu_q_lens"] = ops.cu_q_lens
+    q = one.q if case.turns else None
+    turning = ops.turning if case.turns else {}
+    call = Arguments(q, one.k, one.v, *one.cache("HND"), ops.table, ops.kv_lens, **turning, **where)
+    problem = problem_of(call, len(case.kv_lens), aligned=is_aligned(call))
+    dispatcher = eager_append(ops.kv_lens.get_device()).dispatcher
+    found = dispatcher.select(problem, place.budget)
+    config = found.config
+    words = f"warps={config.num_warps}:rows={config.rows}:ctas_per_sm={config.ctas_per_sm}"
+    return {"config": words, "source": found.source, "predicted_us": round(found.predicted_us, 2)}
+
+
+def our_contender(ops: AppendOperands, place: Place) -> Contender:
+    tell = partial(selection, ops, place)
+    return Contender("smkern", place, partial(our_call, ops), {"layout": "HND"}, tell)
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight.float()
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _put(cache: Tensor, x: Tensor, page: Tensor, slot: Tensor, scale: float) -> None:
+    if cache.element_size() == 1:
+        x = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(cache.dtype).view(torch.uint8)
+        cache = cache.view(torch.uint8)
+    cache[page, slot] = x.to(cache.dtype)
+
+
+def torch_append(
+    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, page: Tensor,
+    slot: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor, k_norm: Tensor, turns: bool,
+) -> None:  # fmt: skip
+    """As a model in plain torch does it, pages, slots and rows of the table known before."""
+    if turns:
+        out.copy_(_turn(_norm(q, q_norm), cos, sin))
+        k = _turn(_norm(k, k_norm), cos, sin)
+    _put(k_cache, k, page, slot, K_SCALE)
+    _put(v_cache, v, page, slot, V_SCALE)
+
+
+def torch_call(ops: AppendOperands, compiled: bool) -> Call:
+    """Plain torch, or what its compiler makes of it."""
+    run: Callable[..., None] = torch_append
+    if compiled:
+        torch._dynamo.reset()  # a function is compiled for a few sizes only, then no more
+        run = torch.compile(torch_append, dynamic=False)
+    sets, count, places = ops.sets, len(ops.sets), ops.places
+    rows = ops.cos_sin[places.position][:, None, :]
+    half = rows.shape[-1] // 2
+    cos, sin = rows[..., :half].contiguous(), rows[..., half:].contiguous()
+    caches = [one.cache("NHD") for one in sets]
+
+    def call(i: int) -> None:
+        one, (k, v) = sets[i % count], caches[i % count]
+        run(
+            one.q, one.k, one.v, k, v, one.out, places.page, places.slot, cos, sin, ops.q_norm,
+            ops.k_norm, ops.case.turns,
+        )  # fmt: skip
+
+    return call
+
+
+def flashinfer_call(module: Any, ops: AppendOperands, layout: Layout) -> Call:
+    """FlashInfer's norms, RoPE and append: up to four kernels, on contiguous q, k and v.
+
+    It has no append that converts: values for an fp8 cache are divided by torch.
+    """
+    case, places, sets, count = ops.case, ops.places, ops.sets, len(ops.sets)
+    tokens, dim = case.tokens, case.head_dim
+    rows = [tuple(x.contiguous() for x in (one.q, one.k, one.v)) for one in sets]
+    normed = [(torch.empty_like(k), one.out) for (_, k, _), one in zip(rows, sets, strict=True)]
+    batch = len(case.kv_lens)
+    indptr = torch.arange(batch + 1, dtype=torch.int32, device=ops.device) * ops.table.shape[1]
+    last = ((ops.kv_lens - 1) % case.page_size + 1).int()
+    request, position = places.request.int(), places.position.int()
+    indices, long_position = ops.table.flatten(), places.position.long()
+
+    def call(i: int) -> None:
+        one, (q, k, v) = sets[i % count], rows[i % count]
+        if case.turns:
+            k_out, q_out = normed[i % count]
+            module.norm.rmsnorm(q.view(-1, dim), ops.q_norm, EPS, out=q_out.view(-1, dim))
+            module.norm.rmsnorm(k.view(-1, dim), ops.k_norm, EPS, out=k_out.view(-1, dim))
+            module.rope.apply_rope_with_cos_sin_cache_inplace(
+                long_position, q_out.view(tokens, -1), k_out.view(tokens, -1), dim, ops.cos_sin
+            )
+            k = k_out
+        if case.kind == "fp8":
+            dtype = torch.float8_e4m3fn
+            k = (k * (1 / K_SCALE)).clamp_(-FP8_MAX, FP8_MAX).to(dtype)
+            v = (v * (1 / V_SCALE)).clamp_(-FP8_MAX, FP8_MAX).to(dtype)
+        module.page.append_paged_kv_cache(
+            k, v, request, position, one.caches[layout], indices, indptr, last, layout
+        )
+
+    return call
+
+
+@dataclass(slots=True)
+class AppendPeers:
+    """Every peer's calls for a case, made once and used in all its places."""
+
+    ops: AppendOperands
+    flashinfer: Any
+    _found: list[tuple[str, Layout, Callable[[], Call]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ops = self.ops
+        self._found = [
+            ("torch", "NHD", once(partial(torch_call, ops, False))),
+            ("torch:compile", "NHD", once(partial(torch_call, ops, True))),
+        ]
+        if self.flashinfer is not None:
+            for layout in LAYOUTS:
+                make = partial(flashinfer_call, self.flashinfer, ops, layout)
+                self._found.append(("flashinfer", layout, once(make)))
+
+    def at(self, place: Place) -> Iterator[Contender]:
+        for provider, layout, make in self._found:
+            yield Contender(provider, place, make, {"layout": layout})

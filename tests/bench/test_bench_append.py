@@ -1,0 +1,170 @@
+"""The append suite: its cases, and a run on CPU tensors and a virtual clock."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import smkern.bench.append as suite
+from smkern.bench import append_group, append_providers
+from smkern.bench.append_cases import BUDGETS, CASES, AppendCase, append_groups, cases_named
+from smkern.bench.append_group import checked, summarize
+from smkern.bench.append_operands import AppendOperands
+from smkern.bench.append_providers import torch_call
+from smkern.bench.attention_providers import Contender
+from smkern.bench.stage import Place
+from smkern.device import Budget, load_profile
+
+SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+TINY = (
+    AppendCase("plain", 8, **SIZES),
+    AppendCase("norm-rope", 96, **SIZES),
+    AppendCase("fp8", 8, **SIZES),
+)
+
+
+def test_cases():
+    assert len({case.name for case in CASES}) == len(CASES) == 15
+    assert all(sum(case.q_lens) == case.tokens for case in CASES)
+    assert len(append_groups(CASES, BUDGETS)) == 15 * 7
+    long = next(case for case in CASES if case.name == "norm-rope-8192")
+    assert long.q_lens == (2048,) * 4
+    assert long.bytes_moved == 8192 * 128 * (2 * 8 * 4 + 32 * 4 + 4)
+    assert [case.tokens for case in cases_named(["fp8-8"])] == [8, 8192]
+    with pytest.raises(ValueError, match="no case is named 'bf16'"):
+        cases_named(["bf16"])
+
+
+class Stage:
+    def __init__(self, budgets, cuda) -> None:
+        self.places = {
+            (n, p): Place(n, "green", p, cuda.new_stream(), Budget(n, "mask"))
+            for n in budgets
+            for p in ("spread", "default")
+        }
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def at(self, num_sms, placement="spread"):
+        return self.places.get((num_sms, placement))
+
+
+class Meter:
+    last = (1980.0, 400.0)
+
+    def __call__(self) -> None:
+        return None
+
+
+def slowed(make, cuda, us):
+    """A provider whose calls take so long."""
+
+    def made(ops, *args):
+        call = make(ops, *args)
+
+        def timed(i):
+            cuda.work_us(us)
+            call(i)
+
+        return timed
+
+    return made
+
+
+@pytest.fixture
+def small_operands(monkeypatch):
+    monkeypatch.setattr(AppendCase, "num_sets", 2)
+    return partial(AppendOperands, device="cpu")
+
+
+@pytest.fixture
+def on_cpu(cuda, monkeypatch, small_operands):
+    """Our calls take 200 us and torch's 500; its compiler is not asked."""
+    monkeypatch.setattr(suite, "CASES", TINY)
+    monkeypatch.setattr("smkern.bench.append_cases.CASES", TINY)
+    monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
+    monkeypatch.setattr(suite, "power_meter", Meter)
+    monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
+    monkeypatch.setattr(suite, "device_info", lambda: load_profile("h200").info)
+    monkeypatch.setattr(suite, "AppendOperands", small_operands)
+    monkeypatch.setattr(suite, "find_flashinfer", lambda: (None, "not here"))
+    ours = slowed(append_providers.our_call, cuda, 200.0)
+    monkeypatch.setattr(append_providers, "our_call", ours)
+    theirs = slowed(lambda ops, compiled: torch_call(ops, False), cuda, 500.0)
+    monkeypatch.setattr(append_providers, "torch_call", theirs)
+    monkeypatch.setattr(append_providers, "selection", lambda *a: {"config": "reference"})
+
+
+def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
+    out = tmp_path / "append.json"
+    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16"])
+    assert ran.exit_code == 0, ran.output
+    assert "its cells are left out: not here" in ran.output
+    assert "0 groups left" in ran.output
+    data = json.loads(out.read_text())
+    by = {(c["op"], c["provider"], c["case"]["name"], c["placement"]): c for c in data["cells"]}
+    for case in TINY:
+        ours = by[case.op, "smkern", case.name, "spread"]
+        assert ours["us"] == pytest.approx(200.0, rel=0.01), ours
+        assert (ours["config"], ours["watts"]) == ("reference", 400.0)
+        assert ours["case"] == case.about
+        assert ours["vs_best"] == pytest.approx(2.5, rel=0.01)
+        assert by[case.op, "torch", case.name, "default"]["us"] == pytest.approx(500.0, rel=0.01)
+    assert data["summary"]["append_worst_vs_best"]["met"] is True
+    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16,24", "--resume"])
+    assert ran.exit_code == 0, ran.output
+    assert len(json.loads(out.read_text())["cells"]) == 2 * len(data["cells"])
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: case.kind)
+@pytest.mark.parametrize("fault", ["k", "v", "q", "row"])
+def test_a_wrong_result_is_no_time(cuda, small_operands, monkeypatch, case, fault):
+    ops = small_operands(case)
+    good = append_providers.our_call(ops)
+    ops.poison()
+    good(0)
+    assert ops.error("HND") < 1e-6
+    if fault == "q" and not case.turns:
+        return
+
+    def bad(i):
+        good(i)
+        one = ops.sets[0]
+        k, v = one.cache("HND")
+        target = {"k": k, "v": v, "q": one.out, "row": k}[fault]
+        if fault == "row":
+            target[ops.places.page[0], ops.places.slot[0]] = float("nan")
+        else:
+            target.copy_((1.2 * target.float()).to(target.dtype))
+
+    place = Place(16, "green", "spread", cuda.new_stream(), Budget(16, "mask"))
+    errors: dict[str, str] = {}
+    contender = Contender("smkern", place, lambda: bad, {"layout": "HND"})
+    assert checked(contender, ops, errors) is None
+    assert "wrong result" in errors[contender.name]
+
+
+def test_summary_names_what_was_not_measured():
+    cell = {"op": "append_kv", "provider": "smkern", "num_sms": 16, "us": None, "error": "why",
+            "case": {"name": "plain-8", "tokens": 8}}  # fmt: skip
+    rows = summarize([cell])
+    assert rows["append_not_measured"] == [{"name": "plain-8", "num_sms": 16, "error": "why"}]
+    assert rows["append_worst_vs_best"]["value"] is None
+    assert summarize([]) == {}
+    assert append_group.is_losing(cell | {"vs_best": 0.9})
+
+
+def test_fused_operands_are_views(small_operands):
+    one = small_operands(TINY[1]).sets[0]
+    assert one.q.stride() == one.k.stride() == (8 * 64, 64, 1)
+    assert one.out.is_contiguous()
+    assert one.cache("HND")[0].shape == one.cache("NHD")[0].shape
+    assert torch.equal(torch.tensor(one.cache("HND")[0].shape[1:]), torch.tensor([16, 2, 64]))
