@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smkern.device import DeviceInfo, Profile, device_info, load_profile
     from smkern.kernels import counters
     from smkern.ops import (
+        AppendCalls,
         AttentionCalls,
         Plan,
         append_kv,
@@ -57,6 +58,7 @@ __all__ = [
     "append_kv",
     "warmup",
     "AttentionCalls",
+    "AppendCalls",
     "counters",
     "device_info",
     "load_profile",
@@ -81,6 +83,7 @@ _ROOMS = {
         "append_kv",
         "warmup",
         "AttentionCalls",
+        "AppendCalls",
     ),
     "smkern.kernels": ("counters",),
     "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),

@@ -1,6 +1,7 @@
 """The public operators: validate, look up a configuration, launch."""
 
 from smkern.ops.append import append_kv, qk_norm_rope_append
+from smkern.ops.append.warmup import AppendCalls
 from smkern.ops.attention import (
     AttentionCalls,
     Plan,
@@ -15,6 +16,7 @@ from smkern.ops.rope import Linear, Llama3, Rope, Yarn
 from smkern.ops.warmup import WarmupReport, warmup
 
 __all__ = [
+    "AppendCalls",
     "AttentionCalls",
     "Linear",
     "Llama3",

@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from smkern.ops import validate
 from smkern.tuning.config import Budget
 
@@ -50,6 +53,13 @@ class Warmable(Protocol):
     """Calls to come, described by the numbers that choose their kernels."""
 
     def work(self, target: Target) -> Work: ...
+
+
+def room(shape: tuple[int, ...], dtype: torch.dtype, aligned: bool, device: torch.device) -> Tensor:
+    """A dense tensor whose address is a multiple of 16 bytes, or just not."""
+    count = torch.Size(shape).numel()
+    whole = torch.zeros(count + 1, dtype=dtype, device=device)
+    return whole[0 if aligned else 1 :][:count].view(shape)
 
 
 def as_budgets(budgets: Iterable[Any] | None, num_sms: int) -> list[Budget]:

@@ -60,7 +60,7 @@ def warmup(
         ops: "gemm", "attention", "append"; None: those that the next three speak of.
         shapes: (N, K) of GEMMs' weights.
         attention: `smkern.AttentionCalls`, one a model.
-        append: Likewise for the append.
+        append: `smkern.AppendCalls`, one a model.
         budgets: Counts of SMs, `Budget`s or partitions; None: multiples of 8, and the device.
         max_m: Largest M of a GEMM.
         dtypes: Of GEMMs: torch.bfloat16, torch.float16 or both.

@@ -1,4 +1,4 @@
-"""After `smkern.warmup` attention, its plans and merges compile and load nothing on a GPU."""
+"""After `smkern.warmup` attention, plans, merges and appends load nothing on a GPU."""
 
 from __future__ import annotations
 
@@ -76,3 +76,23 @@ def test_a_capture_after_a_warmup_needs_no_call_before():
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, FP8])
+def test_appends_after_a_warmup_load_nothing(cache_dtype):
+    calls = smkern.AppendCalls(12, 4, 64, 32, rotary_dim=64, norm=True, cache_dtype=cache_dtype)
+    smkern.warmup(append=[calls], budgets=[16], progress=False)
+    before = smkern.counters()
+    weight = torch.ones(64, dtype=calls.dtype, device="cuda")
+    cos_sin = torch.zeros(2048, 64, device="cuda")
+    for lengths in STEPS:
+        args, options = step(replace(CALLS, cache_dtype=cache_dtype), lengths)
+        q, *rest = args
+        k, v = torch.randn(2, q.shape[0], 4, 64, device="cuda").to(q.dtype).unbind()
+        ragged = {"cu_q_lens": options["cu_q_lens"]} if options else {}
+        for num_sms in (16, 17, None):
+            smkern.qk_norm_rope_append(
+                q, k, v, *rest, cos_sin=cos_sin, q_norm=weight,
+                k_norm=weight, num_sms=num_sms, **ragged,
+            )  # fmt: skip
+    assert smkern.counters() == before

@@ -18,7 +18,7 @@ from smkern.ops.attention.eager import EagerAttention, eager_attention
 from smkern.ops.attention.explain import shape_from_numbers
 from smkern.ops.attention.merge import eager_merge
 from smkern.ops.attention.plan import PlanNumbers, empty_plan
-from smkern.ops.warming import Target, Work
+from smkern.ops.warming import Target, Work, room
 from smkern.tuning.attention import DECODE_MAX_Q, AttentionConfig, AttentionProblem, Budget
 from smkern.tuning.attention_select import reachable
 
@@ -178,7 +178,7 @@ def launch_once(
     budget = Budget(dispatcher.profile.info.num_sms, "mask", True)
     heads = (shape.max_tokens, shape.num_q_heads, shape.head_dim)
     pages = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    q = _room(heads, _DTYPES[problem.dtype], aligned, device)
+    q = room(heads, _DTYPES[problem.dtype], aligned, device)
     out = torch.empty(heads, dtype=q.dtype, device=device)
     caches = torch.empty(2, *pages, dtype=_DTYPES[problem.cache_dtype], device=device)
     table = torch.zeros(shape.batch, shape.max_kv_len, dtype=torch.int32, device=device)
@@ -209,15 +209,5 @@ def merge_once(merge: Merge, calls: AttentionCalls, aligned: bool, target: Targe
     """Merge two states of a token on the current stream."""
     device = torch.device("cpu" if target.index < 0 else f"cuda:{target.index}")
     states = (2, 1, calls.num_q_heads, calls.head_dim)
-    outs = _room(states, calls.dtype, aligned, device)
+    outs = room(states, calls.dtype, aligned, device)
     merge(outs, torch.zeros(states[:3], device=device), None, None, None)
-
-
-def _room(
-    shape: tuple[int, ...], dtype: torch.dtype, aligned: bool, device: torch.device
-) -> Tensor:
-    """A dense tensor whose address is a multiple of 16 bytes, or just not."""
-    count = torch.Size(shape).numel()
-    return torch.empty(count + 1, dtype=dtype, device=device)[0 if aligned else 1 :][:count].view(
-        shape
-    )
