@@ -94,9 +94,14 @@ class AppendOperands:
         )
 
     @property
-    def scales(self) -> dict[str, float]:
+    def scales(self) -> dict[str, Any]:
         """What an fp8 cache is divided by."""
         return {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.case.kind == "fp8" else {}
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Options of an append that follow from the case: which tokens are whose, scales."""
+        return self.scales | ({} if self.case.is_decode else {"cu_q_lens": self.cu_q_lens})
 
     @property
     def turning(self) -> dict[str, Any]:
@@ -116,12 +121,15 @@ class AppendOperands:
         """q's result and the rows of K and V of set 0, by the reference."""
         if self._wanted is None:
             one, case = self.sets[0], self.case
-            where: dict[str, Any] = {"cu_q_lens": self.cu_q_lens, **self.scales}
-            args = (one.k, one.v, *one.cache("HND"), self.table, self.kv_lens)
+            k, v = one.cache("HND")
+            where: dict[str, Any] = {"cu_q_lens": self.cu_q_lens} | self.scales
             if case.turns:
-                out = reference.qk_norm_rope_append(one.q, *args, **self.turning, **where)
+                where |= self.turning
+                out = reference.qk_norm_rope_append(
+                    one.q, one.k, one.v, k, v, self.table, self.kv_lens, **where
+                )
             else:
-                reference.append_kv(*args, **where)
+                reference.append_kv(one.k, one.v, k, v, self.table, self.kv_lens, **where)
                 out = one.q
             self._wanted = (out.float(), *self.rows("HND"))
         return self._wanted

@@ -15,6 +15,9 @@ from smkern.bench.attention_flashinfer import once
 from smkern.bench.attention_providers import Contender
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
+from smkern.ops.append.call import Call as Arguments
+from smkern.ops.append.call import is_aligned, problem_of
+from smkern.tuning.append import AppendProblem
 
 LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
 FP8_MAX = 448.0
@@ -24,9 +27,7 @@ def our_call(ops: AppendOperands) -> Call:
     """The public operator on the current stream's budget."""
     import smkern
 
-    sets, count, options = ops.sets, len(ops.sets), dict(ops.scales)
-    if not ops.case.is_decode:
-        options["cu_q_lens"] = ops.cu_q_lens  # type: ignore[assignment]
+    sets, count, options = ops.sets, len(ops.sets), ops.where
     caches = [one.cache("HND") for one in sets]
 
     def plain(i: int) -> None:
@@ -44,20 +45,28 @@ def our_call(ops: AppendOperands) -> Call:
     return turned if ops.case.turns else plain
 
 
+def call_of(ops: AppendOperands, index: int) -> Arguments:
+    """What our operator is given of a set."""
+    one, case = ops.sets[index], ops.case
+    k, v = one.cache("HND")
+    options: dict[str, Any] = dict(ops.where)
+    if case.turns:
+        options |= ops.turning | {"out": one.out}
+    q = one.q if case.turns else None
+    return Arguments(q, one.k, one.v, k, v, ops.table, ops.kv_lens, **options)
+
+
+def problem_of_case(ops: AppendOperands) -> AppendProblem:
+    """What dispatch sees of a case."""
+    call = call_of(ops, 0)
+    return problem_of(call, len(ops.case.kv_lens), aligned=is_aligned(call))
+
+
 def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
     """The configuration that dispatch chose in a place, and from where it took it."""
-    from smkern.ops.append.call import Call as Arguments
-    from smkern.ops.append.call import is_aligned, problem_of
     from smkern.ops.append.eager import eager_append
 
-    case, one = ops.case, ops.sets[0]
-    where: dict[str, Any] = dict(ops.scales)
-    if not case.is_decode:
-        where["cu_q_lens"] = ops.cu_q_lens
-    q = one.q if case.turns else None
-    turning = ops.turning if case.turns else {}
-    call = Arguments(q, one.k, one.v, *one.cache("HND"), ops.table, ops.kv_lens, **turning, **where)
-    problem = problem_of(call, len(case.kv_lens), aligned=is_aligned(call))
+    problem = problem_of_case(ops)
     dispatcher = eager_append(ops.kv_lens.get_device()).dispatcher
     found = dispatcher.select(problem, place.budget)
     config = found.config
