@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smkern.autotune import attention, raw
-from smkern.autotune.attention_cases import MODELS, heads_option, quick_cases, tuned_cases
+from smkern.autotune.attention_cases import (
+    MODELS,
+    QUICK_MODELS,
+    heads_option,
+    quick_cases,
+    tuned_cases,
+)
 from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import Candidate, parse_epilogue, problems, shortlist
 from smkern.bench.cases import BUDGETS, MS, SHAPES, IntList, ShapeList
@@ -71,7 +77,9 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 
 
 @click.command("autotune")
-@click.option("--op", type=click.Choice(["gemm", "attention"]), default="gemm", show_default=True)
+@click.option(
+    "--op", type=click.Choice(["gemm", "attention", "append"]), default="gemm", show_default=True
+)
 @heads_option()
 @click.option("--cache-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16")
 @click.option("--shapes", type=ShapeList(), help="Weights, as NxK,NxK. Default: the bench's.")
@@ -129,7 +137,8 @@ def command(
     L2, interleaved. Every result is also kept in --raw; run again, only what is missing there is
     measured. `python -m smkern.autotune.fit` fits the GEMM's cost model to that file.
 
-    --op attention takes decode batches and prompts of usual lengths for the models of --heads.
+    --op attention takes decode batches and prompts of usual lengths for the models of --heads,
+    --op append steps of a few tokens and of many.
     """
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     if op == "attention":
@@ -137,13 +146,18 @@ def command(
         if heads or cases is None:
             cases = tuned_cases(heads or MODELS, cache_dtype=cache_dtype)
         counts = budgets or (attention.QUICK_BUDGETS if quick else attention.BUDGETS)
-        _tune_attention(
-            attention.Request(cases, counts, modes, contended, time_limit_s, _command_line()),
-            out,
-            raw_path,
-            fresh=fresh,
-            dry_run=dry_run,
-        )
+        wanted = attention.Request(cases, counts, modes, contended, time_limit_s, _command_line())
+        _tune_other(op, attention, wanted, out, raw_path, fresh=fresh, dry_run=dry_run)
+        return
+    if op == "append":
+        from smkern.autotune import append
+
+        models = heads or (QUICK_MODELS if quick else MODELS)
+        tokens = append.QUICK_TOKENS if quick else append.TOKENS
+        counts = budgets or (attention.QUICK_BUDGETS if quick else attention.BUDGETS)
+        steps = append.tuned_cases(models, cache_dtype=cache_dtype, tokens=tokens)
+        other = append.Request(steps, counts, modes, contended, time_limit_s, _command_line())
+        _tune_other(op, append, other, out, raw_path, fresh=fresh, dry_run=dry_run)
         return
     request = Request(
         problems(
@@ -172,22 +186,25 @@ def command(
     _tune(request, counts, modes, TableStore(out), raw_path, known)
 
 
-def _tune_attention(
-    request: attention.Request,
+def _tune_other(
+    op: str,
+    tuner: Any,
+    request: Any,
     out: Path | None,
     raw_path: Path | None,
     *,
     fresh: bool,
     dry_run: bool,
 ) -> None:
+    """By an operator's own module: `attention` or `append`."""
     if dry_run:
-        attention.describe(request, load_profile())
+        tuner.describe(request, load_profile())
         return
     from smkern.device import device_info
 
-    name = "attention-contended" if request.contended else "attention"
+    name = f"{op}-contended" if request.contended else op
     out = out or user_path(device_info().name, name)
-    attention.tune(request, out, raw_path or out.with_suffix(".raw.jsonl"), fresh=fresh)
+    tuner.tune(request, out, raw_path or out.with_suffix(".raw.jsonl"), fresh=fresh)
 
 
 def _describe(request: Request, counts: tuple[int, ...], profile: Profile) -> None:

@@ -17,9 +17,9 @@ import pytest
 import torch
 import triton
 
-from smkern.kernels.append_launch import POINTERS, AppendArguments, AppendKernels
+from smkern.kernels.append_launch import POINTERS, AppendKernels
 from smkern.ops.append.call import Call
-from smkern.ops.append.eager import tail_of
+from smkern.ops.append.eager import arguments_of
 from smkern.tuning.append import AppendConfig, Budget
 from tests.gpu.append_support import Made, problem
 from tests.gpu.attention.smid_trace import _PTX_LINES
@@ -59,13 +59,7 @@ class TracedAppend:
             self._launch = kernels.prepare(problem(made), config, budget)
         args, options = made
         call = Call(*args, **options, out=self.out)
-        pointers = [_pointer(x) for x in (*args[:3], self.out, *args[3:6])]
-        names = ("page_indptr", None, "cu_q_lens", None, "cos_sin", "q_norm", "k_norm")
-        rest = [_pointer(getattr(call, name)) if name else 0 for name in names]
-        arguments = AppendArguments(*pointers, *rest, 0, 0, *tail_of(call))
-        self._arguments = replace(
-            arguments, kv_lens=args[6].data_ptr(), positions=self.notes.data_ptr()
-        )
+        self._arguments = replace(arguments_of(call), positions=self.notes.data_ptr())
         torch.cuda.synchronize()
 
     def launch(self, stream: int) -> None:
@@ -78,7 +72,3 @@ class TracedAppend:
         self.notes.zero_()
         torch.cuda.synchronize()
         return Counter({sm: count for sm, count in enumerate(counts) if count})
-
-
-def _pointer(x: Any) -> int:
-    return 0 if x is None else x.data_ptr()

@@ -160,6 +160,15 @@ def tail_of(call: Call) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def arguments_of(call: Call) -> AppendArguments:
+    """What a launch of a checked call is given; with a q there is an `out`."""
+    names = ("q", "k", "v", "out", "k_cache", "v_cache", "page_table", "page_indptr", "kv_lens",
+             "cu_q_lens", "positions", "cos_sin", "q_norm", "k_norm", "k_scale",
+             "v_scale")  # fmt: skip
+    addresses: tuple[Any, ...] = tuple(_pointer(getattr(call, name)) for name in names)
+    return AppendArguments(*addresses, *tail_of(call))
+
+
 def append_cpu(call: Call) -> Tensor | None:
     """The reference, with the checks that the GPU path makes."""
     check_call(call)

@@ -1,0 +1,334 @@
+"""`smkern autotune --op append`: measure the append's candidates inside partitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+
+from smkern.autotune import raw
+from smkern.autotune.attention_cases import Heads
+from smkern.autotune.places import Place, Places, memory_bound_neighbour
+from smkern.bench.append_cases import AppendCase, Kind
+from smkern.bench.append_group import TOLERANCE
+from smkern.bench.append_operands import AppendOperands
+from smkern.bench.append_providers import call_of, problem_of_case
+from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
+from smkern.bench.timing import try_eagerly as run_once
+from smkern.device import Budget, Confinement, Profile
+from smkern.errors import SmkernError
+from smkern.ops.append.dispatch import AppendDispatcher
+from smkern.tuning.append import AppendConfig, AppendProblem, candidates, choose, predict_us
+from smkern.tuning.append_table import CODEC, AppendKey
+from smkern.tuning.cells import CellFile, Tuned, config_to_json
+
+TOKENS = (8, 64, 512, 4096)
+QUICK_TOKENS = (64,)
+MAX_CANDIDATES = 12
+SAME_WITHIN = 1.015
+"""Times so close are one; the model's choice is kept then."""
+_SAVE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command was asked for."""
+
+    cases: Sequence[AppendCase]
+    budgets: Sequence[int]
+    confined: Sequence[Confinement]
+    contended: bool
+    time_limit_s: float
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendMeasurement:
+    """One candidate's result in one cell. `us` is NaN where it failed, then `error` says how."""
+
+    problem: AppendProblem
+    budget: Budget
+    config: AppendConfig
+    us: float
+    noise: float
+    predicted_us: float
+    error: str | None = None
+    contended: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        p, budget = self.problem, self.budget
+        row: dict[str, Any] = {
+            "op": p.op,
+            "tokens": p.tokens,
+            "q_heads": p.num_q_heads,
+            "kv_heads": p.num_kv_heads,
+            "head_dim": p.head_dim,
+            "rotary_dim": p.rotary_dim,
+            "norm": p.norm,
+            "dtype": p.dtype,
+            "cache_dtype": p.cache_dtype,
+            "num_sms": budget.num_sms,
+            "confined": budget.confined,
+            "config": config_to_json(self.config, AppendConfig()),
+            "predicted_us": round(self.predicted_us, 3),
+        }
+        if self.contended:
+            row["contended"] = True
+        if self.error is not None:
+            return row | {"error": self.error}
+        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
+
+
+def tuned_cases(
+    models: Sequence[Heads], *, cache_dtype: str = "bf16", tokens: Sequence[int] = TOKENS
+) -> list[AppendCase]:
+    """Every kind with this cache, of every size, of each model; KV heads alone are models too."""
+    kinds: tuple[Kind, ...] = ("fp8",) if cache_dtype == "fp8" else ("plain", "norm-rope")
+    found = [
+        AppendCase(kind, count, heads.num_q_heads, heads.num_kv_heads, heads.head_dim)
+        for heads in models
+        for kind in kinds
+        for count in tokens
+    ]
+    return list({shape_of(case): case for case in reversed(found)}.values())[::-1]
+
+
+def shape_of(case: AppendCase) -> AppendProblem:
+    """What a table's key and the model see of a case; needs no tensors."""
+    turned = case.head_dim if case.turns else 0
+    return AppendProblem(
+        case.tokens, len(case.q_lens), case.num_q_heads if case.turns else 0, case.num_kv_heads,
+        case.head_dim, case.page_size, "bf16", case.cache_dtype, turned, norm=case.turns,
+        ragged=not case.is_decode,
+    )  # fmt: skip
+
+
+def listed(problem: AppendProblem, budget: Budget, profile: Profile) -> tuple[AppendConfig, ...]:
+    """The candidates of a cell, the model's choice first, then by its prediction."""
+    first = choose(problem, budget, profile)
+
+    def order(config: AppendConfig) -> tuple[bool, float]:
+        return config != first, predict_us(problem, config, budget, profile)
+
+    return tuple(sorted(candidates(problem, budget), key=order)[:MAX_CANDIDATES])
+
+
+def describe(request: Request, profile: Profile) -> None:
+    """Print what would be measured on the profile's GPU; needs none."""
+    found = [
+        len(listed(shape_of(case), Budget(num_sms, confined), profile))
+        for case in request.cases
+        for num_sms in request.budgets
+        for confined in request.confined
+    ]
+    click.echo(f"{len(found)} cells, {sum(found)} candidates, for {profile.info.name}")
+
+
+def jobs_of(
+    request: Request, places: Sequence[Place], done: Callable[[AppendKey], bool]
+) -> Iterator[tuple[AppendCase, Place]]:
+    """Cells that are not done, a case after the other, so that its operands are made once."""
+    for case in request.cases:
+        for place in places:
+            if not done(AppendKey.of(shape_of(case), place.budget)):
+                yield case, place
+
+
+@dataclass(slots=True)
+class AppendTuner:
+    """Measures cells of one case on one device.
+
+    Args:
+        dispatcher: prepares the launches.
+        operands: rows, caches and tables.
+        budget_us: device time that a cell's rounds may take, about.
+    """
+
+    dispatcher: AppendDispatcher
+    operands: AppendOperands
+    budget_us: float = 15_000.0
+
+    def measure(self, place: Place, *, contended: bool = False) -> list[AppendMeasurement]:
+        """All candidates' times in `place`, the model's choice first.
+
+        `contended`: beside a memory-bound neighbour on the complement partition.
+        """
+        problem, profile = problem_of_case(self.operands), self.dispatcher.profile
+        wanted = listed(problem, place.budget, profile)
+        predicted = {x: predict_us(problem, x, place.budget, profile) for x in wanted}
+        errors: dict[AppendConfig, str] = {}
+        calls: dict[AppendConfig, Call] = {}
+        first: list[tuple[Tensor, ...]] = []
+        for config in wanted:
+            call = self._checked(problem, place, config, first, errors)
+            if call is not None:
+                calls[config] = call
+        with memory_bound_neighbour(place.neighbour_stream) if contended else nullcontext():
+            timings = self._time(calls, place, min(predicted.values()), errors)
+        found = []
+        for config in wanted:
+            timing = timings.get(config)
+            us, noise = (nan, nan) if timing is None else (timing.us_median, timing.noise)
+            error = errors.get(config, "not measured") if timing is None else None
+            item = AppendMeasurement(
+                problem, place.budget, config, us, noise, predicted[config], error, contended
+            )
+            found.append(item)
+        return found
+
+    def _checked(
+        self,
+        problem: AppendProblem,
+        place: Place,
+        config: AppendConfig,
+        first: list[tuple[Tensor, ...]],
+        errors: dict[AppendConfig, str],
+    ) -> Call | None:
+        """The candidate's call after one run with the right result and the first one's bits."""
+        ops = self.operands
+        try:
+            launch = self.dispatcher.launch_by(config, problem, place.budget, False)
+            call = _call(ops, launch, place)
+        except (SmkernError, RuntimeError) as error:
+            errors[config] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            return None
+        ops.wanted()
+        ops.poison()
+        torch.cuda.synchronize()
+        message = run_once(call, place.stream)
+        if message is None:
+            got = (*((ops.sets[0].out,) if ops.case.turns else ()), *ops.rows("HND"))
+            relative = ops.error("HND")
+            if not relative < TOLERANCE[ops.case.cache_dtype]:
+                message = f"wrong result: |x - torch| / |torch| is {relative:.3g}"
+            elif not first:
+                first.append(tuple(x.clone() for x in got))
+            elif not all(torch.equal(x, y) for x, y in zip(got, first[0], strict=True)):
+                message = "other bits than another candidate"
+        if message is None:
+            return call
+        errors[config] = message
+        return None
+
+    def _time(
+        self,
+        calls: Mapping[AppendConfig, Call],
+        place: Place,
+        expected_us: float,
+        errors: dict[AppendConfig, str],
+    ) -> dict[AppendConfig, Timing]:
+        if not calls:
+            return {}
+        names = {str(index): config for index, config in enumerate(calls)}
+        cases = {
+            name: Case(calls[config], place.stream, calls_for(expected_us, at_most=32), index)
+            for index, (name, config) in enumerate(names.items())
+        }
+        round_us = sum(expected_us * case.calls for case in cases.values())
+        rounds = rounds_for(round_us, budget_us=self.budget_us, at_least=3, at_most=9)
+        failed: dict[str, str] = {}
+        timings = time_interleaved(cases, rounds=rounds, errors=failed)
+        errors.update({names[name]: message for name, message in failed.items()})
+        return {names[name]: timing for name, timing in timings.items()}
+
+
+def _call(ops: AppendOperands, launch: Any, place: Place) -> Call:
+    """Launches on the place's stream; call(i) uses operand set i."""
+    from smkern.ops.append.eager import arguments_of
+
+    given = [arguments_of(call_of(ops, index)) for index in range(len(ops.sets))]
+    stream, count = place.stream.cuda_stream, len(given)
+
+    def call(i: int) -> None:
+        launch(given[i % count], stream)
+
+    return call
+
+
+def best_cell(found: Sequence[AppendMeasurement]) -> Tuned[AppendConfig] | None:
+    """The fastest, or the first (the model's choice) where it is as fast; None where none ran."""
+    fine = [item for item in found if item.error is None]
+    if not fine:
+        return None
+    fastest = min(fine, key=lambda item: item.us)
+    if found[0].error is None and found[0].us <= SAME_WITHIN * fastest.us:
+        fastest = found[0]
+    return Tuned(fastest.config, fastest.us)
+
+
+def tune(request: Request, out: Path, raw_path: Path, *, fresh: bool) -> None:
+    """Measure the cells that the table at `out` lacks (with `fresh` all), and write them there."""
+    from smkern.bench.results import collect_meta
+    from smkern.ops.append.eager import eager_append
+
+    started = time.monotonic()
+    dispatcher = eager_append(0).dispatcher
+    file = CellFile(out, CODEC)
+    known = file.load(dispatcher.profile.info.name).cells
+    places = Places(request.budgets, request.confined)
+    with places as found:
+        if places.missing:
+            click.echo(f"no partition of {places.missing} SMs on this device: left out")
+        if request.contended:
+            found = [place for place in found if place.neighbour_stream is not None]
+        jobs = list(jobs_of(request, found, lambda key: not fresh and key in known))
+        click.echo(f"{len(jobs)} cells to measure")
+        meta = collect_meta() | {"command": request.command, "contended": request.contended}
+        _measure_all(jobs, request, dispatcher, file, raw_path, meta, started)
+
+
+def _measure_all(
+    jobs: Sequence[tuple[AppendCase, Place]],
+    request: Request,
+    dispatcher: AppendDispatcher,
+    file: CellFile[AppendKey, Tuned[AppendConfig]],
+    raw_path: Path,
+    meta: dict[str, Any],
+    started: float,
+) -> None:
+    from rich.progress import Progress
+
+    from smkern.bench.stage import trim_memory
+
+    pending: dict[AppendKey, Tuned[AppendConfig]] = {}
+    saved, left = started, len(jobs)
+
+    def save() -> None:
+        if pending:
+            file.merge(pending, meta)
+            pending.clear()
+
+    with Progress() as progress:
+        task = progress.add_task("measuring", total=len(jobs))
+        for case, group in groupby(jobs, key=lambda job: job[0]):
+            tuner = AppendTuner(dispatcher, AppendOperands(case))
+            for _, place in group:
+                if time.monotonic() - started > request.time_limit_s:
+                    save()
+                    click.echo(f"time limit: {left} cells left; run the same command again")
+                    return
+                found = tuner.measure(place, contended=request.contended)
+                raw.append(raw_path, found)
+                cell = best_cell(found)
+                if cell is None:
+                    click.echo(f"{case.name} on {place.budget}: {found[0].error}", err=True)
+                else:
+                    pending[AppendKey.of(shape_of(case), place.budget)] = cell
+                left -= 1
+                progress.advance(task)
+                if time.monotonic() - saved > _SAVE_EVERY_S:
+                    save()
+                    saved = time.monotonic()
+            del tuner
+            trim_memory(0)
+    save()
+    click.echo(f"{len(jobs)} cells in {file.path}; every candidate in {raw_path}")

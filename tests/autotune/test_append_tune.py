@@ -1,0 +1,148 @@
+"""The tuner of the append: cases, candidates, a cell measured on CPU tensors, the command."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import pytest
+from click.testing import CliRunner
+
+from smkern.autotune import append, main
+from smkern.autotune.append import AppendMeasurement, AppendTuner, best_cell
+from smkern.autotune.attention_cases import MODELS, Heads
+from smkern.bench.append_cases import AppendCase
+from smkern.bench.append_operands import AppendOperands
+from smkern.bench.append_providers import our_call, problem_of_case
+from smkern.tuning.append import AppendConfig, Budget, choose, is_legal
+from smkern.tuning.append_table import CODEC, AppendKey, AppendTable, select_append
+from smkern.tuning.cells import CellFile, Tuned
+from tests.bench.conftest import FakeCuda
+
+SMALL = Heads(4, 2, 64)
+
+
+@dataclass(frozen=True)
+class FakePlace:
+    budget: Budget
+    stream: object = None
+    neighbour_stream: None = None
+
+
+def test_cases_are_distinct_cells():
+    cases = append.tuned_cases(MODELS) + append.tuned_cases(MODELS, cache_dtype="fp8")
+    keys = {AppendKey.of(append.shape_of(case), Budget(16)) for case in cases}
+    assert len(keys) == len(cases) == 4 * (4 + 2 + 4)  # two models share their KV heads
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm-rope", "fp8"])
+@pytest.mark.parametrize("tokens", [8, 512])
+def test_a_case_has_the_key_of_its_call(monkeypatch, kind, tokens):
+    monkeypatch.setattr(AppendCase, "num_sets", 1)
+    case = AppendCase(kind, tokens, 4, 2, 64)
+    problem = problem_of_case(AppendOperands(case, device="cpu"))
+    assert AppendKey.of(problem, Budget(16)) == AppendKey.of(append.shape_of(case), Budget(16))
+    assert replace(problem, batch=0) == replace(append.shape_of(case), batch=0)
+
+
+@pytest.mark.parametrize("confined", ["mask", "grid"])
+def test_candidates_begin_with_the_models_choice(profile, confined):
+    for case in append.tuned_cases(MODELS[:1]):
+        problem, budget = append.shape_of(case), Budget(32, confined)
+        found = append.listed(problem, budget, profile)
+        assert found[0] == choose(problem, budget, profile)
+        assert len(set(found)) == len(found)
+        assert all(is_legal(problem, config, budget) for config in found)
+
+
+class Dispatcher:
+    """Launches run the reference on the operands; one configuration is wrong, one takes longest."""
+
+    def __init__(self, profile, ops, cuda) -> None:
+        self.profile, self.ops, self.cuda = profile, ops, cuda
+        self.wrong = None
+
+    def launch_by(self, config, problem, budget, capturing):
+        good = our_call(self.ops)
+
+        def launch(arguments, stream):
+            self.cuda.work_us(10.0 + config.num_warps)
+            good(0)
+            if config == self.wrong:
+                k, _ = self.ops.sets[0].cache("HND")
+                k[self.ops.places.page[0], self.ops.places.slot[0]] += 1e-2
+
+        return launch
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return FakeCuda().install(monkeypatch)
+
+
+def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
+    monkeypatch.setattr(AppendCase, "num_sets", 1)
+    monkeypatch.setattr("smkern.autotune.append.memory_bound_neighbour", nullcontext)
+    ops = AppendOperands(AppendCase("norm-rope", 8, 4, 2, 64), device="cpu")
+    dispatcher = Dispatcher(profile, ops, cuda)
+    stream = cuda.new_stream()
+    stream.cuda_stream = 0
+    place = FakePlace(Budget(16, "grid"), stream)
+    problem = problem_of_case(ops)
+    first, *others = append.listed(problem, place.budget, profile)
+    dispatcher.wrong = others[0]
+    found = AppendTuner(dispatcher, ops).measure(place)
+    assert [item.config for item in found] == [first, *others]
+    assert found[1].error == "other bits than another candidate"
+    for item in found:
+        if item.error is None:
+            assert item.us == pytest.approx(10.0 + item.config.num_warps, rel=0.05)
+        assert item.to_json()["op"] == "qk_norm_rope_append"
+    best = best_cell(found)
+    assert best is not None
+    fine = [item for item in found if item.error is None]
+    assert best.us <= 1.015 * min(item.us for item in fine)
+
+
+def test_the_models_choice_is_kept_where_it_is_as_fast(profile):
+    problem = append.shape_of(append.tuned_cases([SMALL])[0])
+    one, two = AppendConfig(4, 1, 8), AppendConfig(8, 2, 2)
+
+    def measured(config, us, error=None):
+        return AppendMeasurement(problem, Budget(16), config, us, 0.0, 1.0, error)
+
+    assert best_cell([measured(one, 10.1), measured(two, 10.0)]) == Tuned(one, 10.1)
+    assert best_cell([measured(one, 10.3), measured(two, 10.0)]) == Tuned(two, 10.0)
+    assert best_cell([measured(one, float("nan"), "no"), measured(two, 9.0)]) == Tuned(two, 9.0)
+    assert best_cell([measured(one, float("nan"), "no")]) is None
+
+
+def test_done_cells_are_left_out():
+    cases = append.tuned_cases([SMALL])
+    request = append.Request(cases, (16, 32), ("mask",), False, 1.0, "x")
+    places = [FakePlace(Budget(n, "mask")) for n in (16, 32)]
+    every = list(append.jobs_of(request, places, lambda key: False))
+    assert len(every) == 2 * len(cases)
+    left = list(append.jobs_of(request, places, lambda key: key.num_sms == 16))
+    assert {place.budget.num_sms for _, place in left} == {32}
+
+
+def test_what_is_tuned_is_what_dispatch_takes(profile, tmp_path):
+    case, budget = append.tuned_cases([SMALL])[1], Budget(32, "mask")
+    file, meta = (
+        CellFile(tmp_path / "append.json", CODEC),
+        dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x"),
+    )
+    tuned = AppendConfig(16, 2, 1)
+    key = AppendKey.of(append.shape_of(case), budget)
+    file.merge({key: Tuned(tuned, 2.0)}, meta | {"gpu": "g"})
+    table = AppendTable.of(file.load("g"))
+    found = select_append(append.shape_of(case), budget, profile, table)
+    assert (found.config, found.source) == (tuned, "table")
+
+
+def test_dry_run_says_what_would_be_measured():
+    command = ["--op", "append", "--dry-run", "--heads", "32x8x128", "--budgets", "16,32"]
+    ran = CliRunner().invoke(main.command, command)
+    assert ran.exit_code == 0, ran.output
+    assert "16 cells" in ran.output
