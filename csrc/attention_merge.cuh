@@ -47,37 +47,57 @@ __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& r
 }
 
 // Merge all partials of a row block and head, in index order, by THREADS threads. `item` is one of
-// the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm).
-template <int THREADS>
+// the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm). A thread has 4 dims
+// of ROWS rows at a time and asks for several partials at once: few loads wait for each other, which
+// is all that a merge costs. More at once would take registers from the loop around it.
+template <int THREADS, int ROWS = 1>
 __device__ __forceinline__ void merge_rows(const AttentionParams& p, const int* item, int head,
                                            int rows, const char* sums_at, const char* stats_at,
                                            int thread, float v_scale) {
+  constexpr int kAhead = 8 / ROWS, kQuads = D / 4;
   const int q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
   const int slot = item[FIRST_SLOT], pieces = item[NUM_PIECES], heads = p.num_kv_heads;
-  const float* sums = (const float*)sums_at;
-  const float2* stats = (const float2*)stats_at;
-  for (int i = thread; i < rows * (D / 4); i += THREADS) {
-    const int r = i / (D / 4), dim = i % (D / 4) * 4;
-    const Row row(p, q_start, q_len, first_row + r, head);
-    if (!row.valid) continue;
-    const long long first = ((long long)slot * heads + head) * rows + r;
-    const long long step = (long long)heads * rows;
-    float top = kMinusInf;
-#pragma unroll 8
-    for (int j = 0; j < pieces; ++j) top = fmaxf(top, load_cg(stats + first + j * step).x);
-    const float base = top == kMinusInf ? 0.0f : top;
-    float4 sum = make_float4(0, 0, 0, 0);
-    float norm = 0.0f;
-#pragma unroll 8
-    for (int j = 0; j < pieces; ++j) {
-      const float2 stat = load_cg(stats + first + j * step);
-      const float4 x = load_cg((const float4*)(sums + (first + j * step) * D + dim));
-      const float weight = exp2_fast(stat.x - base);
-      if (weight == 0.0f) continue;  // saw nothing that counts
-      norm = fmaf(weight, stat.y, norm);
-      sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
-      sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
+  const float2* stats = (const float2*)stats_at + ((long long)slot * heads + head) * rows;
+  const float* sums = (const float*)sums_at + ((long long)slot * heads + head) * rows * D;
+  const long long step = (long long)heads * rows;
+  const int used = min(rows, q_len * p.group - first_row) * kQuads;
+  for (int i0 = thread; i0 < used; i0 += THREADS * ROWS) {
+    float4 sum[ROWS] = {};
+    float top[ROWS], norm[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; ++k) top[k] = kMinusInf, norm[k] = 0.0f;
+    for (int j0 = 0; j0 < pieces; j0 += kAhead) {
+      float2 stat[kAhead][ROWS];
+      float4 x[kAhead][ROWS];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+#pragma unroll
+        for (int k = 0; k < ROWS; ++k) {
+          const int i = min(i0 + k * THREADS, used - 1), at = min(j0 + j, pieces - 1);
+          stat[j][k] = load_cg(stats + at * step + i / kQuads);
+          x[j][k] = load_cg((const float4*)(sums + at * step * D + i * 4));
+        }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+#pragma unroll
+        for (int k = 0; k < ROWS; ++k) {
+          if (j0 + j >= pieces || stat[j][k].x == kMinusInf) continue;
+          const float high = fmaxf(top[k], stat[j][k].x);
+          const float shrink = exp2_fast(top[k] - high), weight = exp2_fast(stat[j][k].x - high);
+          top[k] = high;
+          norm[k] = fmaf(norm[k], shrink, weight * stat[j][k].y);
+          sum[k].x = fmaf(sum[k].x, shrink, weight * x[j][k].x);
+          sum[k].y = fmaf(sum[k].y, shrink, weight * x[j][k].y);
+          sum[k].z = fmaf(sum[k].z, shrink, weight * x[j][k].z);
+          sum[k].w = fmaf(sum[k].w, shrink, weight * x[j][k].w);
+        }
     }
-    store_row(p, row, dim, sum, top, norm, v_scale);
+#pragma unroll
+    for (int k = 0; k < ROWS; ++k) {
+      const int i = i0 + k * THREADS;
+      if (i >= used) continue;
+      const Row row(p, q_start, q_len, first_row + i / kQuads, head);
+      if (row.valid) store_row(p, row, i % kQuads * 4, sum[k], top[k], norm[k], v_scale);
+    }
   }
 }
