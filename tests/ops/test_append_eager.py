@@ -181,7 +181,7 @@ def test_budgets(device):
 def test_a_capture_loads_nothing(device):
     args, options = make(ALL)
     device.is_capturing = True
-    with pytest.raises(WarmupError, match="call it once before"):
+    with pytest.raises(WarmupError, match="once before with the same"):
         device(*args, **options)
     device.is_capturing = False
     device(*args, **options)

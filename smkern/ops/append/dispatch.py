@@ -69,8 +69,9 @@ class AppendDispatcher:
             raise WarmupError(
                 f"{problem.op} of {problem.num_q_heads} query and {problem.num_kv_heads} KV heads, "
                 f"head_dim {problem.head_dim}, {problem.dtype} with a {problem.cache_dtype} cache "
-                "needs kernels that are not loaded, and a graph capture cannot load any: call it "
-                "once before, with as many heads and the same options"
+                "needs kernels that are not loaded, and a graph capture cannot load any: call "
+                "smkern.warmup(append=[...]), or this operator once before with the same heads and "
+                "options"
             )
         with self._lock:
             found = self._kernels().prepare(problem, config, budget)
