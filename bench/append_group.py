@@ -149,7 +149,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     if not ours:
         return {}
     beside = [c for c in measured if c.get("vs_best")]
-    leads = [max(c["vs_best"], c.get("vs_best_again") or 0.0) for c in beside]
+    leads = [settled(c) for c in beside]
     long = [c for c in measured if c["case"]["tokens"] >= 8192]
     shares = [c["fraction_of_ceiling"] for c in long]
     return {
@@ -162,6 +162,11 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
             if c.get("error")
         ],
     }
+
+
+def settled(cell: Cell) -> float:
+    """The ratio to the best peer that counts: of the second measurement where there is one."""
+    return float(cell.get("vs_best_again") or cell["vs_best"])
 
 
 def _row(value: float | None, target: float | None, cells: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
+from smkern.bench.readme_append import append_table
 from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
 from smkern.bench.results import Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
@@ -74,6 +75,8 @@ def blocks_of(folder: Path) -> dict[str, str]:
         "attention-ratios": ratios_table(attention),
         "attention-plan": plan_table(attention),
         "attention-plot": _pictures(folder, "attention-*.png"),
+        "append-table": append_table(suites.get("append", Results()).cells),
+        "append-plot": _pictures(folder, "append*.png"),
         "cliffs-plot": _pictures(folder, "cliffs*.png"),
         "partition-plot": _pictures(folder, "partition*.png"),
         "partition-table": _bandwidth_table(suites.get("partitions", Results()).cells),

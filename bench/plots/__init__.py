@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from smkern.bench.plots import attention, cliffs, gemm, partitions
+from smkern.bench.plots import append, attention, cliffs, gemm, partitions
 from smkern.bench.results import Results, load_results
 from smkern.errors import SmkernError
 
 DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
     "gemm": gemm.draw,
     "attention": attention.draw,
+    "append": append.draw,
     "cliffs": cliffs.draw,
     "partitions": partitions.draw,
 }

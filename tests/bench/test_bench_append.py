@@ -16,6 +16,10 @@ from smkern.bench.append_group import checked, summarize
 from smkern.bench.append_operands import AppendOperands
 from smkern.bench.append_providers import torch_call
 from smkern.bench.attention_providers import Contender
+from smkern.bench.markdown import NOT_MEASURED
+from smkern.bench.plots.append import draw
+from smkern.bench.readme_append import append_table
+from smkern.bench.results import Results
 from smkern.bench.stage import Place
 from smkern.device import Budget, load_profile
 
@@ -168,3 +172,21 @@ def test_fused_operands_are_views(small_operands):
     assert one.out.is_contiguous()
     assert one.cache("HND")[0].shape == one.cache("NHD")[0].shape
     assert torch.equal(torch.tensor(one.cache("HND")[0].shape[1:]), torch.tensor([16, 2, 64]))
+
+
+def test_table_and_picture(tmp_path):
+    results = Results(meta={"gpu": "NVIDIA H200"})
+    for tokens in (64, 512):
+        for provider, us in (("smkern", 10.0), ("flashinfer", 20.0), ("torch:compile", 30.0)):
+            case = {"name": f"plain-{tokens}", "tokens": tokens}
+            results.add(
+                {"op": "append_kv", "provider": provider, "case": case, "num_sms": 16,
+                 "group_sms": 16, "us": us, "tbps": 10 / us, "fraction_of_ceiling": 0.5,
+                 "vs_best": 2.0, "vs_best_again": 1.9}
+            )  # fmt: skip
+    assert "| plain-64 | 10.0 (1.90) |" in append_table(results.cells)
+    assert append_table([]) == NOT_MEASURED
+    (picture,) = draw(results, tmp_path)
+    assert picture.name == "append.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert draw(Results(), tmp_path) == []
