@@ -207,17 +207,6 @@ def compile_append(variant: AppendVariant) -> Artifact:
     )  # fmt: skip
 
 
-def is_aligned(a: AppendArguments, problem: AppendProblem) -> bool:
-    """Whether all rows begin at whole 16 bytes, those of an fp8 cache at whole 8."""
-    per_row = 4 if problem.table_dtype == "fp32" else VECTOR
-    strides = (
-        *a.q_strides, *a.k_strides, *a.v_strides, *a.out_strides, *a.k_cache_strides,
-        *a.v_cache_strides,
-    )  # fmt: skip
-    addresses = a.q | a.k | a.v | a.out | a.k_cache | a.v_cache | a.cos_sin | a.q_norm | a.k_norm
-    return not (addresses % 16 or any(x % VECTOR for x in strides) or a.cos_sin_stride % per_row)
-
-
 class AppendKernels:
     """The append kernels of one device: compiled and loaded once a variant, counted.
 

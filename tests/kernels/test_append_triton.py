@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from smkern.kernels.append_launch import compile_append, first_step, variant_of, variants_of
+from smkern.kernels.append_launch import (
+    NUMBERS,
+    POINTERS,
+    SCALARS,
+    STRIDES,
+    compile_append,
+    first_step,
+    variant_of,
+    variants_of,
+)
+from smkern.kernels.append_triton import append_rows
 from smkern.kernels.compile import Artifact
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget, num_ctas
 
@@ -47,6 +57,12 @@ def usage(artifact: Artifact, folder: Path) -> tuple[int, int]:
     found = REGISTERS.search(told(artifact, folder, "-res-usage"))
     assert found
     return int(found[1]), int(found[2])
+
+
+def test_parameters_are_packed_in_the_kernels_order():
+    packed = (*POINTERS, *STRIDES, *NUMBERS, *SCALARS)
+    constants = variants_of(BASE, 90)[0].constants
+    assert append_rows.arg_names == [*packed, *constants]
 
 
 @pytest.mark.parametrize("problem", KINDS.values(), ids=KINDS)

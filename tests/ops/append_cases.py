@@ -71,7 +71,8 @@ def make(case: Case, device: str = "cpu") -> tuple[tuple[Tensor, ...], dict[str,
         table = order
         options["page_indptr"] = torch.tensor(bounds, dtype=torch.int32, device=device)
     if case.rope is not None:
-        options["cos_sin"] = case.rope.table(64, device)
+        longest = max([kv_len for _, kv_len in case.requests], default=0)
+        options["cos_sin"] = case.rope.table(max(longest, 64), device)
         options["interleaved"] = case.rope.interleaved
     if case.norm:
         weights = torch.randn(2, case.head_dim).to(case.dtype).to(device)
