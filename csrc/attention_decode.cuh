@@ -1,16 +1,16 @@
 // The decode path: teams of four warps stream a piece of a request's keys for one KV head.
 //
-// A team's warps meet at the end of a unit only to add their sums, and there wait for none: a unit's
-// sums are staged when a warp is through, and added a step into the next unit.
+// A team's warps meet only to add their sums of a unit, and there seldom wait: sums are staged when
+// a warp is through, and added a step into the next unit.
 #pragma once
 #include "attention_decode_stream.cuh"
 
 namespace decode {
 
-// Floats of a team's staged sums: 4 warps, `rows` packed rows; 4 floats more a row spread the banks.
+// Floats of a team's staged sums: 4 warps, `rows` packed rows; 4 more a row spread the banks.
 __host__ __device__ constexpr int stage_floats(int rows) { return 4 * rows * (D + 4 + 2); }
-// 16 bytes are counted for a Note, which takes 24: before it lies an even multiple of 16, so that what
-// fills up 128 (the swizzle counts in them) is 16 at least.
+// 16 bytes are counted for a Note, which takes 24: before it lies an even multiple of 16, so that
+// what fills up 128 (the swizzle counts in them) is 16 at least.
 __host__ __device__ constexpr int team_bytes(int rows) {
   return (4 * kRing + 4 * stage_floats(rows) + 16 + 127) / 128 * 128;
 }
@@ -20,7 +20,7 @@ __device__ __forceinline__ void team_barrier(int team) {
 }
 
 // What a team's warps tell each other: that a unit's sums are all staged, that they were all added
-// (mbarriers that each warp arrives at once a unit), and the unit whose partials to merge now, or -1.
+// (mbarriers that a warp arrives at once a unit), and the unit whose partials to merge now or -1.
 struct Note {
   u64 staged, added;
   int merge;
@@ -57,7 +57,7 @@ __device__ __noinline__ void merge(const AttentionParams& p, int unit, int threa
 
 // A warp's sums of a unit go to shared memory, rows [decode_rows] of D + 4 floats, then (max, sum).
 __device__ __forceinline__ void stage_sums(float* stage, const AttentionParams& p,
-                                           const float (&o)[kBlocks][ROWS8][4],
+                                           float (&o)[kBlocks][ROWS8][4],
                                            const float (&top)[ROWS8][2],
                                            const float (&norm)[ROWS8][2], const Lane& l) {
   const int rows = p.decode_rows;
@@ -72,8 +72,13 @@ __device__ __forceinline__ void stage_sums(float* stage, const AttentionParams& 
       total += __shfl_xor_sync(0xffffffffu, total, 16);
       const int r = n * 8 + 2 * l.t + c;
       if (r >= rows) continue;
-      const float high = top[n][c] == kUnseen ? kMinusInf : top[n][c];
-      if (l.g == 0) *(float2*)(stats + (l.warp * rows + r) * 2) = make_float2(high, total);
+      const bool seen = top[n][c] != kUnseen;
+      if (!seen)  // the sums may hold what must not be seen, NaN even
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) o[i][n][c] = o[i][n][c + 2] = 0.0f;
+      if (l.g == 0)
+        *(float2*)(stats + (l.warp * rows + r) * 2) =
+            make_float2(seen ? top[n][c] : kMinusInf, total);
       float* to = stage + (l.warp * rows + r) * (D + 4);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
@@ -96,18 +101,18 @@ __device__ __forceinline__ void combine(const float* stage, const AttentionParam
   const float2* stats = (const float2*)(stage + 4 * rows * (D + 4));
   for (int i = l.thread; i < rows * (D / 4); i += kTeamThreads) {
     const int r = i / (D / 4), dim = i % (D / 4) * 4;
-    float high = kMinusInf;
+    float2 its[4];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) high = fmaxf(high, stats[w * rows + r].x);
+    for (int w = 0; w < 4; ++w) its[w] = stats[w * rows + r];
+    const float high = fmaxf(fmaxf(its[0].x, its[1].x), fmaxf(its[2].x, its[3].x));
+    const float base = high == kMinusInf ? 0.0f : high;
     float4 sum = make_float4(0, 0, 0, 0);
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      const float2 its = stats[w * rows + r];
-      if (its.x == kMinusInf) continue;  // saw nothing; its sum may hold what it must not see
-      const float weight = exp2_fast(its.x - high);
+      const float weight = exp2_fast(its[w].x - base);
       const float4 x = *(const float4*)(stage + (w * rows + r) * (D + 4) + dim);
-      total = fmaf(weight, its.y, total);
+      total = fmaf(weight, its[w].y, total);
       sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
       sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
     }
@@ -133,8 +138,10 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   if (first_unit == end_unit) return;
 
   char* mine = shared + l.team * team_bytes(p.decode_rows);
-  const u32 keys = shared_address(mine) + l.warp * kRing, values = keys + kSlot;
-  const u32 lane_at = keys + chunk_at(l.lane / kLaneChunks, l.lane % kLaneChunks);
+  const u32 ring = shared_address(mine) + l.warp * kRing;
+  const u32 keys = kept(ring + keys_at(l.lane), l.lane);
+  const u32 values = kept(ring + kSlot + values_at(l.lane), l.lane);
+  const u32 lane_at = kept(ring + chunk_at(l.lane / kLaneChunks, l.lane % kLaneChunks), l.lane);
   float* stage = (float*)(mine + 4 * kRing);
   Note& note = *(Note*)(stage + stage_floats(p.decode_rows));
   if (l.thread == 0) {
@@ -169,8 +176,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   };
 
   int run_counter = -1, run_length = 0, run_pieces = 0, run_unit = 0;
-  // Counts a run's partials, which the team has written; the one that completes its row block merges
-  // it.
+  // Counts a run's partials, which the team has written. Whose completes a row block merges it.
   const auto announce = [&] {
     if (run_counter < 0) return;
     team_barrier(l.team);
@@ -200,14 +206,14 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
       float s[ROWS8][kTiles][4] = {};
       wait_but_one();
       if constexpr (kQueryInRegisters) {
-        scores<ROWS8>(s, keys, q, l);
+        scores<ROWS8>(s, keys, q);
       } else {
 #pragma unroll
         for (int n = 0; n < ROWS8; ++n) {
           u32 words[1][D / 8];
           load_query(words[0], p, item, head, n, l);
           float its[1][kTiles][4] = {};
-          scores<1>(its, keys, words, l);
+          scores<1>(its, keys, words);
 #pragma unroll
           for (int b = 0; b < kTiles; ++b)
 #pragma unroll
@@ -234,7 +240,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
       u32 probability[ROWS8][kTiles][2];
       soften(s, o, top, norm, probability, fresh, scale2);
       wait_but_one();
-      weigh(o, values, probability, l);
+      weigh(o, values, probability);
       __syncwarp();
       stream.copy_values(p, lane_at + kSlot, l);
       if (staged) add_staged();

@@ -27,7 +27,7 @@ constexpr int kChunks = kRowBytes / 16;        // 16-byte chunks of a row
 constexpr int kLaneChunks = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
 constexpr int kLaneRows = 32 / kLaneChunks;
 constexpr bool kSwizzled = kRowBytes % 128 == 0;
-constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;  // an odd count of chunks: no conflicts
+constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;  // odd in chunks: no conflicts
 constexpr int kSlot = kStep * kPitch;
 constexpr int kRing = 2 * kSlot;               // K, V
 
@@ -47,6 +47,9 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
 }
 
+// x, which the compiler then keeps in a register: it would work addresses out again at each step.
+__device__ __forceinline__ u32 kept(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
+
 // Where 16-byte chunk c of row r of a slot lies.
 __device__ __forceinline__ u32 chunk_at(int r, int c) {
   return r * kPitch + (kSwizzled ? (c & ~7) * 16 + ((c ^ r) & 7) * 16 : c * 16);
@@ -59,15 +62,13 @@ __device__ __forceinline__ u32 moved(u32 at, int rows, int chunks) {
   return at + rows * kPitch + chunks * 16;
 }
 
-// Keys and values are read once: as the first to leave L2 they make no room for themselves.
-__device__ __forceinline__ u64 read_once() {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// Keys and values are read once: as the first to leave L2 they make no room for themselves. The
+// policy is what createpolicy.fractional.L2::evict_first gives for 1.0: made by that instruction it
+// costs each copy a register move.
+constexpr u64 kReadOnce = 0x12F0000000000000ull;
 __device__ __forceinline__ void copy16(u32 to, const char* from) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "l"(read_once())
+               "l"(kReadOnce)
                : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -76,31 +77,43 @@ __device__ __forceinline__ void wait_but_one() {
   __syncwarp();
 }
 
+// An item in a register a lane: word i is lane i's.
+struct Item {
+  int word;
+  __device__ __forceinline__ int operator[](int i) const {
+    return __shfl_sync(0xffffffffu, word, i);
+  }
+};
+
 // Where the copies of a step come from. Rows are in units of 32 bytes from a head's first.
 struct Rows {
   int whole;            // 16 keys in a row lie a token apart: `row` is of this lane's of each 16
   u32 row[kStep / 16];  // else, in the first kLookups: of key 32 * i + lane
 };
 
-// The rows of step [key, key + kStep) of the stretch at `stretch`, of which lane l holds the row of
-// key stretch + 4 l in `words`. Keys outside [first, last] get the row of the nearest inside: what
-// lies there is finite where the request's own values are, and no key outside reaches a result.
-__device__ __forceinline__ void find_rows(Rows& r, const AttentionParams& p, u32 words, int stretch,
-                                          int key, int first, int last, int request, int lane) {
-  r.whole = p.page_shift >= 4 && key >= first && key + kStep <= last + 1;
-  if (r.whole) {
-    const int from = (key - stretch) >> 2;
+// The rows of a whole step, `offset` keys into the stretch of which lane l has key 4 l's in
+// `words`.
+__device__ __forceinline__ void find_whole(Rows& r, const AttentionParams& p, u32 words, int offset,
+                                           int lane) {
+  const int from = offset >> 2;
 #pragma unroll
-    for (int g = 0; g < kStep / 16; ++g)
-      r.row[g] = __shfl_sync(~0u, words, from + 4 * g) + lane / kLaneChunks * p.token32;
-  } else if (p.page_shift >= 2) {
+  for (int g = 0; g < kStep / 16; ++g)
+    r.row[g] = __shfl_sync(~0u, words, from + 4 * g) + lane / kLaneChunks * p.token32;
+}
+
+// The rows of any step [key, key + kStep) of the stretch at `stretch`. Keys outside [first, last]
+// get the row of the nearest inside: what lies there is finite where the request's own values are,
+// and no key outside reaches a result.
+__device__ __forceinline__ void find_each(Rows& r, const AttentionParams& p, u32 words, int stretch,
+                                          int key, int first, int last, Item item, int lane) {
+  if (p.page_shift >= 2) {
 #pragma unroll
     for (int i = 0; i < kLookups; ++i) {
       const int at = min(max(key + i * 32 + lane, first), last);
       r.row[i] = __shfl_sync(~0u, words, (at - stretch) >> 2) + (at & 3) * p.token32;
     }
   } else {  // pages of 1 and 2 tokens: looked up here and now
-    const PageRow pages(p, request);
+    const PageRow pages(p, item[REQUEST]);
 #pragma unroll
     for (int i = 0; i < kLookups; ++i) {
       const int at = min(max(key + i * 32 + lane, first), last);
@@ -110,21 +123,20 @@ __device__ __forceinline__ void find_rows(Rows& r, const AttentionParams& p, u32
 }
 
 // Copy a step's rows into a slot: `to` and `base` (the head's rows) are at this lane's place.
-__device__ __forceinline__ void copy_rows(u32 to, const char* base, const Rows& r,
-                                          const AttentionParams& p, int lane) {
-  if (r.whole) {
-    const u64 step = p.token32 * (32 * kLaneRows);
+__device__ __forceinline__ void copy_whole(u32 to, const char* base, const Rows& r,
+                                           const AttentionParams& p) {
+  const u64 step = p.token32 * (32 * kLaneRows);
 #pragma unroll
-    for (int g = 0; g < kStep / 16; ++g) {
-      const char* from = base + (u64)r.row[g] * 32;
+  for (int g = 0; g < kStep / 16; ++g) {
+    const char* from = base + (u64)r.row[g] * 32;
 #pragma unroll
-      for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
+    for (int i = 0; i < 16 / kLaneRows; ++i, from += step)
 #pragma unroll
-        for (int c = 0; c < kChunks; c += kLaneChunks)
-          copy16(moved(to, g * 16 + i * kLaneRows, c), from + c * 16);
-    }
-    return;
+      for (int c = 0; c < kChunks; c += kLaneChunks)
+        copy16(moved(to, g * 16 + i * kLaneRows, c), from + c * 16);
   }
+}
+__device__ __forceinline__ void copy_each(u32 to, const char* base, const Rows& r, int lane) {
 #pragma unroll
   for (int i = 0; i < kStep / kLaneRows; ++i) {
     const int key = i * kLaneRows + lane / kLaneChunks;

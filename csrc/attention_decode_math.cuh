@@ -18,14 +18,6 @@ __device__ __forceinline__ int token_of(const AttentionParams& p, int row) {
   return (row * p.group_inverse) >> 16;
 }
 
-// An item in a register a lane: word i is lane i's.
-struct Item {
-  int word;
-  __device__ __forceinline__ int operator[](int i) const {
-    return __shfl_sync(0xffffffffu, word, i);
-  }
-};
-
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
   if constexpr (TRANSPOSED)
@@ -65,13 +57,29 @@ __device__ __forceinline__ void load_query(u32 (&q)[D / 8], const AttentionParam
   }
 }
 
-// s = K Q^T over a slot's keys. The next fragments are read while these are multiplied.
+// Four e4m3 as two f16 pairs. Halves of a register spare the shift that e4m3_to_f16 costs.
+__device__ __forceinline__ void unpack4(u32& low, u32& high, u32 x) {
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(x));
+}
+
+// Where in a slot a lane reads the first fragments of keys, and of values: 16 keys of 16 dims (32
+// with e4m3), of which values are dims 0..7 and 8..15 of keys 0..7, then of keys 8..15; with e4m3
+// keys 0..7 and 8..15 of 16 dims, then of the next 16.
+__device__ __forceinline__ u32 keys_at(int lane) { return chunk_at(lane & 15, lane >> 4); }
+__device__ __forceinline__ u32 values_at(int lane) {
+  return KV8 ? keys_at(lane) : chunk_at((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+}
+
+// s = K Q^T over a slot's keys, read from `at`. The next fragments are read while these are
+// multiplied.
 template <int N>
-__device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 slot, const u32 (&q)[N][D / 8],
-                                       const Lane& l) {
+__device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
+                                       const u32 (&q)[N][D / 8]) {
   constexpr int kReads = KV8 ? kBlocks / 2 : kBlocks;
   u32 a[2][kTiles][4];
-  const u32 at = slot + chunk_at(l.lane & 15, l.lane >> 4);
 #pragma unroll
   for (int b = 0; b < kTiles; ++b) load_matrices<false>(a[0][b], moved(at, b * 16, 0));
 #pragma unroll
@@ -85,11 +93,13 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 slot, const
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int b = 0; b < kTiles; ++b) {
-          const u32 x = a[i & 1][b][2 * h], y = a[i & 1][b][2 * h + 1];
+          u32 x[4];  // of the two words of 16 dims: low halves, high halves
+          unpack4(x[0], x[2], a[i & 1][b][2 * h]);
+          unpack4(x[1], x[3], a[i & 1][b][2 * h + 1]);
 #pragma unroll
           for (int n = 0; n < N; ++n)
-            mma16816(s[n][b], e4m3_to_f16(x, false), e4m3_to_f16(y, false), e4m3_to_f16(x, true),
-                     e4m3_to_f16(y, true), q[n][4 * i + 2 * h], q[n][4 * i + 2 * h + 1]);
+            mma16816(s[n][b], x[0], x[1], x[2], x[3], q[n][4 * i + 2 * h],
+                     q[n][4 * i + 2 * h + 1]);
         }
     } else {
 #pragma unroll
@@ -103,15 +113,11 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 slot, const
   }
 }
 
-// o += V^T P^T; p[n][b] holds P^T of 16 keys and 8 packed rows.
-__device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 slot,
-                                      const u32 (&p)[ROWS8][kTiles][2], const Lane& l) {
+// o += V^T P^T, values read from `at`; p[n][b] holds P^T of 16 keys and 8 packed rows.
+__device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 at,
+                                      const u32 (&p)[ROWS8][kTiles][2]) {
   constexpr int kReads = (KV8 ? kBlocks / 2 : kBlocks) * kTiles;
   u32 a[2][4];
-  // 16 keys of 16 dims (32 with e4m3): dims 0..7 and 8..15 of keys 0..7, then of keys 8..15; with
-  // e4m3 keys 0..7 and 8..15 of 16 dims, then of the next 16
-  const int half = (l.lane >> 3) & 1, last = l.lane >> 4;
-  const u32 at = slot + (KV8 ? chunk_at(l.lane & 15, last) : chunk_at((l.lane & 7) + last * 8, half));
   load_matrices<true>(a[0], at);
 #pragma unroll
   for (int j = 0; j < kReads; ++j) {
@@ -122,11 +128,12 @@ __device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 slot,
     if constexpr (KV8) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const u32 low = permute(x[2 * h], 0, 0x3120), high = permute(x[2 * h + 1], 0, 0x3120);
+        u32 y[4];  // a word is two dims of a key and the next: keys of a dim go together
+        unpack4(y[0], y[1], permute(x[2 * h], 0, 0x3120));
+        unpack4(y[2], y[3], permute(x[2 * h + 1], 0, 0x3120));
 #pragma unroll
         for (int n = 0; n < ROWS8; ++n)
-          mma16816(o[2 * i + h][n], e4m3_to_f16(low, false), e4m3_to_f16(low, true),
-                   e4m3_to_f16(high, false), e4m3_to_f16(high, true), p[n][b][0], p[n][b][1]);
+          mma16816(o[2 * i + h][n], y[0], y[1], y[2], y[3], p[n][b][0], p[n][b][1]);
       }
     } else {
 #pragma unroll
@@ -160,9 +167,9 @@ __device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const Attenti
 }
 
 // The softmax of a tile: scores become P^T, sums are rescaled where a maximum grew (unless `fresh`:
-// they are zeros). Lanes of a column (a packed row) differ in g. Each column goes by its own maximum:
-// a row's bits are its own. Scores stay as the product gave them, and are scaled (by a positive
-// number) in the exponent; a soft cap made logits of them before.
+// they are zeros). Lanes of a column (a packed row) differ in g. Each column goes by its own
+// maximum: a row's bits are its own. Scores stay as the product gave them, and are scaled (by a
+// positive number) in the exponent; a soft cap made logits of them before.
 __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[kBlocks][ROWS8][4],
                                        float (&top)[ROWS8][2], float (&norm)[ROWS8][2],
                                        u32 (&probability)[ROWS8][kTiles][2], bool fresh,

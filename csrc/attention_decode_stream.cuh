@@ -1,8 +1,8 @@
 // The stream of keys that a decode warp walks through all of its team's units.
 //
 // A unit is an item (a piece of a request's keys) and a KV head; the four warps of a team share its
-// keys by quarters. A warp multiplies one step while the next is copied and the pages of the stretch
-// after are asked for, across the borders of units.
+// keys by quarters. A warp multiplies one step while the next is copied and the pages of the
+// stretch after are asked for, across the borders of units.
 #pragma once
 #include "attention_decode_math.cuh"
 
@@ -39,35 +39,33 @@ struct Stretch {
   int first, last;  // keys that may be read: from the window's begin to the piece's end
   u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
 
-  // A quarter of the unit's keys, in whole steps; all of them lie before those of the next warp. A
-  // warp without any walks a step that is masked whole.
-  __device__ __forceinline__ void begin(const AttentionParams& p, int warp) {
-    int begin = item[KV_BEGIN];
+  // A quarter of the unit's keys. A warp without any walks a step that is masked whole.
+  __device__ __forceinline__ void begin(const AttentionParams& p, int quarter, int warp) {
     const int stop = item[KV_END];
-    first = begin;
-    if (p.window) {  // below the window of the first query token nothing is seen
-      const int low = min(item[KV_LEN] - item[Q_LEN] - p.window + 1, stop - 1);
-      if (low > begin) begin += (low - begin) / kStep * kStep, first = low;
-    }
-    const int quarter = max((stop - begin + 4 * kStep - 1) / (4 * kStep), 1) * kStep;
-    key = begin + warp * quarter;
+    first = key = item[KV_BEGIN] + warp * quarter;
     end = min(key + quarter, stop);
+    if (p.window) {  // below the window of the first query token nothing is seen
+      const int low = item[KV_LEN] - item[Q_LEN] - p.window + 1;
+      if (low > key) key += (low - key) / kStep * kStep, first = low;
+    }
+    end = max(end, key + 1);
     last = max(stop - 1, 0);
-    if (end <= key) end = key + 1;
   }
   // Of the four tokens from a multiple of four on, which no page boundary parts.
   __device__ __forceinline__ int lane_key(int lane) const { return min(key + 4 * lane, last) & ~3; }
 };
 
 struct Stream {
-  Stretch source, asked;  // what is copied, and what follows it
-  int at, stop;           // the step of `source` that is copied; where the stretch ends
-  const char *k, *v;      // its head's rows, at this lane's chunk
+  Stretch source, asked;     // what is copied, and what follows it
+  int at, stop;              // the step of `source` that is copied; where the stretch ends
+  int whole_from, whole_to;  // steps of `source` that begin there are whole
+  const char *k, *v;         // its head's rows, at this lane's chunk
   Rows rows;
   int end_unit;
-  Place place;            // the unit after `asked`, and its item: asked for a unit ahead
+  Place place;               // the unit after `asked`, and its item: asked for a unit ahead
   Item after;
-  PageRow pages;          // of `asked`
+  PageRow pages;             // of `asked`
+  int quarter;               // keys of a warp in its units
 
   __device__ __forceinline__ Stream(const AttentionParams& p, int first_unit, int end_unit,
                                     const Lane& l)
@@ -76,16 +74,21 @@ struct Stream {
         after(load_item(p, place.item(), l.lane)),
         pages(p, after[REQUEST]) {
     asked.unit = first_unit;
+    cut();
     begin_unit(p, l);
     turn(p, l);
   }
   // Whether anything is left to copy.
   __device__ __forceinline__ bool live() const { return source.unit < end_unit; }
 
+  // The plan's cut of the request of `after`: 128 pieces hold it.
+  __device__ __forceinline__ void cut() {
+    quarter = max(512, 1 << (32 - __clz(max(after[KV_LEN] - 1, 0) >> 7))) / 4;
+  }
   __device__ __forceinline__ void begin_unit(const AttentionParams& p, const Lane& l) {
     asked.item = after;
     asked.head = place.head;
-    asked.begin(p, l.warp);
+    asked.begin(p, quarter, l.warp);
     if (++place.piece == place.pieces) {
       place.piece = 0;
       if (++place.head == p.num_kv_heads) {
@@ -99,14 +102,17 @@ struct Stream {
   }
   // Go on to copy what was asked for, and ask for what follows.
   __device__ __forceinline__ void turn(const AttentionParams& p, const Lane& l) {
+    constexpr int kNever = 0x7fffffff;
     source = asked;
     if (!live()) {
-      stop = 0x7fffffff;  // no more turns
+      stop = whole_from = kNever;
       return;
     }
     source.row = row32(p, asked.row, asked.lane_key(l.lane));
     at = source.key;
     stop = min(source.key + kStretch, source.end);
+    whole_from = p.page_shift >= 4 ? source.first : kNever;
+    whole_to = source.last + 1 - kStep;
     const long long lane_at = source.head * p.head_bytes + l.lane % kLaneChunks * 16;
     k = p.k + lane_at;
     v = p.v + lane_at;
@@ -117,6 +123,7 @@ struct Stream {
       if (place.pieces < 0) {
         place.pieces = after[NUM_PIECES];
         pages = PageRow(p, after[REQUEST]);
+        cut();
       }
       begin_unit(p, l);
     }
@@ -125,17 +132,25 @@ struct Stream {
     at += kStep;
     if (at >= stop) turn(p, l);
   }
-  // Keys of the step that is copied go to a slot, `to` being this lane's place in it; then its values.
+  // Keys of the step that is copied go to a slot, in which this lane's place is `to`.
   __device__ __forceinline__ void copy_keys(const AttentionParams& p, u32 to, const Lane& l) {
-    if (live()) {
-      find_rows(rows, p, source.row, source.key, at, source.first, source.last,
-                source.item[REQUEST], l.lane);
-      copy_rows(to, k, rows, p, l.lane);
+    rows.whole = at >= whole_from && at <= whole_to;
+    if (rows.whole) {
+      find_whole(rows, p, source.row, at - source.key, l.lane);
+      copy_whole(to, k, rows, p);
+    } else if (live()) {
+      find_each(rows, p, source.row, source.key, at, source.first, source.last, source.item,
+                l.lane);
+      copy_each(to, k, rows, l.lane);
     }
     commit();
   }
+  // Then its values.
   __device__ __forceinline__ void copy_values(const AttentionParams& p, u32 to, const Lane& l) {
-    if (live()) copy_rows(to, v, rows, p, l.lane);
+    if (rows.whole)
+      copy_whole(to, v, rows, p);
+    else if (live())
+      copy_each(to, v, rows, l.lane);
     commit();
   }
 };
