@@ -39,16 +39,19 @@ struct Stretch {
   int first, last;  // keys that may be read: from the window's begin to the piece's end
   u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
 
-  // A quarter of the unit's keys. A warp without any walks a step that is masked whole.
-  __device__ __forceinline__ void begin(const AttentionParams& p, int quarter, int warp) {
+  // A quarter of the unit's keys, in whole steps, so that a request's last piece takes its four warps
+  // alike. A warp without any walks a step that is masked whole.
+  __device__ __forceinline__ void begin(const AttentionParams& p, int warp) {
     const int stop = item[KV_END];
-    first = key = item[KV_BEGIN] + warp * quarter;
-    end = min(key + quarter, stop);
+    int begin = item[KV_BEGIN];
+    first = begin;
     if (p.window) {  // below the window of the first query token nothing is seen
-      const int low = item[KV_LEN] - item[Q_LEN] - p.window + 1;
-      if (low > key) key += (low - key) / kStep * kStep, first = low;
+      const int low = min(item[KV_LEN] - item[Q_LEN] - p.window + 1, stop - 1);
+      if (low > begin) begin += (low - begin) / kStep * kStep, first = low;
     }
-    end = max(end, key + 1);
+    const int quarter = max((stop - begin + 4 * kStep - 1) / (4 * kStep), 1) * kStep;
+    key = begin + warp * quarter;
+    end = max(min(key + quarter, stop), key + 1);
     last = max(stop - 1, 0);
   }
   // Of the four tokens from a multiple of four on, which no page boundary parts.
@@ -65,7 +68,6 @@ struct Stream {
   Place place;               // the unit after `asked`, and its item: asked for a unit ahead
   Item after;
   PageRow pages;             // of `asked`
-  int quarter;               // keys of a warp in its units
 
   __device__ __forceinline__ Stream(const AttentionParams& p, int first_unit, int end_unit,
                                     const Lane& l)
@@ -74,21 +76,16 @@ struct Stream {
         after(load_item(p, place.item(), l.lane)),
         pages(p, after[REQUEST]) {
     asked.unit = first_unit;
-    cut();
     begin_unit(p, l);
     turn(p, l);
   }
   // Whether anything is left to copy.
   __device__ __forceinline__ bool live() const { return source.unit < end_unit; }
 
-  // The plan's cut of the request of `after`: 128 pieces hold it.
-  __device__ __forceinline__ void cut() {
-    quarter = max(512, 1 << (32 - __clz(max(after[KV_LEN] - 1, 0) >> 7))) / 4;
-  }
   __device__ __forceinline__ void begin_unit(const AttentionParams& p, const Lane& l) {
     asked.item = after;
     asked.head = place.head;
-    asked.begin(p, quarter, l.warp);
+    asked.begin(p, l.warp);
     if (++place.piece == place.pieces) {
       place.piece = 0;
       if (++place.head == p.num_kv_heads) {
@@ -123,7 +120,6 @@ struct Stream {
       if (place.pieces < 0) {
         place.pieces = after[NUM_PIECES];
         pages = PageRow(p, after[REQUEST]);
-        cut();
       }
       begin_unit(p, l);
     }
