@@ -3,128 +3,14 @@
 // It writes what smkern/kernels/attention_items.py's plan_items spells out; prefill items of equal
 // length may come in another order.
 //
-// What is placed is a unit: a decode request (all its row blocks walk the same keys) or a prefill
-// row block. A thread works out a unit, one scan over the units gives every one its place. The
-// kernel is latency alone: a length is loaded once, warps without work only meet the barriers, and
-// a step of up to 1024 units (of up to 32: one warp's) is walked once. More go chunk by chunk.
-#include "attention.cuh"
+// A thread works out a unit (attention_plan_units.cuh), one scan over the units gives every one its
+// place. The kernel is latency alone: a length is loaded once, warps without work only meet the
+// barriers, and a step of up to 1024 units (of up to 32: one warp's) is walked once. More go chunk
+// by chunk.
+#include "attention_plan_units.cuh"
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr u32 kAll = ~0u;
-
-struct PlanParams {
-  const int* kv_lens;
-  const int* cu_q_lens;
-  int* plan;
-  int* counters;
-  int batch, group, num_kv_heads, max_q_len, max_kv_len, max_tokens, causal, window;
-  int decode_rows, decode_at, prefill_at, max_decode_items, max_prefill_items, num_counters;
-  int num_ctas;
-};
-
-// A request's lengths as they lie in memory, apart from their use: other work hides the loads.
-struct Lengths {
-  int kv_len, from, to;
-
-  __device__ __forceinline__ static Lengths load(const PlanParams& p, int request) {
-    Lengths x{p.kv_lens[request], request, request + 1};
-    if (p.cu_q_lens) x.from = p.cu_q_lens[request], x.to = p.cu_q_lens[request + 1];
-    return x;
-  }
-};
-
-struct Request {
-  int kv_len, q_start, q_len;
-
-  __device__ __forceinline__ static Request of(const PlanParams& p, const Lengths& x) {
-    Request r{clamp_int(x.kv_len, 0, p.max_kv_len), x.from, min(1, p.max_q_len)};
-    if (p.cu_q_lens) {
-      r.q_start = clamp_int(x.from, 0, p.max_tokens);
-      r.q_len = min(clamp_int(x.to, r.q_start, p.max_tokens) - r.q_start, p.max_q_len);
-    }
-    return r;
-  }
-  __device__ __forceinline__ bool decode() const { return q_len <= 8; }
-
-  __device__ __forceinline__ int blocks(const PlanParams& p) const {
-    const int rows = q_len * p.group;
-    if (!decode()) return (rows + 127) >> 7;
-    if (rows <= p.decode_rows) return rows > 0;
-    return (u32)(rows + p.decode_rows - 1) / (u32)p.decode_rows;
-  }
-};
-
-// Pieces are powers of two, but for requests that are not cut: a piece longer than any of those.
-__device__ __forceinline__ int doublings(int kv_len, int log_most) {
-  return 32 - __clz(max(kv_len - 1, 0) >> log_most);
-}
-
-// A decode request or a prefill row block: the keys it walks and how they are cut.
-struct Unit {
-  int request = 0, block = 0;  // block: of a prefill request
-  Request r{0, 0, 0};
-  int blocks = 0, pieces = 0;  // blocks: of a decode request, else 1
-  int begin = 0, end = 0, first = 0, shift = 0;
-
-  __device__ __forceinline__ void set(const PlanParams& p, const Request& given) {
-    r = given;
-    const int start = r.kv_len - r.q_len;
-    int first_token = 0;
-    blocks = r.blocks(p);
-    end = r.kv_len;
-    if (r.decode()) {
-      shift = 9 + doublings(r.kv_len, 16);
-    } else {
-      const u32 row = (u32)block * 128, rows = r.q_len * p.group;
-      if (p.causal) {
-        const int last_token = (min(row + 128, rows) - 1) / (u32)p.group;
-        end = min(end, max(start + last_token + 1, 0));
-      }
-      if (p.window) first_token = row / (u32)p.group;
-      shift = blocks * p.num_kv_heads >= 1024 ? 31 : 13 + doublings(r.kv_len, 15);
-      blocks = 1;
-    }
-    if (p.window) begin = min(max(start + first_token - p.window + 1, 0), end);
-    first = begin >> shift;
-    if (blocks) pieces = (max(begin, end - 1) >> shift) - first + 1;
-    // decode walks whole pieces, prefill whole tiles
-    begin = r.decode() ? first << shift : begin & ~127;
-  }
-  __device__ __forceinline__ bool decode() const { return r.decode(); }
-  __device__ __forceinline__ bool cut() const { return pieces > 1; }
-  __device__ __forceinline__ int key0(int i) const { return i ? (first + i) << shift : begin; }
-  __device__ __forceinline__ int key1(int i) const {
-    return min((u32)end, (u32)(first + i + 1) << shift);
-  }
-  __device__ __forceinline__ int tiles(int i) const { return (key1(i) - key0(i) + 127) >> 7; }
-  // of all pieces, plus one a piece: all cuts lie between tiles
-  __device__ __forceinline__ u32 cost() const {
-    return blocks * (((u32)(end - begin) + 127) / 128 + pieces);
-  }
-};
-
-// Sums that are scanned together over the units of a warp. Prefill slots, at most four a unit and
-// so 128 a warp, share a word with the counters.
-struct Sums {
-  int items, slots, joint;  // decode items, decode slots, counters * 256 + prefill slots
-
-  __device__ __forceinline__ static Sums of(const Unit& u) {
-    const int items = u.blocks * u.pieces;
-    if (!u.decode()) return {0, 0, u.cut() ? 256 + u.pieces : 0};
-    return {items, u.cut() ? items : 0, u.cut() ? u.blocks * 256 : 0};
-  }
-  __device__ __forceinline__ Sums scan(int lane) const {
-    Sums x = *this;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-      const int a = __shfl_up_sync(kAll, x.items, by), b = __shfl_up_sync(kAll, x.slots, by),
-                c = __shfl_up_sync(kAll, x.joint, by);
-      if (lane >= by) x.items += a, x.slots += b, x.joint += c;
-    }
-    return x;
-  }
-};
 
 __device__ __forceinline__ int scan_warp(int x, int lane) {
 #pragma unroll
@@ -162,6 +48,8 @@ struct Shared {
   // of decode units: request, kv_len, q_start, bytes of q_len, shift, first piece and pieces
   int4 who[kThreads];    // before that, of requests: kv_len, q_start, q_len
   int2 where[kThreads];  // of decode units: slot, counter
+  Cut cut;     // where not all fits: what is kept,
+  Totals all;  // and what there was
 };
 
 // Tiles of a piece to its bucket: the last lengths that are told apart are 1023 tiles.
@@ -172,12 +60,12 @@ __device__ __forceinline__ int bucket_of(int tiles) {
 // Counters are zeroed by the last warps first: the first ones have requests to look at.
 __device__ __forceinline__ void zero_counters(const PlanParams& p) {
   const int from = kThreads - 1 - threadIdx.x;
-  const int quads = ((u64)p.counters & 15) ? 0 : p.num_counters / 4;
+  const int count = p.num_counters * p.num_kv_heads, quads = ((u64)p.counters & 15) ? 0 : count / 4;
   int4* at = (int4*)p.counters;
 #pragma unroll 1
   for (int i = from; i < quads; i += kThreads) at[i] = make_int4(0, 0, 0, 0);
 #pragma unroll 1
-  for (int i = quads * 4 + from; i < p.num_counters; i += kThreads) p.counters[i] = 0;
+  for (int i = quads * 4 + from; i < count; i += kThreads) p.counters[i] = 0;
 }
 
 // Units before each request, to starts[batch]; returns how many there are, one at least.
@@ -185,6 +73,7 @@ __device__ __forceinline__ int count_units(const PlanParams& p, Shared& s, int* 
                                            const Lengths& mine) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   int total = 0;
+#pragma unroll 1
   for (int i0 = 0; i0 < p.batch; i0 += kThreads) {
     const int i = i0 + thread, count = min(p.batch - i0, kThreads);
     const bool works = warp * 32 < count;
@@ -271,11 +160,9 @@ __device__ __forceinline__ u64 sum_warp(u64 x) {
 
 // The header, by one warp. CTAs that begin with decode items: their share of the time, see
 // decode_ctas in attention_items.py (a tile costs a prefill CTA 7, the same keys a decode CTA 3).
-__device__ __forceinline__ void write_header(const PlanParams& p, const Shared& s, int decode_items,
-                                             int decode_slots, int prefill_slots, int lane) {
-  const int prefill_items = p.max_prefill_items ? s.sorted.all(lane) : 0;
-  const int decode = min(decode_items, p.max_decode_items);
-  const int prefill = min(prefill_items, p.max_prefill_items);
+__device__ __forceinline__ void write_header(const PlanParams& p, const Shared& s,
+                                             const Totals& kept, const Totals& all, int lane) {
+  const int decode = kept.decode_items, prefill = kept.prefill_items;
   int ctas = decode ? p.num_ctas : 0;
   if (decode && prefill) {
     const u64 d = 3 * sum_warp(s.decode_cost[lane]), f = 7 * sum_warp(s.prefill_cost[lane]);
@@ -287,36 +174,28 @@ __device__ __forceinline__ void write_header(const PlanParams& p, const Shared& 
   if (lane == NUM_DECODE) word = decode;
   if (lane == NUM_PREFILL) word = prefill;
   if (lane == DECODE_CTAS) word = ctas;
-  if (lane == OVERFLOWED) word = decode_items - decode + prefill_items - prefill;
-  if (lane == DECODE_SLOTS) word = decode_slots;
-  if (lane == PREFILL_SLOTS) word = prefill_slots;
+  if (lane == OVERFLOWED) word = all.decode_items - decode + all.prefill_items - prefill;
+  if (lane == DECODE_SLOTS) word = all.decode_slots;
+  if (lane == PREFILL_SLOTS) word = all.prefill_slots;
   p.plan[lane] = word;
   p.plan[32 + lane] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_plan(const __grid_constant__ PlanParams p) {
-  extern __shared__ int starts[];  // [batch]: units before each request, where there is prefill
-  __shared__ Shared s;
+// All items, at the second turn but those behind s.cut; tells whether there was room for them.
+// `all` is what was to be placed: slots and counters in the last warp, which writes the header.
+__device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int* starts,
+                                      const Lengths& lengths, int units, int turn, Totals& all) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  const bool has_prefill = p.max_prefill_items > 0;
-  Lengths lengths{};
-  if (thread < p.batch) lengths = Lengths::load(p, thread);
-  zero_counters(p);
-
-  int units = p.batch;
-  if (has_prefill) {
-    s.bucket[thread] = 0;
-    units = count_units(p, s, starts, lengths);
-  }
-  const bool once = units <= kThreads;
-  int items = 0, slots = 0, prefill_slots = 0, counters = 0;  // of the chunks before
-  u64 decode_cost = 0, prefill_cost = 0;                      // of this warp's units
+  const bool has_prefill = p.max_prefill_items > 0, once = units <= kThreads;
+  u64 decode_cost = 0, prefill_cost = 0;  // of this warp's units
+  bool fits = true;
   Unit unit;
   Sums mine, upto;
   // Lengths of prefill items are counted first, so that a second pass places the longest first. If
   // there is one chunk, that pass finds all it needs in registers.
+#pragma unroll 1
   for (int pass = has_prefill ? 0 : 1; pass < 2; ++pass) {
+#pragma unroll 1
     for (int u0 = 0; u0 < units; u0 += kThreads) {
       const int count = min(units - u0, kThreads);
       const bool works = warp * 32 < count, found = has_prefill && pass == 1 && once;
@@ -337,7 +216,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             r = Request::of(p, has_prefill || u0 ? Lengths::load(p, unit.request) : lengths);
           }
           unit.set(p, r);
+          if (turn && s.cut.drops(unit, u0 + thread)) unit.blocks = unit.pieces = 0;
           if (pass == 0 && !unit.decode())
+#pragma unroll 1
             for (int i = 0; i < unit.pieces; ++i) atomicAdd(&s.bucket[bucket_of(unit.tiles(i))], 1);
         }
         if (works) {
@@ -360,9 +241,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (pass == 0) continue;
 
       if (!found && count > 32) __syncthreads();
-      int item = upto.items - mine.items, slot = slots + upto.slots - mine.slots;
-      int prefill_slot = prefill_slots + (upto.joint & 255) - (mine.joint & 255);
-      int counter = counters + (upto.joint >> 8) - (mine.joint >> 8);
+      int item = upto.items - mine.items, slot = all.decode_slots + upto.slots - mine.slots;
+      int prefill_slot = all.prefill_slots + (upto.joint & 255) - (mine.joint & 255);
+      int counter = all.counters + (upto.joint >> 8) - (mine.joint >> 8);
       if (works && count > 32) {
         item += s.items.before(warp, lane), slot += s.slots.before(warp, lane);
         counter += s.counters.before(warp, lane);
@@ -377,13 +258,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           s.where[thread] = make_int2(slot, counter);
         }
       }
-      __syncthreads();
+      const bool over = works && (all.decode_items + item + mine.items > p.max_decode_items ||
+                                  slot + mine.slots > p.max_decode_slots ||
+                                  prefill_slot + (mine.joint & 255) > p.max_prefill_slots ||
+                                  counter + (mine.joint >> 8) > p.num_counters);
+      fits &= !__syncthreads_or(over);
       if (has_prefill && works) write_prefill(p, s, unit, prefill_slot, counter, lane);
       const int more = s.items.all(lane);
-      write_decode(p, s, items, more, count);
-      items += more, slots += s.slots.all(lane), prefill_slots += s.prefill_slots.all(lane);
-      counters += s.counters.all(lane);
-      if (u0 + kThreads < units) __syncthreads();
+      write_decode(p, s, all.decode_items, more, count);
+      all.decode_items += more;
+      const bool last = u0 + kThreads >= units;
+      if (!last || warp == kWarps - 1) {
+        all.decode_slots += s.slots.all(lane), all.prefill_slots += s.prefill_slots.all(lane);
+        all.counters += s.counters.all(lane);
+      }
+      if (!last) __syncthreads();
     }
     if (pass == 0) {  // counts to places among the buckets of a warp
       __syncthreads();
@@ -394,5 +283,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (lane == 31) s.sorted.of[warp] = upto_here;
     }
   }
-  if (warp == kWarps - 1) write_header(p, s, items, slots, prefill_slots, lane);
+  if (has_prefill) all.prefill_items = s.sorted.all(lane);
+  return fits && all.prefill_items <= p.max_prefill_items;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attention_plan(const __grid_constant__ PlanParams p) {
+  extern __shared__ int starts[];  // [batch]: units before each request, where there is prefill
+  __shared__ Shared s;
+  const int thread = threadIdx.x;
+  const bool has_prefill = p.max_prefill_items > 0;
+  // a second turn only where bounds were promised that do not hold; nothing is kept for it
+#pragma unroll 1
+  for (int turn = 0;; ++turn) {
+    Lengths lengths{};
+    if (thread < p.batch) lengths = Lengths::load(p, thread);
+    zero_counters(p);
+    int units = p.batch;
+    if (has_prefill) {
+      s.bucket[thread] = 0;
+      units = count_units(p, s, starts, lengths);
+    }
+    Totals kept{};
+    if (place(p, s, starts, lengths, units, turn, kept) || turn) {
+      if (thread >= kThreads - 32) write_header(p, s, kept, turn ? s.all : kept, thread & 31);
+      return;
+    }
+    __syncthreads();
+    if (thread == kThreads - 1) s.all = kept, s.cut = find_cut(p);
+    __syncthreads();
+  }
 }

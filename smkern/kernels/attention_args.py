@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smkern.kernels.attention_items import PlanLayout
-from smkern.tuning.attention import DECODE_MAX_Q, PREFILL_ROWS, AttentionShape
+from smkern.tuning.attention import PREFILL_ROWS, AttentionShape
 
 ALIGNMENT = 256
 
@@ -68,23 +68,13 @@ class WorkspaceLayout:
     @classmethod
     def of(cls, shape: AttentionShape) -> WorkspaceLayout:
         layout, heads, dim = PlanLayout.of(shape), shape.num_kv_heads, shape.head_dim
-        # a slot is a piece of a request with several: none where a request has one piece at most
-        decode_slots = layout.max_decode_items if _cut(shape, layout.max_decode_items) else 0
-        prefill_slots = (
-            layout.max_prefill_items if layout.max_prefill_items > shape.max_row_blocks else 0
-        )
         ends = [0]
         for size in (
             4 * layout.num_counters * heads,
-            4 * decode_slots * heads * shape.decode_rows * dim,
-            4 * decode_slots * heads * shape.decode_rows * 2,
-            4 * prefill_slots * heads * PREFILL_ROWS * dim,
-            4 * prefill_slots * heads * PREFILL_ROWS * 2,
+            4 * layout.decode_slots * heads * shape.decode_rows * dim,
+            4 * layout.decode_slots * heads * shape.decode_rows * 2,
+            4 * layout.prefill_slots * heads * PREFILL_ROWS * dim,
+            4 * layout.prefill_slots * heads * PREFILL_ROWS * 2,
         ):
             ends.append(ends[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
         return cls(*ends)
-
-
-def _cut(shape: AttentionShape, items: int) -> bool:
-    rows = min(shape.max_q_len, DECODE_MAX_Q) * shape.group
-    return items > shape.batch * -(-rows // shape.decode_rows)

@@ -234,9 +234,9 @@ class CudaAttention:
             shape.batch, shape.group, shape.num_kv_heads, shape.max_q_len, shape.max_kv_len,
             shape.max_tokens, int(shape.causal), shape.window, shape.decode_rows, layout.decode_at,
             layout.prefill_at, layout.max_decode_items, layout.max_prefill_items,
-            layout.num_counters * shape.num_kv_heads, budget.num_sms,
+            layout.decode_slots, layout.prefill_slots, layout.num_counters, budget.num_sms,
         )  # fmt: skip
-        packing = struct.Struct("4Q 15i 4x")
+        packing = struct.Struct("4Q 17i 4x")
 
         def launch(kv_lens: int, cu_q_lens: int, plan: int, workspace: int, stream: int) -> None:
             packed = packing.pack(kv_lens, cu_q_lens, plan, workspace, *numbers)

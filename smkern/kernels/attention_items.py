@@ -46,6 +46,8 @@ class PlanLayout:
     words: int
     max_decode_items: int
     max_prefill_items: int
+    decode_slots: int
+    prefill_slots: int
     num_counters: int
 
     @classmethod
@@ -53,9 +55,17 @@ class PlanLayout:
         decode, prefill = shape.max_decode_items, shape.max_prefill_items
         prefill_at = HEADER_WORDS + ITEM_WORDS * decode
         words = prefill_at + ITEM_WORDS * prefill
+        # a slot is a piece of a request with several: none where a request has one piece at most
+        blocks = shape.batch * -(
+            -min(shape.max_q_len, DECODE_MAX_Q) * shape.group // shape.decode_rows
+        )
+        decode_slots = decode if decode > blocks else 0
+        prefill_slots = prefill if prefill > shape.max_row_blocks else 0
         # a counter is for a row block of two or more pieces
         counters = (decode + prefill) // 2 + 1
-        return cls(HEADER_WORDS, prefill_at, words, decode, prefill, counters)
+        return cls(
+            HEADER_WORDS, prefill_at, words, decode, prefill, decode_slots, prefill_slots, counters
+        )
 
 
 def visible(shape: AttentionShape, q_len: int, kv_len: int, tokens: range) -> tuple[int, int]:
@@ -76,15 +86,23 @@ def plan_items(
     """The plan's buffer for these lengths, int32 [PlanLayout.of(shape).words].
 
     Lengths outside the shape are clamped: kv_len to [0, max_kv_len], query ranges to [0,
-    max_tokens] and max_q_len. Items beyond the buffers are dropped and counted in OVERFLOW.
+    max_tokens] and max_q_len. A decode request or a prefill row block is there whole or not at all:
+    it is dropped, and its items are counted in OVERFLOW, once the items or slots of its path up to
+    and with it, or the counters of both paths, exceed what the layout has room for; dropped ones
+    count there too, so all after it on its path are dropped.
     A request with queries and no visible key has one item with no keys, which writes zeros.
     """
     layout = PlanLayout.of(shape)
     buffer = np.zeros(layout.words, dtype=np.int32)
     decode: list[list[int]] = []
     prefill: list[list[int]] = []
+    kept = {"decode": decode, "prefill": prefill}
+    items = {"decode": 0, "prefill": 0}
     slots = {"decode": 0, "prefill": 0}
-    counter = 0
+    most_items = {"decode": layout.max_decode_items, "prefill": layout.max_prefill_items}
+    most_slots = {"decode": layout.decode_slots, "prefill": layout.prefill_slots}
+    places = {"decode": 0, "prefill": 0, "counter": 0}
+    counters = overflow = 0
     for request in range(shape.batch):
         kv_len = min(max(int(kv_lens[request]), 0), shape.max_kv_len)
         q_start, q_end = request, request + 1
@@ -111,11 +129,24 @@ def plan_items(
             begin, end = visible(shape, q_len, kv_len, tokens)
             first, last = begin // piece, max(begin, end - 1) // piece
             pieces = last - first + 1
-            first_slot = slots[path] if pieces > 1 else -1
-            mine = counter if pieces > 1 else 0
+            if first_row == 0 or not is_decode:  # a decode request's first block counts for all
+                count = -(-rows // block) if is_decode else 1
+                items[path] += count * pieces
+                if pieces > 1:
+                    slots[path] += count * pieces
+                    counters += count
+                dropped = (
+                    items[path] > most_items[path]
+                    or slots[path] > most_slots[path]
+                    or counters > layout.num_counters
+                )
+            if dropped:
+                overflow += pieces
+                continue
+            first_slot, mine = (places[path], places["counter"]) if pieces > 1 else (-1, 0)
             if pieces > 1:
-                slots[path] += pieces
-                counter += 1
+                places[path] += pieces
+                places["counter"] += 1
             for index in range(pieces):
                 key0 = max(begin // PREFILL_TILE * PREFILL_TILE, (first + index) * piece)
                 if is_decode:
@@ -124,13 +155,10 @@ def plan_items(
                 tiles = -(-max(key1 - key0, 0) // PREFILL_TILE)
                 item = [request, key0, key1, kv_len, q_start, q_len, first_row, first_slot,
                         pieces, index, mine, tiles]  # fmt: skip
-                (decode if is_decode else prefill).append(item)
+                kept[path].append(item)
     # the longest first; within a length later rows first, which a stable sort keeps
     prefill.reverse()
     prefill.sort(key=lambda item: -item[TILES])
-    overflow = max(len(decode) - layout.max_decode_items, 0)
-    overflow += max(len(prefill) - layout.max_prefill_items, 0)
-    decode, prefill = decode[: layout.max_decode_items], prefill[: layout.max_prefill_items]
     buffer[[NUM_DECODE, NUM_PREFILL, DECODE_CTAS]] = (
         len(decode), len(prefill), decode_ctas(decode, prefill, num_ctas),
     )  # fmt: skip

@@ -109,10 +109,13 @@ def test_each_request_alone(case, backend):
         assert not differing(step, part, [request])
 
 
-@EACH_BACKEND
 @CASES
-def test_each_request_alone_with_bounds_of_its_own(case, backend):
-    """As if it had come alone: its own longest query and another table, so another kernel maybe."""
+def test_each_request_alone_with_bounds_of_its_own(case):
+    """As if it had come alone: its own longest query and another table, so another kernel maybe.
+
+    Of CUDA alone: Triton's tiles, and so the order of its sums, turn with the longest query.
+    """
+    backend = "cuda"
     step = made(case, backend)
     wrong = []
     for request in range(case.batch):
