@@ -95,12 +95,14 @@ __device__ __forceinline__ void stage_sums(float* stage, const AttentionParams& 
 // The team's four staged sums, added in the warps' order, become output or a partial.
 __device__ __forceinline__ void combine(const float* stage, const AttentionParams& p, Item item,
                                         int head, const Lane& l, float v_scale) {
-  const int rows = p.decode_rows, pieces = item[NUM_PIECES];
-  const int slot = item[FIRST_SLOT] + item[PIECE];
-  const int q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
+  const int rows = p.decode_rows;
+  const bool whole = item[NUM_PIECES] == 1;  // else a partial: its rows need no place of theirs
+  int q_start = 0, q_len = 0, first_row = 0;
+  if (whole) q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
+  const long long part = (long long)(item[FIRST_SLOT] + item[PIECE]) * p.num_kv_heads + head;
   const float2* stats = (const float2*)(stage + 4 * rows * (D + 4));
   for (int i = l.thread; i < rows * (D / 4); i += kTeamThreads) {
-    const int r = i / (D / 4), dim = i % (D / 4) * 4;
+    const int r = i / (D / 4);
     float2 its[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) its[w] = stats[w * rows + r];
@@ -108,21 +110,22 @@ __device__ __forceinline__ void combine(const float* stage, const AttentionParam
     const float base = high == kMinusInf ? 0.0f : high;
     float4 sum = make_float4(0, 0, 0, 0);
     float total = 0.0f;
+    const float* from = stage + 4 * (i + r);  // a row is D + 4 floats
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (int w = 0; w < 4; ++w, from += rows * (D + 4)) {
       const float weight = exp2_fast(its[w].x - base);
-      const float4 x = *(const float4*)(stage + (w * rows + r) * (D + 4) + dim);
+      const float4 x = *(const float4*)from;
       total = fmaf(weight, its[w].y, total);
       sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
       sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
     }
-    if (pieces == 1) {
+    if (whole) {
       const Row row(p, q_start, q_len, first_row + r, head);
-      if (row.valid) store_row(p, row, dim, sum, high, total, v_scale);
+      if (row.valid) store_row(p, row, i % (D / 4) * 4, sum, high, total, v_scale);
     } else {
-      const long long part = ((long long)slot * p.num_kv_heads + head) * rows + r;
-      *(float4*)((float*)(p.workspace + p.decode_out) + part * D + dim) = sum;
-      if (dim == 0) *((float2*)(p.workspace + p.decode_stats) + part) = make_float2(high, total);
+      ((float4*)(p.workspace + p.decode_out))[part * (rows * (D / 4)) + i] = sum;
+      if (i % (D / 4) == 0)
+        ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
     }
   }
 }

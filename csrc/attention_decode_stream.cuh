@@ -39,8 +39,8 @@ struct Stretch {
   int first, last;  // keys that may be read: from the window's begin to the piece's end
   u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
 
-  // A quarter of the unit's keys, in whole steps, so that a request's last piece takes its four warps
-  // alike. A warp without any walks a step that is masked whole.
+  // A quarter of the unit's keys, in whole steps, so that a request's last piece takes its four
+  // warps alike. A warp without any walks a step that is masked whole.
   __device__ __forceinline__ void begin(const AttentionParams& p, int warp) {
     const int stop = item[KV_END];
     int begin = item[KV_BEGIN];
@@ -101,14 +101,10 @@ struct Stream {
   __device__ __forceinline__ void turn(const AttentionParams& p, const Lane& l) {
     constexpr int kNever = 0x7fffffff;
     source = asked;
-    if (!live()) {
-      stop = whole_from = kNever;
-      return;
-    }
     source.row = row32(p, asked.row, asked.lane_key(l.lane));
     at = source.key;
-    stop = min(source.key + kStretch, source.end);
-    whole_from = p.page_shift >= 4 ? source.first : kNever;
+    stop = live() ? min(source.key + kStretch, source.end) : kNever;  // the end has no more turns
+    whole_from = live() && p.page_shift >= 4 ? source.first : kNever;
     whole_to = source.last + 1 - kStep;
     const long long lane_at = source.head * p.head_bytes + l.lane % kLaneChunks * 16;
     k = p.k + lane_at;
@@ -135,8 +131,8 @@ struct Stream {
       find_whole(rows, p, source.row, at - source.key, l.lane);
       copy_whole(to, k, rows, p);
     } else if (live()) {
-      find_each(rows, p, source.row, source.key, at, source.first, source.last, source.item,
-                l.lane);
+      find_each(rows, p, source.row, source.key, at, source.first, whole_to + kStep - 1,
+                source.item, l.lane);
       copy_each(to, k, rows, l.lane);
     }
     commit();
