@@ -70,7 +70,7 @@ def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
     dispatcher = eager_append(ops.kv_lens.get_device()).dispatcher
     found = dispatcher.select(problem, place.budget)
     config = found.config
-    words = f"warps={config.num_warps}:rows={config.rows}:ctas_per_sm={config.ctas_per_sm}"
+    words = f"warps={config.num_warps}:ctas_per_sm={config.ctas_per_sm}"
     return {"config": words, "source": found.source, "predicted_us": round(found.predicted_us, 2)}
 
 

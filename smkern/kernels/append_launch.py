@@ -14,12 +14,14 @@ from smkern.kernels.driver import check, launch_kernel, load_function
 from smkern.kernels.launch import ledger
 from smkern.tuning.append import (
     VECTOR,
+    WARPS,
     AppendConfig,
     AppendProblem,
     Budget,
+    item_tokens,
+    kv_count,
     num_ctas,
-    shapes_of,
-    tile_rows,
+    q_count,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +119,9 @@ class AppendVariant:
     table_dtype: str
     weight_dtype: str
     aligned: bool
-    rows: int
+    tokens: int
+    q_count: int
+    kv_count: int
     num_warps: int
     capability: int
 
@@ -138,7 +142,9 @@ class AppendVariant:
         half = self.head_dim // 2
         fp8 = 0 if self.cache_dtype != "fp8" else 1 if self.capability >= _NATIVE_E4M3 else 2
         return {
-            "ROWS": self.rows,
+            "TOKENS": self.tokens,
+            "Q_COUNT": self.q_count,
+            "KV_COUNT": self.kv_count,
             "H": half,
             "PAD": 1 << (half - 1).bit_length(),
             "TURNED": self.rotary_dim // 2,
@@ -163,13 +169,16 @@ def variant_of(problem: AppendProblem, config: AppendConfig, capability: int) ->
         same |= {"interleaved": False, "table_dtype": "fp32"}
     if not problem.norm:
         same |= {"weight_dtype": problem.dtype}
-    rows = tile_rows(problem, config)
-    return AppendVariant(**same, rows=rows, num_warps=config.num_warps, capability=capability)
+    same |= {
+        "tokens": item_tokens(problem, config), "q_count": q_count(problem, config),
+        "kv_count": kv_count(problem),
+    }  # fmt: skip
+    return AppendVariant(**same, num_warps=config.num_warps, capability=capability)
 
 
 def variants_of(problem: AppendProblem, capability: int) -> tuple[AppendVariant, ...]:
-    """The kernels of a problem's kind: one a shape of a CTA."""
-    return tuple(variant_of(problem, AppendConfig(*x), capability) for x in shapes_of(problem))
+    """The kernels of a problem's kind: one a size of a CTA."""
+    return tuple(variant_of(problem, AppendConfig(warps), capability) for warps in WARPS)
 
 
 def compile_append(variant: AppendVariant) -> Artifact:

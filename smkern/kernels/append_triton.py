@@ -1,8 +1,8 @@
-"""QK norm, RoPE and the write of K and V into their pages: one pass over rows, in Triton.
+"""QK norm, RoPE and the write of K and V into their pages: one pass over tokens, in Triton.
 
-A row is one head of one token. Tiles of rows of K with V come first, then those of q; a CTA takes
-every num_programs-th. A row is held as two halves whose elements turn together, so each element is
-read and written by one thread, and q may be written where it was read.
+An item is a few tokens with all their heads, so that a token's place, cosines and sines are found
+once; a CTA takes every num_programs-th item. A head is held as two halves whose elements turn
+together, so each element is read and written by one thread, and q may be written where it was read.
 """
 
 from __future__ import annotations
@@ -75,48 +75,64 @@ def _dims(H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def _load(
-    base_ptr, live, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    ptr, token_at, head_stride, chunk: tl.constexpr, COUNT: tl.constexpr, HEADS: tl.constexpr,
+    H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Both halves [rows, PAD] of the rows that begin at `base_ptr` [rows]."""
+    """Both halves [tokens, COUNT, PAD] of a chunk of heads; what is behind the last is the last."""
+    head = tl.minimum(chunk * COUNT + tl.arange(0, COUNT), HEADS - 1).to(tl.int64)
+    at = (ptr + (token_at[:, None] + (head * head_stride)[None, :]) * UNIT)[:, :, None]
     if INTERLEAVED:
         dim = tl.arange(0, 2 * PAD)
-        both = tl.load(
-            base_ptr[:, None] + dim[None, :], mask=live[:, None] & (dim < 2 * H)[None, :], other=0.0
-        )
-        first, second = both.reshape(base_ptr.shape[0], PAD, 2).split()
+        if H == PAD:
+            both = tl.load(at + dim[None, None, :])
+        else:
+            both = tl.load(at + dim[None, None, :], mask=(dim < 2 * H)[None, None, :], other=0.0)
+        first, second = both.reshape(token_at.shape[0], COUNT, PAD, 2).split()
     else:
         one, two = _dims(H, PAD, TURNED)
-        mask = live[:, None] & (tl.arange(0, PAD) < H)[None, :]
-        first = tl.load(base_ptr[:, None] + one[None, :], mask=mask, other=0.0)
-        second = tl.load(base_ptr[:, None] + two[None, :], mask=mask, other=0.0)
+        if H == PAD:
+            first = tl.load(at + one[None, None, :])
+            second = tl.load(at + two[None, None, :])
+        else:
+            mask = (tl.arange(0, PAD) < H)[None, None, :]
+            first = tl.load(at + one[None, None, :], mask=mask, other=0.0)
+            second = tl.load(at + two[None, None, :], mask=mask, other=0.0)
     return first, second
 
 
 @triton.jit
 def _store(
-    base_ptr, first, second, live, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    ptr, token_at, head_stride, first, second, live, chunk: tl.constexpr, COUNT: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write what `_load` reads."""
+    """Write what `_load` reads, of live tokens."""
+    head = chunk * COUNT + tl.arange(0, COUNT)
+    mask = live[:, None, None]
+    if HEADS % COUNT != 0:
+        mask = mask & (head < HEADS)[None, :, None]
+    at = ptr + (token_at[:, None] + (head.to(tl.int64) * head_stride)[None, :]) * UNIT
+    at = at[:, :, None]
     if INTERLEAVED:
         dim = tl.arange(0, 2 * PAD)
-        both = tl.join(first, second).reshape(base_ptr.shape[0], 2 * PAD)
-        tl.store(
-            base_ptr[:, None] + dim[None, :], both, mask=live[:, None] & (dim < 2 * H)[None, :]
-        )
+        if H != PAD:
+            mask = mask & (dim < 2 * H)[None, None, :]
+        both = tl.join(first, second).reshape(token_at.shape[0], COUNT, 2 * PAD)
+        tl.store(at + dim[None, None, :], both, mask=mask)
     else:
         one, two = _dims(H, PAD, TURNED)
-        mask = live[:, None] & (tl.arange(0, PAD) < H)[None, :]
-        tl.store(base_ptr[:, None] + one[None, :], first, mask=mask)
-        tl.store(base_ptr[:, None] + two[None, :], second, mask=mask)
+        if H != PAD:
+            mask = mask & (tl.arange(0, PAD) < H)[None, None, :]
+        tl.store(at + one[None, None, :], first, mask=mask)
+        tl.store(at + two[None, None, :], second, mask=mask)
 
 
 @triton.jit
 def _weights(
     ptr, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr
 ):
-    """Both halves [PAD] of the norm's weights."""
+    """Both halves [1, 1, PAD] of the norm's weights."""
     if INTERLEAVED:
         dim = tl.arange(0, 2 * PAD)
         both = tl.load(ptr + dim, mask=dim < 2 * H, other=0.0)
@@ -126,40 +142,56 @@ def _weights(
         mask = tl.arange(0, PAD) < H
         first = tl.load(ptr + one, mask=mask, other=0.0)
         second = tl.load(ptr + two, mask=mask, other=0.0)
-    return first.to(tl.float32), second.to(tl.float32)
+    return first.to(tl.float32)[None, None, :], second.to(tl.float32)[None, None, :]
+
+
+@triton.jit
+def _angles(
+    token, position, live, table_ptr, positions_ptr, positions_step, table_stride, max_position,
+    H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr, T_UNIT: tl.constexpr,
+):  # fmt: skip
+    """Cosines and sines [tokens, 1, PAD] of each token's pairs."""
+    if positions_step:
+        position = tl.load(positions_ptr + token.to(tl.int64) * positions_step, mask=live, other=0)
+    row = tl.minimum(tl.maximum(position, 0), max_position - 1).to(tl.int64)
+    j = tl.arange(0, PAD)
+    at = table_ptr + (row * table_stride * T_UNIT)[:, None] + j[None, :]
+    if TURNED == PAD:
+        cos = tl.load(at)
+        sin = tl.load(at + TURNED)
+    else:
+        cos = tl.load(at, mask=(j < TURNED)[None, :], other=1.0)
+        sin = tl.load(at + TURNED, mask=(j < TURNED)[None, :], other=0.0)
+    return cos.to(tl.float32)[:, None, :], sin.to(tl.float32)[:, None, :]
 
 
 @triton.jit
 def _turn(
-    first, second, live, token, position, norm_ptr, eps, table_ptr, positions_ptr, positions_step,
-    table_stride, max_position, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, NORM: tl.constexpr, T_UNIT: tl.constexpr,
+    first, second, norm_ptr, eps, cos, sin, H: tl.constexpr, PAD: tl.constexpr,
+    TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotation of rows given as halves, in fp32."""
+    """Norm and rotation of heads given as halves, in fp32."""
     first = first.to(tl.float32)
     second = second.to(tl.float32)
     if NORM:
-        mean = tl.sum(first * first + second * second, 1) / (2 * H)
-        scale = tl.rsqrt(mean + eps)[:, None]
+        mean = tl.sum(first * first + second * second, 2) / (2 * H)
+        scale = tl.rsqrt(mean + eps)[:, :, None]
         one, two = _weights(norm_ptr, H, PAD, TURNED, INTERLEAVED)
-        first = first * scale * one[None, :]
-        second = second * scale * two[None, :]
-    if TURNED:
-        if positions_step:
-            position = tl.load(
-                positions_ptr + token.to(tl.int64) * positions_step, mask=live, other=0
-            )
-        row = tl.minimum(tl.maximum(position, 0), max_position - 1).to(tl.int64)
-        j = tl.arange(0, PAD)
-        turns = (j < TURNED)[None, :]
-        at = table_ptr + (row * table_stride * T_UNIT)[:, None] + j[None, :]
-        cos = tl.load(at, mask=live[:, None] & turns, other=1.0).to(tl.float32)
-        sin = tl.load(at + TURNED, mask=live[:, None] & turns, other=0.0).to(tl.float32)
+        if TURNED == H:
+            # a token's weights and angles are multiplied once for all its heads
+            turned = (first * (one * cos) - second * (two * sin)) * scale
+            second = (second * (two * cos) + first * (one * sin)) * scale
+            first = turned
+        else:
+            first = first * one * scale
+            second = second * two * scale
+    if TURNED and not (NORM and TURNED == H):
         one = first * cos - second * sin
         two = second * cos + first * sin
         if TURNED == H:
             first, second = one, two
         else:
+            turns = (tl.arange(0, PAD) < TURNED)[None, None, :]
             first, second = tl.where(turns, one, first), tl.where(turns, two, second)
     return first, second
 
@@ -198,14 +230,15 @@ def append_rows(
     k_cache_head, v_page, v_slot, v_cache_head, table_stride, cos_sin_stride,
     tokens, batch, first_step, table_len, num_pages, max_position, positions_step, with_k_scale,
     with_v_scale, eps, k_scale, v_scale,
-    ROWS: tl.constexpr, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, NORM: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    PAGE: tl.constexpr, RAGGED: tl.constexpr, FLAT: tl.constexpr, FP8: tl.constexpr,
-    UNIT: tl.constexpr, T_UNIT: tl.constexpr,
+    TOKENS: tl.constexpr, Q_COUNT: tl.constexpr, KV_COUNT: tl.constexpr, H: tl.constexpr,
+    PAD: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, RAGGED: tl.constexpr,
+    FLAT: tl.constexpr, FP8: tl.constexpr, UNIT: tl.constexpr, T_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Append `tokens`; strides of rows count UNIT elements, those of the cosines T_UNIT.
+    """Append `tokens`, TOKENS an item; strides of rows count UNIT elements, of cosines T_UNIT.
 
-    H is half a head, PAD the next power of two, TURNED the pairs that turn.
+    Heads are taken Q_COUNT and KV_COUNT at a time. H is half a head, PAD the next power of two,
+    TURNED the pairs that turn.
     """
     k_inverse = 1.0
     v_inverse = 1.0
@@ -216,65 +249,79 @@ def append_rows(
             v_scale = tl.load(v_scale_ptr)
         k_inverse = tl.div_rn(1.0, k_scale)
         v_inverse = tl.div_rn(1.0, v_scale)
-    kv_tiles = tl.cdiv(tokens * KV_HEADS, ROWS)
-    tiles = kv_tiles
-    if Q_HEADS:
-        tiles += tl.cdiv(tokens * Q_HEADS, ROWS)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        if tile < kv_tiles:
-            row = tile * ROWS + tl.arange(0, ROWS)
-            token = row // KV_HEADS
-            head = (row % KV_HEADS).to(tl.int64)
-            wide = token.to(tl.int64)
-            inside = row < tokens * KV_HEADS
-            # asked for before the search, whose loads wait for each other
-            v_at = v_ptr + (wide * v_token + head * v_head) * UNIT
-            v_first, v_second = _load(v_at, inside, H, PAD, TURNED, INTERLEAVED)
-            k_at = k_ptr + (wide * k_token + head * k_head) * UNIT
-            k_first, k_second = _load(k_at, inside, H, PAD, TURNED, INTERLEAVED)
-            request, position, live = _place(
-                token, inside, cu_ptr, lens_ptr, batch, first_step, RAGGED
-            )
-            page, live = _page(
-                request, position, live, table_ptr, indptr_ptr, table_stride, table_len, num_pages,
-                PAGE, FLAT,
+    for item in range(tl.program_id(0), tl.cdiv(tokens, TOKENS), tl.num_programs(0)):
+        token = item * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        token = tl.minimum(token, tokens - 1)
+        wide = token.to(tl.int64)
+        # asked for before the search, whose loads wait for each other
+        v_first, v_second = _load(
+            v_ptr, wide * v_token, v_head, 0, KV_COUNT, KV_HEADS, H, PAD, TURNED, INTERLEAVED, UNIT
+        )
+        k_first, k_second = _load(
+            k_ptr, wide * k_token, k_head, 0, KV_COUNT, KV_HEADS, H, PAD, TURNED, INTERLEAVED, UNIT
+        )
+        if Q_HEADS:
+            q_first, q_second = _load(
+                q_ptr, wide * q_token, q_head, 0, Q_COUNT, Q_HEADS, H, PAD, TURNED, INTERLEAVED,
+                UNIT,
             )  # fmt: skip
-            slot = (tl.where(live, position, 0) % PAGE).to(tl.int64)
-            page = tl.where(live, page, 0).to(tl.int64)
+        request, position, live = _place(token, inside, cu_ptr, lens_ptr, batch, first_step, RAGGED)
+        page, stored = _page(
+            request, position, live, table_ptr, indptr_ptr, table_stride, table_len, num_pages,
+            PAGE, FLAT,
+        )  # fmt: skip
+        slot = (tl.where(stored, position, 0) % PAGE).to(tl.int64)
+        page = tl.where(stored, page, 0).to(tl.int64)
+        k_at = page * k_page + slot * k_slot
+        v_at = page * v_page + slot * v_slot
+        cos = 1.0
+        sin = 0.0
+        if TURNED:
+            cos, sin = _angles(
+                token, position, live, cos_sin_ptr, positions_ptr, positions_step, cos_sin_stride,
+                max_position, H, PAD, TURNED, T_UNIT,
+            )  # fmt: skip
+        for chunk in tl.static_range((KV_HEADS + KV_COUNT - 1) // KV_COUNT):
+            if chunk > 0:
+                v_first, v_second = _load(
+                    v_ptr, wide * v_token, v_head, chunk, KV_COUNT, KV_HEADS, H, PAD, TURNED,
+                    INTERLEAVED, UNIT,
+                )  # fmt: skip
+                k_first, k_second = _load(
+                    k_ptr, wide * k_token, k_head, chunk, KV_COUNT, KV_HEADS, H, PAD, TURNED,
+                    INTERLEAVED, UNIT,
+                )  # fmt: skip
+            _store(
+                v_cache_ptr, v_at, v_cache_head, _stored(v_first, v_inverse, FP8, v_cache_ptr),
+                _stored(v_second, v_inverse, FP8, v_cache_ptr), stored, chunk, KV_COUNT, KV_HEADS,
+                H, PAD, TURNED, INTERLEAVED, UNIT,
+            )  # fmt: skip
             if NORM or TURNED:
                 k_first, k_second = _turn(
-                    k_first, k_second, live, token, position, k_norm_ptr, eps, cos_sin_ptr,
-                    positions_ptr, positions_step, cos_sin_stride, max_position,
-                    H, PAD, TURNED, INTERLEAVED, NORM, T_UNIT,
-                )  # fmt: skip
-            v_at = v_cache_ptr + (page * v_page + slot * v_slot + head * v_cache_head) * UNIT
-            _store(
-                v_at, _stored(v_first, v_inverse, FP8, v_cache_ptr),
-                _stored(v_second, v_inverse, FP8, v_cache_ptr), live, H, PAD, TURNED, INTERLEAVED,
-            )  # fmt: skip
-            k_at = k_cache_ptr + (page * k_page + slot * k_slot + head * k_cache_head) * UNIT
-            _store(
-                k_at, _stored(k_first, k_inverse, FP8, k_cache_ptr),
-                _stored(k_second, k_inverse, FP8, k_cache_ptr), live, H, PAD, TURNED, INTERLEAVED,
-            )  # fmt: skip
-        else:
-            if Q_HEADS:
-                row = (tile - kv_tiles) * ROWS + tl.arange(0, ROWS)
-                token = row // Q_HEADS
-                head = (row % Q_HEADS).to(tl.int64)
-                wide = token.to(tl.int64)
-                inside = row < tokens * Q_HEADS
-                q_at = q_ptr + (wide * q_token + head * q_head) * UNIT
-                first, second = _load(q_at, inside, H, PAD, TURNED, INTERLEAVED)
-                request, position, live = _place(
-                    token, inside, cu_ptr, lens_ptr, batch, first_step, RAGGED
+                    k_first, k_second, k_norm_ptr, eps, cos, sin, H, PAD, TURNED, INTERLEAVED, NORM
                 )
+            _store(
+                k_cache_ptr, k_at, k_cache_head, _stored(k_first, k_inverse, FP8, k_cache_ptr),
+                _stored(k_second, k_inverse, FP8, k_cache_ptr), stored, chunk, KV_COUNT, KV_HEADS,
+                H, PAD, TURNED, INTERLEAVED, UNIT,
+            )  # fmt: skip
+        if Q_HEADS:
+            for chunk in tl.static_range((Q_HEADS + Q_COUNT - 1) // Q_COUNT):
+                if chunk > 0:
+                    q_first, q_second = _load(
+                        q_ptr, wide * q_token, q_head, chunk, Q_COUNT, Q_HEADS, H, PAD, TURNED,
+                        INTERLEAVED, UNIT,
+                    )  # fmt: skip
                 if NORM or TURNED:
                     first, second = _turn(
-                        first, second, live, token, position, q_norm_ptr, eps, cos_sin_ptr,
-                        positions_ptr, positions_step, cos_sin_stride, max_position,
-                        H, PAD, TURNED, INTERLEAVED, NORM, T_UNIT,
+                        q_first, q_second, q_norm_ptr, eps, cos, sin, H, PAD, TURNED, INTERLEAVED,
+                        NORM,
                     )  # fmt: skip
-                out_at = out_ptr + (wide * out_token + head * out_head) * UNIT
+                else:
+                    first, second = q_first, q_second
                 kind = out_ptr.dtype.element_ty
-                _store(out_at, first.to(kind), second.to(kind), live, H, PAD, TURNED, INTERLEAVED)
+                _store(
+                    out_ptr, wide * out_token, out_head, first.to(kind), second.to(kind), live,
+                    chunk, Q_COUNT, Q_HEADS, H, PAD, TURNED, INTERLEAVED, UNIT,
+                )  # fmt: skip

@@ -18,15 +18,17 @@ AppendOp = Literal["qk_norm_rope_append", "append_kv"]
 
 VECTOR = 8
 """Elements of a 16-byte load."""
-SHAPES = ((4, 1), (8, 2), (16, 2))
-"""Warps, and rows a thread, of the CTAs that there are: a few rows, many CTAs an SM, one an SM.
+WARPS = (4, 8, 16)
+"""Warps of the CTAs that there are: small ones for a partition, large ones for one CTA an SM.
 
 All of them are loaded at a kind's first call, so that no other budget or size compiles anything.
 """
-NARROW = ((4, 1), (8, 1))
-"""The same for rows that are not whole 16 bytes, which take more registers."""
-RESIDENT = 32
-"""Warps times rows that an SM's registers hold: 64 a thread and row."""
+RESIDENT = 16
+"""Warps that an SM's registers hold: 128 a thread."""
+MAX_KV_COUNT = 32
+"""KV heads of a token that are taken at a time."""
+MAX_Q_ROWS: Mapping[int, int] = {4: 4, 8: 4, 16: 2}
+"""Warps to the heads of q, 16 elements of each, that a thread's registers hold at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,51 +92,59 @@ class AppendProblem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AppendConfig:
-    """One way to run an append.
+    """One way to run an append. `ctas_per_sm` counts only where a mask confines."""
 
-    `rows`: rows that a thread has in flight. `ctas_per_sm` counts only where a mask confines.
-    """
-
-    num_warps: int = 8
-    rows: int = 2
+    num_warps: int = 4
     ctas_per_sm: int = 4
 
 
-def tile_rows(problem: AppendProblem, config: AppendConfig) -> int:
-    """Rows of a tile, which a CTA works on at a time."""
-    return config.rows * 32 * config.num_warps // problem.half_lanes
+def kv_count(problem: AppendProblem) -> int:
+    """KV heads that are taken at a time: all of a token's, padded to a power of two."""
+    return min(_power_of_two(problem.num_kv_heads), MAX_KV_COUNT)
 
 
-def num_tiles(problem: AppendProblem, config: AppendConfig) -> int:
-    """Tiles of K with V, and of q."""
-    rows = tile_rows(problem, config)
-    return -(-problem.kv_rows // rows) + -(-problem.q_rows // rows)
+def item_tokens(problem: AppendProblem, config: AppendConfig) -> int:
+    """Tokens of an item: as many as give each lane of a CTA a KV head."""
+    return max(1, 32 * config.num_warps // (kv_count(problem) * problem.half_lanes))
+
+
+def q_count(problem: AppendProblem, config: AppendConfig) -> int:
+    """Heads of q that are taken at a time: many, for few loads of angles; few of them padding."""
+    lanes = item_tokens(problem, config) * problem.half_lanes
+    most = max(1, MAX_Q_ROWS[config.num_warps] * 32 * config.num_warps // lanes)
+    most = min(most, _power_of_two(max(problem.num_q_heads, 1)))
+    counts = [1 << i for i in range(most.bit_length()) if 4 << i >= most]
+    return min(counts, key=lambda count: (-(-problem.num_q_heads // count) * count, -count))
+
+
+def num_items(problem: AppendProblem, config: AppendConfig) -> int:
+    """What CTAs share."""
+    return -(-problem.tokens // item_tokens(problem, config))
 
 
 def num_ctas(problem: AppendProblem, config: AppendConfig, budget: Budget) -> int:
-    """CTAs of a launch: no more than its tiles, one an SM where no mask confines."""
+    """CTAs of a launch: no more than its items, one an SM where no mask confines."""
     most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
-    return max(1, min(most, num_tiles(problem, config)))
-
-
-def shapes_of(problem: AppendProblem) -> tuple[tuple[int, int], ...]:
-    """Warps and rows a thread of the kernels that a problem can have."""
-    return SHAPES if problem.aligned else NARROW
+    return max(1, min(most, num_items(problem, config)))
 
 
 def candidates(problem: AppendProblem, budget: Budget) -> tuple[AppendConfig, ...]:
     """What is tuned over and what the model chooses from."""
     return tuple(
-        AppendConfig(warps, rows, ctas)
-        for warps, rows in shapes_of(problem)
+        AppendConfig(warps, ctas)
+        for warps in WARPS
         for ctas in ((1, 2, 3, 4, 6, 8) if budget.confined == "mask" else (1,))
-        if ctas == 1 or warps * rows * ctas <= RESIDENT
+        if ctas == 1 or warps * ctas <= RESIDENT
     )
 
 
 def is_legal(problem: AppendProblem, config: AppendConfig, budget: Budget) -> bool:
     """Whether a configuration is one that kernels are made for in this budget."""
     return config in candidates(problem, budget)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +157,12 @@ class AppendConstants:
     """The chain of loads of a tile: length, page, rows, and their stores."""
     step_us: float = 0.03
     """One more step of the search for a token's request."""
-    sm_tbps: float = 0.11
-    """What an SM moves, reads and writes together."""
+    sm_tbps: float = 0.2
+    """What an SM moves at most, reads and writes together."""
     efficiency: float = 0.85
     """Share of the read bandwidth that a mix of reads and writes has."""
-    warp_rows: int = 32
-    """Rows of 16-byte loads in flight (warps times rows) at which an SM is at half its rate."""
+    half_warps: int = 8
+    """Warps on an SM with which it is at half that rate."""
 
 
 SHIPPED: Mapping[str, AppendConstants] = {"default": AppendConstants()}
@@ -167,19 +177,19 @@ def predict_us(
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    The busiest SM's tiles at the rate that its loads in flight allow, or the memory of all SMs,
-    whichever is longer; plus the launch and one tile's chain of loads.
+    The busiest SM's items at the rate that its loads in flight allow, or the memory of all SMs,
+    whichever is longer; plus the launch and one item's chain of loads.
     """
     known = constants or SHIPPED["default"]
     fixed = known.launch_us + known.chain_us
     if problem.ragged:
         fixed += known.step_us * max(problem.batch - 1, 0).bit_length()
     ctas = num_ctas(problem, config, budget)
-    tiles = num_tiles(problem, config)
+    items = num_items(problem, config)
     on_sm = -(-ctas // budget.num_sms)
-    share = -(-tiles // ctas) * on_sm / tiles
-    in_flight = config.num_warps * config.rows * on_sm
-    rate = 1e6 * known.sm_tbps * 2 * in_flight / (in_flight + known.warp_rows)
+    share = -(-items // ctas) * on_sm / max(items, 1)
+    warps = config.num_warps * on_sm
+    rate = 1e6 * known.sm_tbps * warps / (warps + known.half_warps)
     busiest = problem.bytes_moved * share / rate
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
     return fixed + max(busiest, problem.bytes_moved / (known.efficiency * bandwidth))

@@ -106,7 +106,7 @@ def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
 
 def test_the_models_choice_is_kept_where_it_is_as_fast(profile):
     problem = append.shape_of(append.tuned_cases([SMALL])[0])
-    one, two = AppendConfig(4, 1, 8), AppendConfig(8, 2, 2)
+    one, two = AppendConfig(4, 4), AppendConfig(8, 2)
 
     def measured(config, us, error=None):
         return AppendMeasurement(problem, Budget(16), config, us, 0.0, 1.0, error)
@@ -133,7 +133,7 @@ def test_what_is_tuned_is_what_dispatch_takes(profile, tmp_path):
         CellFile(tmp_path / "append.json", CODEC),
         dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x"),
     )
-    tuned = AppendConfig(16, 2, 1)
+    tuned = AppendConfig(16, 1)
     key = AppendKey.of(append.shape_of(case), budget)
     file.merge({key: Tuned(tuned, 2.0)}, meta | {"gpu": "g"})
     table = AppendTable.of(file.load("g"))

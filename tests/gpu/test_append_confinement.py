@@ -16,9 +16,7 @@ from tests.ops.append_cases import Case, make
 
 CASE = Case(((700, 900), (1, 40), (300, 300), (8, 64)), q_heads=32, kv_heads=8, head_dim=128,
             dtype=torch.bfloat16, rope=Rope(128), norm=True)  # fmt: skip
-CONFIGS = pytest.mark.parametrize(
-    "config", [AppendConfig(4, 1, 8), AppendConfig(16, 2, 1)], ids=str
-)
+CONFIGS = pytest.mark.parametrize("config", [AppendConfig(4, 4), AppendConfig(16, 1)], ids=str)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from smkern.ops.rope import Rope
 from smkern.tuning.append import AppendConfig, Budget
 from tests.interpreter.append_support import Case, inputs
 
-CONFIG = AppendConfig(num_warps=4, rows=1)
+CONFIG = AppendConfig(4)
 RAGGED = ((3, 40), (0, 5), (1, 1), (9, 9), (2, 33), (0, 0), (1, 16))
 BASE = Case(RAGGED, rope=Rope(64), norm=True)
 GRID = {
@@ -34,6 +34,8 @@ GRID = {
     "96-partial": replace(BASE, head_dim=96, rope=Rope(48)),
     "128": replace(BASE, head_dim=128, rope=Rope(128), q_heads=3, kv_heads=1),
     "256": replace(BASE, head_dim=256, rope=Rope(64), q_heads=2, kv_heads=2),
+    "odd-heads": replace(BASE, q_heads=9, kv_heads=3),
+    "many-heads": replace(BASE, q_heads=40, kv_heads=40),
     "flat": replace(BASE, flat=True),
     "flat-plain": Case(RAGGED, q_heads=0, flat=True, page_size=1),
     "heads-first": replace(BASE, heads_first=True),
@@ -81,7 +83,7 @@ def test_values(case: Case) -> None:
 
 
 @pytest.mark.parametrize("budget", [Budget(1, "grid"), Budget(2, "mask"), Budget(64, "mask")])
-@pytest.mark.parametrize("config", [AppendConfig(4, 1, 3), AppendConfig(8, 2), AppendConfig(16, 2)])
+@pytest.mark.parametrize("config", [AppendConfig(4, 3), AppendConfig(8), AppendConfig(16)])
 def test_any_budget_and_shape_of_a_cta(config: AppendConfig, budget: Budget) -> None:
     check(BASE, config, budget)
 
@@ -121,7 +123,7 @@ def test_e4m3_by_hand_is_torchs() -> None:
     case = Case(((tokens, tokens),), q_heads=0, kv_heads=1, fp8=True, page_size=256)
     given = inputs(case)
     given["k"] = every.half().view(tokens, 1, 64)
-    launch_interpreted(case.problem, AppendConfig(16, 2), Budget(1, "grid"), **given)
+    launch_interpreted(case.problem, AppendConfig(16), Budget(1, "grid"), **given)
     pages = given["page_table"][0, : tokens // 256].long()
     got = given["k_cache"].view(torch.uint8)[pages].flatten()
     want = every.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)

@@ -27,6 +27,7 @@ triton = pytest.importorskip("triton")
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+ALONG_A_ROW = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, \d+, (\d+)\]")
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 PLAIN = replace(BASE, num_q_heads=0, rotary_dim=0, norm=False)
 KINDS = {
@@ -80,7 +81,7 @@ def test_fits_and_reads_whole_vectors(problem, tmp_path):
 @pytest.mark.parametrize("capability", [80, 89, 100, 120])
 def test_other_devices(capability, tmp_path):
     for problem in (BASE, KINDS["fp8"], PLAIN):
-        for variant in variants_of(problem, capability)[1:2]:
+        for variant in variants_of(problem, capability)[:1]:
             assert usage(compile_append(variant), tmp_path)[1] == 0
 
 
@@ -100,9 +101,9 @@ def test_a_row_is_summed_in_one_order_whatever_the_cta(name, monkeypatch):
         kernel = compile_triton(*args, **options)
         text = kernel.asm["ttgir"]
         named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
-        shapes = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<\d+x\d+xf32, (#\w+)>\)', text, re.S)
-        assert len(shapes) == 2  # of k and of q
-        layouts.update(re.sub(r"warpsPerCTA = \[\d+, 1\]", "", named[x]) for x in shapes)
+        found = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[\dx]+xf32, (#\w+)>\)', text, re.S)
+        assert found  # of k and of every chunk of q
+        layouts.update(tuple(ALONG_A_ROW.findall(named[x])) for x in found)
         return kernel
 
     monkeypatch.setattr(triton, "compile", spied)
@@ -110,10 +111,11 @@ def test_a_row_is_summed_in_one_order_whatever_the_cta(name, monkeypatch):
         for variant in variants_of(problem, 90):
             compile_append(variant)
     assert len(layouts) == 1, layouts
+    assert dict(layouts.pop())["warpsPerCTA"] == "1"
 
 
 def test_a_variant_holds_nothing_of_budgets_and_sizes():
-    config = AppendConfig(8, 2, 2)
+    config = AppendConfig(8, 2)
     wanted = variant_of(BASE, config, 90)
     assert variant_of(replace(BASE, tokens=9000, batch=3), config, 90) == wanted
     assert variant_of(BASE, replace(config, ctas_per_sm=1), 90) == wanted
@@ -135,7 +137,7 @@ def test_the_search_reaches_every_request(batch):
 @pytest.mark.parametrize("num_sms", [1, 16, 132])
 def test_the_grid_is_within_the_budget(tokens, num_sms):
     problem = replace(BASE, tokens=tokens)
-    for shape in ((4, 1, 8), (8, 2, 2), (16, 2, 1)):
+    for shape in ((4, 4), (8, 2), (16, 1)):
         config = AppendConfig(*shape)
         assert 1 <= num_ctas(problem, config, Budget(num_sms, "grid")) <= num_sms
         masked = num_ctas(problem, config, Budget(num_sms, "mask"))

@@ -10,16 +10,18 @@ import pytest
 
 from smkern.errors import BudgetError, TableError
 from smkern.tuning.append import (
-    SHAPES,
+    WARPS,
     AppendConfig,
     AppendProblem,
     Budget,
     candidates,
     choose,
     is_legal,
-    num_tiles,
+    item_tokens,
+    kv_count,
+    num_items,
     predict_us,
-    tile_rows,
+    q_count,
 )
 from smkern.tuning.append_table import CODEC, AppendKey, AppendTable, select_append
 from smkern.tuning.cells import CellFile, Tuned
@@ -48,13 +50,21 @@ def test_bytes():
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_tiles_give_each_thread_its_rows(head_dim, shape):
-    problem, config = replace(BASE, head_dim=head_dim), AppendConfig(*shape)
-    rows = tile_rows(problem, config)
-    assert rows & (rows - 1) == 0
-    assert rows * problem.half_lanes == 32 * config.num_warps * config.rows
-    assert num_tiles(replace(problem, tokens=rows), config) == 8 + 32
+@pytest.mark.parametrize("warps", WARPS)
+@pytest.mark.parametrize("heads", [(32, 8), (4, 1), (14, 7), (40, 8), (64, 64), (0, 8), (28, 4)])
+def test_items_use_every_lane_and_pad_little(head_dim, warps, heads):
+    q_heads, kv_heads = heads
+    problem = replace(BASE, head_dim=head_dim, num_q_heads=q_heads, num_kv_heads=kv_heads)
+    config = AppendConfig(warps)
+    tokens, count, q = item_tokens(problem, config), kv_count(problem), q_count(problem, config)
+    lanes = 32 * warps
+    for x in (tokens, count, q):
+        assert x & (x - 1) == 0
+    assert tokens * count * problem.half_lanes >= lanes
+    assert tokens == 1 or tokens * count * problem.half_lanes == lanes
+    assert q * tokens * problem.half_lanes <= 4 * max(lanes, tokens * problem.half_lanes)
+    assert -(-q_heads // q) * q <= 1.2 * max(q_heads, 1)
+    assert num_items(replace(problem, tokens=5 * tokens), config) == 5
 
 
 @pytest.mark.parametrize("confined", ["grid", "mask"])
@@ -87,7 +97,7 @@ def test_a_long_step_is_bound_by_memory():
 
 
 def test_cells_are_kept_and_found(tmp_path):
-    budget, tuned = Budget(32, "mask"), AppendConfig(16, 2, 1)
+    budget, tuned = Budget(32, "mask"), AppendConfig(16, 1)
     file = CellFile(tmp_path / "append.json", CODEC)
     file.merge({AppendKey.of(BASE, budget): Tuned(tuned, 3.25)}, META | {"gpu": "NVIDIA H200"})
     table = AppendTable.of(file.load("NVIDIA H200"))
@@ -99,7 +109,6 @@ def test_cells_are_kept_and_found(tmp_path):
         (replace(BASE, norm=False), budget),
         (BASE, Budget(32, "grid")),
         (BASE, Budget(34, "mask")),
-        (replace(BASE, aligned=False), budget),
     ):
         assert select_append(other, where, Profile(), table).source == "model"
     with pytest.raises(TableError, match="tuned on"):
