@@ -23,8 +23,8 @@ WARPS = (4, 8, 16)
 
 All of them are loaded at a kind's first call, so that no other budget or size compiles anything.
 """
-RESIDENT = 16
-"""Warps that an SM's registers hold: 128 a thread."""
+RESIDENT, RESIDENT_PLAIN = 16, 32
+"""Warps that an SM's registers hold: 128 a thread; K and V alone take 64."""
 MAX_KV_COUNT = 32
 """KV heads of a token that are taken at a time."""
 MAX_Q_ROWS: Mapping[int, int] = {4: 4, 8: 4, 16: 2}
@@ -130,11 +130,12 @@ def num_ctas(problem: AppendProblem, config: AppendConfig, budget: Budget) -> in
 
 def candidates(problem: AppendProblem, budget: Budget) -> tuple[AppendConfig, ...]:
     """What is tuned over and what the model chooses from."""
+    most = RESIDENT if problem.num_q_heads else RESIDENT_PLAIN
     return tuple(
         AppendConfig(warps, ctas)
         for warps in WARPS
         for ctas in ((1, 2, 3, 4, 6, 8) if budget.confined == "mask" else (1,))
-        if ctas == 1 or warps * ctas <= RESIDENT
+        if ctas == 1 or warps * ctas <= most
     )
 
 
@@ -163,6 +164,8 @@ class AppendConstants:
     """Share of the read bandwidth that a mix of reads and writes has."""
     half_warps: int = 8
     """Warps on an SM with which it is at half that rate."""
+    blend: float = 3.0
+    """Exponent that blends the SM's time and the memory's: neither hides the other whole."""
 
 
 SHIPPED: Mapping[str, AppendConstants] = {"default": AppendConstants()}
@@ -178,7 +181,7 @@ def predict_us(
     """Predicted time of one launch with cold caches, us.
 
     The busiest SM's items at the rate that its loads in flight allow, or the memory of all SMs,
-    whichever is longer; plus the launch and one item's chain of loads.
+    a little more than the longer; plus the launch and one item's chain of loads.
     """
     known = constants or SHIPPED["default"]
     fixed = known.launch_us + known.chain_us
@@ -192,7 +195,8 @@ def predict_us(
     rate = 1e6 * known.sm_tbps * warps / (warps + known.half_warps)
     busiest = problem.bytes_moved * share / rate
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
-    return fixed + max(busiest, problem.bytes_moved / (known.efficiency * bandwidth))
+    memory = problem.bytes_moved / (known.efficiency * bandwidth)
+    return float(fixed + (busiest**known.blend + memory**known.blend) ** (1 / known.blend))
 
 
 def choose(
