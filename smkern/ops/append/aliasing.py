@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from smkern.ops.attention.aliasing import overlaps
 WRITTEN = ("out", "k_cache", "v_cache")
 READ = ("q", "k", "v", "page_table", "kv_lens", "cos_sin", "q_norm", "k_norm", "positions",
         "page_indptr", "cu_q_lens", "k_scale", "v_scale")  # fmt: skip
+_Q = len(WRITTEN) + READ.index("q")
 
 
 def spans_of(call: Call) -> tuple[int, ...]:
@@ -24,24 +25,28 @@ def spans_of(call: Call) -> tuple[int, ...]:
 
 def meeting(
     pointers: tuple[int, ...], spans: tuple[int, ...], in_place: bool
-) -> list[tuple[str, str]]:
-    """Pairs of names, the first written, whose spans share an address; `in_place` out is q."""
-    names, found = (*WRITTEN, *READ), []
-    for at, name in enumerate(WRITTEN):
+) -> list[tuple[int, int, int]]:
+    """Pairs whose spans share an address: place of the written one, of the other, bytes apart.
+
+    Places count WRITTEN, then READ. With `in_place` out is q.
+    """
+    found = []
+    for at in range(len(WRITTEN)):
         begin = pointers[at]
         end = begin + spans[at]
         if begin == end:
             continue
         for place in range(at + 1, len(pointers)):
             other = pointers[place]
-            if other < end and begin < other + spans[place]:
-                found.append((name, names[place]))
-    if in_place and ("out", "q") in found:
-        found.remove(("out", "q"))
+            if (
+                other < end
+                and begin < other + spans[place]
+                and not (in_place and at == 0 and place == _Q)
+            ):
+                found.append((at, place, other - begin))
     return found
 
 
-@lru_cache(maxsize=4096)
 def twins_meet(apart: int, shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
     """Whether two tensors of one shape and strides, `apart` bytes from each other, share a byte.
 
@@ -81,9 +86,11 @@ def is_in_place(call: Call) -> bool:
     return out is q or (same and out.data_ptr() == q.data_ptr())
 
 
-def check_pairs(call: Call, pairs: list[tuple[str, str]]) -> None:
+def check_pairs(call: Call, pairs: Iterable[tuple[int, int, int]]) -> None:
     """Raise ArgumentError where two tensors of a call whose spans meet share an address."""
-    for name, other in pairs:
+    names = (*WRITTEN, *READ)
+    for at, place, _ in pairs:
+        name, other = names[at], names[place]
         x, y = getattr(call, name), getattr(call, other)
         if _meet(x, y):
             hint = " (q may only be out itself)" if (name, other) == ("out", "q") else ""

@@ -6,7 +6,7 @@ kept under a key of those numbers. Overlap of what is written is looked at in ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -31,12 +31,13 @@ class Record:
     """A validated combination of numbers with its launch; `launch` is None where nothing runs.
 
     `spans` are those of `aliasing.spans_of`, `tail` is what `AppendArguments` holds behind the
-    addresses.
+    addresses, `apart` are pairs of `aliasing.meeting` that share no address all the same.
     """
 
     launch: Launch | None
     spans: tuple[int, ...]
     tail: tuple[Any, ...]
+    apart: set[tuple[int, int, int]] = field(default_factory=set)
 
 
 class EagerAppend:
@@ -95,8 +96,11 @@ class EagerAppend:
         )  # fmt: skip
         in_place = out_ptr == q_ptr and aliasing.is_in_place(call)
         pairs = aliasing.meeting(pointers, record.spans, in_place)
-        if pairs:
+        if pairs and not record.apart.issuperset(pairs):
             aliasing.check_pairs(call, pairs)
+            if len(record.apart) >= MAX_CACHED:
+                record.apart.clear()
+            record.apart.update(pairs)
         if call.check:
             self._refuse_in_capture()
             check_memory(call)
