@@ -173,21 +173,22 @@ def _turn(
     """Norm and rotation of heads given as halves, in fp32."""
     first = first.to(tl.float32)
     second = second.to(tl.float32)
+    # which products are fused is written out: the compiler's choice could differ between CTA sizes
     if NORM:
-        mean = tl.sum(first * first + second * second, 2) / (2 * H)
-        scale = tl.rsqrt(mean + eps)[:, :, None]
+        total = tl.sum(tl.fma(first, first, second * second), 2)
+        scale = tl.rsqrt(tl.fma(total, 0.5 / H, eps))[:, :, None]
         one, two = _weights(norm_ptr, H, PAD, TURNED, INTERLEAVED)
         if TURNED == H:
             # a token's weights and angles are multiplied once for all its heads
-            turned = (first * (one * cos) - second * (two * sin)) * scale
-            second = (second * (two * cos) + first * (one * sin)) * scale
+            turned = tl.fma(first, one * cos, -(second * (two * sin))) * scale
+            second = tl.fma(second, two * cos, first * (one * sin)) * scale
             first = turned
         else:
             first = first * one * scale
             second = second * two * scale
     if TURNED and not (NORM and TURNED == H):
-        one = first * cos - second * sin
-        two = second * cos + first * sin
+        one = tl.fma(first, cos, -(second * sin))
+        two = tl.fma(second, cos, first * sin)
         if TURNED == H:
             first, second = one, two
         else:
