@@ -178,6 +178,19 @@ __device__ __forceinline__ int arrive(int* counter, int count) {
   return old;
 }
 
+// The same without a wait for the old count: who reads it fences before what others wrote is read.
+__device__ __forceinline__ int arrive_early(int* counter, int count) {
+  int old;
+  asm volatile("atom.release.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(counter), "r"(count)
+               : "memory");
+  return old;
+}
+__device__ __forceinline__ void fence_arrived() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 __device__ __forceinline__ float4 load_cg(const float4* address) {
   float4 r;
   asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"

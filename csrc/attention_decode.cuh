@@ -47,11 +47,10 @@ __device__ __forceinline__ void wait_phase(u64& barrier, int parity) {
       : "memory");
 }
 
-// The last piece's team merges all partials of a row block.
-__device__ __noinline__ void merge(const AttentionParams& p, int unit, int thread, float v_scale) {
-  const Place place(p, unit);
-  const int* item = p.plan + p.decode_at + (long long)place.first_item * ITEM_WORDS;
-  merge_rows<kTeamThreads>(p, item, place.head, p.decode_rows, p.workspace + p.decode_out,
+// The last piece's team merges all partials of a row block; `item` is one of its pieces.
+__device__ __noinline__ void merge(const AttentionParams& p, Item item, int head, int thread,
+                                   float v_scale) {
+  merge_rows<kTeamThreads>(p, item, head, p.decode_rows, p.workspace + p.decode_out,
                            p.workspace + p.decode_stats, thread, v_scale);
 }
 
@@ -178,19 +177,30 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     staged = 0;
   };
 
-  int run_counter = -1, run_length = 0, run_pieces = 0, run_unit = 0;
-  // Counts a run's partials, which the team has written. Whose completes a row block merges it.
-  const auto announce = [&] {
+  // A run: pieces of one row block and head, one after the other. Its partials are counted at its
+  // end, and a unit later, when the old count is here, the one that completes its row block merges.
+  Item run_item = item, counted_item = item;
+  int run_counter = -1, run_head = 0, run_length = 0;
+  int counted_head = -1, counted_length = 0, counted = 0;  // counted: by all teams before
+  const auto count_run = [&] {
     if (run_counter < 0) return;
+    counted_item = run_item, counted_head = run_head, counted_length = run_length;
     team_barrier(l.team);
+    if (l.thread == 0) counted = arrive_early((int*)p.workspace + run_counter, run_length);
+  };
+  const auto settle = [&] {
+    if (counted_head < 0) return;
+    const int pieces = counted_item[NUM_PIECES], row_block = counted_item[COUNTER];
     if (l.thread == 0) {
-      int* counter = (int*)p.workspace + run_counter;
-      const bool complete = arrive(counter, run_length) + run_length == run_pieces;
-      note.merge = complete ? run_unit : -1;
-      if (complete) *counter = 0;
+      note.merge = counted + counted_length == pieces;
+      if (note.merge) {
+        fence_arrived();
+        ((int*)p.workspace)[row_block * heads + counted_head] = 0;
+      }
     }
     team_barrier(l.team);
-    if (note.merge >= 0) merge(p, note.merge, l.thread, v_scale);
+    if (note.merge) merge(p, counted_item, counted_head, l.thread, v_scale);
+    counted_head = -1;
   };
 
   for (bool first = true; unit < end_unit; first = false) {  // a unit a turn
@@ -259,13 +269,12 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     arrive_warp(note.staged, l.lane);
     staged = 1, staged_item = item, staged_head = head;
 
+    settle();
     const int pieces = item[NUM_PIECES], counter = item[COUNTER] * heads + head;
     if (pieces == 1 || counter != run_counter) {
-      announce();
+      count_run();
       run_counter = pieces > 1 ? counter : -1;
-      run_length = 0;
-      run_pieces = pieces;
-      run_unit = unit;
+      run_item = item, run_head = head, run_length = 0;
     }
     ++run_length;
     item = stream.source.item, unit = stream.source.unit, head = stream.source.head;
@@ -273,7 +282,9 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   add_staged();
-  announce();
+  settle();
+  count_run();
+  settle();
   team_barrier(l.team);  // no warp waits at the mbarriers
   if (l.thread == 0) {
     drop_barrier(note.staged);

@@ -46,12 +46,12 @@ __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& r
   if (dim == 0) store_lse(p, row, last.lse);
 }
 
-// Merge all partials of a row block and head, in index order, by THREADS threads. `item` is one of
-// the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm). A thread has 4 dims
-// of ROWS rows at a time and asks for several partials at once: few loads wait for each other, which
-// is all that a merge costs. More at once would take registers from the loop around it.
-template <int THREADS, int ROWS = 1>
-__device__ __forceinline__ void merge_rows(const AttentionParams& p, const int* item, int head,
+// Merge all partials of a row block and head, in index order, by THREADS threads. `item` has the
+// words of one of the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm). A
+// thread has 4 dims of ROWS rows at a time and asks for several partials at once: few loads wait for
+// each other, which is all that a merge costs. More at once would take registers from its caller.
+template <int THREADS, int ROWS = 1, class Item>
+__device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item& item, int head,
                                            int rows, const char* sums_at, const char* stats_at,
                                            int thread, float v_scale) {
   constexpr int kAhead = 8 / ROWS, kQuads = D / 4;

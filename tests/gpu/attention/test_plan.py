@@ -208,6 +208,7 @@ def test_refilled_on_the_device_without_a_host_read():
     given = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 16,
              "max_kv_len": 4096}  # fmt: skip
     made = smkern.plan_attention(lengths, **given)
+    lengths.add_(0)  # loaded now: loading waits for the device
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)
     event = torch.cuda.Event()
