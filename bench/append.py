@@ -23,7 +23,7 @@ from smkern.bench.append_cases import (
 )
 from smkern.bench.append_group import AppendRunner, summarize
 from smkern.bench.append_operands import AppendOperands
-from smkern.bench.append_providers import AppendPeers
+from smkern.bench.append_providers import PEERS, AppendPeers
 from smkern.bench.cases import IntList
 from smkern.bench.gemm import Deadline, report
 from smkern.bench.power import power_meter
@@ -63,13 +63,14 @@ class AppendSitting:
     deadline: Deadline
     progress: Progress
     again: bool = True
+    peers: tuple[str, ...] = PEERS
     _saved_s: float = 0.0
 
     def measure(self, groups: Sequence[AppendGroup], flashinfer: Any) -> None:
         task = self.progress.add_task("measure", total=len(groups))
         for case, members in groupby(groups, key=lambda group: group.case):
             ops = AppendOperands(case)
-            peers = AppendPeers(ops, flashinfer)
+            peers = AppendPeers(ops, flashinfer, self.peers)
             for group in members:
                 if self.deadline.passed:
                     return
@@ -94,6 +95,7 @@ def run(
     deadline: Deadline,
     *,
     again: bool,
+    peers: tuple[str, ...] = PEERS,
 ) -> int:
     """Measure what `results` lacks; how many groups are left."""
     flashinfer, about = find_flashinfer()
@@ -102,12 +104,21 @@ def run(
         click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
         runner = AppendRunner(stage, load_profile(), power_meter())
-        sitting = AppendSitting(runner, results, path, deadline, progress, again)
+        sitting = AppendSitting(runner, results, path, deadline, progress, again, peers)
         try:
             sitting.measure(pending(groups, results), flashinfer)
         finally:
             sitting.save()
     return len(pending(groups, results))
+
+
+def _peers_named(text: str) -> tuple[str, ...]:
+    """Names apart by commas; ValueError for one that is nobody's."""
+    names = tuple(name for name in text.split(",") if name)
+    for name in names:
+        if name not in PEERS:
+            raise ValueError(f"no peer is named {name!r}; there are {', '.join(PEERS)}")
+    return names
 
 
 @click.command("append")
@@ -123,6 +134,7 @@ def run(
 @click.option("--cases", default=None, help="Parts of case names: fp8,norm-rope-64")
 @click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
 @click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
+@click.option("--peers", default=",".join(PEERS), show_default=True, help="Beside whom.")
 @click.option("--again/--no-again", default=True, help="Measure losing groups a second time.")
 def command(
     out: Path,
@@ -131,6 +143,7 @@ def command(
     cases: str | None,
     budgets: Any,
     time_limit_s: float | None,
+    peers: str,
     again: bool,
 ) -> None:
     """Time smkern.qk_norm_rope_append and append_kv in SM partitions and on the whole chip.
@@ -145,7 +158,8 @@ def command(
         counts = budgets or tuple(n for n in (QUICK_BUDGETS if quick else BUDGETS) if n <= total)
         results = open_results(out, resume=resume, meta=collect_meta())
         deadline = Deadline.after(time_limit_s)
-        left = run(append_groups(chosen, counts), results, out, deadline, again=again)
+        groups = append_groups(chosen, counts)
+        left = run(groups, results, out, deadline, again=again, peers=_peers_named(peers))
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(report(results.summary))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from smkern.tuning.append import AppendProblem
 
 LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
 FP8_MAX = 448.0
+PEERS = ("torch", "torch:compile", "flashinfer")
 
 
 def our_call(ops: AppendOperands) -> Call:
@@ -172,6 +173,7 @@ class AppendPeers:
 
     ops: AppendOperands
     flashinfer: Any
+    names: Collection[str] = PEERS
     _found: list[tuple[str, Layout, Callable[[], Call]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,6 +186,7 @@ class AppendPeers:
             for layout in LAYOUTS:
                 make = partial(flashinfer_call, self.flashinfer, ops, layout)
                 self._found.append(("flashinfer", layout, once(make)))
+        self._found = [found for found in self._found if found[0] in self.names]
 
     def at(self, place: Place) -> Iterator[Contender]:
         for provider, layout, make in self._found:

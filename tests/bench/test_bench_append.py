@@ -156,6 +156,16 @@ def test_a_wrong_result_is_no_time(cuda, small_operands, monkeypatch, case, faul
     assert "wrong result" in errors[contender.name]
 
 
+def test_peers_are_chosen_by_name(on_cpu, tmp_path):
+    out = tmp_path / "append.json"
+    options = ["--out", str(out), "--budgets", "16", "--peers", "torch"]
+    ran = CliRunner().invoke(suite.command, options)
+    assert ran.exit_code == 0, ran.output
+    assert {c["provider"] for c in json.loads(out.read_text())["cells"]} == {"smkern", "torch"}
+    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--peers", "vllm"])
+    assert "no peer is named 'vllm'" in ran.output
+
+
 def test_summary_names_what_was_not_measured():
     cell = {"op": "append_kv", "provider": "smkern", "num_sms": 16, "us": None, "error": "why",
             "case": {"name": "plain-8", "tokens": 8}}  # fmt: skip

@@ -121,6 +121,25 @@ def test_compiled_without_a_break(place):
         assert torch.equal(x, y)
 
 
+def test_compiled_over_halves_of_one_buffer_and_of_one_matrix():
+    args, options = make(replace(ALL, fill=0.0))
+    pages, *rest = args[3].shape
+    qkv, both = torch.randn(13, 8, 64).half(), torch.zeros(pages, 2, *rest).half()
+
+    def layer(qkv, both, table, kv_lens):
+        q, k, v = (2 * qkv).split([4, 2, 2], 1)
+        k_cache, v_cache = both.unbind(1)
+        q = smkern.qk_norm_rope_append(q, k, v, k_cache, v_cache, table, kv_lens, **options, out=q)
+        smkern.append_kv(k, v, v_cache, k_cache, table, kv_lens, cu_q_lens=options["cu_q_lens"])
+        return q + 1
+
+    same = both.clone()
+    want = layer(qkv, same, *args[5:])
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(qkv, both, *args[5:])
+    assert torch.equal(got, want)
+    assert torch.equal(both, same)
+
+
 def test_fake_tensors_know_the_shape():
     args, options = make(ALL)
     mode = FakeTensorMode()
