@@ -74,14 +74,11 @@ __device__ __forceinline__ u32 values_at(int lane) {
 }
 
 // s = K Q^T over a slot's keys, read from `at`. The next fragments are read while these are
-// multiplied. Where a step has two sums only, even and odd blocks of dims have sums of their own: a
-// product waits some 33 clocks for the one before it.
+// multiplied. One sum a score, whatever the number of row groups: a row's bits do not turn with it.
 template <int N>
 __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
                                        const u32 (&q)[N][D / 8]) {
   constexpr int kReads = KV8 ? kBlocks / 2 : kBlocks;
-  constexpr bool kSplit = N * kTiles < 4;
-  float odd[N][kTiles][4] = {};
   u32 a[2][kTiles][4];
 #pragma unroll
   for (int b = 0; b < kTiles; ++b) load_matrices<false>(a[0][b], moved(at, b * 16, 0));
@@ -110,18 +107,10 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
 #pragma unroll
         for (int n = 0; n < N; ++n) {
           const u32* x = a[i & 1][b];
-          mma16816(kSplit && i % 2 ? odd[n][b] : s[n][b], x[0], x[1], x[2], x[3], q[n][2 * i],
-                   q[n][2 * i + 1]);
+          mma16816(s[n][b], x[0], x[1], x[2], x[3], q[n][2 * i], q[n][2 * i + 1]);
         }
     }
   }
-  if constexpr (kSplit)
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-      for (int b = 0; b < kTiles; ++b)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) s[n][b][c] += odd[n][b][c];
 }
 
 // o += V^T P^T, values read from `at`; p[n][b] holds P^T of 16 keys and 8 packed rows.
