@@ -47,11 +47,14 @@ struct AttentionParams {
   float scale_log2, softcap, k_scale, v_scale;
 };
 
-enum { NUM_DECODE, NUM_PREFILL, DECODE_CTAS, OVERFLOWED, DECODE_SLOTS, PREFILL_SLOTS };
+enum {
+  NUM_DECODE, NUM_PREFILL, DECODE_CTAS, OVERFLOWED, DECODE_SLOTS, PREFILL_SLOTS, DECODE_COST,
+  FIRST_COST
+};
 enum { TICKET = 8, DEPARTED = 9, HEADER_WORDS = 64 };
 enum {
   REQUEST, KV_BEGIN, KV_END, KV_LEN, Q_START, Q_LEN, FIRST_ROW, FIRST_SLOT, NUM_PIECES, PIECE,
-  COUNTER, TILES, ITEM_WORDS
+  COUNTER, TILES, ITEM_WORDS, COST = TILES  // tiles of a prefill item, cost before a decode item
 };
 
 __device__ __forceinline__ float exp2_fast(float x) {

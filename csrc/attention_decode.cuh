@@ -134,9 +134,9 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
                                     int team_index) {
   const Lane l;
   const int heads = p.num_kv_heads;
-  const long long units = (long long)p.plan[NUM_DECODE] * heads;
-  const int first_unit = (int)(units * team_index / num_teams);
-  const int end_unit = (int)(units * (team_index + 1) / num_teams);
+  if (p.plan[NUM_DECODE] == 0) return;
+  const Share share(p, team_index, num_teams, l.lane);
+  const int first_unit = share.first, end_unit = share.end;
   if (first_unit == end_unit) return;
 
   char* mine = shared + l.team * team_bytes(p.decode_rows);

@@ -13,6 +13,50 @@ __device__ __forceinline__ Item load_item(const AttentionParams& p, int index, i
   return Item{lane < ITEM_WORDS ? at[lane] : 0};
 }
 
+// Units [first, end) of a team: teams share the cost of all, not their number, for lengths differ.
+// The units before an offset on the line of costs (row block by row block, each as often as there
+// are heads) are found by the warp, both ends at a time, in a search of 32 branches.
+struct Share {
+  int first, end;
+
+  __device__ __forceinline__ Share(const AttentionParams& p, int team, int teams, int lane) {
+    const int heads = p.num_kv_heads, items = p.plan[NUM_DECODE], total = p.plan[DECODE_COST];
+    if (p.plan[FIRST_COST] * (long long)items == total) {  // as if all cost the same
+      first = (int)((long long)items * heads * team / teams);
+      end = (int)((long long)items * heads * (team + 1) / teams);
+      return;
+    }
+    const int* words = p.plan + p.decode_at;
+    const auto cost_before = [&](int item) {
+      return item < items ? words[(long long)item * ITEM_WORDS + COST] : total;
+    };
+    long long offset[2];
+    int low[2] = {0, 0}, unit[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) offset[i] = (long long)total * heads * (team + i) / teams;
+    for (int count = items, step; count > 1; count = step) {
+      step = (count + 31) / 32;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = low[i] + lane * step;
+        const bool before = at < items && (long long)cost_before(at) * heads <= offset[i];
+        low[i] += max(__popc(__ballot_sync(0xffffffffu, before)) - 1, 0) * step;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int* item = words + (long long)low[i] * ITEM_WORDS;
+      const int pieces = item[NUM_PIECES], block = low[i] - item[PIECE];  // its first item
+      const int base = cost_before(block), whole = cost_before(block + pieces) - base;
+      const int local = (int)(offset[i] - (long long)heads * base), head = local / whole;
+      const int each = cost_before(block + 1) - base;  // all pieces but the last cost the same
+      const int piece = min((local - head * whole) / each, pieces - 1);
+      unit[i] = block * heads + head * pieces + piece;
+    }
+    first = unit[0], end = unit[1];
+  }
+};
+
 // Where a team is in the plan: items of a row block lie together, its pieces in order. Units go
 // through a row block's pieces for one KV head, then for the next: a run is announced once.
 struct Place {

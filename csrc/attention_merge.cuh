@@ -48,8 +48,8 @@ __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& r
 
 // Merge all partials of a row block and head, in index order, by THREADS threads. `item` has the
 // words of one of the block's pieces; a partial is [rows, D] fp32 sums and [rows] (max, norm). A
-// thread has 4 dims of ROWS rows at a time and asks for several partials at once: few loads wait for
-// each other, which is all that a merge costs. More at once would take registers from its caller.
+// thread has 4 dims of ROWS rows at a time and asks for several partials at once: few loads wait
+// for each other, which is all that a merge costs. More would take registers from its caller.
 template <int THREADS, int ROWS = 1, class Item>
 __device__ __forceinline__ void merge_rows(const AttentionParams& p, const Item& item, int head,
                                            int rows, const char* sums_at, const char* stats_at,

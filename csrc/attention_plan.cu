@@ -41,13 +41,13 @@ struct WarpSums {
 };
 
 struct Shared {
-  WarpSums units, items, slots, prefill_slots, counters, sorted;
+  WarpSums units, items, slots, costs, prefill_slots, counters, sorted;
   u64 decode_cost[kWarps], prefill_cost[kWarps];
   int bucket[kThreads];  // prefill items by length, the longest first: counts, then places
   int start[kThreads];   // a chunk's units: decode items before each
   // of decode units: request, kv_len, q_start, bytes of q_len, shift, first piece and pieces
   int4 who[kThreads];    // before that, of requests: kv_len, q_start, q_len
-  int2 where[kThreads];  // of decode units: slot, counter
+  int4 where[kThreads];  // of decode units: slot, counter, cost before
   Cut cut;     // where not all fits: what is kept,
   Totals all;  // and what there was
 };
@@ -112,21 +112,25 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
   for (int j = threadIdx.x; j < limit; j += kThreads) {
     const int unit = find(s.start, units, j);
     const int4 who = s.who[unit];
-    const int2 where = s.where[unit];
+    const int4 where = s.where[unit];
     const int kv_len = who.y, shift = (who.w >> 8) & 255, pieces = (u32)who.w >> 24;
     int block = 0, i = j - s.start[unit];
     if (i >= pieces) {  // mostly a request has one row block
       block = (u32)i / (u32)pieces;
       i -= block * pieces;
     }
-    const int number = ((who.w >> 16) & 255) + i, key0 = number << shift;
+    const int first = (who.w >> 16) & 255, number = first + i, key0 = number << shift;
     const int key1 = min((u32)kv_len, (u32)(number + 1) << shift);
     const bool cut = pieces > 1;
+    // all pieces but the last cost the same; a row block's cost is that of its request's others
+    const int tiles = (kv_len - (first << shift) + 127) >> 7, each = (1 << shift >> 7) + 2;
+    const int before = where.z + block * (tiles + 2 * pieces) + i * each;
+    if (base + j == 0) p.plan[FIRST_COST] = ((key1 - key0 + 127) >> 7) + 2;
     write_item(p.plan + p.decode_at + (long long)(base + j) * ITEM_WORDS,
                make_int4(who.x, key0, key1, kv_len),
                make_int4(who.z, who.w & 255, block * p.decode_rows,
                          cut ? where.x + block * pieces : -1),
-               make_int4(pieces, i, cut ? where.y + block : 0, (key1 - key0 + 127) >> 7));
+               make_int4(pieces, i, cut ? where.y + block : 0, before));
   }
 }
 
@@ -177,7 +181,8 @@ __device__ __forceinline__ void write_header(const PlanParams& p, const Shared& 
   if (lane == OVERFLOWED) word = all.decode_items - decode + all.prefill_items - prefill;
   if (lane == DECODE_SLOTS) word = all.decode_slots;
   if (lane == PREFILL_SLOTS) word = all.prefill_slots;
-  p.plan[lane] = word;
+  if (lane == DECODE_COST) word = kept.decode_cost;
+  if (lane != FIRST_COST || !decode) p.plan[lane] = word;  // else the first item's writer does
   p.plan[32 + lane] = 0;
 }
 
@@ -234,6 +239,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
         }
         if (lane == 31) {
           s.items.of[warp] = upto.items, s.slots.of[warp] = upto.slots;
+          s.costs.of[warp] = upto.cost;
           s.prefill_slots.of[warp] = upto.joint & 255, s.counters.of[warp] = upto.joint >> 8;
           s.decode_cost[warp] = decode_cost, s.prefill_cost[warp] = prefill_cost;
         }
@@ -244,7 +250,9 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
       int item = upto.items - mine.items, slot = all.decode_slots + upto.slots - mine.slots;
       int prefill_slot = all.prefill_slots + (upto.joint & 255) - (mine.joint & 255);
       int counter = all.counters + (upto.joint >> 8) - (mine.joint >> 8);
+      int cost = all.decode_cost + upto.cost - mine.cost;
       if (works && count > 32) {
+        cost += s.costs.before(warp, lane);
         item += s.items.before(warp, lane), slot += s.slots.before(warp, lane);
         counter += s.counters.before(warp, lane);
         if (has_prefill) prefill_slot += s.prefill_slots.before(warp, lane);
@@ -255,7 +263,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
           s.who[thread] = make_int4(unit.request, unit.r.kv_len, unit.r.q_start,
                                     unit.r.q_len | unit.shift << 8 | unit.first << 16 |
                                         unit.pieces << 24);
-          s.where[thread] = make_int2(slot, counter);
+          s.where[thread] = make_int4(slot, counter, cost, 0);
         }
       }
       const bool over = works && (all.decode_items + item + mine.items > p.max_decode_items ||
@@ -269,6 +277,7 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
       all.decode_items += more;
       const bool last = u0 + kThreads >= units;
       if (!last || warp == kWarps - 1) {
+        all.decode_cost += s.costs.all(lane);
         all.decode_slots += s.slots.all(lane), all.prefill_slots += s.prefill_slots.all(lane);
         all.counters += s.counters.all(lane);
       }

@@ -95,32 +95,36 @@ struct Unit {
   __device__ __forceinline__ u32 cost() const {
     return blocks * (((u32)(end - begin) + 127) / 128 + pieces);
   }
+  // of decode, by which teams share: a piece counts two tiles more
+  __device__ __forceinline__ int shared_cost() const {
+    return decode() ? cost() + blocks * pieces : 0;
+  }
 };
 
 // Sums that are scanned together over the units of a warp. Prefill slots, at most four a unit and
 // so 128 a warp, share a word with the counters.
 struct Sums {
-  int items, slots, joint;  // decode items, decode slots, counters * 256 + prefill slots
+  int items, slots, cost, joint;  // of decode; counters * 256 + prefill slots
 
   __device__ __forceinline__ static Sums of(const Unit& u) {
     const int items = u.blocks * u.pieces;
-    if (!u.decode()) return {0, 0, u.cut() ? 256 + u.pieces : 0};
-    return {items, u.cut() ? items : 0, u.cut() ? u.blocks * 256 : 0};
+    if (!u.decode()) return {0, 0, 0, u.cut() ? 256 + u.pieces : 0};
+    return {items, u.cut() ? items : 0, u.shared_cost(), u.cut() ? u.blocks * 256 : 0};
   }
   __device__ __forceinline__ Sums scan(int lane) const {
     Sums x = *this;
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
       const int a = __shfl_up_sync(kAll, x.items, by), b = __shfl_up_sync(kAll, x.slots, by),
-                c = __shfl_up_sync(kAll, x.joint, by);
-      if (lane >= by) x.items += a, x.slots += b, x.joint += c;
+                c = __shfl_up_sync(kAll, x.cost, by), d = __shfl_up_sync(kAll, x.joint, by);
+      if (lane >= by) x.items += a, x.slots += b, x.cost += c, x.joint += d;
     }
     return x;
   }
 };
 
 struct Totals {
-  int decode_items, prefill_items, decode_slots, prefill_slots, counters;
+  int decode_items, prefill_items, decode_slots, prefill_slots, counters, decode_cost;
 
   __device__ __forceinline__ void add(const Unit& u) {
     const int items = u.blocks * u.pieces;

@@ -36,7 +36,8 @@ __device__ __forceinline__ void soften(float (&s)[kKeys / 2], Rows& rows, float 
   for (int r = 0; r < 2; ++r) {
     float high = rows.top[r];
 #pragma unroll
-    for (int i = 0; i < kKeys / 8; ++i) high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+    for (int i = 0; i < kKeys / 8; ++i)
+      high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
     const float base = high == kMinusInf ? 0.0f : high * scale2;
@@ -65,8 +66,9 @@ __device__ __forceinline__ void multiply_keys(float (&s)[kKeys / 2], u32 query, 
 #pragma unroll
   for (int i = 0; i < D / 16; ++i) {
     const int block = i * 16 / kBlock, within = i * 16 % kBlock * 2;
-    multiply_shared(s, matrix<kSwizzle>(query + block * kRows * kSwizzle + within, 16, 8 * kSwizzle),
-                    matrix<kSwizzle>(keys + block * kKeys * kSwizzle + within, 16, 8 * kSwizzle),
+    const u32 q = query + block * kRows * kSwizzle + within;
+    const u32 k = keys + block * kKeys * kSwizzle + within;
+    multiply_shared(s, matrix<kSwizzle>(q, 16, 8 * kSwizzle), matrix<kSwizzle>(k, 16, 8 * kSwizzle),
                     i > 0);
   }
   wgmma_commit();
@@ -132,7 +134,8 @@ __device__ __forceinline__ void store_output(const AttentionParams& p, const Ite
       u32 w[4];
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        float x = o[16 * i + 4 * b + 2 * r] * last.scale, y = o[16 * i + 4 * b + 2 * r + 1] * last.scale;
+        const int at = 16 * i + 4 * b + 2 * r;
+        float x = o[at] * last.scale, y = o[at + 1] * last.scale;
         if (last.scale == 0.0f) x = y = 0.0f;
         w[b] = pack2(x, y, FP16);
       }
@@ -148,7 +151,8 @@ __device__ __forceinline__ void store_partial(const AttentionParams& p, const It
                                               const float (&o)[D / 2], const Rows& rows, int row0,
                                               float scale2) {
   const int t = threadIdx.x & 3;
-  const long long part = ((long long)(item.first_slot + item.piece) * p.num_kv_heads + head) * kRows;
+  const long long slot = item.first_slot + item.piece;
+  const long long part = (slot * p.num_kv_heads + head) * kRows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float* at = (float*)(p.workspace + p.prefill_out) + (part + row0 + 8 * r) * D;

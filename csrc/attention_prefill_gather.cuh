@@ -1,7 +1,8 @@
-// How prefill's operands reach shared memory: work by tickets, queries and pages by the copy engine.
+// How prefill's operands reach shared memory: work by tickets, queries and pages by boxes.
 //
 // A producer posts a unit of work and its queries, then fills two stages of keys and two of values.
-// TMA 1: two warps ask the copy engine for a box a page and half, which costs few instructions; rows that a request must not read (behind its end, below its window) are written as zeros.
+// TMA 1: two warps ask the copy engine for a box a page and 64 dims, which costs few instructions;
+// rows that a request must not read (behind its end, below its window) are written as zeros.
 // TMA 0 (e4m3 caches, which must be converted; tiny pages): four warps copy row by row.
 #pragma once
 #include "attention_merge.cuh"
@@ -57,9 +58,11 @@ struct Shared {
   }
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < 2; ++i) {
-      barrier_init(full_keys + 8 * i, TMA ? 1 : 128), barrier_init(full_values + 8 * i, TMA ? 1 : 128);
+      barrier_init(full_keys + 8 * i, TMA ? 1 : 128);
+      barrier_init(full_values + 8 * i, TMA ? 1 : 128);
       barrier_init(empty_keys + 8 * i, 8), barrier_init(empty_values + 8 * i, 8);
-      barrier_init(full_work + 8 * i, 1), barrier_init(empty_work + 8 * i, 8 + (TMA ? 1 : kProducerWarps));
+      barrier_init(full_work + 8 * i, 1);
+      barrier_init(empty_work + 8 * i, 8 + (TMA ? 1 : kProducerWarps));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -15,6 +15,7 @@ import numpy as np
 
 from smkern.tuning.attention import (
     DECODE_MAX_Q,
+    PIECE_COST,
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
@@ -23,17 +24,21 @@ from smkern.tuning.attention import (
 )
 
 HEADER_WORDS = 64
-NUM_DECODE, NUM_PREFILL, DECODE_CTAS, OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS = range(6)
+(NUM_DECODE, NUM_PREFILL, DECODE_CTAS, OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS, DECODE_COST,
+ FIRST_COST) = range(8)  # fmt: skip
 TICKET, DEPARTED = 8, 9
 """Header words. The two last are counters, zero between launches."""
 ITEM_WORDS = 12
 (REQUEST, KV_BEGIN, KV_END, KV_LEN, Q_START, Q_LEN, FIRST_ROW, FIRST_SLOT, NUM_PIECES, PIECE,
  COUNTER, TILES) = range(ITEM_WORDS)  # fmt: skip
+COST = TILES
 """Words of an item. Keys [KV_BEGIN, KV_END) are walked for the packed rows from FIRST_ROW.
 
 FIRST_SLOT: where the partial of the row block's piece 0 lies (-1: a single piece, written straight
 to the output). COUNTER: the row block's index among those with several pieces (times KV heads, plus
-the head: its arrival counter). TILES: 128-key tiles of the item, what prefill items are ordered by.
+the head: its arrival counter). TILES, of a prefill item: its 128-key tiles, by which they are
+ordered. COST, of a decode item: what all before it cost, an item its 128-key tiles and PIECE_COST;
+teams share the whole, DECODE_COST, evenly. FIRST_COST: of the first item.
 """
 
 
@@ -163,6 +168,10 @@ def plan_items(
         len(decode), len(prefill), decode_ctas(decode, prefill, num_ctas),
     )  # fmt: skip
     buffer[[OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS]] = overflow, slots["decode"], slots["prefill"]
+    costs = [item[TILES] + PIECE_COST for item in decode]
+    for item, before in zip(decode, np.cumsum([0, *costs]), strict=False):
+        item[COST] = int(before)
+    buffer[[DECODE_COST, FIRST_COST]] = sum(costs), costs[0] if costs else 0
     if decode:
         buffer[layout.decode_at :][: len(decode) * ITEM_WORDS] = np.ravel(decode)
     if prefill:

@@ -25,6 +25,8 @@ DECODE_MAX_ROWS = 32
 """Packed rows (query tokens x heads of a group) of a decode item; more rows are more items.
 
 Half as many at head_dim 256: their sums would not fit the registers."""
+PIECE_COST = 2
+"""What a decode piece costs beside its keys, in tiles of 128: teams share the sum evenly."""
 PREFILL_ROWS = 128
 """Packed rows of a prefill item."""
 PREFILL_TILE = 128

@@ -1,8 +1,9 @@
 """How long an attention step takes in a budget of SMs: bytes, products, and who waits for whom.
 
-Decode units (an item of one KV head) are dealt in contiguous equal shares, so the busiest SM's
-share counts; prefill units are taken the longest first. A unit costs its keys and a fixed part; the
-memory and the power limit of the budget's SMs are floors that no deal goes below.
+Decode units (an item of one KV head) are dealt in contiguous shares of equal cost (CUDA) or number
+(Triton), so the busiest SM's share counts; prefill units are taken the longest first. A unit costs
+its keys and a fixed part; the memory and the power limit of the budget's SMs are floors that no
+deal goes below.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from smkern.tuning import attention_space as space
 from smkern.tuning.attention import (
+    PIECE_COST,
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionConfig,
@@ -196,20 +198,27 @@ def _decode_us(
     row = 2 * shape.head_dim * size
     partial = 2 * 4 * shape.decode_rows * shape.head_dim if work.decode_slots else 0
     moved = np.repeat(work.decode_keys * row + partial, heads)
-    on_sm, alone, most = _shares(moved, config, budget)
+    costs = np.repeat(-(-work.decode_keys // PREFILL_TILE) + PIECE_COST, heads)
+    if config.kernel != "cuda":
+        costs = np.ones_like(costs)
+    on_sm, alone, most = _shares(moved, costs, config, budget)
     sm_rate = 1e6 * known.sm_tbps * (known.fp8_share if size == 1 else 1.0)
     worker_rate = min(sm_rate, bytes_in_flight(problem, config) / known.latency_us)
     return float(np.maximum(on_sm / sm_rate, alone / worker_rate).max()) + most * known.unit_us
 
 
-def _shares(moved: Ints, config: AttentionConfig, budget: Budget) -> tuple[Ints, Ints, int]:
+def _shares(
+    moved: Ints, costs: Ints, config: AttentionConfig, budget: Budget
+) -> tuple[Ints, Ints, int]:
     """Bytes of each SM and of its busiest worker; the most units that a worker has.
 
-    Units are dealt in contiguous equal shares: worker w of n has [units w / n, units (w + 1) / n).
+    Worker w of n has the units that begin in [cost w / n, cost (w + 1) / n) of the whole cost.
     """
     ctas = space.num_ctas(config, budget)
     teams = config.teams if config.kernel == "cuda" else 1
-    ends = len(moved) * np.arange(ctas * teams + 1) // (ctas * teams)
+    before = np.cumsum(costs) - costs
+    shares = int(costs.sum()) * np.arange(ctas * teams + 1) // (ctas * teams)
+    ends = np.searchsorted(before, shares, side="left")
     totals = np.concatenate([[0], np.cumsum(moved)])
     of_worker = (totals[ends[1:]] - totals[ends[:-1]]).reshape(ctas, teams)
     # CTAs are placed one an SM before any SM has a second

@@ -14,6 +14,7 @@ from smkern.kernels.attention_args import ALIGNMENT, WorkspaceLayout
 from smkern.kernels.attention_items import PlanLayout, plan_items
 from smkern.tuning.attention import (
     DECODE_MAX_Q,
+    PIECE_COST,
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
@@ -23,7 +24,7 @@ LENGTHS = st.one_of(st.integers(0, 600), st.integers(0, 50_000))
 QUERIES = st.one_of(st.integers(0, DECODE_MAX_Q), st.integers(0, 700))
 CUT = [
     items.KV_BEGIN, items.KV_END, items.KV_LEN, items.Q_LEN, items.FIRST_ROW, items.NUM_PIECES,
-    items.PIECE, items.TILES,
+    items.PIECE,
 ]  # fmt: skip
 
 
@@ -161,6 +162,22 @@ def test_a_request_is_cut_as_if_it_were_alone(step, index):
     for among, own in zip(everyone, alone, strict=True):
         of_request = among[among[:, items.REQUEST] == request][:, CUT].tolist()
         assert sorted(of_request) == sorted(own[:, CUT].tolist())
+
+
+@given(steps())
+def test_costs_add_up(step):
+    shape, kv_lens, cu_q_lens = step
+    plan = plan_items(shape, kv_lens, cu_q_lens, 7)
+    decode, _ = read(shape, plan)
+    tiles = -(-(decode[:, items.KV_END] - decode[:, items.KV_BEGIN]) // PREFILL_TILE)
+    costs = np.maximum(tiles, 0) + PIECE_COST
+    assert decode[:, items.COST].tolist() == (np.cumsum(costs) - costs).tolist()
+    assert plan[items.DECODE_COST] == costs.sum()
+    assert plan[items.FIRST_COST] == (costs[0] if len(costs) else 0)
+    # a team's share is found in a row block by its cost: all pieces but the last cost the same
+    inner = decode[:, items.PIECE] < decode[:, items.NUM_PIECES] - 1
+    first = np.flatnonzero(inner) - decode[inner, items.PIECE]
+    assert (costs[inner] == costs[first]).all()
 
 
 def test_lengths_outside_the_shape_are_clamped():

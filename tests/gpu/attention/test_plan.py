@@ -41,9 +41,9 @@ def check(made, kv_lens, cu_q_lens=None) -> np.ndarray:
     shape, layout = made.shape, PlanLayout.of(made.shape)
     want = plan_items(shape, kv_lens, cu_q_lens, made.budget.num_sms)
     got = made.buffer.cpu().numpy()
-    words = slice(items.PREFILL_SLOTS + 1)
+    words = slice(items.FIRST_COST + 1)
     assert got[words].tolist() == want[words].tolist(), f"header of {shape}"
-    assert not got[items.PREFILL_SLOTS + 1 : items.HEADER_WORDS].any(), "words behind the counts"
+    assert not got[items.FIRST_COST + 1 : items.HEADER_WORDS].any(), "words behind the counts"
     decode = _items(got, layout.decode_at, got[items.NUM_DECODE])
     assert np.array_equal(decode, _items(want, layout.decode_at, want[items.NUM_DECODE]))
     prefill = _items(got, layout.prefill_at, got[items.NUM_PREFILL])
