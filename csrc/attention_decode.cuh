@@ -152,8 +152,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   }
   team_barrier(l.team);
 
-  // partials of e4m3 values stay in units of kShiftedUnit, too
-  const float v_scale = KV8 ? kShiftedUnit * cache_scale(p.v_scale, p.v_scale_ptr) : 1.0f;
+  const float v_scale = KV8 ? cache_scale(p.v_scale, p.v_scale_ptr) : 1.0f;
   const float score_scale = KV8 ? cache_scale(p.scale_log2, p.k_scale_ptr) : p.scale_log2;
   const float scale2 = SOFTCAP ? 1.0f : score_scale;
 

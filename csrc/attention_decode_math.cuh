@@ -3,7 +3,7 @@
 // Scores are computed transposed, S^T = K Q^T (keys on the 16-row side), so that 8 packed rows cost
 // no padding to 16; P^T reaches the second product, O^T = V^T P^T, by movmatrix.
 #pragma once
-#include "attention_decode_e4m3.cuh"
+#include "attention_decode_copy.cuh"
 
 namespace decode {
 
@@ -57,6 +57,14 @@ __device__ __forceinline__ void load_query(u32 (&q)[D / 8], const AttentionParam
   }
 }
 
+// Four e4m3 as two f16 pairs. Halves of a register spare the shift that e4m3_to_f16 costs.
+__device__ __forceinline__ void unpack4(u32& low, u32& high, u32 x) {
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(x));
+}
+
 // Where in a slot a lane reads the first fragments of keys, and of values: 16 keys of 16 dims (32
 // with e4m3), of which values are dims 0..7 and 8..15 of keys 0..7, then of keys 8..15; with e4m3
 // keys 0..7 and 8..15 of 16 dims, then of the next 16.
@@ -86,13 +94,8 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
 #pragma unroll
         for (int b = 0; b < kTiles; ++b) {
           u32 x[4];  // of the two words of 16 dims: low halves, high halves
-          if (b < SHIFTED_TILES) {
-            shift_low_high(x[0], x[2], a[i & 1][b][2 * h]);
-            shift_low_high(x[1], x[3], a[i & 1][b][2 * h + 1]);
-          } else {
-            unpack4(x[0], x[2], a[i & 1][b][2 * h]);
-            unpack4(x[1], x[3], a[i & 1][b][2 * h + 1]);
-          }
+          unpack4(x[0], x[2], a[i & 1][b][2 * h]);
+          unpack4(x[1], x[3], a[i & 1][b][2 * h + 1]);
 #pragma unroll
           for (int n = 0; n < N; ++n)
             mma16816(s[n][b], x[0], x[1], x[2], x[3], q[n][4 * i + 2 * h],
@@ -108,17 +111,9 @@ __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
         }
     }
   }
-  if constexpr (KV8)
-#pragma unroll
-    for (int b = 0; b < SHIFTED_TILES; ++b)
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) s[n][b][c] *= kShiftedUnit;
 }
 
-// o += V^T P^T, values read from `at`; p[n][b] holds P^T of 16 keys and 8 packed rows. Of e4m3 values
-// o is in units of kShiftedUnit.
+// o += V^T P^T, values read from `at`; p[n][b] holds P^T of 16 keys and 8 packed rows.
 __device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 at,
                                       const u32 (&p)[ROWS8][kTiles][2]) {
   constexpr int kReads = (KV8 ? kBlocks / 2 : kBlocks) * kTiles;
@@ -134,8 +129,8 @@ __device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 at,
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         u32 y[4];  // a word is two dims of a key and the next: keys of a dim go together
-        shift_even_odd(y[0], y[1], x[2 * h]);
-        shift_even_odd(y[2], y[3], x[2 * h + 1]);
+        unpack4(y[0], y[1], permute(x[2 * h], 0, 0x3120));
+        unpack4(y[2], y[3], permute(x[2 * h + 1], 0, 0x3120));
 #pragma unroll
         for (int n = 0; n < ROWS8; ++n)
           mma16816(o[2 * i + h][n], y[0], y[1], y[2], y[3], p[n][b][0], p[n][b][1]);
