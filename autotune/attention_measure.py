@@ -28,8 +28,9 @@ from smkern.tuning.cells import Tuned, config_to_json
 
 TOLERANCE = 2e-2
 """|out - torch| / |torch|, with fp8 caches too: the reference reads the same bytes."""
-SAME_WITHIN = 1.015
-"""Times so close are one; the default is kept then."""
+SAME_WITHIN = 1.03
+"""Times so close are one; the default is kept then: a cell serves other lengths too, and at 100 SMs
+a single team was 2% faster on equal lengths, 9% slower on skewed ones."""
 DEFAULT_CONFIG = AttentionConfig()
 
 
