@@ -50,7 +50,7 @@ def _page(
 ):  # fmt: skip
     """The page of each position, and whether there is one."""
     live = live & (position >= 0)
-    entry = tl.where(live, position, 0) // PAGE
+    entry = tl.maximum(position, 0) // PAGE
     if FLAT:
         begin = tl.load(indptr_ptr + request, mask=live, other=0)
         end = tl.load(indptr_ptr + request + 1, mask=live, other=0)
@@ -272,8 +272,9 @@ def append_rows(
             request, position, live, table_ptr, indptr_ptr, table_stride, table_len, num_pages,
             PAGE, FLAT,
         )  # fmt: skip
-        slot = (tl.where(stored, position, 0) % PAGE).to(tl.int64)
-        page = tl.where(stored, page, 0).to(tl.int64)
+        # of tokens that are not stored, any: no `where`, which Triton 3.6 compiles for few tokens only
+        slot = (tl.maximum(position, 0) % PAGE).to(tl.int64)
+        page = page.to(tl.int64)
         k_at = page * k_page + slot * k_slot
         v_at = page * v_page + slot * v_slot
         cos = 1.0

@@ -25,8 +25,6 @@ All of them are loaded at a kind's first call, so that no other budget or size c
 """
 RESIDENT, RESIDENT_PLAIN = 16, 32
 """Warps that an SM's registers hold: 128 a thread; K and V alone take 64."""
-MAX_ITEM_TOKENS = 16
-"""With 32, Triton 3.6 does not compile the plain append of one token a request."""
 MAX_KV_COUNT = 32
 """KV heads of a token that are taken at a time."""
 MAX_Q_ROWS: Mapping[int, int] = {4: 4, 8: 4, 16: 2}
@@ -106,9 +104,8 @@ def kv_count(problem: AppendProblem) -> int:
 
 
 def item_tokens(problem: AppendProblem, config: AppendConfig) -> int:
-    """Tokens of an item: as many as give each lane of a CTA a KV head, MAX_ITEM_TOKENS at most."""
-    tokens = 32 * config.num_warps // (kv_count(problem) * problem.half_lanes)
-    return max(1, min(tokens, MAX_ITEM_TOKENS))
+    """Tokens of an item: as many as give each lane of a CTA a KV head."""
+    return max(1, 32 * config.num_warps // (kv_count(problem) * problem.half_lanes))
 
 
 def q_count(problem: AppendProblem, config: AppendConfig) -> int:

@@ -85,6 +85,17 @@ def test_other_devices(capability, tmp_path):
             assert usage(compile_append(variant), tmp_path)[1] == 0
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("head_dim", [64, 96, 256])
+def test_few_kv_heads_one_token_a_request(kv_heads, head_dim, tmp_path):
+    sizes = {"num_kv_heads": kv_heads, "head_dim": head_dim, "ragged": False}
+    turned = {"num_q_heads": 4 * kv_heads, "rotary_dim": head_dim}
+    normed = replace(BASE, **sizes, num_q_heads=4 * kv_heads, rotary_dim=0)
+    for problem in (replace(PLAIN, **sizes), normed, replace(BASE, **sizes, **turned)):
+        for variant in variants_of(problem, 90):
+            assert usage(compile_append(variant), tmp_path)[1] == 0
+
+
 def test_rows_that_are_not_whole_compile(tmp_path):
     for variant in variants_of(replace(BASE, aligned=False), 90):
         assert variant.unit == 1
