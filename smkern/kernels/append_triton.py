@@ -272,7 +272,7 @@ def append_rows(
             request, position, live, table_ptr, indptr_ptr, table_stride, table_len, num_pages,
             PAGE, FLAT,
         )  # fmt: skip
-        # of tokens that are not stored, any: no `where`, which Triton 3.6 compiles for few tokens only
+        # any of tokens that are not stored: a select here Triton 3.6 compiles for few tokens only
         slot = (tl.maximum(position, 0) % PAGE).to(tl.int64)
         page = page.to(tl.int64)
         k_at = page * k_page + slot * k_slot
