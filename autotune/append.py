@@ -18,10 +18,10 @@ from torch import Tensor
 from smkern.autotune import raw
 from smkern.autotune.attention_cases import Heads
 from smkern.autotune.places import Place, Places, memory_bound_neighbour
-from smkern.bench.append_cases import AppendCase, Kind
-from smkern.bench.append_group import TOLERANCE
-from smkern.bench.append_operands import AppendOperands
-from smkern.bench.append_providers import call_of, problem_of_case
+from smkern.bench.append.cases import AppendCase, Kind
+from smkern.bench.append.group import TOLERANCE
+from smkern.bench.append.operands import AppendOperands
+from smkern.bench.append.providers import call_of, problem_of_case
 from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
 from smkern.bench.timing import try_eagerly as run_once
 from smkern.device import Budget, Confinement, Profile

@@ -14,11 +14,11 @@ import click
 
 from smkern.autotune import raw
 from smkern.autotune.attention_cases import problem_of
-from smkern.bench.attention_cases import BUDGETS, QUICK_BUDGETS, AttentionCase
+from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS, AttentionCase
 from smkern.device import Budget, Confinement, Profile
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import AttentionConfig, AttentionProblem
-from smkern.tuning.attention_table import CODEC, AttentionKey
+from smkern.tuning.attention import space
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
+from smkern.tuning.attention.table import CODEC, AttentionKey
 from smkern.tuning.cells import CellFile, Tuned
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def listed(
 
 def default_of(problem: AttentionProblem, budget: Budget, profile: Profile) -> AttentionConfig:
     """What runs where nothing was measured."""
-    from smkern.tuning.attention_select import select_attention
+    from smkern.tuning.attention.select import select_attention
 
     return select_attention(problem, budget, profile).config
 
@@ -138,7 +138,7 @@ def precompile(jobs: Sequence[Job], profile: Profile) -> None:
 
     One that fails is reported again when it is measured.
     """
-    from smkern.kernels.attention_cuda import compile_cuda_variant, variant_of
+    from smkern.kernels.attention.cuda import compile_cuda_variant, variant_of
 
     major, minor = profile.info.capability
     variants = {
@@ -169,7 +169,7 @@ def _measure_all(
     from rich.progress import Progress
 
     from smkern.autotune.attention_measure import AttentionTuner, best_cell
-    from smkern.bench.attention_operands import AttentionOperands
+    from smkern.bench.attention.operands import AttentionOperands
     from smkern.bench.stage import trim_memory
 
     pending: dict[AttentionKey, Tuned[AttentionConfig]] = {}

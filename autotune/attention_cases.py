@@ -1,6 +1,6 @@
 """Which attention steps are tuned: models by their heads, batches and lengths that cells stand for.
 
-A cell serves neighbours within two octaves (`attention_table.NEAR`), so few of them cover a range.
+A cell serves neighbours within two octaves (`table.NEAR` of attention), so few cover a range.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from smkern.bench.attention_cases import AttentionCase, CacheDtype
-from smkern.tuning.attention import AttentionProblem, AttentionShape
+from smkern.bench.attention.cases import AttentionCase, CacheDtype
+from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 DECODE_BATCHES = (1, 8, 64)
 DECODE_LENGTHS = (1024, 4096, 32768)

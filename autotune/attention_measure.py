@@ -13,17 +13,17 @@ from torch import Tensor
 
 from smkern.autotune.attention_cases import problem_of
 from smkern.autotune.places import Place, memory_bound_neighbour
-from smkern.bench.attention_operands import AttentionOperands
+from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
 from smkern.bench.timing import try_eagerly as run_once
 from smkern.errors import SmkernError
-from smkern.kernels.attention_args import AttentionArguments
+from smkern.kernels.attention.args import AttentionArguments
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, Budget
-from smkern.tuning.attention_model import predict_us
-from smkern.tuning.attention_table import AttentionKey
+from smkern.tuning.attention import space
+from smkern.tuning.attention.model import predict_us
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, Budget
+from smkern.tuning.attention.table import AttentionKey
 from smkern.tuning.cells import Tuned, config_to_json
 
 TOLERANCE = 2e-2

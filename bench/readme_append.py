@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from smkern.bench.append_group import OPS, settled
+from smkern.bench.append.group import OPS, settled
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
 
 Cell = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from smkern.bench.attention_rows import settled
+from smkern.bench.attention.rows import settled
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
 
 Cell = dict[str, Any]

@@ -192,8 +192,8 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
 def command(parts: tuple[Path, ...], out: Path) -> None:
     """Merge results files of one suite; where two measured a cell, the later argument counts."""
-    from smkern.bench.append_group import summarize as append_rows
-    from smkern.bench.attention_rows import summarize as attention_rows
+    from smkern.bench.append.group import summarize as append_rows
+    from smkern.bench.attention.rows import summarize as attention_rows
     from smkern.bench.summary import summarize as gemm_rows
 
     merged = Results()

@@ -1,6 +1,6 @@
 // What the attention kernels share: the launch's parameters, the plan's items, small PTX.
 //
-// The layouts are smkern/kernels/attention_items.py's and attention_args.py's. Nothing is included,
+// The layouts are smkern/kernels/attention/items.py's and args.py's. Nothing is included,
 // so nvrtc compiles the files as they stand.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The plan of an attention step, made on the device from its lengths: one CTA, no host read.
 //
-// It writes what smkern/kernels/attention_items.py's plan_items spells out; prefill items of equal
+// It writes what smkern/kernels/attention/items.py's plan_items spells out; prefill items of equal
 // length may come in another order.
 //
 // A thread works out a unit (attention_plan_units.cuh), one scan over the units gives every one its
@@ -163,7 +163,7 @@ __device__ __forceinline__ u64 sum_warp(u64 x) {
 }
 
 // The header, by one warp. CTAs that begin with decode items: their share of the time, see
-// decode_ctas in attention_items.py (a tile costs a prefill CTA 7, the same keys a decode CTA 3).
+// decode_ctas in kernels/attention/items.py (a tile costs a prefill CTA 7, the same keys a decode CTA 3).
 __device__ __forceinline__ void write_header(const PlanParams& p, const Shared& s,
                                              const Totals& kept, const Totals& all, int lane) {
   const int decode = kept.decode_items, prefill = kept.prefill_items;

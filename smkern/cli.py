@@ -19,11 +19,11 @@ COMMANDS = {
 SUITES = {
     "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),
     "attention": (
-        "smkern.bench.attention",
+        "smkern.bench.attention.suite",
         "Paged attention over SM budget, against FlashInfer and SDPA in the same partition.",
     ),
     "append": (
-        "smkern.bench.append",
+        "smkern.bench.append.suite",
         "QK-norm, RoPE and the write of K and V into their pages, over SM budget.",
     ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),

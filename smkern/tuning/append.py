@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smkern.device import Budget as Budget
-from smkern.tuning.attention import AttentionDtype, CacheDtype
+from smkern.tuning.attention.shapes import AttentionDtype, CacheDtype
 from smkern.tuning.cost_model import CeilingSource
 
 AppendOp = Literal["qk_norm_rope_append", "append_kv"]

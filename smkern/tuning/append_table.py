@@ -21,7 +21,7 @@ from smkern.tuning.append import (
     is_legal,
     predict_us,
 )
-from smkern.tuning.attention import AttentionDtype, CacheDtype
+from smkern.tuning.attention.shapes import AttentionDtype, CacheDtype
 from smkern.tuning.cells import Cells, Rows, Tuned, load_cells
 
 if TYPE_CHECKING:

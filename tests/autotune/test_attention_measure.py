@@ -10,11 +10,11 @@ import torch
 from smkern.autotune import attention_measure
 from smkern.autotune.attention_cases import Heads, problem_of, tuned_cases
 from smkern.autotune.attention_measure import AttentionMeasurement, AttentionTuner, best_cell
-from smkern.bench.attention_operands import AttentionOperands
+from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.timing import Timing
 from smkern.errors import ArgumentError
-from smkern.tuning.attention import AttentionConfig, Budget
-from smkern.tuning.attention_table import CODEC
+from smkern.tuning.attention.shapes import AttentionConfig, Budget
+from smkern.tuning.attention.table import CODEC
 
 DEFAULT, OTHER, WRONG, TURNED, REFUSED = (AttentionConfig("cuda", teams=n) for n in range(1, 6))
 SPEED = {DEFAULT: 20.0, OTHER: 10.0}

@@ -14,10 +14,10 @@ from smkern.autotune.attention_cases import (
     quick_cases,
     tuned_cases,
 )
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import Budget
-from smkern.tuning.attention_select import select_attention
-from smkern.tuning.attention_table import AttentionKey, AttentionTable
+from smkern.tuning.attention import space
+from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.shapes import Budget
+from smkern.tuning.attention.table import AttentionKey, AttentionTable
 from smkern.tuning.cells import Tuned
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import smkern.bench.append as suite
-from smkern.bench import append_group, append_providers
-from smkern.bench.append_cases import BUDGETS, CASES, AppendCase, append_groups, cases_named
-from smkern.bench.append_group import checked, summarize
-from smkern.bench.append_operands import AppendOperands
-from smkern.bench.append_providers import torch_call
-from smkern.bench.attention_providers import Contender
+import smkern.bench.append.suite as suite
+from smkern.bench.append import group as append_group
+from smkern.bench.append import providers as append_providers
+from smkern.bench.append.cases import BUDGETS, CASES, AppendCase, append_groups, cases_named
+from smkern.bench.append.group import checked, summarize
+from smkern.bench.append.operands import AppendOperands
+from smkern.bench.append.providers import torch_call
+from smkern.bench.attention.providers import Contender
 from smkern.bench.markdown import NOT_MEASURED
 from smkern.bench.plots.append import draw
 from smkern.bench.readme_append import append_table
@@ -93,7 +94,7 @@ def small_operands(monkeypatch):
 def on_cpu(cuda, monkeypatch, small_operands):
     """Our calls take 200 us and torch's 500; its compiler is not asked."""
     monkeypatch.setattr(suite, "CASES", TINY)
-    monkeypatch.setattr("smkern.bench.append_cases.CASES", TINY)
+    monkeypatch.setattr("smkern.bench.append.cases.CASES", TINY)
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr(suite, "trim_memory", lambda keep: None)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.bench import attention_providers
-from smkern.bench.attention import command, pending
-from smkern.bench.attention_cases import (
+from smkern.bench.attention import providers as attention_providers
+from smkern.bench.attention.cases import (
     BUDGETS,
     CASES,
     COLD,
@@ -24,14 +23,15 @@ from smkern.bench.attention_cases import (
     attention_groups,
     cases_named,
 )
-from smkern.bench.attention_flashinfer import FlashInfer
-from smkern.bench.attention_group import AttentionRunner, checked
-from smkern.bench.attention_operands import AttentionOperands
-from smkern.bench.attention_providers import Contender, Peers
+from smkern.bench.attention.flashinfer import FlashInfer
+from smkern.bench.attention.group import AttentionRunner, checked
+from smkern.bench.attention.operands import AttentionOperands
+from smkern.bench.attention.providers import Contender, Peers
+from smkern.bench.attention.suite import command, pending
 from smkern.bench.results import Results, cell_key
 from smkern.bench.stage import Place
 from smkern.device import Budget, load_profile
-from smkern.tuning.attention import AttentionConfig
+from smkern.tuning.attention.shapes import AttentionConfig
 
 SMALL = AttentionCase(
     "small", "mixed", (1, 1, 21), (37, 5, 40), num_q_heads=4, num_kv_heads=2, head_dim=16
@@ -180,7 +180,7 @@ def runner(cuda) -> AttentionRunner:
 
 
 def measured(runner, small, cuda, monkeypatch, peers, ours_us=50.0):
-    import smkern.bench.attention_group as module
+    import smkern.bench.attention.group as module
 
     at = runner.stage.places
     ours = [contender(small, cuda, "smkern", at["spread"], ours_us, layout="HND")]
@@ -313,7 +313,7 @@ def test_without_a_gpu_the_command_says_so():
 
 
 def test_a_wrong_case_name_is_an_error(monkeypatch):
-    import smkern.bench.attention as module
+    import smkern.bench.attention.suite as module
 
     monkeypatch.setattr(module, "device_info", lambda: load_profile("h200").info)
     ran = CliRunner().invoke(command, ["--cases", "no-such"])

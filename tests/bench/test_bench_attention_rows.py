@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.bench import results as results_module
-from smkern.bench.attention_cases import (
+from smkern.bench.attention.cases import (
     BUDGETS,
     CASES,
     COLD,
@@ -20,7 +20,7 @@ from smkern.bench.attention_cases import (
     UNIFORM_FP8,
     AttentionCase,
 )
-from smkern.bench.attention_rows import DECODE_TBPS, summarize
+from smkern.bench.attention.rows import DECODE_TBPS, summarize
 from smkern.bench.plots import attention as plots
 from smkern.bench.plots import command as plot_command
 from smkern.bench.readme_attention import plan_table, rates_table, ratios_table

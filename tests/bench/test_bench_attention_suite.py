@@ -8,11 +8,12 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 
-import smkern.bench.attention as suite
-from smkern.bench import attention_group, attention_providers
-from smkern.bench.attention_cases import AttentionCase
-from smkern.bench.attention_flashinfer import FlashInfer
-from smkern.bench.attention_operands import AttentionOperands
+import smkern.bench.attention.suite as suite
+from smkern.bench.attention import group as attention_group
+from smkern.bench.attention import providers as attention_providers
+from smkern.bench.attention.cases import AttentionCase
+from smkern.bench.attention.flashinfer import FlashInfer
+from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.stage import Place
 from smkern.device import Budget, load_profile
 
@@ -64,7 +65,7 @@ def on_cpu(cuda, monkeypatch):
         return timed
 
     monkeypatch.setattr(suite, "CASES", TINY)
-    monkeypatch.setattr("smkern.bench.attention_cases.CASES", TINY)
+    monkeypatch.setattr("smkern.bench.attention.cases.CASES", TINY)
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr(suite, "trim_memory", lambda keep: None)

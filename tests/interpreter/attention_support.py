@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.kernels.attention_items import plan_items
-from smkern.kernels.attention_triton_launch import launch_interpreted
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.kernels.attention.items import plan_items
+from smkern.kernels.attention.triton_launch import launch_interpreted
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smkern.kernels.merge_triton import MergeVariant, merge_states
+from smkern.kernels.attention.merge_triton import MergeVariant, merge_states
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

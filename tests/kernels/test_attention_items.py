@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.kernels import attention_items as items
-from smkern.kernels.attention_args import ALIGNMENT, WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout, plan_items
-from smkern.tuning.attention import (
+from smkern.kernels.attention import items
+from smkern.kernels.attention.args import ALIGNMENT, WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout, plan_items
+from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     PIECE_COST,
     PREFILL_ROWS,

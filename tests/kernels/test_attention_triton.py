@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from smkern.errors import DeviceError
-from smkern.kernels.attention_triton_compile import (
+from smkern.kernels.attention.merge_triton import MergeVariant, compile_merge
+from smkern.kernels.attention.triton_compile import (
     compile_triton,
     compile_variant,
     default_config,
@@ -17,8 +18,7 @@ from smkern.kernels.attention_triton_compile import (
     variants_of,
 )
 from smkern.kernels.compile import Artifact
-from smkern.kernels.merge_triton import MergeVariant, compile_merge
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape
 
 triton = pytest.importorskip("triton")
 

@@ -5,15 +5,15 @@ from itertools import pairwise
 
 import pytest
 
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import (
+from smkern.tuning.attention import space
+from smkern.tuning.attention.model import CUDA, _blended, estimate, predict_us, tile_us
+from smkern.tuning.attention.shapes import (
     DECODE_PIECE,
     AttentionConfig,
     AttentionProblem,
     AttentionShape,
     Budget,
 )
-from smkern.tuning.attention_model import CUDA, _blended, estimate, predict_us, tile_us
 
 SMS = (16, 24, 32, 48, 64, 84, 100, 116, 132)
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from smkern.errors import ArgumentError, BudgetError
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.attention_select import select_attention
-from smkern.tuning.attention_table import AttentionKey, AttentionTable
+from smkern.tuning.attention import space
+from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.table import AttentionKey, AttentionTable
 from smkern.tuning.cells import Tuned
 
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from smkern.kernels.attention_triton_compile import default_config as kernels_default
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.kernels.attention.triton_compile import default_config as kernels_default
+from smkern.tuning.attention import space
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
 PREFILL = replace(DECODE, batch=1, max_q_len=2048, max_tokens=2048, max_total_kv=4096)
@@ -120,7 +120,7 @@ def test_tritons_default_is_its_kernels(shape, head_dim, max_q_len, capability):
 @pytest.mark.parametrize("num_q_heads", [8, 32, 64, 128])
 @pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
 def test_legal_teams_are_what_the_kernel_launches(head_dim, num_q_heads, cache_dtype):
-    from smkern.kernels.attention_cuda import variant_of
+    from smkern.kernels.attention.cuda import variant_of
 
     problem = problem_of(head_dim=head_dim, num_q_heads=num_q_heads, cache_dtype=cache_dtype)
     for config in space.candidates(problem, MASK, HOPPER, ("cuda",)):

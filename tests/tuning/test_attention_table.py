@@ -7,9 +7,10 @@ from typing import Literal
 import pytest
 
 from smkern.errors import TableError
-from smkern.tuning import attention_table, cells
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.attention_table import (
+from smkern.tuning import cells
+from smkern.tuning.attention import table as attention_table
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.table import (
     CODEC,
     AttentionKey,
     AttentionTable,

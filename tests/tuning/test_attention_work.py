@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smkern.kernels.attention_items import (
+from smkern.kernels.attention.items import (
     DECODE_SLOTS,
     ITEM_WORDS,
     KV_BEGIN,
@@ -17,8 +17,8 @@ from smkern.kernels.attention_items import (
     PlanLayout,
     plan_items,
 )
-from smkern.tuning.attention import AttentionShape
-from smkern.tuning.attention_work import count_work, typical_lengths
+from smkern.tuning.attention.shapes import AttentionShape
+from smkern.tuning.attention.work import count_work, typical_lengths
 
 
 def shape_of(q_lens, max_kv_len, *, group=4, heads=2, causal=True, window=0):

@@ -15,7 +15,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops.attention import numbers
 from smkern.ops.attention.plan import Plan, differences
-from smkern.tuning.attention import AttentionKernel, AttentionProblem, AttentionShape
+from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 
 FP8 = torch.float8_e4m3fn
 BACKENDS = (*get_args(AttentionKernel), "model")

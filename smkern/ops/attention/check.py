@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_items import OVERFLOW
+from smkern.kernels.attention.items import OVERFLOW
 from smkern.ops.attention.call import Call
 from smkern.ops.attention.numbers import as_float
 from smkern.ops.attention.plan import Plan
-from smkern.tuning.attention import AttentionShape
+from smkern.tuning.attention.shapes import AttentionShape
 
 
 def first(bad: Tensor) -> int | None:

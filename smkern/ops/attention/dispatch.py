@@ -8,9 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.kernels.attention_args import AttentionArguments
+from smkern.kernels.attention.args import AttentionArguments
 from smkern.ops.dispatch import MAX_CACHED
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,
     AttentionShape,
@@ -50,7 +50,7 @@ class Kernels(Protocol):
 
 
 class Select(Protocol):
-    """`smkern.tuning.attention_select.select_attention`; a Selection has `config` and `source`."""
+    """`smkern.tuning.attention.select.select_attention`; a Selection has `config` and `source`."""
 
     def __call__(
         self,
@@ -221,7 +221,7 @@ def load_attention_dispatcher(index: int) -> AttentionDispatcher:
     major, minor = profile.info.capability
 
     def kernels() -> Any:
-        from smkern.kernels.attention_launch import AttentionKernels
+        from smkern.kernels.attention.launch import AttentionKernels
 
         return AttentionKernels(index, 10 * major + minor)
 
@@ -238,9 +238,9 @@ def offline_dispatcher(profile: Profile) -> AttentionDispatcher:
 
 
 def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDispatcher:
-    from smkern.kernels.attention_cuda import violations
-    from smkern.tuning.attention_select import select_attention
-    from smkern.tuning.attention_table import load_attention_table
+    from smkern.kernels.attention.cuda import violations
+    from smkern.tuning.attention.select import select_attention
+    from smkern.tuning.attention.table import load_attention_table
 
     table = load_attention_table(profile.info.name)
     return AttentionDispatcher(profile, kernels, select_attention, violations, table)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_args import ALIGNMENT, AttentionArguments, WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout
-from smkern.kernels.attention_triton_launch import is_aligned
+from smkern.kernels.attention.args import ALIGNMENT, AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
+from smkern.kernels.attention.triton_launch import is_aligned
 from smkern.ops import validate
 from smkern.ops.aliasing import span_bytes
 from smkern.ops.attention import aliasing, check
@@ -37,7 +37,7 @@ from smkern.ops.attention.plan import (
 )
 from smkern.ops.dispatch import MAX_CACHED
 from smkern.ops.eager import Streams
-from smkern.tuning.attention import AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 
 @dataclass(frozen=True, slots=True)

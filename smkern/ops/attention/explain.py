@@ -11,14 +11,14 @@ import torch
 
 from smkern.device import Confinement
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
 from smkern.ops.attention import numbers
 from smkern.ops.attention.call import BACKENDS, problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher, offline_dispatcher
 from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
 from smkern.ops.explain import imagined_budget
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def explain_attention(
         >>> why.floor_us < why.predicted_us
         True
     """
-    from smkern.tuning.attention_model import estimate
+    from smkern.tuning.attention.model import estimate
 
     if backend is not None and backend not in BACKENDS:
         raise ArgumentError(f"backend={backend!r}: use None or one of {list(BACKENDS)}")

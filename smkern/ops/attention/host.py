@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.kernels.attention_items import plan_items
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.kernels.attention.items import plan_items
 from smkern.ops import validate
 from smkern.ops.attention import check
 from smkern.ops.attention.call import Call, check_call
@@ -22,7 +22,7 @@ from smkern.ops.attention.plan import (
     shape_of_plan,
 )
 from smkern.ops.reference import attention as reference
-from smkern.tuning.attention import Budget
+from smkern.tuning.attention.shapes import Budget
 
 
 def host_budget(num_sms: Any) -> Budget:

@@ -22,7 +22,7 @@ from smkern.ops.library import NAMESPACE
 from smkern.ops.reference import attention as reference
 
 if TYPE_CHECKING:
-    from smkern.kernels.merge_triton import MergeVariant
+    from smkern.kernels.attention.merge_triton import MergeVariant
 
 MAX_HEAD_DIM = 1024
 SCHEMA = (
@@ -176,7 +176,7 @@ class EagerMerge:
 
     def variant(self, head_dim: int, dtype: torch.dtype, aligned: bool) -> MergeVariant:
         """The kernel that merges such states."""
-        from smkern.kernels.merge_triton import MergeVariant
+        from smkern.kernels.attention.merge_triton import MergeVariant
 
         capability = 10 * self.capability[0] + self.capability[1]
         return MergeVariant(head_dim, validate.dtype_name(dtype), aligned, capability)
@@ -191,7 +191,7 @@ class EagerMerge:
         if self.streams.current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(outs, lses, out, lse, num_sms)
-        from smkern.kernels.merge_triton import MergeArguments
+        from smkern.kernels.attention.merge_triton import MergeArguments
 
         stream = self.streams.current_stream(self.index)
         budget = validate.resolve_budget(
@@ -212,7 +212,7 @@ class EagerMerge:
 
     def _launch(self, outs: Tensor, out: Tensor, budget: Any) -> Callable[..., None]:
         """The launch of these states; in a capture only if it is loaded."""
-        from smkern.kernels.merge_triton import prepare_merge
+        from smkern.kernels.attention.merge_triton import prepare_merge
 
         unit = 16 // outs.element_size()
         strides = (*outs.stride()[:3], *out.stride()[:2])

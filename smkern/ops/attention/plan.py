@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
 from smkern.ops.attention.numbers import (
     MAX_SIZE,
     as_int,
@@ -19,7 +19,7 @@ from smkern.ops.attention.numbers import (
     check_lengths,
     check_page_size,
 )
-from smkern.tuning.attention import AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 
 @dataclass(frozen=True, slots=True, eq=False)

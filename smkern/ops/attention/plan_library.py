@@ -23,7 +23,7 @@ from smkern.ops.attention.plan import (
     shape_of_plan,
 )
 from smkern.ops.library import NAMESPACE
-from smkern.tuning.attention import AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 _GIVEN = "Tensor kv_lens, Tensor? cu_q_lens"
 _OPTIONS = "SymInt[] numbers, bool check=False"

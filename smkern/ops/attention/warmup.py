@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from smkern.kernels.attention_args import AttentionArguments
+from smkern.kernels.attention.args import AttentionArguments
 from smkern.ops.attention import numbers
 from smkern.ops.attention.call import problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher
@@ -19,8 +19,8 @@ from smkern.ops.attention.explain import shape_from_numbers
 from smkern.ops.attention.merge import eager_merge
 from smkern.ops.attention.plan import PlanNumbers, empty_plan
 from smkern.ops.warming import Target, Work, room
-from smkern.tuning.attention import DECODE_MAX_Q, AttentionConfig, AttentionProblem, Budget
-from smkern.tuning.attention_select import reachable
+from smkern.tuning.attention.select import reachable
+from smkern.tuning.attention.shapes import DECODE_MAX_Q, AttentionConfig, AttentionProblem, Budget
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 Choice = tuple[AttentionProblem, AttentionConfig, bool]
@@ -110,7 +110,7 @@ class Compile:
     capability: int
 
     def __call__(self) -> None:
-        from smkern.kernels.attention_launch import compile_attention
+        from smkern.kernels.attention.launch import compile_attention
 
         compile_attention(self.variant, self.capability)
 

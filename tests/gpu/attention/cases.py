@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     AttentionDtype,
     AttentionProblem,
     AttentionShape,

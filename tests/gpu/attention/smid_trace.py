@@ -23,10 +23,10 @@ import triton
 from torch import Tensor
 
 from smkern.kernels import cuda_source
-from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout
-from smkern.kernels.attention_triton_compile import POINTERS
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
+from smkern.kernels.attention.triton_compile import POINTERS
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from tests.gpu.attention.cases import Step
 
 TRACE_AT = 1 << 23
@@ -92,7 +92,7 @@ class TracedKernels:
     """
 
     def __init__(self, folder: Path) -> None:
-        from smkern.kernels.attention_launch import AttentionKernels
+        from smkern.kernels.attention.launch import AttentionKernels
 
         major, minor = torch.cuda.get_device_capability()
         self._sources = traced_sources(folder)

@@ -13,8 +13,8 @@ import torch
 
 import smkern
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
 from tests.gpu.attention.cases import Case, Step, make_step
 from tests.gpu.attention.truth import check
 
@@ -83,15 +83,15 @@ Job = tuple[str, tuple[Any, ...]]
 def jobs(case: Case, backend: str | None) -> set[Job]:
     """What has to be compiled for a case, for a backend (None: what dispatch takes here)."""
     if backend == "triton":
-        from smkern.kernels.attention_triton_compile import default_config, variants_of
+        from smkern.kernels.attention.triton_compile import default_config, variants_of
 
         major, minor = torch.cuda.get_device_capability()
         path = "prefill" if case.shape.has_prefill else "decode"
         config = default_config(case.problem, path)
         found = variants_of(case.problem, config, 10 * major + minor)
         return {("triton", (variant,)) for variant in found}
-    from smkern.kernels.attention_cuda import variant_of
-    from smkern.tuning.attention import AttentionConfig
+    from smkern.kernels.attention.cuda import variant_of
+    from smkern.tuning.attention.shapes import AttentionConfig
 
     variant = variant_of(case.problem, AttentionConfig("cuda"))
     return {("cuda", (f"{variant.kernel}.cu", variant.defines, _arch()))}
@@ -107,7 +107,7 @@ def compile_job(job: Job) -> str | None:
     kind, what = job
     try:
         if kind == "triton":
-            from smkern.kernels.attention_triton_compile import compile_variant
+            from smkern.kernels.attention.triton_compile import compile_variant
 
             compile_variant(*what)
         else:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import smkern
-from smkern.kernels import attention_items as items
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.kernels.attention_items import ITEM_WORDS, PlanLayout, plan_items
-from smkern.tuning.attention import PREFILL_ROWS
+from smkern.kernels.attention import items
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.kernels.attention.items import ITEM_WORDS, PlanLayout, plan_items
+from smkern.tuning.attention.shapes import PREFILL_ROWS
 from tests.gpu.attention.cases import fresh_seed, int32
 from tests.gpu.attention.support import at_most
 

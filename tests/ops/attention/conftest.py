@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
-from smkern.kernels.attention_cuda import variant_of, violations
-from smkern.kernels.attention_items import PlanLayout, plan_items
-from smkern.kernels.attention_triton_compile import variants_of
+from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.cuda import variant_of, violations
+from smkern.kernels.attention.items import PlanLayout, plan_items
+from smkern.kernels.attention.triton_compile import variants_of
 from smkern.ops.attention.call import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention
 from smkern.ops.attention.plan import PlanNumbers
 from smkern.ops.eager import Streams
 from smkern.ops.reference import attention as reference
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from tests.ops.conftest import FakeProfile
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}

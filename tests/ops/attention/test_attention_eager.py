@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
-from smkern.kernels.attention_items import OVERFLOW
+from smkern.kernels.attention.items import OVERFLOW
 from smkern.ops.reference import attention as reference
-from smkern.tuning.attention import Budget
-from smkern.tuning.attention_select import select_attention
+from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.shapes import Budget
 from tests.ops.attention.cases import Case, make
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)), dtype=torch.bfloat16)

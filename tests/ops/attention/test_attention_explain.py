@@ -7,8 +7,8 @@ import torch
 
 import smkern.ops
 from smkern.errors import ArgumentError, BudgetError
-from smkern.kernels.attention_args import WorkspaceLayout
-from smkern.tuning.attention import Budget
+from smkern.kernels.attention.args import WorkspaceLayout
+from smkern.tuning.attention.shapes import Budget
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="answers for the GPU there is")
 

@@ -9,9 +9,9 @@ import torch
 
 import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError
-from smkern.kernels.attention_items import plan_items
+from smkern.kernels.attention.items import plan_items
 from smkern.ops.reference import attention as reference
-from smkern.tuning.attention import AttentionShape
+from smkern.tuning.attention.shapes import AttentionShape
 from tests.ops.attention.cases import Case, make
 
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 0)))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Union
 
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_args import AttentionArguments
-from smkern.kernels.attention_cuda import (
+from smkern.kernels.attention.args import AttentionArguments
+from smkern.kernels.attention.cuda import (
     CudaAttention,
     CudaVariant,
     PlanLaunch,
@@ -15,13 +15,13 @@ from smkern.kernels.attention_cuda import (
     compile_plan,
     variant_of,
 )
-from smkern.kernels.attention_triton_compile import AttentionVariant, compile_variant, variants_of
-from smkern.kernels.attention_triton_launch import Loaded, prepare_triton
+from smkern.kernels.attention.triton_compile import AttentionVariant, compile_variant, variants_of
+from smkern.kernels.attention.triton_launch import Loaded, prepare_triton
 from smkern.kernels.launch import ledger
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 if TYPE_CHECKING:
-    from smkern.kernels.merge_triton import MergeVariant
+    from smkern.kernels.attention.merge_triton import MergeVariant
 
 Launch = Callable[[AttentionArguments, int], None]
 Compiled = Union[CudaVariant, AttentionVariant, "MergeVariant", None]
@@ -102,6 +102,6 @@ def compile_attention(variant: Compiled, capability: int) -> None:
     elif isinstance(variant, AttentionVariant):
         compile_variant(variant)
     else:
-        from smkern.kernels.merge_triton import compile_merge
+        from smkern.kernels.attention.merge_triton import compile_merge
 
         compile_merge(variant)

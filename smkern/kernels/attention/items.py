@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     PIECE_COST,
     PREFILL_ROWS,

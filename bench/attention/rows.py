@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from smkern.bench.attention_cases import (
+from smkern.bench.attention.cases import (
     CACHED_PROMPT,
     COLD,
     LONG,

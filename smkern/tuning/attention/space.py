@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Literal
 
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     AttentionConfig,
     AttentionKernel,
@@ -76,7 +76,7 @@ def default_config(
 ) -> AttentionConfig:
     """A kernel's configuration for a problem where nothing was measured.
 
-    Triton's are those of `smkern.kernels.attention_triton_compile.default_config`.
+    Triton's are those of `smkern.kernels.attention.triton_compile.default_config`.
     """
     if kernel != "triton":
         if problem.shape.has_prefill:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smkern.kernels.attention_items import PlanLayout
-from smkern.tuning.attention import PREFILL_ROWS, AttentionShape
+from smkern.kernels.attention.items import PlanLayout
+from smkern.tuning.attention.shapes import PREFILL_ROWS, AttentionShape
 
 ALIGNMENT = 256
 

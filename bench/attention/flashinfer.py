@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smkern.bench.attention_operands import AttentionOperands, AttentionSet, Layout
+from smkern.bench.attention.operands import AttentionOperands, AttentionSet, Layout
 from smkern.bench.timing import Call
 
 WORKSPACE_BYTES = 512 << 20

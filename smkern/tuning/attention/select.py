@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from smkern.errors import ArgumentError, BudgetError
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import AttentionConfig, AttentionKernel, AttentionProblem, Budget
-from smkern.tuning.attention_model import predict_us
+from smkern.tuning.attention import space
+from smkern.tuning.attention.model import predict_us
+from smkern.tuning.attention.shapes import (
+    AttentionConfig,
+    AttentionKernel,
+    AttentionProblem,
+    Budget,
+)
 
 if TYPE_CHECKING:
     from smkern.device import Profile
-    from smkern.tuning.attention_table import AttentionTable
+    from smkern.tuning.attention.table import AttentionTable
 
 MUST_GAIN = 1.05
 """Times that the model must see in another configuration to leave the default."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smkern.bench.append_cases import AppendCase
+from smkern.bench.append.cases import AppendCase
 from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
 

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import (
+from smkern.tuning.attention import space
+from smkern.tuning.attention.shapes import (
     PIECE_COST,
     PREFILL_ROWS,
     PREFILL_TILE,
@@ -25,7 +25,7 @@ from smkern.tuning.attention import (
     AttentionProblem,
     Budget,
 )
-from smkern.tuning.attention_work import Ints, Work, count_work, typical_lengths
+from smkern.tuning.attention.work import Ints, Work, count_work, typical_lengths
 from smkern.tuning.cost_model import CeilingSource
 
 _EXPONENTIALS_A_CLOCK = 16

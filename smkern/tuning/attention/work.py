@@ -1,6 +1,6 @@
 """The items of an attention step for given lengths, counted: how many, how many keys, what moves.
 
-The same cuts as `smkern.kernels.attention_items.plan_items`, without making the plan.
+The same cuts as `smkern.kernels.attention.items.plan_items`, without making the plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     PREFILL_ROWS,
     PREFILL_TILE,

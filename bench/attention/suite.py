@@ -1,9 +1,9 @@
-"""`smkern bench append`: QK norm, RoPE and the write into pages over cases and SM budgets."""
+"""`smkern bench attention`: our paged attention and its peers over cases and SM budgets."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,18 +12,20 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.append_cases import (
+from smkern.bench.attention.cases import (
     BUDGETS,
     CASES,
     QUICK_BUDGETS,
     QUICK_CASES,
-    AppendGroup,
-    append_groups,
+    AttentionGroup,
+    attention_groups,
     cases_named,
 )
-from smkern.bench.append_group import AppendRunner, summarize
-from smkern.bench.append_operands import AppendOperands
-from smkern.bench.append_providers import PEERS, AppendPeers
+from smkern.bench.attention.flashinfer import FlashInfer
+from smkern.bench.attention.group import AttentionRunner
+from smkern.bench.attention.operands import AttentionOperands
+from smkern.bench.attention.providers import Peers
+from smkern.bench.attention.rows import summarize
 from smkern.bench.cases import IntList
 from smkern.bench.gemm import Deadline, report
 from smkern.bench.power import power_meter
@@ -35,42 +37,37 @@ from smkern.errors import SmkernError
 SAVE_EVERY_S = 5.0
 
 
-def find_flashinfer() -> tuple[Any, str | None]:
-    """FlashInfer with its version, or None and why it is not there."""
-    try:
-        import flashinfer
-        import flashinfer.norm
-        import flashinfer.page
-        import flashinfer.rope
-    except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
-        return None, f"{type(error).__name__}: {error}".splitlines()[0]
-    return flashinfer, str(flashinfer.__version__)
-
-
-def pending(groups: Sequence[AppendGroup], results: Results) -> list[AppendGroup]:
+def pending(groups: Sequence[AttentionGroup], results: Results) -> list[AttentionGroup]:
     """The groups of which the file has no cell."""
     done = {(cell["case"]["name"], cell["group_sms"]) for cell in results.cells}
     return [group for group in groups if (group.case.name, group.num_sms) not in done]
 
 
+def by_case(
+    groups: Sequence[AttentionGroup], flashinfer: FlashInfer
+) -> Iterator[tuple[AttentionOperands, Peers, list[AttentionGroup]]]:
+    """Groups of one case at a time, with caches and peers that serve all of them."""
+    for case, members in groupby(groups, key=lambda group: group.case):
+        ops = AttentionOperands(case)
+        yield ops, Peers(ops, flashinfer), list(members)
+        trim_memory(0)
+
+
 @dataclass(slots=True)
-class AppendSitting:
+class AttentionSitting:
     """One run of the suite; the file is written every few seconds and at the end."""
 
-    runner: AppendRunner
+    runner: AttentionRunner
     results: Results
     path: Path
     deadline: Deadline
     progress: Progress
     again: bool = True
-    peers: tuple[str, ...] = PEERS
     _saved_s: float = 0.0
 
-    def measure(self, groups: Sequence[AppendGroup], flashinfer: Any) -> None:
+    def measure(self, groups: Sequence[AttentionGroup], flashinfer: FlashInfer) -> None:
         task = self.progress.add_task("measure", total=len(groups))
-        for case, members in groupby(groups, key=lambda group: group.case):
-            ops = AppendOperands(case)
-            peers = AppendPeers(ops, flashinfer, self.peers)
+        for ops, peers, members in by_case(groups, flashinfer):
             for group in members:
                 if self.deadline.passed:
                     return
@@ -79,8 +76,6 @@ class AppendSitting:
                 self.progress.advance(task)
                 if time.monotonic() - self._saved_s > SAVE_EVERY_S:
                     self.save()
-            del ops, peers
-            trim_memory(0)
 
     def save(self) -> None:
         self.results.summary = summarize(self.results.cells)
@@ -89,22 +84,21 @@ class AppendSitting:
 
 
 def run(
-    groups: Sequence[AppendGroup],
+    groups: Sequence[AttentionGroup],
     results: Results,
     path: Path,
     deadline: Deadline,
     *,
     again: bool,
-    peers: tuple[str, ...] = PEERS,
 ) -> int:
     """Measure what `results` lacks; how many groups are left."""
-    flashinfer, about = find_flashinfer()
-    results.meta["flashinfer"] = None if flashinfer is None else about
-    if flashinfer is None:
-        click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
+    flashinfer = FlashInfer.find()
+    results.meta["flashinfer"] = flashinfer.version
+    if flashinfer.reason is not None:
+        click.echo(f"without FlashInfer, its cells are left out: {flashinfer.reason}", err=True)
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
-        runner = AppendRunner(stage, load_profile(), power_meter())
-        sitting = AppendSitting(runner, results, path, deadline, progress, again, peers)
+        runner = AttentionRunner(stage, load_profile(), power_meter())
+        sitting = AttentionSitting(runner, results, path, deadline, progress, again)
         try:
             sitting.measure(pending(groups, results), flashinfer)
         finally:
@@ -112,29 +106,19 @@ def run(
     return len(pending(groups, results))
 
 
-def _peers_named(text: str) -> tuple[str, ...]:
-    """Names apart by commas; ValueError for one that is nobody's."""
-    names = tuple(name for name in text.split(",") if name)
-    for name in names:
-        if name not in PEERS:
-            raise ValueError(f"no peer is named {name!r}; there are {', '.join(PEERS)}")
-    return names
-
-
-@click.command("append")
+@click.command("attention")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("bench") / "results" / "h200" / "append.json",
+    default=Path("bench") / "results" / "h200" / "attention.json",
     show_default=True,
     help="Results file.",
 )
 @click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others.")
-@click.option("--quick", is_flag=True, help="Two sizes in two budgets: seconds of GPU time.")
-@click.option("--cases", default=None, help="Parts of case names: fp8,norm-rope-64")
+@click.option("--quick", is_flag=True, help="Three cases in two budgets: seconds of GPU time.")
+@click.option("--cases", default=None, help="Parts of case names: 64x4096,prefill")
 @click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
 @click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
-@click.option("--peers", default=",".join(PEERS), show_default=True, help="Beside whom.")
 @click.option("--again/--no-again", default=True, help="Measure losing groups a second time.")
 def command(
     out: Path,
@@ -143,14 +127,13 @@ def command(
     cases: str | None,
     budgets: Any,
     time_limit_s: float | None,
-    peers: str,
     again: bool,
 ) -> None:
-    """Time smkern.qk_norm_rope_append and append_kv in SM partitions and on the whole chip.
+    """Time smkern.paged_attention, FlashInfer and SDPA in SM partitions and on the whole chip.
 
-    Each group of cells is one case in one budget: smkern as dispatched; FlashInfer's norm, RoPE and
-    append kernels one after another; plain torch and what torch.compile makes of it, in the spread
-    and in the default partition. Peers are given positions, pages and slots ready made.
+    Each group of cells is one case in one budget: smkern as dispatched and by kernel, under a plan
+    made before; FlashInfer's FA2, FA3 and CUDA-core kernels, its plan made before too, and torch's
+    SDPA where the case is dense, in the spread and in the default partition; and the plan alone.
     """
     try:
         total = device_info().num_sms
@@ -158,8 +141,7 @@ def command(
         counts = budgets or tuple(n for n in (QUICK_BUDGETS if quick else BUDGETS) if n <= total)
         results = open_results(out, resume=resume, meta=collect_meta())
         deadline = Deadline.after(time_limit_s)
-        groups = append_groups(chosen, counts)
-        left = run(groups, results, out, deadline, again=again, peers=_peers_named(peers))
+        left = run(attention_groups(chosen, counts), results, out, deadline, again=again)
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(report(results.summary))

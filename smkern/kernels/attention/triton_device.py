@@ -9,7 +9,7 @@ and rescaling, so a row's bits do not depend on the other rows of its tile.
 import triton
 import triton.language as tl
 
-from smkern.kernels import attention_items as _items
+from smkern.kernels.attention import items as _items
 
 _ITEM_WORDS = tl.constexpr(_items.ITEM_WORDS)
 _REQUEST = tl.constexpr(_items.REQUEST)

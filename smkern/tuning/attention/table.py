@@ -12,8 +12,8 @@ from math import log2
 from typing import Any
 
 from smkern.device import Confinement
-from smkern.tuning import attention_space as space
-from smkern.tuning.attention import (
+from smkern.tuning.attention import space
+from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     AttentionConfig,
     AttentionDtype,
@@ -21,7 +21,7 @@ from smkern.tuning.attention import (
     Budget,
     CacheDtype,
 )
-from smkern.tuning.attention_space import AttentionPath
+from smkern.tuning.attention.space import AttentionPath
 from smkern.tuning.cells import Cells, Rows, Tuned, load_cells
 from smkern.tuning.rules import Capability
 

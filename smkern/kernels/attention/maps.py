@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-from smkern.kernels.attention_args import AttentionArguments
+from smkern.kernels.attention.args import AttentionArguments
 from smkern.kernels.driver import TENSOR_MAP_BYTES, check, encode_tensor_map, replace_address
-from smkern.tuning.attention import PREFILL_ROWS, AttentionProblem
+from smkern.tuning.attention.shapes import PREFILL_ROWS, AttentionProblem
 
 _ALIGNMENT = 64
 _SWIZZLES = {64: 2, 128: 3}  # CUtensorMapSwizzle

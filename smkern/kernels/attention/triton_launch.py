@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
-from smkern.kernels.attention_items import NUM_DECODE, NUM_PREFILL, PlanLayout
-from smkern.kernels.attention_triton_compile import (
+from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.items import NUM_DECODE, NUM_PREFILL, PlanLayout
+from smkern.kernels.attention.triton_compile import (
     NUMBERS,
     POINTERS,
     STRIDES,
@@ -24,7 +24,7 @@ from smkern.kernels.attention_triton_compile import (
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import check, launch_kernel, load_function
 from smkern.kernels.launch import ledger
-from smkern.tuning.attention import AttentionConfig, AttentionProblem, Budget
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, Budget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,7 +201,7 @@ def launch_interpreted(
     """
     import torch
 
-    from smkern.kernels.attention_triton import attention_items
+    from smkern.kernels.attention.triton_device import attention_items
 
     absent, absent_int = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
     k_tensor, k_factor = (absent, k_scale) if isinstance(k_scale, float) else (k_scale, 1.0)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from smkern.errors import ArgumentError
-from smkern.kernels.attention_args import AttentionArguments, WorkspaceLayout
-from smkern.kernels.attention_items import PlanLayout
-from smkern.kernels.attention_maps import OperandMaps, tile_keys
+from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
+from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, launch_kernel, load_function
 from smkern.kernels.variants import SHARED_LIMIT
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     AttentionConfig,
     AttentionProblem,

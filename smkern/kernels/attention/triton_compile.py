@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from smkern.errors import DeviceError
 from smkern.kernels.compile import Artifact
-from smkern.tuning.attention import (
+from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     AttentionConfig,
     AttentionDtype,
@@ -186,7 +186,7 @@ def compile_variant(variant: AttentionVariant) -> Artifact:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from smkern.kernels.attention_triton import attention_items
+    from smkern.kernels.attention.triton_device import attention_items
 
     signature = _signature(variant)
     attrs: dict[tuple[int], list[list[Any]]] = {}

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from smkern.bench.attention_cases import AttentionCase
+from smkern.bench.attention.cases import AttentionCase
 
 Layout = Literal["HND", "NHD"]
 

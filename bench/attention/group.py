@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from smkern.bench.attention_cases import AttentionCase, AttentionGroup
-from smkern.bench.attention_operands import AttentionOperands
-from smkern.bench.attention_providers import Contender, Peers, our_contenders, plan_of
+from smkern.bench.attention.cases import AttentionCase, AttentionGroup
+from smkern.bench.attention.operands import AttentionOperands
+from smkern.bench.attention.providers import Contender, Peers, our_contenders, plan_of
 from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
 from smkern.bench.power import PowerMeter
 from smkern.bench.stage import Place, Stage

@@ -11,11 +11,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from smkern.bench.attention_flashinfer import FlashInfer, once
-from smkern.bench.attention_operands import AttentionOperands
+from smkern.bench.attention.flashinfer import FlashInfer, once
+from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
-from smkern.tuning.attention import AttentionConfig, AttentionProblem
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from smkern.bench.append_cases import AppendGroup
-from smkern.bench.append_operands import AppendOperands, Layout
-from smkern.bench.append_providers import AppendPeers, our_contender
-from smkern.bench.attention_group import best_of_layouts, cell_head, compared, note_again
-from smkern.bench.attention_providers import Contender
+from smkern.bench.append.cases import AppendGroup
+from smkern.bench.append.operands import AppendOperands, Layout
+from smkern.bench.append.providers import AppendPeers, our_contender
+from smkern.bench.attention.group import best_of_layouts, cell_head, compared, note_again
+from smkern.bench.attention.providers import Contender
 from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
 from smkern.bench.power import PowerMeter
 from smkern.bench.stage import Stage

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.bench.append_operands import EPS, K_SCALE, V_SCALE, AppendOperands, Layout
-from smkern.bench.attention_flashinfer import once
-from smkern.bench.attention_providers import Contender
+from smkern.bench.append.operands import EPS, K_SCALE, V_SCALE, AppendOperands, Layout
+from smkern.bench.attention.flashinfer import once
+from smkern.bench.attention.providers import Contender
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
 from smkern.ops.append.call import Call as Arguments

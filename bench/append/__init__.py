@@ -1,0 +1,1 @@
+"""The append suite: cases, operands, peers."""

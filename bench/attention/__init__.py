@@ -1,0 +1,1 @@
+"""The attention suite: cases, operands, peers, rows."""

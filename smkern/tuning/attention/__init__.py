@@ -1,0 +1,1 @@
+"""Attention's shapes and configurations, its cost model, tables and choice."""
