@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from smkern.bench.append.cases import (
     CASES,
     QUICK_BUDGETS,
     QUICK_CASES,
+    AppendCase,
     AppendGroup,
     append_groups,
     cases_named,
@@ -28,11 +27,10 @@ from smkern.bench.cases import IntList
 from smkern.bench.gemm import Deadline, report
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Stage, trim_memory
+from smkern.bench.sitting import Sitting
+from smkern.bench.stage import Stage
 from smkern.device import device_info, load_profile
 from smkern.errors import SmkernError
-
-SAVE_EVERY_S = 5.0
 
 
 def find_flashinfer() -> tuple[Any, str | None]:
@@ -45,47 +43,6 @@ def find_flashinfer() -> tuple[Any, str | None]:
     except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
     return flashinfer, str(flashinfer.__version__)
-
-
-def pending(groups: Sequence[AppendGroup], results: Results) -> list[AppendGroup]:
-    """The groups of which the file has no cell."""
-    done = {(cell["case"]["name"], cell["group_sms"]) for cell in results.cells}
-    return [group for group in groups if (group.case.name, group.num_sms) not in done]
-
-
-@dataclass(slots=True)
-class AppendSitting:
-    """One run of the suite; the file is written every few seconds and at the end."""
-
-    runner: AppendRunner
-    results: Results
-    path: Path
-    deadline: Deadline
-    progress: Progress
-    again: bool = True
-    peers: tuple[str, ...] = PEERS
-    _saved_s: float = 0.0
-
-    def measure(self, groups: Sequence[AppendGroup], flashinfer: Any) -> None:
-        task = self.progress.add_task("measure", total=len(groups))
-        for case, members in groupby(groups, key=lambda group: group.case):
-            ops = AppendOperands(case)
-            peers = AppendPeers(ops, flashinfer, self.peers)
-            for group in members:
-                if self.deadline.passed:
-                    return
-                for cell in self.runner.measure(group, ops, peers, again=self.again):
-                    self.results.add(cell)
-                self.progress.advance(task)
-                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
-                    self.save()
-            del ops, peers
-            trim_memory(0)
-
-    def save(self) -> None:
-        self.results.summary = summarize(self.results.cells)
-        self.results.save(self.path)
-        self._saved_s = time.monotonic()
 
 
 def run(
@@ -104,12 +61,14 @@ def run(
         click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
         runner = AppendRunner(stage, load_profile(), power_meter())
-        sitting = AppendSitting(runner, results, path, deadline, progress, again, peers)
-        try:
-            sitting.measure(pending(groups, results), flashinfer)
-        finally:
-            sitting.save()
-    return len(pending(groups, results))
+
+        def operands(case: AppendCase) -> tuple[AppendOperands, AppendPeers]:
+            ops = AppendOperands(case)
+            return ops, AppendPeers(ops, flashinfer, peers)
+
+        measure = partial(runner.measure, again=again)
+        sitting = Sitting(measure, operands, summarize, results, path, deadline, progress)
+        return sitting.run(groups)
 
 
 def _peers_named(text: str) -> tuple[str, ...]:

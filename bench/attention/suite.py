@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from smkern.bench.attention.cases import (
     CASES,
     QUICK_BUDGETS,
     QUICK_CASES,
+    AttentionCase,
     AttentionGroup,
     attention_groups,
     cases_named,
@@ -30,57 +29,10 @@ from smkern.bench.cases import IntList
 from smkern.bench.gemm import Deadline, report
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Stage, trim_memory
+from smkern.bench.sitting import Sitting
+from smkern.bench.stage import Stage
 from smkern.device import device_info, load_profile
 from smkern.errors import SmkernError
-
-SAVE_EVERY_S = 5.0
-
-
-def pending(groups: Sequence[AttentionGroup], results: Results) -> list[AttentionGroup]:
-    """The groups of which the file has no cell."""
-    done = {(cell["case"]["name"], cell["group_sms"]) for cell in results.cells}
-    return [group for group in groups if (group.case.name, group.num_sms) not in done]
-
-
-def by_case(
-    groups: Sequence[AttentionGroup], flashinfer: FlashInfer
-) -> Iterator[tuple[AttentionOperands, Peers, list[AttentionGroup]]]:
-    """Groups of one case at a time, with caches and peers that serve all of them."""
-    for case, members in groupby(groups, key=lambda group: group.case):
-        ops = AttentionOperands(case)
-        yield ops, Peers(ops, flashinfer), list(members)
-        trim_memory(0)
-
-
-@dataclass(slots=True)
-class AttentionSitting:
-    """One run of the suite; the file is written every few seconds and at the end."""
-
-    runner: AttentionRunner
-    results: Results
-    path: Path
-    deadline: Deadline
-    progress: Progress
-    again: bool = True
-    _saved_s: float = 0.0
-
-    def measure(self, groups: Sequence[AttentionGroup], flashinfer: FlashInfer) -> None:
-        task = self.progress.add_task("measure", total=len(groups))
-        for ops, peers, members in by_case(groups, flashinfer):
-            for group in members:
-                if self.deadline.passed:
-                    return
-                for cell in self.runner.measure(group, ops, peers, again=self.again):
-                    self.results.add(cell)
-                self.progress.advance(task)
-                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
-                    self.save()
-
-    def save(self) -> None:
-        self.results.summary = summarize(self.results.cells)
-        self.results.save(self.path)
-        self._saved_s = time.monotonic()
 
 
 def run(
@@ -98,12 +50,14 @@ def run(
         click.echo(f"without FlashInfer, its cells are left out: {flashinfer.reason}", err=True)
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
         runner = AttentionRunner(stage, load_profile(), power_meter())
-        sitting = AttentionSitting(runner, results, path, deadline, progress, again)
-        try:
-            sitting.measure(pending(groups, results), flashinfer)
-        finally:
-            sitting.save()
-    return len(pending(groups, results))
+
+        def operands(case: AttentionCase) -> tuple[AttentionOperands, Peers]:
+            ops = AttentionOperands(case)
+            return ops, Peers(ops, flashinfer)
+
+        measure = partial(runner.measure, again=again)
+        sitting = Sitting(measure, operands, summarize, results, path, deadline, progress)
+        return sitting.run(groups)
 
 
 @click.command("attention")

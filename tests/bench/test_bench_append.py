@@ -97,7 +97,7 @@ def on_cpu(cuda, monkeypatch, small_operands):
     monkeypatch.setattr("smkern.bench.append.cases.CASES", TINY)
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
-    monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
+    monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
     monkeypatch.setattr(suite, "device_info", lambda: load_profile("h200").info)
     monkeypatch.setattr(suite, "AppendOperands", small_operands)
     monkeypatch.setattr(suite, "find_flashinfer", lambda: (None, "not here"))

@@ -27,8 +27,9 @@ from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.group import AttentionRunner, checked
 from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.attention.providers import Contender, Peers
-from smkern.bench.attention.suite import command, pending
+from smkern.bench.attention.suite import command
 from smkern.bench.results import Results, cell_key
+from smkern.bench.sitting import pending
 from smkern.bench.stage import Place
 from smkern.device import Budget, load_profile
 from smkern.tuning.attention.shapes import AttentionConfig

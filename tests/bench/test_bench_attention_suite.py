@@ -68,7 +68,7 @@ def on_cpu(cuda, monkeypatch):
     monkeypatch.setattr("smkern.bench.attention.cases.CASES", TINY)
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
-    monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
+    monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
     monkeypatch.setattr(suite, "device_info", lambda: load_profile("h200").info)
     monkeypatch.setattr(suite, "AttentionOperands", partial(AttentionOperands, device="cpu"))
     monkeypatch.setattr(FlashInfer, "find", lambda: FlashInfer(None, None, "not here", None))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from smkern.tuning.attention import shapes as attention
+from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from tests.interpreter.attention_support import Case, check, inputs, run
 
 RAGGED = ((1, 40), (1, 1), (3, 70), (2, 33), (0, 20), (1, 0), (2, 1))

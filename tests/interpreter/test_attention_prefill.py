@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from smkern.tuning.attention import shapes as attention
+from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from tests.interpreter.attention_support import Case, check
 
 MIXED = ((40, 90), (1, 60), (9, 9), (8, 30), (0, 5), (12, 4))
