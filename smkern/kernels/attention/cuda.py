@@ -117,7 +117,7 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
     """Why these addresses and strides are not for the CUDA kernels; empty when they are.
 
     They want K and V with equal strides, pages and tokens a multiple of 32 bytes apart, heads of
-    16, a cache within 128 GiB, and 16-byte rows of q and out.
+    16, a cache within 128 GiB, 16-byte rows of q and out, and nothing expanded (a stride of 0).
     """
     size = 1 if problem.cache_dtype == "fp8" else 2
     page, token, head = (size * stride for stride in args.k_strides)
@@ -128,10 +128,12 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
         found.append("pages or tokens of the cache are not 32 bytes aligned")
     if args.num_pages * page >= ROW_UNIT << 32:
         found.append(f"the cache spans {args.num_pages * page} bytes, over 128 GiB")
+    if min(*args.k_strides, *args.v_strides, *args.q_strides) <= 0:
+        found.append("q or the cache is expanded: a stride is 0")
     if any(2 * stride % 16 for stride in args.q_strides) or args.q % 16:
         found.append("rows of q are not 16 bytes aligned")
-    if any(2 * stride % 8 for stride in args.out_strides) or args.out % 8:
-        found.append("rows of out are not 8 bytes aligned")
+    if any(2 * stride % 16 for stride in args.out_strides) or args.out % 16:
+        found.append("rows of out are not 16 bytes aligned")
     return tuple(found)
 
 

@@ -166,8 +166,9 @@ REFUSED = [
     (lambda q, k, v, out: (q, misplaced(k), misplaced(v), out), "not 32 bytes aligned"),
     (lambda q, k, v, out: (padded(q, 1), k, v, out), "rows of q are not 16 bytes aligned"),
     (lambda q, k, v, out: (misplaced(q), k, v, out), "rows of q are not 16 bytes aligned"),
-    (lambda q, k, v, out: (q, k, v, padded(out, 2)), "rows of out are not 8 bytes aligned"),
-    (lambda q, k, v, out: (q, k, v, misplaced(out)), "rows of out are not 8 bytes aligned"),
+    (lambda q, k, v, out: (q, k, v, padded(out, 2)), "rows of out are not 16 bytes aligned"),
+    (lambda q, k, v, out: (q, k, v, padded(out, 4)), "rows of out are not 16 bytes aligned"),
+    (lambda q, k, v, out: (q, k, v, misplaced(out)), "rows of out are not 16 bytes aligned"),
 ]
 
 
@@ -186,6 +187,17 @@ def test_what_cuda_refuses_triton_runs(make_device, change, reason, table, backe
     with pytest.raises(ArgumentError, match=f"backend='cuda' cannot run this call: .*{reason}"):
         device.attend(*args, *rest, out=out, backend="cuda")
     assert (out == 7.0).all()
+
+
+def test_an_expanded_cache_is_for_triton(make_device):
+    device, made = make_device(), make(DECODE)
+    q, k_cache, v_cache, *rest = made.args
+    one = [x[:1].expand_as(x) for x in (k_cache, v_cache)]
+    out = torch.zeros_like(q)
+    device.attend(q, *one, *rest, out=out)
+    assert torch.equal(out, reference.paged_attention(q, *one, *rest)[0])
+    with pytest.raises(ArgumentError, match=r"backend='cuda' cannot run .* a stride is 0"):
+        device.attend(q, *one, *rest, backend="cuda")
 
 
 def test_a_device_without_the_cuda_kernels_names_it(make_device):
