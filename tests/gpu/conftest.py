@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.gpu.sanitizing import find_sanitizer, sanitized, verdict
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file named on the command line is collected all the same: say why it is not run."""
@@ -31,3 +33,17 @@ def _awaited() -> Iterator[None]:
     yield
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="session")
+def sanitizer() -> str:
+    """Path of a compute-sanitizer that sees this GPU and finds what is planted."""
+    path = find_sanitizer()
+    if path is None:
+        pytest.skip("no compute-sanitizer here")
+    status, output = sanitized(path, "memcheck", "tests.gpu.sanitizer", "planted", 150)
+    if "Device not supported" in output:
+        pytest.skip("compute-sanitizer does not support this device or its virtual machine")
+    fine, words = verdict("memcheck", "planted", status, output)
+    assert fine, f"{words}\n{output[-3000:]}"
+    return path

@@ -1,21 +1,15 @@
 """Run small attention steps under compute-sanitizer; exit 0 if clean and the planted fault caught.
 
-    python -m tests.gpu.attention.sanitizer [--tools memcheck,racecheck] [--kernels cuda,triton]
-
-As tests/gpu/sanitizer.py does it for GEMMs: a process for each (tool, kernel), torch's caching
-allocator off, so that pages, tables, plans and workspaces have bounds of their own.
+python -m tests.gpu.attention.sanitizer [--tools memcheck,racecheck] [--kernels cuda,triton]
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-
 import click
 
-from tests.gpu.sanitizer import FOUND, find_sanitizer, run_planted, verdict
+from tests.gpu.sanitizing import command_of
+
+MODULE = "tests.gpu.attention.sanitizer"
 
 
 def run_kernel(kernel: str) -> None:
@@ -57,50 +51,5 @@ def run_kernel(kernel: str) -> None:
     click.echo(f"{kernel}: {len(cases)} cases have the right values")
 
 
-def sanitized(sanitizer: str, tool: str, case: str, timeout_s: int) -> tuple[int | None, str]:
-    """Exit status (None: out of time) and output of one case under one tool."""
-    command = [
-        sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "5",
-        # cuda-bindings asks for functions of newer drivers: failed look-ups are no memory errors
-        "--report-api-errors", "no",
-        sys.executable, "-m", "tests.gpu.attention.sanitizer", "--inside", case,
-    ]  # fmt: skip
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired as late:
-        return None, str(late.stdout or "")
-    return done.returncode, done.stdout + done.stderr
-
-
-@click.command()
-@click.option("--tools", default="memcheck,racecheck", help="Tools of compute-sanitizer.")
-@click.option("--kernels", default="cuda,triton", help="Kernels to check.")
-@click.option("--timeout-s", default=150, help="Seconds for one tool on one kernel.")
-@click.option("--inside", default=None, help="Run one case in this process (for the tool).")
-def main(tools: str, kernels: str, timeout_s: int, inside: str | None) -> None:
-    """Check the attention kernels with compute-sanitizer."""
-    if inside:
-        run_planted() if inside == "planted" else run_kernel(inside)
-        return
-    sanitizer = find_sanitizer()
-    if sanitizer is None:
-        raise click.ClickException("no compute-sanitizer here: install the CUDA toolkit's")
-    click.echo(sanitizer)
-    good = True
-    for tool in tools.split(","):
-        for case in ["planted"] * (tool == "memcheck") + kernels.split(","):
-            started = time.perf_counter()
-            status, output = sanitized(sanitizer, tool, case, timeout_s)
-            fine, words = verdict(tool, case, status, output)
-            good &= fine
-            click.echo(f"{tool:10} {case:8} {words} ({time.perf_counter() - started:.0f} s)")
-            if not fine:
-                click.echo(output[-3000:])
-    sys.exit(0 if good else 1)
-
-
 if __name__ == "__main__":
-    main()
+    command_of(MODULE, run_kernel, "cuda,triton")()
