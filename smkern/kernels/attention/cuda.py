@@ -23,6 +23,7 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     Budget,
 )
+from smkern.tuning.attention.space import cache_bytes, cuda_team_bytes, most_teams
 
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
@@ -65,14 +66,6 @@ class CudaVariant:
         return _TEAM_THREADS * self.teams if self.kernel == "attention_decode" else _PREFILL_THREADS
 
 
-def team_bytes(variant: CudaVariant, rows: int) -> int:
-    """Shared memory of a decode team with `rows` packed rows: attention_decode.cuh's team_bytes."""
-    step, row = (64, variant.head_dim) if variant.fp8_cache else (32, 2 * variant.head_dim)
-    pitch = row if row % 128 == 0 else row + 16
-    used = 4 * 2 * step * pitch + 16 * rows * (variant.head_dim + 6) + 16
-    return -(-used // 128) * 128
-
-
 def prefill_bytes(head_dim: int) -> int:
     """Shared memory of the prefill path: csrc/attention_prefill_gather.cuh's kSharedBytes."""
     queries = (1 if head_dim == 256 else 2) * PREFILL_ROWS * head_dim
@@ -96,21 +89,17 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         teams=3 if prefill else config.teams,
         tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
     )
-    return replace(variant, teams=fitting_teams(variant, shape.decode_rows))
+    most = most_teams(shape.head_dim, cache_bytes(problem), shape.decode_rows)
+    return replace(variant, teams=max(1, min(variant.teams, most)))
 
 
 def shared_bytes(variant: CudaVariant, rows: int) -> int:
     """Dynamic shared memory of a launch with `rows` packed rows a decode item."""
-    decode = variant.teams * team_bytes(variant, rows)
+    size = 1 if variant.fp8_cache else 2
+    decode = variant.teams * cuda_team_bytes(variant.head_dim, size, rows)
     if variant.kernel == "attention_decode":
         return decode
     return max(decode, prefill_bytes(variant.head_dim))
-
-
-def fitting_teams(variant: CudaVariant, rows: int) -> int:
-    """The most teams, up to the variant's, that fit an SM's shared memory and registers."""
-    registers = 2 if variant.head_dim * variant.rows8 > 128 else 4
-    return max(1, min(variant.teams, registers, SHARED_LIMIT // team_bytes(variant, rows)))
 
 
 def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str, ...]:
@@ -119,7 +108,7 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
     They want K and V with equal strides, pages and tokens a multiple of 32 bytes apart, heads of
     16, a cache within 128 GiB, 16-byte rows of q and out, and nothing expanded (a stride of 0).
     """
-    size = 1 if problem.cache_dtype == "fp8" else 2
+    size = cache_bytes(problem)
     page, token, head = (size * stride for stride in args.k_strides)
     found = []
     if args.k_strides != args.v_strides:
@@ -139,7 +128,7 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
 
 def pack_params(problem: AttentionProblem, args: AttentionArguments) -> bytes:
     """`AttentionParams` of csrc/attention.cuh."""
-    shape, size = problem.shape, 1 if problem.cache_dtype == "fp8" else 2
+    shape, size = problem.shape, cache_bytes(problem)
     workspace, plan = WorkspaceLayout.of(shape), PlanLayout.of(shape)
     page, token, head = (size * stride for stride in args.k_strides)
     k_scale = args.k_scale if problem.cache_dtype == "fp8" else 1.0

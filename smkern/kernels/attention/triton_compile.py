@@ -15,6 +15,7 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     CacheDtype,
 )
+from smkern.tuning.attention.space import triton_config
 
 Path = Literal["decode", "prefill"]
 
@@ -119,19 +120,8 @@ def _tile_rows(shape: AttentionShape, path: Path) -> int:
 
 
 def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:
-    """A configuration that compiles without spills and fits any device from sm_80 on.
-
-    A stage of keys is in flight for every second of `num_stages`: the pages' numbers, which the
-    keys' addresses need, are fetched in the stages between.
-    """
-    wide = problem.shape.head_dim > 128
-    if path == "prefill":
-        # only wgmma leaves queries in shared memory and so has registers for 64 keys
-        keys = 64 if capability == 90 and not wide else 32
-        return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=2 if wide else 3)
-    if wide or problem.shape.decode_rows > 16:
-        return AttentionConfig("triton", ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
-    return AttentionConfig("triton", ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
+    """The default of the prefill or the decode items: `space.triton_config`."""
+    return triton_config(problem, path == "prefill", divmod(capability, 10))
 
 
 def variants_of(

@@ -184,7 +184,7 @@ def bytes_in_flight(problem: AttentionProblem, config: AttentionConfig) -> int:
     """Keys and values that one worker (a CUDA team, a Triton CTA) has asked for at a time."""
     if config.kernel == "triton":
         return space.triton_stage_bytes(problem, config)
-    return space.cuda_ring_bytes(problem)
+    return space.cuda_ring_bytes(problem.shape.head_dim, space.cache_bytes(problem))
 
 
 def _decode_us(

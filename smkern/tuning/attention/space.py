@@ -74,22 +74,32 @@ def served_by(
 def default_config(
     problem: AttentionProblem, kernel: AttentionKernel, capability: Capability = CUDA_CAPABILITY
 ) -> AttentionConfig:
-    """A kernel's configuration for a problem where nothing was measured.
-
-    Triton's are those of `smkern.kernels.attention.triton_compile.default_config`.
-    """
-    if kernel != "triton":
-        if problem.shape.has_prefill:
-            return replace(CUDA_PREFILL, kernel=kernel)
-        fitting = [teams for teams in TEAMS if _teams_fit(problem, teams)]
-        return AttentionConfig(kernel, teams=max(fitting, default=1))
-    wide = problem.shape.head_dim > 128
+    """A kernel's configuration for a problem where nothing was measured."""
+    if kernel == "triton":
+        return triton_config(problem, problem.shape.has_prefill, capability)
     if problem.shape.has_prefill:
+        return replace(CUDA_PREFILL, kernel=kernel)
+    fitting = [teams for teams in TEAMS if _teams_fit(problem, teams)]
+    return AttentionConfig(kernel, teams=max(fitting, default=1))
+
+
+def triton_config(
+    problem: AttentionProblem, prefill: bool, capability: Capability
+) -> AttentionConfig:
+    """Triton's for the prefill items of a problem, or for its decode items.
+
+    It compiles without spills and fits any device from sm_80 on. A stage of keys is in flight for
+    every second of `num_stages`: the pages' numbers, which the keys' addresses need, are fetched in
+    the stages between.
+    """
+    wide = problem.shape.head_dim > 128
+    if prefill:
+        # only wgmma leaves queries in shared memory and so has registers for 64 keys
         keys = 64 if capability == CUDA_CAPABILITY and not wide else 32
-        return AttentionConfig(kernel, keys=keys, num_warps=8, num_stages=2 if wide else 3)
+        return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=2 if wide else 3)
     if wide or problem.shape.decode_rows > 16:
-        return AttentionConfig(kernel, ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
-    return AttentionConfig(kernel, ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
+        return AttentionConfig("triton", ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
+    return AttentionConfig("triton", ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
 
 
 def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ...]:
@@ -113,18 +123,35 @@ def cache_bytes(problem: AttentionProblem) -> int:
     return 1 if problem.cache_dtype == "fp8" else 2
 
 
-def cuda_ring_bytes(problem: AttentionProblem) -> int:
-    """Keys and values that the four warps of a CUDA decode team keep in flight."""
-    row = problem.shape.head_dim * cache_bytes(problem)
+def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
+    """Keys and values that the four warps of a CUDA decode team keep in flight.
+
+    csrc/attention_decode_copy.cuh's kRing, four times.
+    """
+    row = head_dim * element_bytes
     pitch = row if row % 128 == 0 else row + 16  # an odd count of 16-byte chunks: no conflicts
-    tile = 32 if cache_bytes(problem) == 1 else 16
-    return 4 * 4 * tile * pitch
+    step = 64 if element_bytes == 1 else 32
+    return 4 * 2 * step * pitch
 
 
-def cuda_team_bytes(problem: AttentionProblem) -> int:
-    """Shared memory of a CUDA decode team: its rings of keys, then its warps' staged sums."""
-    shape = problem.shape
-    return cuda_ring_bytes(problem) + 16 * shape.decode_rows * (shape.head_dim + 6) + 128
+def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
+    """Shared memory of a CUDA decode team with `rows` packed rows: its rings, then staged sums.
+
+    csrc/attention_decode.cuh's team_bytes.
+    """
+    used = cuda_ring_bytes(head_dim, element_bytes) + 16 * rows * (head_dim + 6) + 16
+    return -(-used // 128) * 128
+
+
+def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
+    """CUDA decode teams that fit an SM's shared memory and registers.
+
+    Two where a thread holds over 128 sums: rows come in groups of 8, a power of two of them.
+    """
+    groups = 1 << (-(-rows // 8) - 1).bit_length()
+    registers = 2 if head_dim * groups > 128 else 4
+    each = cuda_team_bytes(head_dim, element_bytes, rows)
+    return min(registers, shared_limit(CUDA_CAPABILITY) // each)
 
 
 def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> int:
@@ -135,10 +162,8 @@ def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> in
 
 
 def _teams_fit(problem: AttentionProblem, teams: int) -> bool:
-    """Shared memory of an SM, and registers: two teams where a thread holds over 128 sums."""
-    rows = -(-problem.shape.decode_rows // 8)
-    most = 2 if problem.shape.head_dim * (1 << (rows - 1).bit_length()) > 128 else 4
-    return teams <= most and teams * cuda_team_bytes(problem) <= shared_limit(CUDA_CAPABILITY)
+    shape = problem.shape
+    return teams <= most_teams(shape.head_dim, cache_bytes(problem), shape.decode_rows)
 
 
 def serves_kernel(
