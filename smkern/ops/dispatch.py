@@ -149,7 +149,7 @@ class Dispatcher:
         found = self._selections.get(key)
         if found is None:
             found = self._select(problem, budget, backend)
-            self._keep(self._selections, key, found)
+            keep(self._selections, key, found)
         return found
 
     def plan(
@@ -180,7 +180,7 @@ class Dispatcher:
             self._check_loaded(problem, selection.config, budget)
         with self._lock:
             plan = self.prepare(problem, selection.config, budget)
-            self._keep(self._plans, key, plan)
+            keep(self._plans, key, plan)
         return plan
 
     def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> Plan:
@@ -253,7 +253,7 @@ class Dispatcher:
                 kernels=kernels,
                 constants=self.constants,
             )
-            self._keep(self._selections, key, found)
+            keep(self._selections, key, found)
         return found
 
     def _library_may_run(self, problem: GemmProblem, budget: Budget) -> bool:
@@ -288,10 +288,19 @@ class Dispatcher:
     def _predict(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> float:
         return cost_model.predict_us(problem, config, budget, self.profile, self.constants)
 
-    def _keep(self, kept: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
-        if len(kept) >= MAX_CACHED:
-            kept.clear()
+
+def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep `value` under `key`; a full dictionary is emptied before.
+
+    Raises:
+        ArgumentError: something in the key cannot be one.
+    """
+    if len(kept) >= MAX_CACHED:
+        kept.clear()
+    try:
         kept[key] = value
+    except TypeError:
+        raise ArgumentError("an argument has a type that no option has") from None
 
 
 def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from smkern.ops import aliasing, validate
-from smkern.ops.dispatch import MAX_CACHED, Dispatcher, epilogue_of
+from smkern.ops.dispatch import Dispatcher, epilogue_of, keep
 from smkern.ops.reference import gemm as reference
 from smkern.ops.workspace import Workspaces, check_workspace
 from smkern.tuning.config import Budget, GemmProblem
@@ -33,6 +33,30 @@ class Streams:
     current_stream: Callable[[int], int]
     budget: Callable[[int, int], Budget]
     capturing: Callable[[], bool]
+
+
+def runtime_streams() -> Streams:
+    """Torch's streams, and what the partition room knows of them."""
+    from smkern.partition import budget_of_stream
+
+    return Streams(
+        torch._C._cuda_getDevice,
+        torch._C._cuda_getCurrentRawStream,
+        budget_of_stream,
+        torch._C._cuda_isCurrentStreamCapturing,
+    )
+
+
+def kind(x: Any) -> Any:
+    """What a record depends on of an optional tensor; a number stands for itself."""
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype, x.get_device()
+    return x
+
+
+def pointer(x: Any) -> int:
+    """The address of an optional tensor; 0 for what is none."""
+    return x.data_ptr() if isinstance(x, Tensor) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +235,7 @@ class EagerGemm:
             workspace_bytes=workspace_bytes,
         )
         if not capturing:
-            if len(self._records) >= MAX_CACHED:
-                self._records.clear()
-            self._records[key] = record
+            keep(self._records, key, record)
         return record
 
 
@@ -257,15 +279,9 @@ def load_dispatcher(index: int) -> Dispatcher:
 @cache
 def eager_gemm(index: int) -> EagerGemm:
     """The eager path of a device, made at its first GEMM and kept for the process."""
-    from smkern.partition import budget_of_stream
     from smkern.partition.streams import stream_budgets
 
-    streams = Streams(
-        torch._C._cuda_getDevice,
-        torch._C._cuda_getCurrentRawStream,
-        budget_of_stream,
-        torch._C._cuda_isCurrentStreamCapturing,
-    )
+    streams = runtime_streams()
     workspaces = Workspaces(torch.device("cuda", index), streams.capturing)
     # a partition that closes must not find our workspace among its stream's live tensors
     stream_budgets(index).at_close(workspaces.discard)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import WarmupError
-from smkern.ops.dispatch import MAX_CACHED
+from smkern.ops.dispatch import keep
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget
 from smkern.tuning.append_table import AppendTable, Selection, load_append_table, select_append
 
@@ -75,9 +75,7 @@ class AppendDispatcher:
             )
         with self._lock:
             found = self._kernels().prepare(problem, config, budget)
-            if len(self._launches) >= MAX_CACHED:
-                self._launches.clear()
-            self._launches[key] = found
+            keep(self._launches, key, found)
         return found
 
 

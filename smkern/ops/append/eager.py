@@ -21,8 +21,8 @@ from smkern.ops.append.call import Call, check_call, is_aligned, problem_of
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import AppendDispatcher, Launch, load_append_dispatcher
 from smkern.ops.attention.host import host_budget
-from smkern.ops.dispatch import MAX_CACHED
-from smkern.ops.eager import Streams
+from smkern.ops.dispatch import MAX_CACHED, keep
+from smkern.ops.eager import Streams, kind, pointer, runtime_streams
 from smkern.ops.reference import append as reference
 
 
@@ -65,22 +65,22 @@ class EagerAppend:
         budget = streams.budget(stream, index)
         q, k, v, k_cache, v_cache = call[:5]
         out = call.out
-        q_ptr, k_ptr, v_ptr = _pointer(q), k.data_ptr(), v.data_ptr()
+        q_ptr, k_ptr, v_ptr = pointer(q), k.data_ptr(), v.data_ptr()
         k_cache_ptr, v_cache_ptr = k_cache.data_ptr(), v_cache.data_ptr()
-        out_ptr, cos_ptr = _pointer(out), _pointer(call.cos_sin)
-        norms = _pointer(call.q_norm), _pointer(call.k_norm)
+        out_ptr, cos_ptr = pointer(out), pointer(call.cos_sin)
+        norms = pointer(call.q_norm), pointer(call.k_norm)
         others = (
-            call.page_table.data_ptr(), _pointer(call.page_indptr), call.kv_lens.data_ptr(),
-            _pointer(call.cu_q_lens), _pointer(call.positions),
+            call.page_table.data_ptr(), pointer(call.page_indptr), call.kv_lens.data_ptr(),
+            pointer(call.cu_q_lens), pointer(call.positions),
         )  # fmt: skip
-        scales = _pointer(call.k_scale), _pointer(call.v_scale)
+        scales = pointer(call.k_scale), pointer(call.v_scale)
         low = q_ptr | k_ptr | v_ptr | k_cache_ptr | v_cache_ptr | out_ptr | cos_ptr
         key = (
-            _kind(q), k.shape, k.stride(), k.dtype, k.get_device(), _kind(v), _kind(k_cache),
-            _kind(v_cache), _kind(call.page_table), _kind(call.kv_lens), _kind(call.cos_sin),
-            call.interleaved, _kind(call.q_norm), _kind(call.k_norm), call.eps,
-            _kind(call.positions), _kind(call.page_indptr), _kind(call.cu_q_lens),
-            _kind(call.k_scale), _kind(call.v_scale), _kind(out), call.num_sms,
+            kind(q), k.shape, k.stride(), k.dtype, k.get_device(), kind(v), kind(k_cache),
+            kind(v_cache), kind(call.page_table), kind(call.kv_lens), kind(call.cos_sin),
+            call.interleaved, kind(call.q_norm), kind(call.k_norm), call.eps,
+            kind(call.positions), kind(call.page_indptr), kind(call.cu_q_lens),
+            kind(call.k_scale), kind(call.v_scale), kind(out), call.num_sms,
             call.num_sms.__class__, budget.num_sms, budget.confined, budget.clusters,
             (low | norms[0] | norms[1]) & 15,
         )  # fmt: skip
@@ -126,12 +126,7 @@ class EagerAppend:
             problem = problem_of(call, batch, aligned=is_aligned(call))
             launch = self.dispatcher.launch(problem, budget, capturing=self.streams.capturing())
         record = Record(launch, aliasing.spans_of(call), tail_of(call))
-        if len(self._records) >= MAX_CACHED:
-            self._records.clear()
-        try:
-            self._records[key] = record
-        except TypeError:
-            raise ArgumentError("an argument has a type that no option has") from None
+        keep(self._records, key, record)
         return record
 
     def _refuse_in_capture(self) -> None:
@@ -169,7 +164,7 @@ def arguments_of(call: Call) -> AppendArguments:
     names = ("q", "k", "v", "out", "k_cache", "v_cache", "page_table", "page_indptr", "kv_lens",
              "cu_q_lens", "positions", "cos_sin", "q_norm", "k_norm", "k_scale",
              "v_scale")  # fmt: skip
-    addresses: tuple[Any, ...] = tuple(_pointer(getattr(call, name)) for name in names)
+    addresses: tuple[Any, ...] = tuple(pointer(getattr(call, name)) for name in names)
     return AppendArguments(*addresses, *tail_of(call))
 
 
@@ -204,26 +199,7 @@ def run(call: Call) -> Tensor | None:
     return append_cpu(call)
 
 
-def _kind(x: Any) -> Any:
-    """What a record depends on of an optional tensor; a number stands for itself."""
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, x.get_device()
-    return x
-
-
-def _pointer(x: Any) -> int:
-    return x.data_ptr() if isinstance(x, Tensor) else 0
-
-
 @cache
 def eager_append(index: int) -> EagerAppend:
     """The eager path of a device, made at its first append and kept for the process."""
-    from smkern.partition import budget_of_stream
-
-    streams = Streams(
-        torch._C._cuda_getDevice,
-        torch._C._cuda_getCurrentRawStream,
-        budget_of_stream,
-        torch._C._cuda_isCurrentStreamCapturing,
-    )
-    return EagerAppend(index, load_append_dispatcher(index), streams)
+    return EagerAppend(index, load_append_dispatcher(index), runtime_streams())

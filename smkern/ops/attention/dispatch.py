@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments
-from smkern.ops.dispatch import MAX_CACHED
+from smkern.ops.dispatch import keep
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,
@@ -107,7 +107,7 @@ class AttentionDispatcher:
             table = None if backend == "model" else self.table
             kernel = None if backend == "model" else backend
             found = self._select(problem, budget, self.profile, table, kernel)
-            _keep(self._selections, key, found)
+            keep(self._selections, key, found)
         return found
 
     def config(
@@ -168,7 +168,7 @@ class AttentionDispatcher:
                 )
             with self._lock:
                 found = self._kernels().prepare(problem, config, budget, aligned)
-                _keep(self._launches, key, found)
+                keep(self._launches, key, found)
         return found
 
     def plan(self, shape: AttentionShape, budget: Budget, *, capturing: bool = False) -> PlanLaunch:
@@ -187,7 +187,7 @@ class AttentionDispatcher:
                 )
             with self._lock:
                 found = self._kernels().plan(shape, budget)
-                _keep(self._plans, (shape, budget), found)
+                keep(self._plans, (shape, budget), found)
         return found
 
     def variants(
@@ -205,12 +205,6 @@ class AttentionDispatcher:
     def is_plan_loaded(self, shape: AttentionShape) -> bool:
         """Whether preparing a plan would compile and load nothing."""
         return self._kernels().is_plan_loaded(shape)
-
-
-def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(kept) >= MAX_CACHED:
-        kept.clear()
-    kept[key] = value
 
 
 def load_attention_dispatcher(index: int) -> AttentionDispatcher:

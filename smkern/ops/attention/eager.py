@@ -35,8 +35,8 @@ from smkern.ops.attention.plan import (
     empty_plan,
     shape_of_plan,
 )
-from smkern.ops.dispatch import MAX_CACHED
-from smkern.ops.eager import Streams
+from smkern.ops.dispatch import keep
+from smkern.ops.eager import Streams, kind, pointer, runtime_streams
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 
@@ -95,14 +95,14 @@ class EagerAttention:
             plan_key = (plan.shape, plan.budget.num_sms, plan.buffer.get_device())
             plan_ptr, workspace_ptr = plan.buffer.data_ptr(), plan.workspace.data_ptr()
         q_ptr, k_ptr, v_ptr = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
-        out_ptr, lse_ptr = _pointer(out), _pointer(lse)
+        out_ptr, lse_ptr = pointer(out), pointer(lse)
         key = (
             q.shape, q.stride(), q.dtype, k_cache.shape, k_cache.stride(), k_cache.dtype,
             k_cache.get_device(), v_cache.shape, v_cache.stride(), v_cache.dtype,
-            v_cache.get_device(), _kind(call.page_table), _kind(call.kv_lens),
-            _kind(call.page_indptr), _kind(call.cu_q_lens), call.max_q_len, call.causal,
-            call.scale, call.window, call.softcap, _kind(call.sinks), _kind(call.k_scale),
-            _kind(call.v_scale), plan_key, _kind(out), _kind(lse),
+            v_cache.get_device(), kind(call.page_table), kind(call.kv_lens),
+            kind(call.page_indptr), kind(call.cu_q_lens), call.max_q_len, call.causal,
+            call.scale, call.window, call.softcap, kind(call.sinks), kind(call.k_scale),
+            kind(call.v_scale), plan_key, kind(out), kind(lse),
             call.backend, call.num_sms, call.num_sms.__class__, budget.num_sms, budget.confined,
             budget.clusters, (q_ptr & 15, (k_ptr | v_ptr) & 31, out_ptr & 15),
         )  # fmt: skip
@@ -115,10 +115,10 @@ class EagerAttention:
         if call.check:
             self._refuse_in_capture()
             check.check_memory(call, record.shape)
-        lens_ptr, cu_ptr = call.kv_lens.data_ptr(), _pointer(call.cu_q_lens)
+        lens_ptr, cu_ptr = call.kv_lens.data_ptr(), pointer(call.cu_q_lens)
         others = (
-            call.page_table.data_ptr(), _pointer(call.page_indptr), _pointer(call.sinks),
-            _pointer(call.k_scale), _pointer(call.v_scale), plan_ptr, workspace_ptr,
+            call.page_table.data_ptr(), pointer(call.page_indptr), pointer(call.sinks),
+            pointer(call.k_scale), pointer(call.v_scale), plan_ptr, workspace_ptr,
         )  # fmt: skip
         if out_ptr or lse_ptr:
             pointers = (out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, lens_ptr, cu_ptr, *others)
@@ -131,7 +131,7 @@ class EagerAttention:
         launch = record.launch
         if launch is None:
             return out, lse
-        tensors = (q_ptr, k_ptr, v_ptr, out.data_ptr(), _pointer(lse), *others[:-2])
+        tensors = (q_ptr, k_ptr, v_ptr, out.data_ptr(), pointer(lse), *others[:-2])
         if plan is not None:
             launch(AttentionArguments(*tensors, plan_ptr, workspace_ptr, *record.tail), stream)
             return out, lse
@@ -155,7 +155,7 @@ class EagerAttention:
                 return self.plan(kv_lens, cu_q_lens, given, out, check_it, num_sms)
         stream = self._current_stream(index)
         own = self._budget(stream, index)
-        key = (_kind(kv_lens), _kind(cu_q_lens), given, num_sms, num_sms.__class__, own)
+        key = (kind(kv_lens), kind(cu_q_lens), given, num_sms, num_sms.__class__, own)
         try:
             found = self._plans.get(key)
         except TypeError:
@@ -176,7 +176,7 @@ class EagerAttention:
             made.buffer.zero_()
         else:
             launch(
-                kv_lens.data_ptr(), _pointer(cu_q_lens), made.buffer.data_ptr(),
+                kv_lens.data_ptr(), pointer(cu_q_lens), made.buffer.data_ptr(),
                 made.workspace.data_ptr(), stream,
             )  # fmt: skip
         if check_it:
@@ -203,7 +203,7 @@ class EagerAttention:
             absent: list[Any] = [0] * 8
             some = AttentionArguments(
                 call.q.data_ptr(), call.k_cache.data_ptr(), call.v_cache.data_ptr(),
-                _pointer(call.out), *absent, *tail,
+                pointer(call.out), *absent, *tail,
             )  # fmt: skip
             config = self.dispatcher.config(problem, budget, call.backend, some)
             launch = self.dispatcher.launch(
@@ -221,7 +221,7 @@ class EagerAttention:
             plan_bytes=workspace_at + WorkspaceLayout.of(shape).num_bytes + ALIGNMENT,
             workspace_at=workspace_at,
         )
-        _keep(self._records, key, record)
+        keep(self._records, key, record)
         return record
 
     def _prepare_plan(
@@ -232,7 +232,7 @@ class EagerAttention:
         launch = None
         if shape.batch:
             launch = self.dispatcher.plan(shape, budget, capturing=self.streams.capturing())
-        _keep(self._plans, key, (shape, budget, launch))
+        keep(self._plans, key, (shape, budget, launch))
         return shape, budget, launch
 
     def _refuse_in_capture(self) -> None:
@@ -300,35 +300,7 @@ def _strides(x: Tensor) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _kind(x: Any) -> Any:
-    """What a record depends on of an optional tensor; a number stands for itself."""
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, x.get_device()
-    return x
-
-
-def _pointer(x: Any) -> int:
-    return x.data_ptr() if isinstance(x, Tensor) else 0
-
-
-def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(kept) >= MAX_CACHED:
-        kept.clear()
-    try:
-        kept[key] = value
-    except TypeError:
-        raise ArgumentError("an argument has a type that no option has") from None
-
-
 @cache
 def eager_attention(index: int) -> EagerAttention:
     """The eager path of a device, made at its first attention and kept for the process."""
-    from smkern.partition import budget_of_stream
-
-    streams = Streams(
-        torch._C._cuda_getDevice,
-        torch._C._cuda_getCurrentRawStream,
-        budget_of_stream,
-        torch._C._cuda_isCurrentStreamCapturing,
-    )
-    return EagerAttention(index, load_attention_dispatcher(index), streams)
+    return EagerAttention(index, load_attention_dispatcher(index), runtime_streams())

@@ -16,8 +16,8 @@ from smkern.ops.attention import numbers
 from smkern.ops.attention.aliasing import check_overlap
 from smkern.ops.attention.call import writable
 from smkern.ops.attention.host import host_budget
-from smkern.ops.dispatch import MAX_CACHED
-from smkern.ops.eager import Streams
+from smkern.ops.dispatch import keep
+from smkern.ops.eager import Streams, runtime_streams
 from smkern.ops.library import NAMESPACE
 from smkern.ops.reference import attention as reference
 
@@ -232,12 +232,10 @@ class EagerMerge:
         key = (outs.shape[0], outs.shape[3], dtype, budget)
         launch = self._launches.get(key)
         if launch is None:
-            if len(self._launches) >= MAX_CACHED:
-                self._launches.clear()
             launch = prepare_merge(
                 outs.shape[0], outs.shape[3], dtype, budget, variant.capability, self._loaded
             )
-            self._launches[key] = launch
+            keep(self._launches, key, launch)
         return launch
 
 
@@ -245,16 +243,9 @@ class EagerMerge:
 def eager_merge(index: int) -> EagerMerge:
     """The merges of a device, made at its first and kept for the process."""
     from smkern.device import device_info
-    from smkern.partition import budget_of_stream
 
     info = device_info(index)
-    streams = Streams(
-        torch._C._cuda_getDevice,
-        torch._C._cuda_getCurrentRawStream,
-        budget_of_stream,
-        torch._C._cuda_isCurrentStreamCapturing,
-    )
-    return EagerMerge(index, info.capability, info.num_sms, streams)
+    return EagerMerge(index, info.capability, info.num_sms, runtime_streams())
 
 
 def _run(outs, lses, *, num_sms=None):
