@@ -6,8 +6,7 @@ holds nothing that a row's bits depend on, so a neighbouring bucket's cell serve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import log2
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.device import Confinement
@@ -22,15 +21,14 @@ from smkern.tuning.append import (
     predict_us,
 )
 from smkern.tuning.attention.shapes import AttentionDtype, CacheDtype
-from smkern.tuning.cells import Cells, Rows, Tuned, load_cells
+from smkern.tuning.cells import Rows, load_cells
+from smkern.tuning.near import NearTable, bucket
 
 if TYPE_CHECKING:
     from smkern.device import Profile
 
 FILE = "append"
 """Name of the table's file, without its ending."""
-NEAR = 2
-"""Octaves that a cell's tokens may be off and still serve."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +52,7 @@ class AppendKey:
         return cls(
             problem.op, problem.num_q_heads, problem.num_kv_heads, problem.head_dim,
             problem.rotary_dim, problem.norm, problem.dtype, problem.cache_dtype,
-            1 << max(problem.tokens - 1, 0).bit_length(), budget.num_sms, budget.confined,
+            bucket(problem.tokens), budget.num_sms, budget.confined,
         )  # fmt: skip
 
     @property
@@ -65,36 +63,23 @@ class AppendKey:
             self.dtype, self.cache_dtype, self.num_sms, self.confined,
         )  # fmt: skip
 
+    @property
+    def buckets(self) -> tuple[int]:
+        return (self.tokens,)
+
 
 CODEC: Rows[AppendKey, AppendConfig] = Rows(AppendKey, AppendConfig())
 
 
-@dataclass(slots=True)
-class AppendTable:
+class AppendTable(NearTable[AppendKey, AppendConfig]):
     """Tuned cells in memory, looked up by problem and budget."""
 
-    meta: dict[str, Any] = field(default_factory=dict)
-    cells: dict[AppendKey, Tuned[AppendConfig]] = field(default_factory=dict)
-    _series: dict[tuple[Any, ...], list[AppendKey]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        for key in sorted(self.cells):
-            self._series.setdefault(key.fixed, []).append(key)
-
-    @classmethod
-    def of(cls, cells: Cells[AppendKey, Tuned[AppendConfig]]) -> AppendTable:
-        return cls(cells.meta, cells.cells)
+    __slots__ = ()
 
     def lookup(self, problem: AppendProblem, budget: Budget) -> AppendConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None."""
-        wanted = AppendKey.of(problem, budget)
-        near = [
-            (abs(log2(key.tokens / wanted.tokens)), key)
-            for key in self._series.get(wanted.fixed, ())
-        ]
-        for octaves, key in sorted(near):
-            config = self.cells[key].config
-            if octaves <= NEAR and is_legal(problem, config, budget):
+        for config in self.near(AppendKey.of(problem, budget)):
+            if is_legal(problem, config, budget):
                 return config
         return None
 

@@ -7,8 +7,7 @@ depend on, so a neighbouring bucket's cell serves as well (rule 12).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import log2
+from dataclasses import dataclass
 from typing import Any
 
 from smkern.device import Confinement
@@ -22,15 +21,13 @@ from smkern.tuning.attention.shapes import (
     CacheDtype,
 )
 from smkern.tuning.attention.space import AttentionPath
-from smkern.tuning.cells import Cells, Rows, Tuned, load_cells
+from smkern.tuning.cells import Rows, load_cells
+from smkern.tuning.near import NearTable, bucket
 from smkern.tuning.rules import Capability
 
 OP = "paged_attention"
 FILE = "attention"
 """Name of the table's file, without its ending."""
-NEAR = 2
-"""Octaves that one of a cell's buckets may be off and still serve: cells are measured that far
-apart."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,11 +83,6 @@ class AttentionKey:
 CODEC: Rows[AttentionKey, AttentionConfig] = Rows(AttentionKey, AttentionConfig())
 
 
-def bucket(count: int) -> int:
-    """The least power of two that is not below `count`."""
-    return 1 << max(count - 1, 0).bit_length()
-
-
 def mean_kv_len(problem: AttentionProblem) -> int:
     """Keys of a request on average, at most, and within the window."""
     shape = problem.shape
@@ -99,32 +91,19 @@ def mean_kv_len(problem: AttentionProblem) -> int:
     return max(1, min(mean, seen))
 
 
-@dataclass(slots=True)
-class AttentionTable:
+class AttentionTable(NearTable[AttentionKey, AttentionConfig]):
     """Tuned cells in memory, looked up by problem and budget."""
 
-    meta: dict[str, Any] = field(default_factory=dict)
-    cells: dict[AttentionKey, Tuned[AttentionConfig]] = field(default_factory=dict)
-    _series: dict[tuple[Any, ...], list[AttentionKey]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        for key in sorted(self.cells):
-            self._series.setdefault(key.fixed, []).append(key)
-
-    @classmethod
-    def of(cls, cells: Cells[AttentionKey, Tuned[AttentionConfig]]) -> AttentionTable:
-        return cls(cells.meta, cells.cells)
+    __slots__ = ()
 
     def configs(
         self, problem: AttentionProblem, budget: Budget, capability: Capability
     ) -> list[AttentionConfig]:
         """What `lookup` can find in `budget` for this model, of whatever batch and lengths."""
-        fixed = AttentionKey.of(problem, budget).fixed
-        found = {self.cells[key].config for key in self._series.get(fixed, ())}
         kernel = space.served_by(problem, budget, capability)
         return sorted(
             config
-            for config in found
+            for config in set(self.series(AttentionKey.of(problem, budget)))
             if config.kernel == kernel and space.is_legal(problem, config, budget, capability)
         )
 
@@ -133,19 +112,10 @@ class AttentionTable:
     ) -> AttentionConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None.
 
-        Nearest in octaves, with none of the buckets further than `NEAR`; the kernel must be the one
-        that the problem takes anyway, or a table would turn bits.
+        The kernel must be the one that the problem takes anyway, or a table would turn bits.
         """
-        wanted = AttentionKey.of(problem, budget)
-        near: list[tuple[float, AttentionKey]] = []
-        for key in self._series.get(wanted.fixed, ()):
-            pairs = zip(key.buckets, wanted.buckets, strict=True)
-            octaves = [abs(log2(a / b)) for a, b in pairs]
-            if max(octaves) <= NEAR:
-                near.append((sum(octaves), key))
         kernel = space.served_by(problem, budget, capability)
-        for _, key in sorted(near):
-            config = self.cells[key].config
+        for config in self.near(AttentionKey.of(problem, budget)):
             if config.kernel == kernel and space.is_legal(problem, config, budget, capability):
                 return config
         return None
