@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import click
 import torch
 from torch import Tensor
 
-from smkern.autotune import raw
+from smkern.autotune import sitting
 from smkern.autotune.attention_cases import Heads
-from smkern.autotune.places import Place, Places, memory_bound_neighbour
+from smkern.autotune.places import Place, memory_bound_neighbour
+from smkern.autotune.sitting import Outcome, Request, Sitting
 from smkern.bench.append.cases import AppendCase, Kind
 from smkern.bench.append.group import TOLERANCE
 from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import call_of, problem_of_case
 from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
 from smkern.bench.timing import try_eagerly as run_once
-from smkern.device import Budget, Confinement, Profile
+from smkern.device import Budget, Profile
 from smkern.errors import SmkernError
 from smkern.ops.append.dispatch import AppendDispatcher
 from smkern.tuning.append import AppendConfig, AppendProblem, candidates, choose, predict_us
@@ -36,19 +34,13 @@ QUICK_TOKENS = (64,)
 MAX_CANDIDATES = 12
 SAME_WITHIN = 1.015
 """Times so close are one; the model's choice is kept then."""
-_SAVE_EVERY_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command was asked for."""
+class Job(NamedTuple):
+    """One cell to measure."""
 
-    cases: Sequence[AppendCase]
-    budgets: Sequence[int]
-    confined: Sequence[Confinement]
-    contended: bool
-    time_limit_s: float
-    command: str
+    case: AppendCase
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +114,19 @@ def listed(problem: AppendProblem, budget: Budget, profile: Profile) -> tuple[Ap
     return tuple(sorted(candidates(problem, budget), key=order)[:MAX_CANDIDATES])
 
 
-def describe(request: Request, profile: Profile) -> None:
+def describe(request: Request[AppendCase], profile: Profile) -> None:
     """Print what would be measured on the profile's GPU; needs none."""
-    found = [
-        len(listed(shape_of(case), Budget(num_sms, confined), profile))
-        for case in request.cases
-        for num_sms in request.budgets
-        for confined in request.confined
-    ]
-    click.echo(f"{len(found)} cells, {sum(found)} candidates, for {profile.info.name}")
+    sitting.describe(request, profile, lambda case, budget: listed(shape_of(case), budget, profile))
 
 
 def jobs_of(
-    request: Request, places: Sequence[Place], done: Callable[[AppendKey], bool]
-) -> Iterator[tuple[AppendCase, Place]]:
+    request: Request[AppendCase], places: Sequence[Place], done: Callable[[AppendKey], bool]
+) -> Iterator[Job]:
     """Cells that are not done, a case after the other, so that its operands are made once."""
     for case in request.cases:
         for place in places:
             if not done(AppendKey.of(shape_of(case), place.budget)):
-                yield case, place
+                yield Job(case, place)
 
 
 @dataclass(slots=True)
@@ -256,79 +242,24 @@ def _call(ops: AppendOperands, launch: Any, place: Place) -> Call:
 
 def best_cell(found: Sequence[AppendMeasurement]) -> Tuned[AppendConfig] | None:
     """The fastest, or the first (the model's choice) where it is as fast; None where none ran."""
-    fine = [item for item in found if item.error is None]
-    if not fine:
-        return None
-    fastest = min(fine, key=lambda item: item.us)
-    if found[0].error is None and found[0].us <= SAME_WITHIN * fastest.us:
-        fastest = found[0]
-    return Tuned(fastest.config, fastest.us)
+    return sitting.best_cell(found, found[0].config, same_within=SAME_WITHIN)
 
 
-def tune(request: Request, out: Path, raw_path: Path, *, fresh: bool) -> None:
+def tune(request: Request[AppendCase], out: Path, raw_path: Path, *, fresh: bool) -> None:
     """Measure the cells that the table at `out` lacks (with `fresh` all), and write them there."""
-    from smkern.bench.results import collect_meta
     from smkern.ops.append.eager import eager_append
 
-    started = time.monotonic()
+    started = Sitting(request, CellFile(out, CODEC), raw_path, fresh)
     dispatcher = eager_append(0).dispatcher
-    file = CellFile(out, CODEC)
-    known = file.load(dispatcher.profile.info.name).cells
-    places = Places(request.budgets, request.confined)
-    with places as found:
-        if places.missing:
-            click.echo(f"no partition of {places.missing} SMs on this device: left out")
-        if request.contended:
-            found = [place for place in found if place.neighbour_stream is not None]
-        jobs = list(jobs_of(request, found, lambda key: not fresh and key in known))
-        click.echo(f"{len(jobs)} cells to measure")
-        meta = collect_meta() | {"command": request.command, "contended": request.contended}
-        _measure_all(jobs, request, dispatcher, file, raw_path, meta, started)
 
+    def measure(tuner: AppendTuner, job: Job) -> Outcome[AppendKey, AppendConfig]:
+        found = tuner.measure(job.place, contended=request.contended)
+        key = AppendKey.of(shape_of(job.case), job.place.budget)
+        return Outcome(found, key, best_cell(found))
 
-def _measure_all(
-    jobs: Sequence[tuple[AppendCase, Place]],
-    request: Request,
-    dispatcher: AppendDispatcher,
-    file: CellFile[AppendKey, Tuned[AppendConfig]],
-    raw_path: Path,
-    meta: dict[str, Any],
-    started: float,
-) -> None:
-    from rich.progress import Progress
-
-    from smkern.bench.stage import trim_memory
-
-    pending: dict[AppendKey, Tuned[AppendConfig]] = {}
-    saved, left = started, len(jobs)
-
-    def save() -> None:
-        if pending:
-            file.merge(pending, meta)
-            pending.clear()
-
-    with Progress() as progress:
-        task = progress.add_task("measuring", total=len(jobs))
-        for case, group in groupby(jobs, key=lambda job: job[0]):
-            tuner = AppendTuner(dispatcher, AppendOperands(case))
-            for _, place in group:
-                if time.monotonic() - started > request.time_limit_s:
-                    save()
-                    click.echo(f"time limit: {left} cells left; run the same command again")
-                    return
-                found = tuner.measure(place, contended=request.contended)
-                raw.append(raw_path, found)
-                cell = best_cell(found)
-                if cell is None:
-                    click.echo(f"{case.name} on {place.budget}: {found[0].error}", err=True)
-                else:
-                    pending[AppendKey.of(shape_of(case), place.budget)] = cell
-                left -= 1
-                progress.advance(task)
-                if time.monotonic() - saved > _SAVE_EVERY_S:
-                    save()
-                    saved = time.monotonic()
-            del tuner
-            trim_memory(0)
-    save()
-    click.echo(f"{len(jobs)} cells in {file.path}; every candidate in {raw_path}")
+    started.run(
+        dispatcher.profile,
+        lambda places, done: jobs_of(request, places, done),
+        lambda case: AppendTuner(dispatcher, AppendOperands(case)),
+        measure,
+    )

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from smkern.autotune import raw
+from smkern.autotune import sitting
 from smkern.autotune.attention_cases import problem_of
+from smkern.autotune.sitting import Outcome, Request, Sitting
 from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS, AttentionCase
-from smkern.device import Budget, Confinement, Profile
+from smkern.device import Budget, Profile
 from smkern.tuning.attention import space
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 from smkern.tuning.attention.table import CODEC, AttentionKey
-from smkern.tuning.cells import CellFile, Tuned
+from smkern.tuning.cells import CellFile
 
 if TYPE_CHECKING:
+    from smkern.autotune.attention_measure import AttentionTuner
     from smkern.autotune.places import Place
 
 __all__ = ["BUDGETS", "QUICK_BUDGETS", "Request", "describe", "jobs_of", "listed", "tune"]
 
 MAX_CANDIDATES = 12
-_SAVE_EVERY_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command was asked for."""
-
-    cases: Sequence[AttentionCase]
-    budgets: Sequence[int]
-    confined: Sequence[Confinement]
-    contended: bool
-    time_limit_s: float
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +70,7 @@ def _distance(config: AttentionConfig, default: AttentionConfig) -> int:
 
 
 def jobs_of(
-    request: Request,
+    request: Request[AttentionCase],
     places: Sequence[Place],
     profile: Profile,
     done: Callable[[AttentionKey], bool],
@@ -97,40 +84,34 @@ def jobs_of(
                 yield Job(case, place, candidates)
 
 
-def describe(request: Request, profile: Profile) -> None:
+def describe(request: Request[AttentionCase], profile: Profile) -> None:
     """Print what would be measured on the profile's GPU; needs none."""
-    cells = candidates = 0
-    for case in request.cases:
-        for num_sms in request.budgets:
-            for confined in request.confined:
-                found = listed(problem_of(case), Budget(num_sms, confined), profile)
-                cells += bool(found)
-                candidates += len(found)
-    click.echo(f"{cells} cells, {candidates} candidates, for {profile.info.name}")
+    sitting.describe(
+        request, profile, lambda case, budget: listed(problem_of(case), budget, profile)
+    )
 
 
-def tune(request: Request, out: Path, raw_path: Path, *, fresh: bool) -> None:
+def tune(request: Request[AttentionCase], out: Path, raw_path: Path, *, fresh: bool) -> None:
     """Measure the cells that the table at `out` lacks (with `fresh` all), and write them there."""
-    from smkern.autotune.places import Places
-    from smkern.bench.results import collect_meta
+    from smkern.autotune.attention_measure import AttentionTuner, best_cell
+    from smkern.bench.attention.operands import AttentionOperands
     from smkern.ops.attention.eager import eager_attention
 
-    started = time.monotonic()
+    started = Sitting(request, CellFile(out, CODEC), raw_path, fresh)
     dispatcher = eager_attention(0).dispatcher
     profile = dispatcher.profile
-    file = CellFile(out, CODEC)
-    known = file.load(profile.info.name).cells
-    places = Places(request.budgets, request.confined)
-    with places as found:
-        if places.missing:
-            click.echo(f"no partition of {places.missing} SMs on this device: left out")
-        if request.contended:
-            found = [place for place in found if place.neighbour_stream is not None]
-        jobs = list(jobs_of(request, found, profile, lambda key: not fresh and key in known))
-        click.echo(f"{len(jobs)} cells to measure")
-        precompile(jobs, profile)
-        meta = collect_meta() | {"command": request.command, "contended": request.contended}
-        _measure_all(jobs, request, dispatcher, file, raw_path, meta, started)
+
+    def measure(tuner: AttentionTuner, job: Job) -> Outcome[AttentionKey, AttentionConfig]:
+        found = tuner.measure(job.place, job.candidates, contended=request.contended)
+        return Outcome(found, found[0].key, best_cell(found, job.candidates[0]))
+
+    started.run(
+        profile,
+        lambda places, done: jobs_of(request, places, profile, done),
+        lambda case: AttentionTuner(dispatcher, AttentionOperands(case)),
+        measure,
+        prepare=lambda jobs: precompile(jobs, profile),
+    )
 
 
 def precompile(jobs: Sequence[Job], profile: Profile) -> None:
@@ -155,53 +136,3 @@ def precompile(jobs: Sequence[Job], profile: Profile) -> None:
     if errors:
         text = str(errors[0]).splitlines()[0][:200]
         click.echo(f"{len(errors)} variants do not compile: {text}", err=True)
-
-
-def _measure_all(
-    jobs: Sequence[Job],
-    request: Request,
-    dispatcher: Any,
-    file: CellFile[AttentionKey, Tuned[AttentionConfig]],
-    raw_path: Path,
-    meta: dict[str, Any],
-    started: float,
-) -> None:
-    from rich.progress import Progress
-
-    from smkern.autotune.attention_measure import AttentionTuner, best_cell
-    from smkern.bench.attention.operands import AttentionOperands
-    from smkern.bench.stage import trim_memory
-
-    pending: dict[AttentionKey, Tuned[AttentionConfig]] = {}
-    saved, left = started, len(jobs)
-
-    def save() -> None:
-        if pending:
-            file.merge(pending, meta)
-            pending.clear()
-
-    with Progress() as progress:
-        task = progress.add_task("measuring", total=len(jobs))
-        for case, group in groupby(jobs, key=lambda job: job.case):
-            tuner = AttentionTuner(dispatcher, AttentionOperands(case))
-            for job in group:
-                if time.monotonic() - started > request.time_limit_s:
-                    save()
-                    click.echo(f"time limit: {left} cells left; run the same command again")
-                    return
-                found = tuner.measure(job.place, job.candidates, contended=request.contended)
-                raw.append(raw_path, found)
-                cell = best_cell(found, job.candidates[0])
-                if cell is None:
-                    click.echo(f"{case.name} on {job.place.budget}: {found[0].error}", err=True)
-                else:
-                    pending[found[0].key] = cell
-                left -= 1
-                progress.advance(task)
-                if time.monotonic() - saved > _SAVE_EVERY_S:
-                    save()
-                    saved = time.monotonic()
-            del tuner
-            trim_memory(0)
-    save()
-    click.echo(f"{len(jobs)} cells in {file.path}; every candidate in {raw_path}")

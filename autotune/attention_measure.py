@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smkern.autotune import sitting
 from smkern.autotune.attention_cases import problem_of
 from smkern.autotune.places import Place, memory_bound_neighbour
 from smkern.bench.attention.operands import AttentionOperands
@@ -257,11 +258,4 @@ def best_cell(
     measurements: Sequence[AttentionMeasurement], default: AttentionConfig
 ) -> Tuned[AttentionConfig] | None:
     """The fastest, or the default where it is as fast; None where nothing ran."""
-    fine = [item for item in measurements if item.error is None]
-    if not fine:
-        return None
-    fastest = min(fine, key=lambda item: item.us)
-    for item in fine:
-        if item.config == default and item.us <= SAME_WITHIN * fastest.us:
-            return Tuned(item.config, item.us)
-    return Tuned(fastest.config, fastest.us)
+    return sitting.best_cell(measurements, default, same_within=SAME_WITHIN)

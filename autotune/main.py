@@ -23,6 +23,7 @@ from smkern.autotune.attention_cases import (
 )
 from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import Candidate, parse_epilogue, problems, shortlist
+from smkern.autotune.sitting import opened
 from smkern.bench.cases import BUDGETS, MS, SHAPES, IntList, ShapeList
 from smkern.device import Budget, Confinement, Profile, load_profile
 from smkern.tuning import space
@@ -244,7 +245,6 @@ def _tune(
     raw_path: Path,
     known: list[Measurement],
 ) -> None:
-    from smkern.autotune.places import Places
     from smkern.bench.providers import dispatcher_of
     from smkern.bench.results import collect_meta
 
@@ -252,13 +252,8 @@ def _tune(
     dispatcher = dispatcher_of()
     profile = dispatcher.profile
     store.load(profile.info.name)  # a corrupt or foreign table is better found now
-    places = Places(counts, modes)
-    with places as found:
-        if places.missing:
-            click.echo(f"no partition of {places.missing} SMs on this device: left out")
-        if request.contended:
-            found = [place for place in found if place.neighbour_stream is not None]
-        jobs = list(_jobs(request, found, profile, known))
+    with opened(counts, modes, contended=request.contended) as places:
+        jobs = list(_jobs(request, places, profile, known))
         click.echo(f"{len(jobs)} cells to measure")
         _precompile(jobs, dispatcher, request.workers)
         meta = collect_meta() | {"command": _command_line(), "contended": request.contended}
