@@ -16,35 +16,19 @@ __host__ __device__ constexpr int team_bytes(int rows) {
 }
 
 __device__ __forceinline__ void team_barrier(int team) {
-  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kTeamThreads) : "memory");
+  named_barrier<kTeamThreads>(team + 1);
 }
 
 // What a team's warps tell each other: that a unit's sums are all staged, that they were all added
-// (mbarriers that a warp arrives at once a unit), and the unit whose partials to merge now or -1.
+// (mbarriers that a warp arrives at once a unit), and whether a row block's partials are complete.
 struct Note {
   u64 staged, added;
   int merge;
 };
 
-__device__ __forceinline__ void init_barrier(u64& barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 4;" ::"r"(shared_address(&barrier)) : "memory");
-}
-__device__ __forceinline__ void drop_barrier(u64& barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
-}
 __device__ __forceinline__ void arrive_warp(u64& barrier, int lane) {
   __syncwarp();
-  if (lane == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier))
-                 : "memory");
-}
-__device__ __forceinline__ void wait_phase(u64& barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(shared_address(&barrier)),
-      "r"(parity)
-      : "memory");
+  if (lane == 0) barrier_arrive(shared_address(&barrier));
 }
 
 // The last piece's team merges all partials of a row block; `item` is one of its pieces.
@@ -147,8 +131,8 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   float* stage = (float*)(mine + 4 * kRing);
   Note& note = *(Note*)(stage + stage_floats(p.decode_rows));
   if (l.thread == 0) {
-    init_barrier(note.staged);
-    init_barrier(note.added);
+    barrier_init(shared_address(&note.staged), 4);
+    barrier_init(shared_address(&note.added), 4);
   }
   team_barrier(l.team);
 
@@ -171,7 +155,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   int staged_head = 0, parity = 0;
   int staged = 0;
   const auto add_staged = [&] {
-    wait_phase(note.staged, parity);
+    barrier_wait(shared_address(&note.staged), parity);
     combine(stage, p, staged_item, staged_head, l, v_scale);
     arrive_warp(note.added, l.lane);
     staged = 0;
@@ -262,7 +246,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     } while (!last);
 
     if (!first) {  // the unit before is added by this warp, here by all
-      wait_phase(note.added, parity);
+      barrier_wait(shared_address(&note.added), parity);
       parity ^= 1;
     }
     stage_sums(stage, p, o, top, norm, l);
@@ -287,8 +271,8 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   settle();
   team_barrier(l.team);  // no warp waits at the mbarriers
   if (l.thread == 0) {
-    drop_barrier(note.staged);
-    drop_barrier(note.added);
+    barrier_drop(shared_address(&note.staged));
+    barrier_drop(shared_address(&note.added));
   }
 }
 

@@ -4,6 +4,7 @@
 // no barrier between warps. Copies are of 16 bytes a lane (cp.async), from wherever the pages lie.
 #pragma once
 #include "attention_merge.cuh"
+#include "barrier.cuh"
 
 #ifndef TEAMS
 #define TEAMS 3
@@ -42,10 +43,6 @@ struct Lane {
     team = threadIdx.x / kTeamThreads;
   }
 };
-
-__device__ __forceinline__ u32 shared_address(const void* p) {
-  return (u32)__cvta_generic_to_shared(p);
-}
 
 // x, which the compiler then keeps in a register: it would work addresses out again at each step.
 __device__ __forceinline__ u32 kept(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }

@@ -29,7 +29,8 @@ constexpr int kBlockChunks = kBlock / 8;
 constexpr int kBuffers = kPosts * kQueryBytes + 2 * kStages * kTileBytes;
 constexpr int kSharedBytes = 1024 + kBuffers + 320;
 constexpr int kMinBox = 16;                    // keys of a page from which TMA is used
-constexpr int kProducerWarps = TMA ? 2 : 4;
+// Warps that say when they have read a posted unit: consumers, the one of values or all that copy.
+constexpr int kReaders = 8 + (TMA ? 1 : 4);
 
 // A place in a ring of STAGES and its barrier's parity.
 template <int STAGES>
@@ -62,7 +63,7 @@ struct Shared {
       barrier_init(full_values + 8 * i, TMA ? 1 : 128);
       barrier_init(empty_keys + 8 * i, 8), barrier_init(empty_values + 8 * i, 8);
       barrier_init(full_work + 8 * i, 1);
-      barrier_init(empty_work + 8 * i, 8 + (TMA ? 1 : kProducerWarps));
+      barrier_init(empty_work + 8 * i, kReaders);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -72,6 +73,13 @@ struct Shared {
 __device__ __forceinline__ u32 chunk_at(int rows, int r, int c) {
   const int low = kSwizzle == 128 ? r & 7 : (r >> 1) & 3;
   return c / kBlockChunks * (rows * kSwizzle) + r * kSwizzle + ((c % kBlockChunks) ^ low) * 16;
+}
+
+// 16 bytes to shared memory, or zeros in their place.
+__device__ __forceinline__ void copy_chunk(u32 to, const char* from, bool seen) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(seen ? 16 : 0)
+               : "memory");
 }
 
 struct Item {
@@ -150,9 +158,7 @@ __device__ __forceinline__ void copy_edges(const AttentionParams& p, const PageR
     const bool seen = key >= low && key < kv_len;
     u32 row = 0;
     if (seen) row = row32(p, pages.page(p, key), key);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + chunk_at(kKeys, r, c)),
-                 "l"(base + (u64)row * 32 + c * 16), "r"(seen ? 16 : 0)
-                 : "memory");
+    copy_chunk(to + chunk_at(kKeys, r, c), base + (u64)row * 32 + c * 16, seen);
   }
 }
 
@@ -231,11 +237,9 @@ __device__ __forceinline__ void copy_tile(u32 to, const char* base, u32 row32_of
   for (int i = 0; i < rows * kChunks / 32; ++i) {
     const int j = i * 32 + lane, r = j / kChunks, c = j % kChunks;
     const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, r);
-    const int key = key0 + warp * rows + r, bytes = key >= low && key < end ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     to + chunk_at(kKeys, warp * rows + r, c)),
-                 "l"(base + (u64)row * 32 + c * 16), "r"(bytes)
-                 : "memory");
+    const int key = key0 + warp * rows + r;
+    copy_chunk(to + chunk_at(kKeys, warp * rows + r, c), base + (u64)row * 32 + c * 16,
+               key >= low && key < end);
   }
 }
 

@@ -1,6 +1,6 @@
-// Hopper's warpgroup matrix product and barriers, in PTX: what the prefill path is made of.
+// Hopper's warpgroup matrix product and copy engine, in PTX: what the prefill path is made of.
 #pragma once
-#include "attention.cuh"
+#include "barrier.cuh"
 
 // Accumulators of a product with N columns: N / 2 floats a thread.
 #define ACC4(a, i) "+f"(a[i]), "+f"(a[i + 1]), "+f"(a[i + 2]), "+f"(a[i + 3])
@@ -82,51 +82,9 @@ __device__ __forceinline__ u64 matrix(u32 address, u32 lead, u32 stride) {
          mode << 62;
 }
 
-__device__ __forceinline__ void barrier_init(u32 barrier, int count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// An arrival that also says how many bytes the copy engine will bring.
-__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-// Whether the phase of `parity` is over; a try, which may have waited a while.
-__device__ __forceinline__ bool barrier_try(u32 barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{.reg .pred p;\n"
-      "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done;
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{.reg .pred p;\n"
-      "WAIT: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
-      "@p bra DONE;\n"
-      "bra WAIT;\n"
-      "DONE: }" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-template <int COUNT>
-__device__ __forceinline__ void named_barrier(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
-}
-template <int COUNT>
-__device__ __forceinline__ void named_barrier_arrive(int id) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
-}
-
 // True in one lane of a converged warp: the compiler then knows that one lane asks the copy engine.
 __device__ __forceinline__ bool elected() {
   u32 yes;
