@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
-from smkern.ops.attention.call import FP8, writable
+from smkern.ops.attention import numbers, shared
+from smkern.ops.attention.shared import FP8, writable
 from smkern.tuning.append import VECTOR, AppendProblem
 
 _CACHE = "[pages, page_size, kv_heads, head_dim]"
@@ -69,13 +69,15 @@ def check_call(call: Call) -> int:
             f"k has {call.k.shape[0]} tokens for {batch} requests: without cu_q_lens each request "
             "has one; pass cu_q_lens"
         )
-    _check_table(call, batch)
+    shared.check_table(call.page_table, call.page_indptr, batch)
     _check_caches(call)
     if not call.plain:
         _check_options(call)
-        _check_out(call)
+        if call.out is not None:
+            shared.check_out(call.out, call.q)
     for name in ("k_scale", "v_scale"):
-        _check_scale(name, getattr(call, name), call.k_cache)
+        value = getattr(call, name)
+        shared.check_scale(name, value, call.k_cache, owner=("k_cache", call.k_cache))
     for name in _ON_DEVICE:
         x = getattr(call, name)
         if isinstance(x, Tensor):
@@ -167,36 +169,13 @@ def _check_caches(call: Call) -> None:
                 f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements "
                 "share an address; pass a cache whose pages, slots and heads lie apart"
             )
-    if k_cache.shape != v_cache.shape or k_cache.dtype is not v_cache.dtype:
-        raise ArgumentError(
-            f"k_cache is {list(k_cache.shape)} {k_cache.dtype}, v_cache {list(v_cache.shape)} "
-            f"{v_cache.dtype}: both must be of one shape and dtype"
-        )
+    shared.check_pair(k_cache, v_cache)
     if k_cache.shape[2:] != k.shape[1:]:
         raise ArgumentError(
             f"k has {k.shape[1]} heads of {k.shape[2]}, the caches {k_cache.shape[2]} of "
             f"{k_cache.shape[3]}: they must agree"
         )
     numbers.check_page_size(k_cache.shape[1])
-
-
-def _check_table(call: Call, batch: int) -> None:
-    table = call.page_table
-    if call.page_indptr is None:
-        numbers.check_tensor("page_table", table, 2, "[batch, max_pages] without page_indptr")
-        if table.shape[0] != batch:
-            raise ArgumentError(
-                f"page_table has {table.shape[0]} rows, kv_lens {batch} requests: pass a row for "
-                "each request"
-            )
-    else:
-        numbers.check_tensor("page_table", table, 1, "[total] with page_indptr")
-        numbers.check_vector("page_indptr", call.page_indptr, batch + 1, torch.int32, "[batch + 1]")
-    numbers.check_inner("page_table", table)
-    if table.dtype is not torch.int32:
-        raise ArgumentError(
-            f"page_table is {table.dtype}, wanted torch.int32: convert it by .to(torch.int32)"
-        )
 
 
 def _check_options(call: Call) -> None:
@@ -241,40 +220,4 @@ def _check_cos_sin(table: Any, dim: int, dtype: torch.dtype) -> None:
         raise ArgumentError(
             f"cos_sin has shape {list(table.shape)}: wanted [max_position, rotary_dim] with at "
             f"least one position and an even rotary_dim of 2 to head_dim {dim}"
-        )
-
-
-def _check_scale(name: str, value: Any, cache: Tensor) -> None:
-    if value is None:
-        return
-    if cache.dtype is not FP8:
-        raise ArgumentError(
-            f"{name} is given and the cache is {cache.dtype}: scales belong to {FP8} caches; leave "
-            f"{name} at None"
-        )
-    if not isinstance(value, Tensor):
-        numbers.as_float(name, value, positive=True)
-    elif value.numel() != 1 or value.dtype is not torch.float32:
-        raise ArgumentError(
-            f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
-            "torch.float32 on the device"
-        )
-    else:
-        numbers.check_device(name, value, cache.device, "k_cache")
-
-
-def _check_out(call: Call) -> None:
-    out, q = call.out, call.q
-    if out is None:
-        return
-    numbers.check_tensor("out", out, 3, "[tokens, q_heads, head_dim]")
-    numbers.check_inner("out", out)
-    if out.shape != q.shape or out.dtype is not q.dtype:
-        raise ArgumentError(
-            f"out is {list(out.shape)} {out.dtype}, q {list(q.shape)} {q.dtype}: they must agree"
-        )
-    if not writable(out):
-        raise ArgumentError(
-            f"out has strides {out.stride()} for shape {list(out.shape)}: two of its elements "
-            "share an address; pass a tensor whose rows and heads lie apart"
         )

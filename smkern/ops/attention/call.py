@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops.attention import numbers, shared
 from smkern.ops.attention.plan import Plan, differences
+from smkern.ops.attention.shared import FP8
 from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 
-FP8 = torch.float8_e4m3fn
 BACKENDS = (*get_args(AttentionKernel), "model")
 """`backend=` choices: one kernel; "model" (no tuned table)."""
 _Q = "[tokens, q_heads, head_dim]"
@@ -65,7 +65,13 @@ def check_call(call: Call) -> AttentionShape:
         raise ArgumentError(f"backend={call.backend!r}: use None or one of {list(BACKENDS)}")
     _check_q_and_caches(call.q, call.k_cache, call.v_cache)
     batch = numbers.check_lengths(call.kv_lens, call.cu_q_lens)
-    _check_table(call.page_table, call.page_indptr, batch, call.k_cache)
+    shared.check_table(call.page_table, call.page_indptr, batch)
+    pages, columns = call.k_cache.shape[0], call.page_table.shape[-1]
+    if batch and not (pages and columns):
+        raise ArgumentError(
+            f"page_table is {list(call.page_table.shape)} and the cache has {pages} pages: a batch "
+            "needs at least one of each, even where all lengths are 0"
+        )
     for name in ("kv_lens", "cu_q_lens", "page_table", "page_indptr", "sinks", "out", "lse"):
         x = getattr(call, name)
         if isinstance(x, Tensor):
@@ -127,40 +133,13 @@ def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
             raise ArgumentError(
                 f"{name} is {x.dtype}, q is {q.dtype}: a cache has q's dtype or {FP8}; convert one"
             )
-    if k_cache.shape != v_cache.shape or k_cache.dtype is not v_cache.dtype:
-        raise ArgumentError(
-            f"k_cache is {list(k_cache.shape)} {k_cache.dtype}, v_cache {list(v_cache.shape)} "
-            f"{v_cache.dtype}: both must be of one shape and dtype"
-        )
+    shared.check_pair(k_cache, v_cache)
     if q.shape[2] != k_cache.shape[3]:
         raise ArgumentError(
             f"q has head_dim {q.shape[2]}, the caches have {k_cache.shape[3]}: they must agree"
         )
     numbers.check_head_counts(q.shape[1], k_cache.shape[2], q.shape[2])
     numbers.check_page_size(k_cache.shape[1])
-
-
-def _check_table(page_table: Any, page_indptr: Any, batch: int, k_cache: Tensor) -> None:
-    if page_indptr is None:
-        numbers.check_tensor("page_table", page_table, 2, "[batch, max_pages] without page_indptr")
-        if page_table.shape[0] != batch:
-            raise ArgumentError(
-                f"page_table has {page_table.shape[0]} rows, kv_lens {batch} requests: pass a row "
-                "for each request"
-            )
-    else:
-        numbers.check_tensor("page_table", page_table, 1, "[total] with page_indptr")
-        numbers.check_vector("page_indptr", page_indptr, batch + 1, torch.int32, "[batch + 1]")
-    numbers.check_inner("page_table", page_table)
-    if page_table.dtype is not torch.int32:
-        raise ArgumentError(
-            f"page_table is {page_table.dtype}, wanted torch.int32: convert it by .to(torch.int32)"
-        )
-    if batch and not (page_table.shape[-1] and k_cache.shape[0]):
-        raise ArgumentError(
-            f"page_table is {list(page_table.shape)} and the cache has {k_cache.shape[0]} pages: a "
-            "batch needs at least one of each, even where all lengths are 0"
-        )
 
 
 def _check_options(call: Call) -> None:
@@ -173,40 +152,14 @@ def _check_options(call: Call) -> None:
     if call.sinks is not None:
         numbers.check_vector("sinks", call.sinks, call.q.shape[1], torch.float32, "[q_heads]")
     for name in ("k_scale", "v_scale"):
-        value = getattr(call, name)
-        if value is None:
-            continue
-        if call.k_cache.dtype is not FP8:
-            raise ArgumentError(
-                f"{name} is given and the cache is {call.k_cache.dtype}: scales belong to {FP8} "
-                f"caches; leave {name} at None"
-            )
-        if not isinstance(value, Tensor):
-            numbers.as_float(name, value, positive=name == "k_scale")
-        elif value.numel() != 1 or value.dtype is not torch.float32:
-            raise ArgumentError(
-                f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
-                "torch.float32 on the device"
-            )
-        else:
-            numbers.check_device(name, value, call.q.device, "q")
+        value, positive = getattr(call, name), name == "k_scale"
+        shared.check_scale(name, value, call.k_cache, positive=positive, owner=("q", call.q))
 
 
 def _check_outputs(call: Call) -> None:
     q, out, lse = call.q, call.out, call.lse
     if out is not None:
-        numbers.check_tensor("out", out, 3, _Q)
-        numbers.check_inner("out", out)
-        if out.shape != q.shape or out.dtype is not q.dtype:
-            raise ArgumentError(
-                f"out is {list(out.shape)} {out.dtype}, q {list(q.shape)} {q.dtype}: they must "
-                "agree"
-            )
-        if not writable(out):
-            raise ArgumentError(
-                f"out has strides {out.stride()} for shape {list(out.shape)}: two of its elements "
-                "share an address; pass a tensor whose rows and heads lie apart"
-            )
+        shared.check_out(out, q)
     if lse is not None:
         numbers.check_tensor("lse", lse, 2, "[tokens, q_heads]")
         if lse.shape != q.shape[:2] or lse.dtype is not torch.float32 or not lse.is_contiguous():
@@ -214,17 +167,6 @@ def _check_outputs(call: Call) -> None:
                 f"lse is {list(lse.shape)} {lse.dtype} with strides {lse.stride()}: wanted "
                 f"{list(q.shape[:2])} torch.float32, contiguous"
             )
-
-
-def writable(out: Tensor) -> bool:
-    """Whether no two elements share an address, by strides that nest."""
-    extent = 1
-    sizes = zip(out.shape, out.stride(), strict=True)
-    for size, stride in sorted((x for x in sizes if x[0] > 1), key=lambda x: x[1]):
-        if stride < extent:
-            return False
-        extent = stride * (size - 1) + extent
-    return True
 
 
 def _shape(call: Call, batch: int) -> AttentionShape:
