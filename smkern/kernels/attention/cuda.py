@@ -126,24 +126,31 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
     return tuple(found)
 
 
-def pack_params(problem: AttentionProblem, args: AttentionArguments) -> bytes:
-    """`AttentionParams` of csrc/attention.cuh."""
+def params_packer(problem: AttentionProblem) -> Callable[[AttentionArguments], bytes]:
+    """Packs `AttentionParams` of csrc/attention.cuh; what the problem decides is found once."""
     shape, size = problem.shape, cache_bytes(problem)
     workspace, plan = WorkspaceLayout.of(shape), PlanLayout.of(shape)
-    page, token, head = (size * stride for stride in args.k_strides)
-    k_scale = args.k_scale if problem.cache_dtype == "fp8" else 1.0
-    return _PARAMS.pack(
-        args.q, args.k, args.v, args.out, args.lse, args.page_table, args.page_indptr, args.sinks,
-        args.k_scale_ptr, args.v_scale_ptr, args.plan, args.workspace,
-        *args.q_strides, *args.out_strides, args.table_stride, head,
-        workspace.decode_out, workspace.decode_stats, workspace.prefill_out,
-        workspace.prefill_stats,
-        page // ROW_UNIT, token // ROW_UNIT,
-        args.table_len, args.num_pages, args.num_tokens, shape.num_kv_heads, shape.group,
-        int(log2(shape.page_size)), int(shape.causal), shape.window, shape.decode_rows,
-        plan.decode_at, plan.prefill_at, -(-65_536 // shape.group),
-        args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
+    offsets = (workspace.decode_out, workspace.decode_stats, workspace.prefill_out,
+               workspace.prefill_stats)  # fmt: skip
+    numbers = (
+        shape.num_kv_heads, shape.group, int(log2(shape.page_size)), int(shape.causal),
+        shape.window, shape.decode_rows, plan.decode_at, plan.prefill_at, -(-65_536 // shape.group),
     )  # fmt: skip
+    is_fp8 = problem.cache_dtype == "fp8"
+
+    def pack(args: AttentionArguments) -> bytes:
+        page, token, head = args.k_strides
+        k_scale = args.k_scale if is_fp8 else 1.0
+        return _PARAMS.pack(
+            args.q, args.k, args.v, args.out, args.lse, args.page_table, args.page_indptr,
+            args.sinks, args.k_scale_ptr, args.v_scale_ptr, args.plan, args.workspace,
+            *args.q_strides, *args.out_strides, args.table_stride, size * head, *offsets,
+            size * page // ROW_UNIT, size * token // ROW_UNIT,
+            args.table_len, args.num_pages, args.num_tokens, *numbers,
+            args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
+        )  # fmt: skip
+
+    return pack
 
 
 def compile_cuda_variant(variant: CudaVariant, capability: int) -> bytes:
@@ -191,16 +198,18 @@ class CudaAttention:
             variant.threads,
             shared_bytes(variant, problem.shape.decode_rows),
         )
-        run, maps, lock = launch_kernel(), OperandMaps(problem), threading.Lock()
+        run, pack = launch_kernel(), params_packer(problem)
+        maps, lock = OperandMaps(problem), threading.Lock()
 
         def launch(args: AttentionArguments, stream: int) -> None:
-            params = ctypes.create_string_buffer(pack_params(problem, args), _PARAMS.size)
+            params = ctypes.create_string_buffer(pack(args), _PARAMS.size)
             pointers = (ctypes.c_void_p * 2)(ctypes.addressof(params), maps.address)
             with lock:
                 if variant.tma:
                     maps.point(args)
                 code = run(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
-            check(code, f"launching {grid} CTAs of {variant}")
+            if code:
+                check(code, f"launching {grid} CTAs of {variant}")
 
         return launch
 
@@ -234,7 +243,8 @@ class CudaAttention:
             params = ctypes.create_string_buffer(packed, packing.size)
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
             code = run(function, 1, 1, 1, _PLAN_THREADS, 1, 1, shared, stream, pointers, None)
-            check(code, f"launching the plan of {shape}")
+            if code:
+                check(code, f"launching the plan of {shape}")
 
         return launch
 

@@ -39,7 +39,8 @@ class OperandMaps:
             for i, address in enumerate(where):
                 if address != self._where[i]:
                     code = replace(self.address + i * TENSOR_MAP_BYTES, address)
-                    check(code, f"cuTensorMapReplaceAddress to {address:#x}")
+                    if code:
+                        check(code, f"cuTensorMapReplaceAddress to {address:#x}")
             self._where = where
 
     def _encode(self, args: AttentionArguments) -> None:
