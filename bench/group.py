@@ -26,8 +26,7 @@ from smkern.bench.timing import (
     Timing,
     calls_for,
     ratio,
-    rounds_for,
-    time_interleaved,
+    time_within,
 )
 from smkern.errors import SmkernError
 from smkern.ops.dispatch import Dispatcher
@@ -85,7 +84,7 @@ class GroupRunner:
                 )
                 calls = calls_for(ceiling.expected_us(problem))
                 cases[name] = Case(call, contender.place.stream, calls, index)
-        timings = self._time(cases, errors)
+        timings = time_within(self.budget_us, cases, while_busy=self.meter, errors=errors)
         best = _best_peer(contenders, timings)
         for name, contender in contenders.items():
             cells.append(self._cell(group, contender, timings.get(name), best, errors.get(name)))
@@ -143,15 +142,6 @@ class GroupRunner:
             return None
         return call
 
-    def _time(self, cases: dict[str, Case], errors: dict[str, str]) -> dict[str, Timing]:
-        if not cases:
-            return {}
-        once = time_interleaved(cases, rounds=1, errors=errors)
-        cases = {name: _resized(case, once[name]) for name, case in cases.items() if name in once}
-        replay_us = sum(once[name].us_median * case.calls for name, case in cases.items())
-        rounds = rounds_for(replay_us, budget_us=self.budget_us)
-        return time_interleaved(cases, rounds=rounds, while_busy=self.meter, errors=errors)
-
     def _cell(
         self,
         group: Group,
@@ -205,10 +195,6 @@ def _dispatched(ops: Operands, m: int, backend: str | None) -> Callable[[], Call
 
 def _cublas(provider: str, group: Group, ops: Operands, place: Place) -> Contender:
     return Contender(provider, place, lambda: cublas_call(ops, group.m), {}, group.case)
-
-
-def _resized(case: Case, timing: Timing) -> Case:
-    return Case(case.call, case.stream, calls_for(timing.us_median), case.first_set)
 
 
 def _best_peer(

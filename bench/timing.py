@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -152,6 +152,30 @@ def time_interleaved(
             torch.cuda.synchronize()
         for name in reversed(list(graphs)):
             graphs.pop(name).reset()
+
+
+def time_within(
+    budget_us: float,
+    cases: Mapping[str, Case],
+    *,
+    while_busy: Callable[[], None],
+    errors: MutableMapping[str, str],
+) -> dict[str, Timing]:
+    """`time_interleaved` in about `budget_us` of device time.
+
+    One round says how many calls a graph should hold, and how many rounds then fit.
+    """
+    if not cases:
+        return {}
+    once = time_interleaved(cases, rounds=1, errors=errors)
+    cases = {
+        name: replace(case, calls=calls_for(once[name].us_median))
+        for name, case in cases.items()
+        if name in once
+    }
+    replay_us = sum(once[name].us_median * case.calls for name, case in cases.items())
+    rounds = rounds_for(replay_us, budget_us=budget_us)
+    return time_interleaved(cases, rounds=rounds, while_busy=while_busy, errors=errors)
 
 
 def _replay_rounds(

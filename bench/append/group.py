@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from smkern.bench.append.cases import AppendGroup
 from smkern.bench.append.operands import AppendOperands, Layout
 from smkern.bench.append.providers import AppendPeers, our_contender
-from smkern.bench.attention.group import best_of_layouts, cell_head, compared, note_again
 from smkern.bench.attention.providers import Contender
-from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
-from smkern.bench.power import PowerMeter
-from smkern.bench.stage import Stage
+from smkern.bench.contest import Contest, cell_head, checked_call, note_again
 from smkern.bench.summary import geomean
-from smkern.bench.timing import (
-    Call,
-    Case,
-    Timing,
-    calls_for,
-    rounds_for,
-    time_interleaved,
-    try_eagerly,
-)
-from smkern.device import Profile
+from smkern.bench.timing import Call, Timing
 
 Cell = dict[str, Any]
 OPS = ("qk_norm_rope_append", "append_kv")
@@ -35,19 +21,9 @@ TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
 
 
 @dataclass(slots=True)
-class AppendRunner:
-    """Measures groups on a stage.
+class AppendRunner(Contest):
+    """Measures groups on a stage."""
 
-    Args:
-        stage: the partitions.
-        profile: the device's ceilings.
-        meter: reads clock and power while the device is busy.
-        budget_us: device time that the rounds of one group may take.
-    """
-
-    stage: Stage
-    profile: Profile
-    meter: PowerMeter
     budget_us: float = 100_000.0
 
     def measure(
@@ -71,70 +47,30 @@ class AppendRunner:
     def _round(
         self, group: AppendGroup, ops: AppendOperands, contenders: Sequence[Contender]
     ) -> list[Cell]:
-        errors: dict[str, str] = {}
-        cases: dict[str, Case] = {}
-        for index, contender in enumerate(contenders):
-            call = checked(contender, ops, errors)
-            if call is not None:
-                cases[contender.name] = Case(call, contender.place.stream, 1, index)
-        timings = self._time(cases, errors)
-        cells = {
-            c.name: self._cell(group, c, timings.get(c.name), errors.get(c.name))
-            for c in contenders
-        }
-        best = best_of_layouts(cells)
-        kept = {name: timings[name] for name in best if name in timings}
-        for name, cell in best.items():
-            if cell["provider"] == "smkern" and name in timings:
-                best[name] = cell | compared(timings[name], best, kept)
-        return list(best.values())
+        case = group.case
 
-    def _time(self, cases: dict[str, Case], errors: dict[str, str]) -> dict[str, Timing]:
-        if not cases:
-            return {}
-        once = time_interleaved(cases, rounds=1, errors=errors)
-        cases = {
-            name: replace(case, calls=calls_for(once[name].us_median))
-            for name, case in cases.items()
-            if name in once
-        }
-        replay_us = sum(once[name].us_median * case.calls for name, case in cases.items())
-        rounds = rounds_for(replay_us, budget_us=self.budget_us)
-        return time_interleaved(cases, rounds=rounds, while_busy=self.meter, errors=errors)
+        def cell(contender: Contender, timing: Timing | None, error: str | None) -> Cell:
+            head = cell_head(case.op, case.about, contender.place, contender.provider)
+            head |= {**contender.about, "group_sms": group.num_sms}
+            return head | self.figures(case, contender, timing, error)
 
-    def _cell(
-        self, group: AppendGroup, contender: Contender, timing: Timing | None, error: str | None
-    ) -> Cell:
-        place, case = contender.place, group.case
-        cell = cell_head(case.op, case.about, place, contender.provider) | dict(contender.about)
-        cell["group_sms"] = group.num_sms
-        if timing is None:
-            return cell | failed_cell(error or "not measured")
-        ceiling = ceiling_of(self.profile, place.budget, place.placement)
-        clock, watts = self.meter.last
-        cell |= measured_cell(case, timing, ceiling) | {"sm_mhz": clock, "watts": watts}
-        return cell | dict(contender.tell())
+        return self.round(contenders, lambda c, errors: checked(c, ops, errors), cell)
 
 
 def checked(contender: Contender, ops: AppendOperands, errors: dict[str, str]) -> Call | None:
     """The contender's call after one eager run with the right result, else None and its error."""
     ops.wanted()
     ops.poison()
-    torch.cuda.synchronize()
     layout: Layout = contender.about["layout"]
     tolerance = TOLERANCE[ops.case.cache_dtype]
-    try:
-        call = contender.make()
-        message = try_eagerly(call, contender.place.stream)
-    except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-    if message is None:
+
+    def complaint(_: Any) -> str | None:
         relative = ops.error(layout)
         if relative < tolerance:
-            return call
-        message = f"wrong result: |x - torch| / |torch| is {relative:.3g}, at most {tolerance}"
-    errors[contender.name] = message
-    return None
+            return None
+        return f"wrong result: |x - torch| / |torch| is {relative:.3g}, at most {tolerance}"
+
+    return checked_call(contender, errors, complaint)
 
 
 def is_losing(cell: Cell) -> bool:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from smkern.bench.attention.cases import AttentionCase, AttentionGroup
+from smkern.bench.attention.cases import AttentionGroup
 from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.attention.providers import Contender, Peers, our_contenders, plan_of
-from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
-from smkern.bench.power import PowerMeter
-from smkern.bench.stage import Place, Stage
-from smkern.bench.timing import (
-    Call,
-    Case,
-    Timing,
-    calls_for,
-    ratio,
-    rounds_for,
-    time_interleaved,
-    try_eagerly,
-)
-from smkern.device import Profile
+from smkern.bench.cells import failed_cell
+from smkern.bench.contest import Contest, cell_head, checked_call, note_again
+from smkern.bench.stage import Place
+from smkern.bench.timing import Call, Case, Timing, time_interleaved, try_eagerly
 
 Cell = dict[str, Any]
 
@@ -40,19 +29,9 @@ def is_losing(cell: Cell) -> bool:
 
 
 @dataclass(slots=True)
-class AttentionRunner:
-    """Measures groups on a stage.
+class AttentionRunner(Contest):
+    """Measures groups on a stage."""
 
-    Args:
-        stage: the partitions.
-        profile: the device's ceilings.
-        meter: reads clock and power while the device is busy.
-        budget_us: device time that the rounds of one group may take.
-    """
-
-    stage: Stage
-    profile: Profile
-    meter: PowerMeter
     budget_us: float = 150_000.0
 
     def measure(
@@ -77,49 +56,12 @@ class AttentionRunner:
     def _attention(
         self, group: AttentionGroup, ops: AttentionOperands, contenders: list[Contender]
     ) -> list[Cell]:
-        errors: dict[str, str] = {}
-        cases: dict[str, Case] = {}
-        for index, contender in enumerate(contenders):
-            call = checked(contender, ops, errors)
-            if call is not None:
-                cases[contender.name] = Case(call, contender.place.stream, 1, index)
-        timings = self._time(cases, errors)
-        cells = {
-            c.name: self._cell(group.case, c, timings.get(c.name), errors.get(c.name))
-            | {"group_sms": group.num_sms}
-            for c in contenders
-        }
-        best = best_of_layouts(cells)
-        kept = {name: timings[name] for name in best if name in timings}
-        for contender in contenders:
-            if contender.is_ours and contender.name in timings:
-                best[contender.name] |= compared(timings[contender.name], best, kept)
-        return list(best.values())
+        def cell(contender: Contender, timing: Timing | None, error: str | None) -> Cell:
+            head = cell_head(OP, group.case.about, contender.place, contender.provider)
+            figures = self.figures(group.case, contender, timing, error)
+            return head | dict(contender.about) | figures | {"group_sms": group.num_sms}
 
-    def _time(self, cases: dict[str, Case], errors: dict[str, str]) -> dict[str, Timing]:
-        if not cases:
-            return {}
-        once = time_interleaved(cases, rounds=1, errors=errors)
-        cases = {
-            name: replace(case, calls=calls_for(once[name].us_median))
-            for name, case in cases.items()
-            if name in once
-        }
-        replay_us = sum(once[name].us_median * case.calls for name, case in cases.items())
-        rounds = rounds_for(replay_us, budget_us=self.budget_us)
-        return time_interleaved(cases, rounds=rounds, while_busy=self.meter, errors=errors)
-
-    def _cell(
-        self, case: AttentionCase, contender: Contender, timing: Timing | None, error: str | None
-    ) -> Cell:
-        place = contender.place
-        cell = cell_head(OP, case.about, place, contender.provider) | dict(contender.about)
-        if timing is None:
-            return cell | failed_cell(error or "not measured")
-        ceiling = ceiling_of(self.profile, place.budget, place.placement)
-        clock, watts = self.meter.last
-        cell |= measured_cell(case, timing, ceiling) | {"sm_mhz": clock, "watts": watts}
-        return cell | dict(contender.tell())
+        return self.round(contenders, lambda c, errors: checked(c, ops, errors), cell)
 
     def _plan(self, group: AttentionGroup, ops: AttentionOperands, place: Place) -> Cell:
         """The plan by itself: refilled on the device, many times in one graph."""
@@ -145,89 +87,15 @@ class AttentionRunner:
         return cell | failed_cell(message)
 
 
-def cell_head(op: str, about: Mapping[str, Any], place: Place, provider: str) -> Cell:
-    return {
-        "op": op,
-        "case": dict(about),
-        "num_sms": place.num_sms,
-        "mode": place.mode,
-        "placement": place.placement,
-        "provider": provider,
-    }
-
-
 def checked(contender: Contender, ops: AttentionOperands, errors: dict[str, str]) -> Call | None:
     """The contender's call after one eager run with the right result, else None and its error."""
-    results: list[torch.Tensor] = []
     ops.reference()
     ops.poison()
-    torch.cuda.synchronize()
-    try:
-        call = contender.make()
-        message = try_eagerly(lambda i: results.append(call(i)), contender.place.stream)
-    except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-    if message is None:
-        relative = ops.error(results[0].reshape(ops.reference().shape))
+
+    def complaint(out: torch.Tensor) -> str | None:
+        relative = ops.error(out.reshape(ops.reference().shape))
         if relative < TOLERANCE:
-            return call
-        message = f"wrong result: |out - torch| / |torch| is {relative:.3g}, at most {TOLERANCE}"
-    errors[contender.name] = message
-    return None
+            return None
+        return f"wrong result: |out - torch| / |torch| is {relative:.3g}, at most {TOLERANCE}"
 
-
-def best_of_layouts(cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """One cell a provider and place: the fastest of its layouts, or an error if all failed."""
-    chosen: dict[tuple[str, str | None], str] = {}
-    for name, cell in cells.items():
-        key = cell["provider"], cell["placement"]
-        rival = chosen.get(key)
-        if rival is None or _us(cell) < _us(cells[rival]):
-            chosen[key] = name
-    return {name: cells[name] for name in chosen.values()}
-
-
-def compared(
-    timing: Timing, cells: Mapping[str, Cell], timings: Mapping[str, Timing]
-) -> dict[str, Any]:
-    """What goes into our cell: each peer's time over ours, in the peer's better place.
-
-    `vs` provider to ratio; `vs_flashinfer` and `best_flashinfer` the fastest of FlashInfer's ways;
-    `vs_best` and `best_peer` the fastest of all.
-    """
-    fastest: dict[str, str] = {}
-    for name, peer in timings.items():
-        provider = cells[name]["provider"]
-        rival = fastest.get(provider)
-        is_peer = not provider.startswith("smkern")
-        if is_peer and (rival is None or peer.us_median < timings[rival].us_median):
-            fastest[provider] = name
-    ratios = {p: round(ratio(timings[name], timing), 4) for p, name in fastest.items()}
-    found: dict[str, Any] = {"vs": ratios} if ratios else {}
-    for label, key, members in (
-        ("vs_best", "best_peer", ratios),
-        ("vs_flashinfer", "best_flashinfer", _starting(ratios, "flashinfer:")),
-    ):
-        if members:
-            provider = min(members, key=members.__getitem__)
-            found |= {label: members[provider], key: provider}
-    return found
-
-
-def note_again(first: Iterable[Cell], second: Iterable[Cell]) -> list[Cell]:
-    """The first cells with the second's time and ratios beside theirs, under `*_again`."""
-    again = {(cell["provider"], cell["placement"]): cell for cell in second}
-    noted = []
-    for cell in first:
-        twin = again.get((cell["provider"], cell["placement"]), {})
-        names = ("us", "vs", "vs_flashinfer", "vs_best")
-        noted.append(cell | {f"{name}_again": twin[name] for name in names if twin.get(name)})
-    return noted
-
-
-def _starting(ratios: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {name: value for name, value in ratios.items() if name.startswith(prefix)}
-
-
-def _us(cell: Cell) -> float:
-    return cell.get("us") or float("inf")
+    return checked_call(contender, errors, complaint)

@@ -23,6 +23,7 @@ from smkern.bench.readme_append import append_table
 from smkern.bench.results import Results
 from smkern.bench.stage import Place
 from smkern.device import Budget, load_profile
+from tests.bench.doubles import Meter, Stage
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -42,31 +43,6 @@ def test_cases():
     assert [case.tokens for case in cases_named(["fp8-8"])] == [8, 8192]
     with pytest.raises(ValueError, match="no case is named 'bf16'"):
         cases_named(["bf16"])
-
-
-class Stage:
-    def __init__(self, budgets, cuda) -> None:
-        self.places = {
-            (n, p): Place(n, "green", p, cuda.new_stream(), Budget(n, "mask"))
-            for n in budgets
-            for p in ("spread", "default")
-        }
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def at(self, num_sms, placement="spread"):
-        return self.places.get((num_sms, placement))
-
-
-class Meter:
-    last = (1980.0, 400.0)
-
-    def __call__(self) -> None:
-        return None
 
 
 def slowed(make, cuda, us):

@@ -14,8 +14,8 @@ from smkern.bench.attention import providers as attention_providers
 from smkern.bench.attention.cases import AttentionCase
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.operands import AttentionOperands
-from smkern.bench.stage import Place
-from smkern.device import Budget, load_profile
+from smkern.device import load_profile
+from tests.bench.doubles import Meter, Stage
 
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -23,31 +23,6 @@ TINY = (
     AttentionCase("tiny-prefill", "prefill", (24, 24), (24, 24), **HEADS),
     AttentionCase("tiny-mixed", "mixed", (1, 12), (37, 40), **HEADS),
 )
-
-
-class Stage:
-    def __init__(self, budgets, cuda) -> None:
-        self.places = {
-            (n, p): Place(n, "green", p, cuda.new_stream(), Budget(n, "mask"))
-            for n in budgets
-            for p in ("spread", "default")
-        }
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def at(self, num_sms, placement="spread"):
-        return self.places.get((num_sms, placement))
-
-
-class Meter:
-    last = (1980.0, 400.0)
-
-    def __call__(self) -> None:
-        return None
 
 
 @pytest.fixture
