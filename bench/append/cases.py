@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from smkern.bench.named import Group, named
 from smkern.bench.operands import MIN_TOTAL_BYTES
 
 Kind = Literal["plain", "norm-rope", "fp8"]
@@ -102,29 +103,9 @@ CASES = tuple(AppendCase(kind, tokens) for kind in KINDS for tokens in TOKENS)
 QUICK_CASES = tuple(case for case in CASES if case.tokens in (64, 8192))
 
 
-@dataclass(frozen=True, slots=True)
-class AppendGroup:
-    """One case in one budget: all its providers are timed in the same rounds."""
-
-    case: AppendCase
-    num_sms: int
-
-
-def append_groups(cases: Iterable[AppendCase], budgets: Iterable[int]) -> list[AppendGroup]:
-    """All groups, a case after the other, so that its operands are made once."""
-    budgets = tuple(budgets)
-    return [AppendGroup(case, num_sms) for case in cases for num_sms in budgets]
+AppendGroup = Group[AppendCase]
 
 
 def cases_named(names: Iterable[str]) -> tuple[AppendCase, ...]:
-    """The cases whose names contain one of `names`; in the suite's order.
-
-    Raises:
-        ValueError: a name that no case has.
-    """
-    names = tuple(names)
-    for name in names:
-        if not any(name in case.name for case in CASES):
-            known = ", ".join(case.name for case in CASES)
-            raise ValueError(f"no case is named {name!r}; there are {known}")
-    return tuple(case for case in CASES if any(name in case.name for name in names))
+    """The suite's cases by parts of their names; ValueError for a name that no case has."""
+    return named(CASES, names)

@@ -17,7 +17,6 @@ from smkern.bench.append.cases import (
     QUICK_CASES,
     AppendCase,
     AppendGroup,
-    append_groups,
     cases_named,
 )
 from smkern.bench.append.group import AppendRunner, summarize
@@ -25,6 +24,7 @@ from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import PEERS, AppendPeers
 from smkern.bench.cases import IntList
 from smkern.bench.gemm import Deadline, report
+from smkern.bench.named import groups_of
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.sitting import Sitting
@@ -117,7 +117,7 @@ def command(
         counts = budgets or tuple(n for n in (QUICK_BUDGETS if quick else BUDGETS) if n <= total)
         results = open_results(out, resume=resume, meta=collect_meta())
         deadline = Deadline.after(time_limit_s)
-        groups = append_groups(chosen, counts)
+        groups = groups_of(chosen, counts)
         left = run(groups, results, out, deadline, again=again, peers=_peers_named(peers))
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error

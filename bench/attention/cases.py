@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from smkern.bench.named import Group, named
 from smkern.bench.operands import MIN_TOTAL_BYTES
 
 Kind = Literal["decode", "prefill", "mixed"]
@@ -143,31 +144,9 @@ CASES = (
 QUICK_CASES = (UNIFORM, COLD, ONE_PROMPT)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """One case in one budget: all its providers are timed in the same rounds."""
-
-    case: AttentionCase
-    num_sms: int
-
-
-def attention_groups(
-    cases: Iterable[AttentionCase], budgets: Iterable[int]
-) -> list[AttentionGroup]:
-    """All groups, a case after the other, so that its caches are made once."""
-    budgets = tuple(budgets)
-    return [AttentionGroup(case, num_sms) for case in cases for num_sms in budgets]
+AttentionGroup = Group[AttentionCase]
 
 
 def cases_named(names: Iterable[str]) -> tuple[AttentionCase, ...]:
-    """The cases whose names contain one of `names`; in the suite's order.
-
-    Raises:
-        ValueError: a name that no case has.
-    """
-    names = tuple(names)
-    for name in names:
-        if not any(name in case.name for case in CASES):
-            known = ", ".join(case.name for case in CASES)
-            raise ValueError(f"no case is named {name!r}; there are {known}")
-    return tuple(case for case in CASES if any(name in case.name for name in names))
+    """The suite's cases by parts of their names; ValueError for a name that no case has."""
+    return named(CASES, names)

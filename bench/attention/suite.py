@@ -17,7 +17,6 @@ from smkern.bench.attention.cases import (
     QUICK_CASES,
     AttentionCase,
     AttentionGroup,
-    attention_groups,
     cases_named,
 )
 from smkern.bench.attention.flashinfer import FlashInfer
@@ -27,6 +26,7 @@ from smkern.bench.attention.providers import Peers
 from smkern.bench.attention.rows import summarize
 from smkern.bench.cases import IntList
 from smkern.bench.gemm import Deadline, report
+from smkern.bench.named import groups_of
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.sitting import Sitting
@@ -95,7 +95,7 @@ def command(
         counts = budgets or tuple(n for n in (QUICK_BUDGETS if quick else BUDGETS) if n <= total)
         results = open_results(out, resume=resume, meta=collect_meta())
         deadline = Deadline.after(time_limit_s)
-        left = run(attention_groups(chosen, counts), results, out, deadline, again=again)
+        left = run(groups_of(chosen, counts), results, out, deadline, again=again)
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(report(results.summary))

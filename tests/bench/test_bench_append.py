@@ -12,12 +12,13 @@ from click.testing import CliRunner
 import smkern.bench.append.suite as suite
 from smkern.bench.append import group as append_group
 from smkern.bench.append import providers as append_providers
-from smkern.bench.append.cases import BUDGETS, CASES, AppendCase, append_groups, cases_named
+from smkern.bench.append.cases import BUDGETS, CASES, AppendCase, cases_named
 from smkern.bench.append.group import checked, summarize
 from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import torch_call
 from smkern.bench.attention.providers import Contender
 from smkern.bench.markdown import NOT_MEASURED
+from smkern.bench.named import groups_of
 from smkern.bench.plots.append import draw
 from smkern.bench.readme_append import append_table
 from smkern.bench.results import Results
@@ -36,7 +37,7 @@ TINY = (
 def test_cases():
     assert len({case.name for case in CASES}) == len(CASES) == 15
     assert all(sum(case.q_lens) == case.tokens for case in CASES)
-    assert len(append_groups(CASES, BUDGETS)) == 15 * 7
+    assert len(groups_of(CASES, BUDGETS)) == 15 * 7
     long = next(case for case in CASES if case.name == "norm-rope-8192")
     assert long.q_lens == (2048,) * 4
     assert long.bytes_moved == 8192 * 128 * (2 * 8 * 4 + 32 * 4 + 4)

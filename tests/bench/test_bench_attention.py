@@ -20,7 +20,6 @@ from smkern.bench.attention.cases import (
     UNIFORM,
     UNIFORM_FP8,
     AttentionCase,
-    attention_groups,
     cases_named,
 )
 from smkern.bench.attention.flashinfer import FlashInfer
@@ -28,6 +27,7 @@ from smkern.bench.attention.group import AttentionRunner, checked
 from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.attention.providers import Contender, Peers
 from smkern.bench.attention.suite import command
+from smkern.bench.named import groups_of
 from smkern.bench.results import Results, cell_key
 from smkern.bench.sitting import pending
 from smkern.bench.stage import Place
@@ -85,12 +85,12 @@ def test_cases_by_parts_of_their_names():
 
 
 def test_resume_leaves_out_what_was_measured():
-    groups = attention_groups((UNIFORM, COLD), (16, 132))
+    groups = groups_of((UNIFORM, COLD), (16, 132))
     results = Results()
     cell = {"op": "paged_attention", "case": UNIFORM.about, "num_sms": 16, "group_sms": 16}
     results.add(cell | {"provider": "smkern"})
     assert pending(groups, results) == groups[1:]
-    assert len(attention_groups(CASES, BUDGETS)) == len(CASES) * len(BUDGETS)
+    assert len(groups_of(CASES, BUDGETS)) == len(CASES) * len(BUDGETS)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def measured(runner, small, cuda, monkeypatch, peers, ours_us=50.0):
         def at(self, where):
             return [c for c in peers if c.place is where]
 
-    (group,) = attention_groups((SMALL,), (16,))
+    (group,) = groups_of((SMALL,), (16,))
     return runner.measure(group, small, Fixed())
 
 
