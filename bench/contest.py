@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from smkern.bench.attention.providers import Contender
 from smkern.bench.cells import Work, ceiling_of, failed_cell, measured_cell
 from smkern.bench.power import PowerMeter
 from smkern.bench.stage import Place, Stage
@@ -16,6 +15,34 @@ from smkern.bench.timing import Call, Case, Timing, ratio, time_within, try_eage
 from smkern.device import Profile
 
 Cell = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A provider on a stream. `make` prepares its call.
+
+    `about` goes into its cell, and what `tell` says once it ran.
+    """
+
+    provider: str
+    place: Place
+    make: Callable[[], Call]
+    about: Mapping[str, Any]
+    tell: Callable[[], Mapping[str, Any]] = dict
+
+    @property
+    def name(self) -> str:
+        layout = self.about.get("layout", "")
+        return f"{self.provider}@{self.place.placement or 'full'}{layout and ':' + layout}"
+
+    @property
+    def is_ours(self) -> bool:
+        return is_ours(self.provider)
+
+
+def is_ours(provider: str) -> bool:
+    """smkern as dispatched, or one of its kernels."""
+    return provider.partition(":")[0] == "smkern"
 
 
 @dataclass(slots=True)
@@ -134,8 +161,8 @@ def compared(
     for name, peer in timings.items():
         provider = cells[name]["provider"]
         rival = fastest.get(provider)
-        is_peer = not provider.startswith("smkern")
-        if is_peer and (rival is None or peer.us_median < timings[rival].us_median):
+        slower = rival is not None and peer.us_median >= timings[rival].us_median
+        if not is_ours(provider) and not slower:
             fastest[provider] = name
     ratios = {p: round(ratio(timings[name], timing), 4) for p, name in fastest.items()}
     found: dict[str, Any] = {"vs": ratios} if ratios else {}

@@ -9,8 +9,7 @@ from typing import Any
 from smkern.bench.append.cases import AppendGroup
 from smkern.bench.append.operands import AppendOperands, Layout
 from smkern.bench.append.providers import AppendPeers, our_contender
-from smkern.bench.attention.providers import Contender
-from smkern.bench.contest import Contest, cell_head, checked_call, note_again
+from smkern.bench.contest import Contender, Contest, cell_head, checked_call, note_again
 from smkern.bench.summary import geomean
 from smkern.bench.timing import Call, Timing
 

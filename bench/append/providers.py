@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smkern.bench.append.operands import EPS, K_SCALE, V_SCALE, AppendOperands, Layout
 from smkern.bench.attention.flashinfer import once
-from smkern.bench.attention.providers import Contender
+from smkern.bench.contest import Contender
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
 from smkern.ops.append.call import Call as Arguments

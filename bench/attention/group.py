@@ -9,9 +9,9 @@ import torch
 
 from smkern.bench.attention.cases import AttentionGroup
 from smkern.bench.attention.operands import AttentionOperands
-from smkern.bench.attention.providers import Contender, Peers, our_contenders, plan_of
+from smkern.bench.attention.providers import Peers, our_contenders, plan_of
 from smkern.bench.cells import failed_cell
-from smkern.bench.contest import Contest, cell_head, checked_call, note_again
+from smkern.bench.contest import Contender, Contest, cell_head, checked_call, note_again
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call, Case, Timing, time_interleaved, try_eagerly
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.bench.attention.flashinfer import FlashInfer, once
 from smkern.bench.attention.operands import AttentionOperands
+from smkern.bench.contest import Contender
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
@@ -28,29 +29,6 @@ SDPA_BACKENDS = {
     "sdpa:cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa:flash": SDPBackend.FLASH_ATTENTION,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A provider on a stream. `make` prepares its call, which returns [tokens, q_heads, d].
-
-    `about` goes into its cell, and what `tell` says once it ran.
-    """
-
-    provider: str
-    place: Place
-    make: Callable[[], Call]
-    about: Mapping[str, Any]
-    tell: Callable[[], Mapping[str, Any]] = dict
-
-    @property
-    def name(self) -> str:
-        layout = self.about.get("layout", "")
-        return f"{self.provider}@{self.place.placement or 'full'}{layout and ':' + layout}"
-
-    @property
-    def is_ours(self) -> bool:
-        return self.provider in OUR_BACKENDS
 
 
 def plan_of(ops: AttentionOperands, place: Place, out: Any = None) -> Any:

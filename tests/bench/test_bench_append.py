@@ -16,7 +16,7 @@ from smkern.bench.append.cases import BUDGETS, CASES, AppendCase, cases_named
 from smkern.bench.append.group import checked, summarize
 from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import torch_call
-from smkern.bench.attention.providers import Contender
+from smkern.bench.contest import Contender
 from smkern.bench.markdown import NOT_MEASURED
 from smkern.bench.named import groups_of
 from smkern.bench.plots.append import draw

@@ -25,8 +25,9 @@ from smkern.bench.attention.cases import (
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.group import AttentionRunner, checked
 from smkern.bench.attention.operands import AttentionOperands
-from smkern.bench.attention.providers import Contender, Peers
+from smkern.bench.attention.providers import Peers
 from smkern.bench.attention.suite import command
+from smkern.bench.contest import Contender
 from smkern.bench.named import groups_of
 from smkern.bench.results import Results, cell_key
 from smkern.bench.sitting import pending
