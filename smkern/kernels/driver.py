@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,78 @@ def launch_kernel() -> Any:
     uint, pointer = ctypes.c_uint32, ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[uint] * 7, pointer, pointer, pointer)
     return prototype(("cuLaunchKernel", libcuda()))
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its value is a union of 64 bytes, of which ours is an int."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+        ("value", ctypes.c_int32),
+        ("rest", ctypes.c_uint8 * 60),
+    )
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint32),
+    )
+
+
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+Run = Callable[[int, Any], int]
+"""run(stream, params) → the driver's code; `params` are the addresses of the parameters."""
+
+
+def launcher(
+    function: ctypes.c_void_p, num_ctas: int, threads: int, shared_bytes: int, *, overlap: bool
+) -> Run:
+    """The launch of a one-dimensional grid.
+
+    With `overlap` the grid may start while the kernel before it on the stream still runs
+    (programmatic dependent launch): the kernel itself waits before it touches what that one left.
+    Such a launch keeps its stream in a structure of its own, so callers hold a lock.
+    """
+    address = function.value
+    if not overlap:
+        run = launch_kernel()
+
+        def plain(stream: int, params: Any) -> int:
+            code: int = run(
+                address, num_ctas, 1, 1, threads, 1, 1, shared_bytes, stream, params, None
+            )
+            return code
+
+        return plain
+    attribute = _Attribute(id=_PROGRAMMATIC, value=1)
+    config = _LaunchConfig(
+        (num_ctas, 1, 1), (threads, 1, 1), shared_bytes, None, ctypes.pointer(attribute), 1
+    )
+    run_ex, at = _launch_kernel_ex(), ctypes.byref(config)
+
+    def overlapping(stream: int, params: Any) -> int:
+        config.stream = stream
+        code: int = run_ex(at, address, params, None)
+        return code
+
+    return overlapping
+
+
+@cache
+def _launch_kernel_ex() -> Any:
+    """`cuLaunchKernelEx`, likewise."""
+    pointer = ctypes.c_void_p
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)
+    return prototype(("cuLaunchKernelEx", libcuda()))
 
 
 @cache
