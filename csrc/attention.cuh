@@ -57,6 +57,15 @@ enum {
   COUNTER, TILES, ITEM_WORDS, COST = TILES  // tiles of a prefill item, cost before a decode item
 };
 
+// Lets the next kernel of the stream be set up (where it was launched to overlap), and waits until
+// the one before has ended and what it wrote can be read. Without such launches it does nothing.
+__device__ __forceinline__ void await_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

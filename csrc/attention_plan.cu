@@ -300,6 +300,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_plan(const __grid_constant__ PlanParams p) {
   extern __shared__ int starts[];  // [batch]: units before each request, where there is prefill
   __shared__ Shared s;
+  await_previous_kernel();
   const int thread = threadIdx.x;
   const bool has_prefill = p.max_prefill_items > 0;
   // a second turn only where bounds were promised that do not hold; nothing is kept for it

@@ -11,6 +11,7 @@ extern "C" __global__ void __launch_bounds__(prefill::kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionParams p,
                       const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) char shared[];
+  await_previous_kernel();
   const int decode_ctas = p.plan[DECODE_CTAS];
   if ((int)blockIdx.x < decode_ctas) {
     const int team = threadIdx.x / decode::kTeamThreads;

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from smkern.kernels.compile import Artifact
-from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.kernels.driver import Run, check, launcher, load_function
 from smkern.kernels.launch import ledger
 from smkern.tuning.append import (
     VECTOR,
@@ -158,6 +158,7 @@ class AppendVariant:
             "FP8": fp8,
             "UNIT": self.unit,
             "T_UNIT": self.table_unit,
+            "PDL": self.capability >= 90,
         }
 
 
@@ -244,24 +245,23 @@ class AppendKernels:
                     ledger().append(variant)
         variant = variant_of(problem, config, self.capability)
         artifact, function = self._loaded[variant]
-        return _bind(problem, variant, artifact, function, num_ctas(problem, config, budget))
+        ctas = num_ctas(problem, config, budget)
+        overlap = config.overlap and budget.confined == "mask" and self.capability >= 90
+        run = launcher(function, ctas, artifact.num_threads, artifact.shared_bytes, overlap=overlap)
+        return _bind(problem, variant, run, ctas)
 
 
-def _bind(
-    problem: AppendProblem, variant: AppendVariant, artifact: Artifact, function: ctypes.c_void_p,
-    ctas: int,
-) -> AppendLaunch:  # fmt: skip
+def _bind(problem: AppendProblem, variant: AppendVariant, run: Run, ctas: int) -> AppendLaunch:
     """A launch with a parameter buffer of its own."""
     buffer = ctypes.create_string_buffer(_PACKED.size)
     start = ctypes.addressof(buffer)
     params = (ctypes.c_void_p * _WORDS)(*(start + 8 * i for i in range(_WORDS)))
-    lock, run, pack, address = threading.Lock(), launch_kernel(), _PACKED.pack_into, function.value
-    threads, shared = artifact.num_threads, artifact.shared_bytes
+    lock, pack = threading.Lock(), _PACKED.pack_into
 
     def launch(a: AppendArguments, stream: int) -> None:
         with lock:
             pack(buffer, 0, *values(problem, variant, a), 0, 0)
-            code = run(address, ctas, 1, 1, threads, 1, 1, shared, stream, params, None)
+            code = run(stream, params)
         if code:
             check(code, f"launching {ctas} CTAs of {variant}")
 

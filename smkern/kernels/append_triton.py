@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MAX_INT = tl.constexpr(2147483647)
 E4M3_MAX = tl.constexpr(448.0)
@@ -235,12 +236,16 @@ def append_rows(
     PAD: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, RAGGED: tl.constexpr,
     FLAT: tl.constexpr, FP8: tl.constexpr, UNIT: tl.constexpr, T_UNIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Append `tokens`, TOKENS an item; strides of rows count UNIT elements, of cosines T_UNIT.
 
     Heads are taken Q_COUNT and KV_COUNT at a time. H is half a head, PAD the next power of two,
     TURNED the pairs that turn.
     """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     k_inverse = 1.0
     v_inverse = 1.0
     if FP8:

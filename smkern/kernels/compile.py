@@ -110,6 +110,8 @@ def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: d
     signature.update(dict.fromkeys(_NUMBERS, "i32"))
     if variant.kernel == "pointer":
         signature.update(dict.fromkeys(("x_stride", "y_stride", "k"), "i32"))
+    elif variant.kernel == "ws":
+        signature["early"] = "i32"
     signature.update(dict.fromkeys(constants, "constexpr"))
     if variant.kernel == "pointer" and variant.unit == 8:
         aligned_operands = ["x_ptr", "y_ptr"]

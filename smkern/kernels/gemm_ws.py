@@ -11,61 +11,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smkern.kernels import schedule as _schedule
+from smkern.kernels.gemm_ws_copy import copy_warp
 
 _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)
 _contributors = gluon.jit(_schedule._contributors)
 _partial_slot = gluon.jit(_schedule._partial_slot)
 _tile_coords = gluon.jit(_schedule._tile_coords)
-
-
-@gluon.jit
-def _copy_warp(
-    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty,
-    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
-    BOXES: gl.constexpr = BLOCK_Y // BOX_Y
-    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_X + BLOCK_Y + EXTRA_Y)
-    pid = gl.program_id(0)
-    ctas = gl.num_programs(0)
-    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
-    stage = 0
-    phase = 1
-    for i in range(segments):
-        tile, k_begin, k_end = _segment(
-            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
-        )
-        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
-        row_y = tile_y * (BLOCK_Y + EXTRA_Y)
-        for k in range(k_begin, k_end):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            mbarrier.expect(bar, BYTES)
-            tma.async_copy_global_to_shared(
-                x_desc, [tile_x * BLOCK_X, k * BLOCK_K], bar, x_bufs.index(stage)
-            )
-            for box in gl.static_range(BOXES):
-                tma.async_copy_global_to_shared(
-                    y_desc, [row_y + box * BOX_Y, k * BLOCK_K], bar,
-                    y_bufs.index(stage * BOXES + box),
-                )  # fmt: skip
-            if EXTRA_Y:
-                tma.async_copy_global_to_shared(
-                    y_desc, [row_y + BLOCK_Y, k * BLOCK_K], bar, extra_bufs.index(stage)
-                )
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
 
 
 @gluon.jit
@@ -192,6 +150,7 @@ def _multiply_warps(
 ):  # fmt: skip
     TILE: gl.constexpr = BLOCK_X * (BLOCK_Y + EXTRA_Y)
     MAIN: gl.constexpr = BLOCK_X * BLOCK_Y
+    gdc_wait()
     pid = gl.program_id(0)
     ctas = gl.num_programs(0)
     streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
@@ -279,7 +238,7 @@ def _multiply_warps(
 def gemm_ws(
     x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters,
     m, n, out_stride, residual_stride,
-    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr,
     SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
@@ -305,6 +264,7 @@ def gemm_ws(
         extra_bufs = y_boxes
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    gdc_launch_dependents()
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
@@ -322,11 +282,11 @@ def gemm_ws(
                 ),
             ),
             (
-                _copy_warp,
+                copy_warp,
                 (
                     x_desc, y_desc, x_bufs, y_boxes, extra_bufs, full, empty,
-                    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-                    BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES,
+                    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
+                    BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES, SWAP,
                 ),
             ),
         ],

@@ -16,7 +16,7 @@ from smkern.kernels.driver import (
     TENSOR_MAP_BYTES,
     check,
     encode_tensor_map,
-    launch_kernel,
+    launcher,
     load_function,
     replace_address,
 )
@@ -115,20 +115,23 @@ class GemmPlan:
     """One problem, configuration and budget, ready to launch; safe to call from several threads."""
 
     __slots__ = (
-        "_artifact", "_bound", "_function", "_problem", "config", "num_ctas", "schedule",
-        "variant", "workspace_bytes",
+        "_artifact", "_bound", "_function", "_problem", "config", "num_ctas", "overlap",
+        "schedule", "variant", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, problem: GemmProblem, config: GemmConfig, schedule: Schedule, variant: Variant,
+        self, problem: GemmProblem, config: GemmConfig, budget: Budget, variant: Variant,
         artifact: Artifact, function: ctypes.c_void_p,
     ) -> None:  # fmt: skip
+        schedule = make_schedule(problem, config, budget)
+        # without a mask two launches at once would have twice the budget
+        self.overlap = config.overlap and config.kernel == "ws" and budget.confined == "mask"
         self.config, self.schedule, self.variant = config, schedule, variant
         self.num_ctas = schedule.num_ctas
         partial_bytes = schedule.partial_slots * 4 * variant.block_x * variant.block_y
         self.workspace_bytes = COUNTER_BYTES + partial_bytes if partial_bytes else 0
         self._problem, self._artifact, self._function = problem, artifact, function
-        self._bound: dict[tuple[int, int, int, int], Launch] = {}
+        self._bound: dict[tuple[int, int, int, int, bool], Launch] = {}
 
     def launch(
         self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
@@ -143,19 +146,25 @@ class GemmPlan:
         launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
 
     def bind(
-        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        static_weights: bool = False,
     ) -> Launch:  # fmt: skip
-        """The launch for operands whose rows lie so many elements apart: 3 us of host time."""
-        strides = (a_stride, w_stride, out_stride, residual_stride)
-        found = self._bound.get(strides)
+        """The launch for operands whose rows lie so many elements apart: 3 us of host time.
+
+        With `static_weights` nothing that runs writes w: a launch that overlaps the kernel before
+        it fetches its first weights at once.
+        """
+        key = (a_stride, w_stride, out_stride, residual_stride, static_weights)
+        found = self._bound.get(key)
         if found is None:
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
-            found = self._bound[strides] = self._bind(*strides)
+            found = self._bound[key] = self._bind(*key)
         return found
 
     def _bind(
-        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        static_weights: bool,
     ) -> Launch:  # fmt: skip
         swap, artifact = self.config.swap, self._artifact
         buffer = ctypes.create_string_buffer(4 * TENSOR_MAP_BYTES + 256)
@@ -165,16 +174,19 @@ class GemmPlan:
         x_stride, y_stride = (w_stride, a_stride) if swap else (a_stride, w_stride)
         if self.variant.uses_tma:
             self._encode_maps(maps_at, x_stride, y_stride)
+        early = self.config.num_stages if static_weights and self.overlap else 0
         params = self._parameters(
-            buffer, maps_at, dynamic_at, (x_stride, y_stride, out_stride, residual_stride)
+            buffer, maps_at, dynamic_at, (x_stride, y_stride, out_stride, residual_stride), early
         )
         x_map, y_map = maps_at, maps_at + TENSOR_MAP_BYTES
         a_map, w_map = (y_map, x_map) if swap else (x_map, y_map)
         uses_tma, offset, lock = self.variant.uses_tma, dynamic_at - start, threading.Lock()
-        pack, run = _DYNAMIC.pack_into, launch_kernel()
+        pack, num_ctas = _DYNAMIC.pack_into, self.num_ctas
         replace: Any = replace_address() if uses_tma else None
-        function, num_ctas = self._function.value, self.num_ctas
-        threads, shared = artifact.num_threads, artifact.shared_bytes
+        run = launcher(
+            self._function, num_ctas, artifact.num_threads, artifact.shared_bytes,
+            overlap=self.overlap,
+        )  # fmt: skip
         w_mapped = 0
 
         def launch(
@@ -194,9 +206,7 @@ class GemmPlan:
                     if w != w_mapped:
                         code = code or replace(w_map, w)
                         w_mapped = w
-                code = code or run(
-                    function, num_ctas, 1, 1, threads, 1, 1, shared, stream, params, None
-                )
+                code = code or run(stream, params)
             if code:
                 check(code, f"launching {num_ctas} CTAs of {self.variant} (a {a:#x}, w {w:#x})")
 
@@ -214,26 +224,29 @@ class GemmPlan:
             )  # fmt: skip
 
     def _parameters(
-        self, buffer: Any, maps_at: int, dynamic_at: int, strides: tuple[int, int, int, int]
-    ) -> Any:
+        self, buffer: Any, maps_at: int, dynamic_at: int, strides: tuple[int, int, int, int],
+        early: int,
+    ) -> Any:  # fmt: skip
         """Write the constants behind the dynamic part; addresses of all parameters, in order."""
         s, unit = self.schedule, self._artifact.unit
         x_stride, y_stride, out_stride, residual_stride = (stride // unit for stride in strides)
         constants = (
             self._problem.m, self._problem.n // unit, out_stride, residual_stride, s.tiles_x,
             s.tiles_y, s.k_iters, s.whole_tiles, s.stream_iters, s.quantum, s.group,
-            x_stride, y_stride, self._problem.k // unit, 0,
+            early, x_stride, y_stride, self._problem.k // unit, 0,
         )  # fmt: skip
         constants_at = dynamic_at + _DYNAMIC_BYTES
         at_offset = constants_at - ctypes.addressof(buffer)
         struct.pack_into(f"{len(constants)}q", buffer, at_offset, *constants)
         dynamic = [dynamic_at + 8 * i for i in range(7)]
-        *common, x_step, y_step, k, zero = (constants_at + 8 * i for i in range(len(constants)))
+        *common, ahead, x_step, y_step, k, zero = (
+            constants_at + 8 * i for i in range(len(constants))
+        )
         if self.variant.uses_tma:
             # a descriptor is the map, its shape and its strides; the kernels read the map only
             absent = [zero] * 4
             operands = [maps_at, *absent, maps_at + TENSOR_MAP_BYTES, *absent]
-            rest = []
+            rest = [ahead] if self.variant.kernel == "ws" else []
         else:
             operands, rest = [dynamic[_X], dynamic[_Y]], [x_step, y_step, k]
         # the two last are Triton's scratch pointers, unused
@@ -270,7 +283,6 @@ class GemmKernels:
     def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> GemmPlan:
         """The plan that runs `problem` by `config` within `budget`; loads its variant if new."""
         variant = variant_of(problem, config, self.capability)
-        schedule = make_schedule(problem, config, budget)
         with self._lock:
             if variant not in self._loaded:
                 artifact = compile_variant(variant)
@@ -278,4 +290,4 @@ class GemmKernels:
                 self._loaded[variant] = artifact, function
                 ledger().append(variant)
             artifact, function = self._loaded[variant]
-        return GemmPlan(problem, config, schedule, variant, artifact, function)
+        return GemmPlan(problem, config, budget, variant, artifact, function)

@@ -92,10 +92,15 @@ class AppendProblem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AppendConfig:
-    """One way to run an append. `ctas_per_sm` counts only where a mask confines."""
+    """One way to run an append.
+
+    `ctas_per_sm` counts only where a mask confines, and only there may a launch `overlap` the
+    kernel before it on the stream (programmatic dependent launch; sm_90).
+    """
 
     num_warps: int = 4
     ctas_per_sm: int = 4
+    overlap: bool = True
 
 
 def kv_count(problem: AppendProblem) -> int:

@@ -64,6 +64,8 @@ class GemmConfig:
     row side of the matrix unit, so block_m still counts rows of `a` and block_n rows of `w`.
     `eager` ("ws" only): give a stage back when its product is done, not a step later; for shapes
     that wait for memory. A "ws" tile's column side may be 3/2 or 5/4 of a power of two.
+    `overlap` ("ws" only): the launch may begin while the kernel before it on the stream still runs,
+    where a mask confines both (programmatic dependent launch).
     """
 
     kernel: Kernel
@@ -78,3 +80,4 @@ class GemmConfig:
     group_m: int = 8
     max_ctas: int = 0
     eager: bool = False
+    overlap: bool = True

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 from smkern.kernels import compile as compiling
 from smkern.kernels.driver import load_function
-from smkern.kernels.launch import GemmPlan, make_schedule
+from smkern.kernels.launch import GemmPlan
 from smkern.kernels.variants import Variant, variant_of
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES
@@ -68,8 +68,7 @@ class Traced:
     def __init__(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
         major, minor = torch.cuda.get_device_capability()
         variant = variant_of(problem, config, 10 * major + minor)
-        schedule = make_schedule(problem, config, budget)
-        self.plan = GemmPlan(problem, config, schedule, variant, *_loaded(variant))
+        self.plan = GemmPlan(problem, config, budget, variant, *_loaded(variant))
         size = max(self.plan.workspace_bytes, COUNTER_BYTES)
         self.room = torch.zeros(size, dtype=torch.uint8, device="cuda")
 

@@ -14,7 +14,7 @@ from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import check, launch_kernel, load_function
+from smkern.kernels.driver import check, launcher, load_function
 from smkern.kernels.variants import SHARED_LIMIT
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
@@ -193,12 +193,10 @@ class CudaAttention:
         """The launch of a problem: loads its variant if new."""
         variant = variant_of(problem, config)
         function = self._function(variant)
-        grid, threads, shared = (
-            budget.num_sms,
-            variant.threads,
-            shared_bytes(variant, problem.shape.decode_rows),
-        )
-        run, pack = launch_kernel(), params_packer(problem)
+        grid, shared = budget.num_sms, shared_bytes(variant, problem.shape.decode_rows)
+        overlap = config.overlap and budget.confined == "mask"
+        run = launcher(function, grid, variant.threads, shared, overlap=overlap)
+        pack = params_packer(problem)
         maps, lock = OperandMaps(problem), threading.Lock()
 
         def launch(args: AttentionArguments, stream: int) -> None:
@@ -207,7 +205,7 @@ class CudaAttention:
             with lock:
                 if variant.tma:
                     maps.point(args)
-                code = run(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+                code = run(stream, pointers)
             if code:
                 check(code, f"launching {grid} CTAs of {variant}")
 
@@ -228,8 +226,10 @@ class CudaAttention:
                 cubin = compile_plan(self.capability)
                 self._plan = load_function(cubin, "attention_plan", 4 * MAX_BATCH + 64)
                 self._record("attention_plan")
-        function, run = self._plan, launch_kernel()
         layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
+        overlap = budget.confined == "mask"
+        run = launcher(self._plan, 1, _PLAN_THREADS, shared, overlap=overlap)
+        lock = threading.Lock()
         numbers = (
             shape.batch, shape.group, shape.num_kv_heads, shape.max_q_len, shape.max_kv_len,
             shape.max_tokens, int(shape.causal), shape.window, shape.decode_rows, layout.decode_at,
@@ -242,7 +242,8 @@ class CudaAttention:
             packed = packing.pack(kv_lens, cu_q_lens, plan, workspace, *numbers)
             params = ctypes.create_string_buffer(packed, packing.size)
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-            code = run(function, 1, 1, 1, _PLAN_THREADS, 1, 1, shared, stream, pointers, None)
+            with lock:
+                code = run(stream, pointers)
             if code:
                 check(code, f"launching the plan of {shape}")
 

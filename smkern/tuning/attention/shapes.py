@@ -140,6 +140,8 @@ class AttentionConfig:
     `kernel`: "cuda" (csrc/, direct loads and mma.sync for decode, wgmma for prefill), "triton" (any
     device, any option), "cutlass" (a place kept: not built). `ctas_per_sm` counts only where a mask
     confines. `teams` ("cuda" decode): teams of four warps a CTA. `keys` ("triton"): keys of a step.
+    `overlap` ("cuda"): the launch may begin while the kernel before it on the stream still runs,
+    where a mask confines both (programmatic dependent launch).
     """
 
     kernel: AttentionKernel = "cuda"
@@ -148,3 +150,4 @@ class AttentionConfig:
     keys: int = 32
     num_warps: int = 4
     num_stages: int = 2
+    overlap: bool = True
