@@ -1,0 +1,120 @@
+"""The copying warp of the warp-specialised GEMM: both operands, stage by stage, by tensor maps."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
+
+from smkern.kernels import schedule as _schedule
+
+_num_segments = gluon.jit(_schedule._num_segments)
+_segment = gluon.jit(_schedule._segment)
+_tile_coords = gluon.jit(_schedule._tile_coords)
+
+
+@gluon.jit
+def _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X: gl.constexpr, BLOCK_K: gl.constexpr):
+    tma.async_copy_global_to_shared(
+        x_desc, [tile_x * BLOCK_X, k * BLOCK_K], bar, x_bufs.index(stage)
+    )
+
+
+@gluon.jit
+def _copy_y(
+    y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k,
+    BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
+):  # fmt: skip
+    BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
+    BOXES: gl.constexpr = BLOCK_Y // BOX_Y
+    row = tile_y * (BLOCK_Y + EXTRA_Y)
+    for box in gl.static_range(BOXES):
+        tma.async_copy_global_to_shared(
+            y_desc, [row + box * BOX_Y, k * BLOCK_K], bar, y_bufs.index(stage * BOXES + box)
+        )
+    if EXTRA_Y:
+        tma.async_copy_global_to_shared(
+            y_desc, [row + BLOCK_Y, k * BLOCK_K], bar, extra_bufs.index(stage)
+        )
+
+
+@gluon.jit
+def _copy_weights(
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k,
+    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
+    SWAP: gl.constexpr,
+):  # fmt: skip
+    if SWAP:
+        _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X, BLOCK_K)
+    else:
+        _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
+
+
+@gluon.jit
+def _copy_rows(
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k,
+    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
+    SWAP: gl.constexpr,
+):  # fmt: skip
+    """What is not weights: the activations."""
+    if SWAP:
+        _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
+    else:
+        _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X, BLOCK_K)
+
+
+@gluon.jit
+def copy_warp(
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
+    BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, SWAP: gl.constexpr,
+):  # fmt: skip
+    """Bring both operands of every step of K, stage by stage.
+
+    `early`: how many of the first stages get their weights before the kernel that runs ahead of
+    this one on the stream has ended; what it wrote is read after the wait.
+    """
+    BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_X + BLOCK_Y + EXTRA_Y)
+    pid = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
+    if (early > 0) & (segments > 0):
+        tile, k_begin, k_end = _segment(
+            0, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        early = gl.minimum(early, k_end - k_begin)
+        for ahead in range(early):
+            bar = full.index(ahead)
+            mbarrier.expect(bar, BYTES)
+            _copy_weights(
+                x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, ahead, tile_x, tile_y,
+                k_begin + ahead, BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, SWAP,
+            )  # fmt: skip
+    gdc_wait()
+    stage = 0
+    phase = 1
+    for i in range(segments):
+        tile, k_begin, k_end = _segment(
+            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        for k in range(k_begin, k_end):
+            bar = full.index(stage)
+            if early > 0:
+                early -= 1
+            else:
+                mbarrier.wait(empty.index(stage), phase)
+                mbarrier.expect(bar, BYTES)
+                _copy_weights(
+                    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k,
+                    BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, SWAP,
+                )  # fmt: skip
+            _copy_rows(
+                x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k,
+                BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, SWAP,
+            )  # fmt: skip
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
