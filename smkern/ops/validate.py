@@ -145,14 +145,19 @@ def check_tensors(
     return m, n, k
 
 
-def check_cuda(a: Tensor, capability: tuple[int, int]) -> None:
-    """Raise unless the GPU kernels can take a's dtype on a device of this capability."""
+def check_capability(device: torch.device, capability: tuple[int, int]) -> None:
+    """Raise DeviceError for a GPU that is older than the kernels can be."""
     if capability < MIN_CAPABILITY:
         major, minor = capability
         raise DeviceError(
-            f"{a.device} has compute capability {major}.{minor}, smkern needs 8.0 or later: use a "
+            f"{device} has compute capability {major}.{minor}, smkern needs 8.0 or later: use a "
             "newer GPU, or CPU tensors for the reference"
         )
+
+
+def check_cuda(a: Tensor, capability: tuple[int, int]) -> None:
+    """Raise unless the GPU kernels can take a's dtype on a device of this capability."""
+    check_capability(a.device, capability)
     if a.dtype is torch.float32:
         raise ArgumentError("dtype torch.float32 on a GPU: use torch.bfloat16 or torch.float16")
 

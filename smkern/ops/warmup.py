@@ -40,6 +40,7 @@ def warmup(
     shapes: Sequence[tuple[int, int]] = (),
     attention: Sequence[Warmable] = (),
     append: Sequence[Warmable] = (),
+    calls: Sequence[Warmable] = (),
     budgets: Iterable[Any] | None = None,
     max_m: int = 8192,
     dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
@@ -52,15 +53,16 @@ def warmup(
 ) -> WarmupReport:
     """Compile, load and launch once every kernel that dispatch can pick.
 
-    After it no GEMM of these shapes with any M up to `max_m`, and no attention, plan, merge or
-    append of these models with any batch and lengths, compiles or loads in these budgets. The
-    compiling processes are spawned: a script calls this under `if __name__ == "__main__":`.
+    After it no GEMM of these shapes with any M up to `max_m`, and no attention, plan, merge, append
+    or other operator of these models with any batch and lengths, compiles or loads in these budgets.
+    The compiling processes are spawned: a script calls this under `if __name__ == "__main__":`.
 
     Args:
         ops: "gemm", "attention", "append"; None: those that the next three speak of.
         shapes: (N, K) of GEMMs' weights.
         attention: `smkern.AttentionCalls`, one a model.
         append: `smkern.AppendCalls`, one a model.
+        calls: Of the other operators: `smkern.RowsCalls` and the like.
         budgets: Counts of SMs, `Budget`s or partitions; None: multiples of 8, and the device.
         max_m: Largest M of a GEMM.
         dtypes: Of GEMMs: torch.bfloat16, torch.float16 or both.
@@ -88,11 +90,11 @@ def warmup(
     started = time.perf_counter()
     given: dict[str, Sequence[Any]] = {"gemm": shapes, "attention": attention, "append": append}
     _check_request(ops, given, max_m)
-    calls: list[Warmable] = [*attention, *append]
+    wanted: list[Warmable] = [*attention, *append, *calls]
     names = [validate.dtype_name(dtype) for dtype in dtypes]
     kinds = [epilogue_from(item) for item in epilogues]
     if shapes:
-        calls.insert(0, GemmCalls(shapes, max_m, names, kinds, batch_invariant))
+        wanted.insert(0, GemmCalls(shapes, max_m, names, kinds, batch_invariant))
     if not torch.cuda.is_available():
         raise DeviceError(
             "no GPU is visible: warmup needs the GPU that will serve; without one, "
@@ -104,7 +106,7 @@ def warmup(
     num_sms = device_info(index).num_sms
     target = Target(index, num_sms, as_budgets(budgets, num_sms), aligned)
     with torch.cuda.device(index), Bar(progress) as bar:
-        report = run_all([each.work(target) for each in calls], workers, bar, started)
+        report = run_all([each.work(target) for each in wanted], workers, bar, started)
         torch.cuda.synchronize(index)
     return report
 

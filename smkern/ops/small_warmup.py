@@ -1,0 +1,63 @@
+"""What a warmup of small operators has to do, from one call of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from smkern.ops.eager import pointer
+from smkern.ops.small import EagerSmall, Small, check_small, eager_small
+from smkern.ops.small_dispatch import Compile, Variant
+from smkern.ops.warming import Target, Work
+
+
+def work_of(
+    op: Small[Any], calls: Sequence[Any], target: Target, eager: EagerSmall[Any] | None = None
+) -> Work:
+    """What an operator needs on a device for calls like these, each of which loads its kind.
+
+    Args:
+        op: The operator.
+        calls: One a kind, on tensors of the device with the wanted alignments; they are launched.
+        target: Where.
+        eager: Instead of the device's own.
+    """
+    eager = eager or eager_small(op, target.index)
+    kernels = eager.dispatcher.kernels()
+    variants: dict[Variant, None] = {}
+    new: dict[Variant, None] = {}
+    for call in calls:
+        check_small(op, call)
+        problem = op.problem(call, aligned(op, call))
+        if problem is None:
+            continue
+        found = dict.fromkeys(kernels.variants(problem))
+        variants |= found
+        if not kernels.is_loaded(problem):
+            new |= found
+    return Work(
+        choices=len(calls),
+        variants=len(variants),
+        compile=[Compile(variant) for variant in new],
+        launches=[partial(_launch_once, eager, call) for call in calls],
+    )
+
+
+def joined(works: Sequence[Work]) -> Work:
+    """The works of a family's operators as one."""
+    return Work(
+        choices=sum(work.choices for work in works),
+        variants=sum(work.variants for work in works),
+        compile=list(dict.fromkeys(task for work in works for task in work.compile)),
+        launches=[launch for work in works for launch in work.launches],
+    )
+
+
+def aligned(op: Small[Any], call: Any) -> bool:
+    """Whether the tensors whose alignment chooses kernels begin at whole 16 bytes."""
+    return not any(pointer(getattr(call, name)) % 16 for name in op.vectors)
+
+
+def _launch_once(eager: EagerSmall[Any], call: Any) -> None:
+    eager(call)

@@ -1,0 +1,130 @@
+"""A small operator of two tensors, one of them changed, and a device that is not there for it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.ops.eager import Streams
+from smkern.ops.small import EagerSmall, Small
+from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.workspace import Workspaces
+from smkern.tuning.config import Budget
+from tests.ops.conftest import FakeProfile
+
+
+class Call(NamedTuple):
+    """y = x * by + total; total grows by x."""
+
+    x: Any
+    total: Any
+    by: Any = 1.0
+    out: Any = None
+    num_sms: Any = None
+
+
+class Problem(NamedTuple):
+    rows: int
+    cols: int
+    aligned: bool
+
+
+def check(call: Call) -> None:
+    if not isinstance(call.x, torch.Tensor) or call.x.dim() != 2:
+        raise ArgumentError(f"x is {call.x!r}: pass a matrix")
+    if call.total.shape != call.x.shape:
+        raise ArgumentError(f"total is {list(call.total.shape)}, x {list(call.x.shape)}")
+
+
+def problem_of(call: Call, aligned: bool) -> Problem | None:
+    rows, cols = call.x.shape
+    return Problem(rows, cols, aligned) if rows and cols else None
+
+
+def reference(call: Call) -> torch.Tensor:
+    result = call.x * call.by + call.total
+    call.total.add_(call.x)
+    return result
+
+
+def memory(
+    pointer: int, shape: Any, strides: Any, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The tensor at an address, as a kernel sees it."""
+    count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    raw = (ctypes.c_char * (dtype.itemsize * count)).from_address(pointer)
+    whole = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
+    return whole.as_strided(tuple(shape), tuple(strides))
+
+
+class FakeKernels:
+    """Launches by torch on raw addresses; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.loaded: set[Any] = set()
+        self.prepared: list[tuple[Any, Any, Any]] = []
+        self.launches: list[tuple[Any, ...]] = []
+
+    def variants(self, problem: Problem) -> tuple[Any, ...]:
+        return (("variant", problem.cols, problem.aligned),)
+
+    def is_loaded(self, problem: Problem) -> bool:
+        return self.loaded.issuperset(self.variants(problem))
+
+    def prepare(self, problem: Problem, config: Any, budget: Budget) -> Any:
+        self.loaded.update(self.variants(problem))
+        self.prepared.append((problem, config, budget))
+
+        def launch(stream: int, x: int, total: int, by_at: int, out: int, *rest: Any) -> None:
+            self.launches.append((stream, *rest))
+            *_, x_step, total_step, out_step, by = rest
+            shape = problem[:2]
+            call = Call(memory(x, shape, (x_step, 1)), memory(total, shape, (total_step, 1)), by)
+            memory(out, shape, (out_step, 1)).copy_(reference(call))
+
+        return launch
+
+
+class FakeSmall:
+    """One operator on one device: its streams (a number each) and whether a capture is on."""
+
+    def __init__(self, op: Small[Any], capability: tuple[int, int] = (9, 0)) -> None:
+        self.kernels = FakeKernels()
+        self.stream, self.is_capturing = 7, False
+        self.budgets = {7: Budget(132, "mask", True), 8: Budget(32, "mask", False)}
+        profile: Any = FakeProfile(capability)
+        streams = Streams(
+            lambda: -1,
+            lambda index: self.stream,
+            lambda raw, index: self.budgets[raw],
+            lambda: self.is_capturing,
+        )
+        workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
+        self.dispatcher: SmallDispatcher[Problem, str] = SmallDispatcher(
+            profile, lambda: self.kernels, lambda problem, budget: "only"
+        )
+        self.eager = EagerSmall(op, -1, self.dispatcher, streams, workspaces)
+
+
+def scale(name: str = "test_scale", **options: Any) -> Small[Problem]:
+    """The operator, its defaults changed by options."""
+    given: dict[str, Any] = {
+        "name": name,
+        "call": Call,
+        "schema": "Tensor x, Tensor(a!) total, *, float? by=1.0, Tensor? by_tensor=None",
+        "results": ("out",),
+        "check": check,
+        "shapes": lambda call: ((call.x.shape, call.x.dtype),),
+        "problem": problem_of,
+        "numbers": lambda call: (
+            call.x.stride(0), call.total.stride(0), call.out.stride(0), call.by,
+        ),
+        "reference": reference,
+        "dispatcher": lambda index: None,
+        "vectors": ("x", "out"),
+        "in_place": (("out", "x"),),
+    }  # fmt: skip
+    return Small(**given | options)
