@@ -35,3 +35,19 @@ class ProfileError(SmkernError, ValueError):
 
 class WarmupError(SmkernError, RuntimeError):
     """A graph capture needs a kernel variant that was not compiled and loaded before it."""
+
+
+class OutOfPagesError(SmkernError, RuntimeError):
+    """A KV pool has too few pages for a request; it was refused and nothing changed."""
+
+
+class PoolCorruptError(SmkernError, RuntimeError):
+    """The books of a KV pool contradict themselves; found by `check()`."""
+
+
+class ConfigError(SmkernError, ValueError):
+    """A model's configuration that is unknown, incomplete, or that the operators cannot serve."""
+
+
+class WeightsError(SmkernError, ValueError):
+    """A checkpoint with files or tensors that are missing, extra, corrupt or of another shape."""

@@ -1,0 +1,9 @@
+"""The paged KV cache: a pool of pages, prefix reuse, page tables on the device."""
+
+from smkern.kv.ledger import PoolUsage
+from smkern.kv.pool import KvPool
+from smkern.kv.prefix import BlockChain, Event
+from smkern.kv.storage import KvSizes
+from smkern.kv.tables import PageTables
+
+__all__ = ["KvPool", "KvSizes", "PageTables", "BlockChain", "Event", "PoolUsage"]

@@ -1,0 +1,93 @@
+"""Who holds which page: reference counts, the free pages and the cached ones, oldest first."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class PageStates:
+    """The state of every page of a pool, each change in O(1); knows numbers only.
+
+    A page is held (somebody references it), cached (nobody does, but its contents are worth
+    keeping; the longest unused is evicted first) or free.
+
+    Attributes:
+        num_pages: Pages in all.
+        refs: References of each page.
+    """
+
+    __slots__ = ("_cached", "_free", "_fresh", "num_pages", "refs")
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.refs = array("i", [0]) * num_pages
+        # Pages from _fresh on were never used: a pool of 1M pages lists none of them.
+        self._fresh = 0
+        self._free: list[int] = []
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) + self.num_pages - self._fresh
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `take` could give: free ones and cached ones."""
+        return self.num_free + self.num_cached
+
+    def is_cached(self, page: int) -> bool:
+        return page in self._cached
+
+    def free_pages(self) -> list[int]:
+        """The free pages, one by one; for checks."""
+        return [*self._free, *range(self._fresh, self.num_pages)]
+
+    def cached_pages(self) -> list[int]:
+        """The cached pages, the next to be evicted first; for checks."""
+        return list(self._cached)
+
+    def take(self, count: int, evicted: Callable[[int], None]) -> list[int]:
+        """Pages with one reference each, the free ones first; `evicted` hears of the others."""
+        assert count <= self.num_available, (count, self.num_available)
+        return [self._take_one(evicted) for _ in range(count)]
+
+    def _take_one(self, evicted: Callable[[int], None]) -> int:
+        if self._free:
+            page = self._free.pop()
+        elif self._fresh < self.num_pages:
+            page = self._fresh
+            self._fresh += 1
+        else:
+            page, _ = self._cached.popitem(last=False)
+            evicted(page)
+        self.refs[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more reference to a page that is held or cached."""
+        if self.refs[page] == 0:
+            del self._cached[page]
+        self.refs[page] += 1
+
+    def drop(self, page: int, keep: bool) -> None:
+        """One reference less; without any, the page is cached if `keep`, else free."""
+        assert self.refs[page] > 0, page
+        self.refs[page] -= 1
+        if self.refs[page] == 0:
+            if keep:
+                self._cached[page] = None
+            else:
+                self._free.append(page)
+
+    def forget_cached(self) -> list[int]:
+        """Make every cached page free; returns them."""
+        pages = list(self._cached)
+        self._cached.clear()
+        self._free.extend(pages)
+        return pages

@@ -1,0 +1,142 @@
+"""Prefix reuse: blocks of tokens have a name that says all before them, an index finds pages."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from smkern.errors import ArgumentError
+
+
+class Event(Protocol):
+    """What is polled to learn whether work on a device is over, such as `torch.cuda.Event`."""
+
+    def query(self) -> bool: ...
+
+
+def root_digest(page_size: int, salt: str) -> bytes:
+    """The name of the empty prefix; another salt or page size shares nothing with it."""
+    return blake2b(f"{page_size}:{salt}".encode(), digest_size=16).digest()
+
+
+def block_digest(before: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of a full block: 128 bits over its tokens and the name of all before it.
+
+    Raises:
+        ArgumentError: a token that is no integer of 64 bits.
+    """
+    try:
+        block = array("q", tokens)
+    except (TypeError, OverflowError) as error:
+        raise ArgumentError(
+            f"tokens {list(tokens[:8])}... are no 64-bit integers ({error}): pass token ids"
+        ) from None
+    return blake2b(before + block.tobytes(), digest_size=16).digest()
+
+
+class BlockChain:
+    """The names of a prompt's full blocks, each made when it is first asked for and then kept.
+
+    Keep one for a request that waits: asking again for its pages then hashes nothing.
+
+    Args:
+        tokens: Token ids of the prompt.
+        page_size: Tokens of a block.
+        salt: Prompts of different salts share no pages: a tenant, an adapter, an image's hash.
+
+    Example:
+        >>> a, b = BlockChain([1, 2, 3, 4], 2), BlockChain([1, 2, 3, 5], 2)
+        >>> a[0] == b[0], a[1] == b[1]
+        (True, False)
+    """
+
+    __slots__ = ("_digests", "page_size", "root", "tokens")
+
+    def __init__(self, tokens: Sequence[int], page_size: int, salt: str = "") -> None:
+        self.tokens = tokens
+        self.page_size = page_size
+        self.root = root_digest(page_size, salt)
+        self._digests: list[bytes] = []
+
+    def __len__(self) -> int:
+        """Full blocks of the prompt."""
+        return len(self.tokens) // self.page_size
+
+    def __getitem__(self, index: int) -> bytes:
+        """The name of block `index`."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        digests, size = self._digests, self.page_size
+        while len(digests) <= index:
+            start = len(digests) * size
+            before = digests[-1] if digests else self.root
+            digests.append(block_digest(before, self.tokens[start : start + size]))
+        return digests[index]
+
+
+class PrefixIndex:
+    """Which page holds the keys and values of a block: names to pages, one to one."""
+
+    __slots__ = ("_digest_of", "_page_of", "_written")
+
+    def __init__(self) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._written: dict[int, Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._digest_of
+
+    def items(self) -> list[tuple[bytes, int]]:
+        """Names and pages; for checks."""
+        return list(self._page_of.items())
+
+    def digest_of(self, page: int) -> bytes | None:
+        """The name of what a page holds, if it is known."""
+        return self._digest_of.get(page)
+
+    def add(self, digest: bytes, page: int, written: Event | None) -> bool:
+        """Say what a page holds (once `written` is over); False where another page holds it."""
+        if digest in self._page_of:
+            return False
+        assert page not in self._digest_of, page
+        self._page_of[digest] = page
+        self._digest_of[page] = digest
+        if written is not None:
+            self._written[page] = written
+        return True
+
+    def remove(self, page: int) -> None:
+        """Forget what a page holds."""
+        del self._page_of[self._digest_of.pop(page)]
+        self._written.pop(page, None)
+
+    def clear(self) -> None:
+        """Forget what every page holds."""
+        self._page_of.clear()
+        self._digest_of.clear()
+        self._written.clear()
+
+    def match(self, chain: BlockChain, max_blocks: int) -> list[int]:
+        """The pages of the longest known prefix whose keys and values are written."""
+        pages: list[int] = []
+        for index in range(min(max_blocks, len(chain))):
+            page = self._page_of.get(chain[index])
+            if page is None or not self._is_written(page):
+                break
+            pages.append(page)
+        return pages
+
+    def _is_written(self, page: int) -> bool:
+        event = self._written.get(page)
+        if event is None:
+            return True
+        if not event.query():
+            return False
+        del self._written[page]
+        return True

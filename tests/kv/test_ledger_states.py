@@ -1,0 +1,230 @@
+"""Random sequences of calls on the books of a pool, against a memory that remembers its writers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from smkern.errors import OutOfPagesError
+from smkern.kv.check import check_ledger
+from smkern.kv.ledger import PageLedger
+from smkern.kv.prefix import BlockChain
+
+PAGES, SIZE = 12, 2
+
+
+@dataclass
+class FakeEvent:
+    done: bool = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+@dataclass
+class Running:
+    """A request as its owner sees it."""
+
+    salt: str
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+
+
+def expected_page(running: Running, number: int) -> tuple[str, tuple[int, ...]]:
+    """What a request must find in its page: its salt, all tokens up to that page's end."""
+    return running.salt, tuple(running.tokens[: (number + 1) * SIZE])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Requests come, compute, grow and go; memory says at each read who wrote it last."""
+
+    events = Bundle("events")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = PageLedger(PAGES, SIZE)
+        self.running: dict[int, Running] = {}
+        self.memory: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.readers: list[tuple[FakeEvent, dict[int, tuple[str, tuple[int, ...]]]]] = []
+        self.names = iter(range(10**9))
+
+    def write(self, name: int, tokens: list[int]) -> None:
+        """Compute tokens of a request: each goes into its page, which nobody else may read."""
+        request = self.running[name]
+        pages = self.ledger.get(name).pages
+        for token in tokens:
+            page = pages[len(request.tokens) // SIZE]
+            for event, reads in self.readers:
+                assert event.done or page not in reads, f"page {page} is written under a reader"
+            for other in self.running:
+                others = self.ledger.get(other).pages
+                assert other == name or page not in others, f"page {page} is shared and written"
+            request.tokens.append(token)
+            self.memory[page] = expected_page(request, (len(request.tokens) - 1) // SIZE)
+
+    def verify(self, name: int) -> None:
+        """A request reads what it wrote, or what an equal prefix wrote."""
+        request = self.running[name]
+        for number in range(-(-len(request.tokens) // SIZE)):
+            page = self.ledger.get(name).pages[number]
+            assert self.memory[page] == expected_page(request, number)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        salt=st.sampled_from(["", "a"]),
+        more=st.integers(0, 4),
+    )
+    def allocate(self, prompt: list[int], salt: str, more: int) -> None:
+        name = next(self.names)
+        before = self.ledger.usage
+        try:
+            held = self.ledger.allocate(name, BlockChain(prompt, SIZE, salt), len(prompt) + more)
+        except OutOfPagesError:
+            assert name not in self.ledger.requests
+            assert self.ledger.usage.held <= before.held
+            return
+        assert held.cached_tokens < len(prompt)
+        self.running[name] = Running(salt, prompt, prompt[: held.cached_tokens])
+        self.verify(name)
+
+    @rule(data=st.data(), count=st.integers(1, 5), event=st.none() | events)
+    def compute(self, data: st.DataObject, count: int, event: FakeEvent | None) -> None:
+        if not self.running:
+            return
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        request = self.running[name]
+        room = len(self.ledger.get(name).pages) * SIZE - len(request.tokens)
+        rest = request.prompt[len(request.tokens) :] or [0, 1, 0, 1, 1]
+        tokens = rest[: min(count, room)]
+        self.write(name, tokens)
+        self.ledger.commit(name, tokens, event)
+        self.verify(name)
+
+    @rule(data=st.data(), more=st.integers(0, 6))
+    def extend(self, data: st.DataObject, more: int) -> None:
+        if not self.running:
+            return
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        before = list(self.ledger.get(name).pages)
+        try:
+            new = self.ledger.extend(name, len(before) * SIZE + more)
+        except OutOfPagesError:
+            new = []
+        assert self.ledger.get(name).pages == before + new
+        self.verify(name)
+
+    @rule(target=events)
+    def launch(self) -> FakeEvent:
+        return FakeEvent()
+
+    @rule(event=consumes(events))
+    def complete(self, event: FakeEvent) -> None:
+        event.done = True
+
+    @rule(data=st.data(), event=st.none() | events)
+    def release(self, data: st.DataObject, event: FakeEvent | None) -> None:
+        if not self.running:
+            return
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.verify(name)
+        if event is not None:
+            pages = self.ledger.get(name).pages
+            reads = {page: self.memory[page] for page in pages if page in self.memory}
+            self.readers.append((event, reads))
+        del self.running[name]
+        self.ledger.release(name, event)
+
+    @rule()
+    def poll(self) -> None:
+        waiting = self.ledger.poll()
+        assert waiting == sum(1 for event, _ in self.ledger.releases if not event.query())
+
+    @rule()
+    def forget(self) -> None:
+        self.ledger.forget()
+
+    @invariant()
+    def books_are_right(self) -> None:
+        check_ledger(self.ledger)
+        assert sum(self.ledger.usage) == PAGES
+
+    @invariant()
+    def requests_and_readers_see_their_tokens(self) -> None:
+        for name in self.running:
+            self.verify(name)
+        for event, reads in self.readers:
+            assert event.done or all(self.memory[page] == is_ for page, is_ in reads.items())
+
+    def teardown(self) -> None:
+        for event, _ in self.readers:
+            event.done = True
+        for name in self.running:
+            self.ledger.release(name)
+        assert self.ledger.poll() == 0
+        assert self.ledger.usage.held == 0
+        check_ledger(self.ledger)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_released_page_waits_for_its_event(pages: int) -> None:
+    ledger, event = PageLedger(pages, SIZE), FakeEvent()
+    tokens = list(range(pages * SIZE))
+    ledger.allocate("a", BlockChain(tokens, SIZE), len(tokens))
+    ledger.release("a", event)
+    with pytest.raises(OutOfPagesError, match=f"0 of {pages} can be had"):
+        ledger.allocate("b", BlockChain(tokens, SIZE), len(tokens))
+    event.done = True
+    ledger.allocate("b", BlockChain(tokens, SIZE), len(tokens))
+    check_ledger(ledger)
+
+
+def test_cached_block_of_a_read_release_is_shared_but_not_written() -> None:
+    ledger, event = PageLedger(2, SIZE), FakeEvent()
+    ledger.allocate("a", BlockChain([1, 2, 3], SIZE), 3)
+    ledger.commit("a", [1, 2, 3])
+    first = ledger.get("a").pages[0]
+    ledger.release("a", event)
+    with pytest.raises(OutOfPagesError):
+        ledger.allocate("b", BlockChain([1, 2, 9], SIZE), 3)
+    assert ledger.match(BlockChain([1, 2, 9], SIZE)) == [first]
+
+
+def test_block_is_found_only_once_it_is_written() -> None:
+    ledger, event = PageLedger(4, SIZE), FakeEvent()
+    ledger.allocate("a", BlockChain([1, 2, 3], SIZE), 3)
+    ledger.commit("a", [1, 2, 3], event)
+    assert ledger.match(BlockChain([1, 2, 9], SIZE)) == []
+    event.done = True
+    assert len(ledger.match(BlockChain([1, 2, 9], SIZE))) == 1
+
+
+def test_evicts_the_longest_unused_and_the_end_of_a_prefix_first() -> None:
+    ledger = PageLedger(4, 1)
+    for name, prompt in (("old", [1, 2]), ("new", [3, 4])):
+        ledger.allocate(name, BlockChain(prompt, 1), 2)
+        ledger.commit(name, prompt)
+    old, new = ledger.get("old").pages[:], ledger.get("new").pages[:]
+    ledger.release("old")
+    ledger.release("new")
+    assert ledger.states.cached_pages() == [old[1], old[0], new[1], new[0]]
+    ledger.allocate("x", BlockChain([9], 1), 3)
+    assert ledger.get("x").pages == [old[1], old[0], new[1]]
+    assert ledger.match(BlockChain([3, 4, 5], 1)) == [new[0]]
+
+
+def test_a_million_pages_are_cheap() -> None:
+    """No call looks at all pages: what one takes is the same in a pool of any size."""
+    ledger = PageLedger(1_000_000, 16)
+    held = ledger.allocate("a", BlockChain([7], 16), 16)
+    assert held.pages == [0]
+    ledger.release("a")
+    assert ledger.states._free == [0]
+    assert ledger.usage.free == 1_000_000
