@@ -1,0 +1,142 @@
+"""What the model suite measures: models, batches, partitions, and the limits of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smkern.bench.model.floor import Forward
+
+CONTEXT = 2048
+BATCHES = (1, 32, 64, 128)
+DECODE_BUDGETS = (16, 24, 32, 48, 132)
+PREFILL_BUDGETS = (60, 84, 100, 116, 132)
+QUICK_BUDGETS = (16, 132)
+
+LIMITS = {16: 1.60, 24: 1.50, 32: 1.45, 48: 1.25, 132: 1.20}
+"""By SMs, the time of a decode step over its floor that is allowed."""
+SINGLE_LIMIT = {132: 1.30}
+"""The same at batch 1, where it differs."""
+
+
+def limit_of(num_sms: int, batch: int) -> float | None:
+    """The time over its floor that a decode step may take; None where nothing is promised."""
+    if batch == 1 and num_sms in SINGLE_LIMIT:
+        return SINGLE_LIMIT[num_sms]
+    return LIMITS.get(num_sms)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCase:
+    """A step of `batch` requests, one token each, that have `context` keys with the new one.
+
+    `beside` is what runs on the complement; `overlap`, whether kernels may overlap their
+    neighbours in the stream (programmatic dependent launch).
+    """
+
+    model: str
+    batch: int
+    context: int = CONTEXT
+    beside: str | None = None
+    overlap: bool = True
+
+    @property
+    def forward(self) -> Forward:
+        return Forward(self.batch, 1, self.context)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The `case` of a results cell."""
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "context": self.context,
+            "beside": self.beside,
+            "overlap": self.overlap,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCase:
+    """A prompt of `tokens` tokens with nothing cached; `batch` of them."""
+
+    model: str
+    tokens: int
+    batch: int = 1
+    beside: str | None = None
+    overlap: bool = True
+
+    @property
+    def forward(self) -> Forward:
+        return Forward(self.batch, self.tokens, self.tokens)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "tokens": self.tokens,
+            "beside": self.beside,
+            "overlap": self.overlap,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What is measured of one model: decode batches and a prompt, each in its budgets."""
+
+    model: str
+    batches: tuple[int, ...]
+    tokens: int
+    decode_budgets: tuple[int, ...] = DECODE_BUDGETS
+    prefill_budgets: tuple[int, ...] = PREFILL_BUDGETS
+
+    @property
+    def beside_decode(self) -> str:
+        """What a decode step has beside it."""
+        return f"prefill 1x{self.tokens}"
+
+    def beside_prefill(self, batch: int) -> str:
+        """What a prefill has beside it."""
+        return f"decode {batch}x{CONTEXT}"
+
+    def decode(self, *, overlaps: Sequence[bool] = (True, False)) -> Iterator[DecodeCase]:
+        """The steps measured alone."""
+        for batch in self.batches:
+            for overlap in overlaps:
+                yield DecodeCase(self.model, batch, overlap=overlap)
+
+    @property
+    def prompt(self) -> PrefillCase:
+        return PrefillCase(self.model, self.tokens)
+
+    def within(self, budgets: Iterable[int]) -> ModelPlan:
+        """The same in those of its budgets that are among `budgets`."""
+        kept = set(budgets)
+        return replace(
+            self,
+            decode_budgets=tuple(n for n in self.decode_budgets if n in kept),
+            prefill_budgets=tuple(n for n in self.prefill_budgets if n in kept),
+        )
+
+
+PLANS = (
+    ModelPlan("qwen3-8b", BATCHES, 8192),
+    ModelPlan("qwen3-32b", (64,), 4096),
+)
+QUICK_PLANS = (ModelPlan("qwen3-8b", (1, 64), 8192, QUICK_BUDGETS, (116, 132)),)
+
+
+def plans_named(names: Iterable[str]) -> tuple[ModelPlan, ...]:
+    """The plans of some models.
+
+    Raises:
+        ValueError: a model that has no plan.
+    """
+    known = {plan.model: plan for plan in PLANS}
+    chosen = tuple(names)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"no model is named {name!r}; there are {', '.join(known)}")
+    return tuple(known[name] for name in known if name in chosen)

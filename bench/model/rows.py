@@ -1,0 +1,133 @@
+"""The rows that a model results file must show, computed from its cells alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from smkern.bench.model.cases import SINGLE_LIMIT, limit_of
+from smkern.bench.summary import geomean
+
+Cell = dict[str, Any]
+Row = dict[str, Any]
+
+DECODE, PREFILL, LAUNCH, KERNEL = "decode_step", "prefill", "layer_launch", "decode_kernel"
+OPS = (DECODE, PREFILL, LAUNCH, KERNEL)
+GEMM_SHARE = 0.80
+"""Of the rate of our GEMMs by themselves, what a prefill's model FLOPs must reach."""
+PER_SM_SHARE = 0.92
+"""Of the whole chip's rate an SM, what a partition's must reach."""
+LAUNCH_US = 120.0
+"""Host time that launching one layer may take."""
+
+
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Value, target, whether it is met, how many cells; {} where no cell is the suite's.
+
+    A decode row is the worst batch of its model and partition.
+    """
+    cells = [cell for cell in cells if cell["op"] in OPS]
+    if not cells:
+        return {}
+    measured = [cell for cell in cells if cell.get("us") or cell.get("value")]
+    decode, prefill = (of(measured, op) for op in (DECODE, PREFILL))
+    return {
+        **_decode_rows([c for c in decode if is_plain(c)]),
+        **_prefill_rows([c for c in prefill if is_plain(c)]),
+        "decode_beside_over_alone": _beside_row(decode),
+        "overlap_gain": _overlap_row(decode),
+        "layer_launch_us": _worst(of(measured, LAUNCH), lambda c: c["value"], LAUNCH_US),
+        "not_measured": [_name(c) | {"error": c["error"]} for c in cells if c.get("error")],
+    }
+
+
+def of(cells: Iterable[Cell], op: str) -> list[Cell]:
+    return [cell for cell in cells if cell["op"] == op]
+
+
+def is_plain(cell: Cell) -> bool:
+    """Whether it was measured alone, and with kernels that overlap their neighbours."""
+    return not cell["case"].get("beside") and cell["case"].get("overlap", True)
+
+
+def _decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
+    """By partition, the worst time over its floor; batch 1 by itself where its limit differs."""
+    groups: dict[tuple[int, bool], list[Cell]] = {}
+    for cell in cells:
+        num_sms, batch = cell["num_sms"], cell["case"]["batch"]
+        if limit_of(num_sms, batch) is not None:
+            groups.setdefault((num_sms, batch == 1 and num_sms in SINGLE_LIMIT), []).append(cell)
+    rows = {}
+    for (num_sms, single), found in sorted(groups.items()):
+        name = f"decode_over_floor_{num_sms}_sms{'_batch_1' if single else ''}"
+        limit = limit_of(num_sms, found[0]["case"]["batch"])
+        rows[name] = _worst(found, lambda c: c["over_floor"], limit)
+    return rows
+
+
+def _prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:
+    return {
+        "prefill_of_gemm_rate": _worst(cells, lambda c: c.get("of_gemm"), GEMM_SHARE, least=True),
+        "prefill_per_sm_of_chip": _worst(
+            cells, lambda c: c.get("of_chip"), PER_SM_SHARE, least=True
+        ),
+    }
+
+
+def _beside_row(cells: Sequence[Cell]) -> Row:
+    """How much slower a step is beside a prefill; for information."""
+    alone = {_key(c): c for c in cells if is_plain(c)}
+    pairs = [(c, alone[_key(c)]) for c in cells if c["case"].get("beside") and _key(c) in alone]
+    ratios = [slow["us"] / fast["us"] for slow, fast in pairs]
+    return {"value": _rounded(geomean(ratios)), "worst": _rounded(max(ratios, default=None))}
+
+
+def _overlap_row(cells: Sequence[Cell]) -> Row:
+    """Time without overlap over time with it, alone; for information."""
+    alone = [c for c in cells if not c["case"].get("beside")]
+    plain = {_key(c): c for c in alone if is_plain(c)}
+    pairs = [(c, plain[_key(c)]) for c in alone if not is_plain(c) and _key(c) in plain]
+    gains = [off["us"] / on["us"] for off, on in pairs]
+    return {
+        "value": _rounded(geomean(gains)),
+        "cells": [_name(c) | {"gain": _rounded(g)} for (c, _), g in zip(pairs, gains, strict=True)],
+    }
+
+
+def _key(cell: Cell) -> tuple[str, int, int]:
+    case = cell["case"]
+    return case["model"], case["batch"], cell["num_sms"]
+
+
+def _worst(
+    cells: Iterable[Cell],
+    value: Callable[[Cell], float | None],
+    target: float | None,
+    *,
+    least: bool = False,
+) -> Row:
+    """The largest value against the most that is allowed, or with `least` the other way."""
+    valued = [(figure, cell) for cell in cells if (figure := value(cell)) is not None]
+    valued.sort(key=lambda pair: pair[0], reverse=not least)
+    figure = valued[0][0] if valued else None
+    met = None
+    if figure is not None and target is not None:
+        met = figure >= target if least else figure <= target
+    return {
+        "value": _rounded(figure),
+        "target": target,
+        "met": met,
+        "cells": len(valued),
+        "worst": [_name(cell) | {"value": _rounded(figure)} for figure, cell in valued[:4]],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _name(cell: Cell) -> dict[str, Any]:
+    case = cell["case"]
+    sizes = ("model", "batch", "context", "tokens", "beside", "kernel")
+    named = {name: case[name] for name in sizes if case.get(name) is not None}
+    return {"op": cell["op"], **named, "num_sms": cell["num_sms"]}

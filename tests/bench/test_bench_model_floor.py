@@ -1,0 +1,85 @@
+"""The least time of a forward pass, against sums made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.bench.model.floor import Forward, floor_us, kernels_of, total_bytes, total_flops
+from smkern.models.presets import preset
+
+L2 = 60 << 20
+QWEN = preset("qwen3-8b")
+LAYER = (6144 + 4096 + 3 * 12288) * 4096  # weights: qkv, o, gate, up and down
+HEAD = 151936 * 4096
+KV = 2 * 8 * 128  # elements a token and layer
+
+
+def decode(batch: int, config=QWEN):
+    return kernels_of(config, Forward(batch, 1, 2048), l2_bytes=L2)
+
+
+def test_a_decode_step_reads_its_weights_and_keys_once():
+    norms = 36 * (2 * 4096 + 2 * 128) + 4096
+    by_hand = 2 * (36 * LAYER + HEAD + norms + 36 * 64 * 2048 * KV)
+    assert total_bytes(decode(64)) == by_hand
+    assert by_hand == pytest.approx(34.4e9, rel=3e-3)
+
+
+def test_a_decode_step_s_arithmetic():
+    products = 2 * 64 * (36 * LAYER + HEAD)
+    attention = 36 * 4 * 32 * 128 * 64 * 2048
+    assert total_flops(decode(64)) == products + attention
+
+
+@pytest.mark.parametrize(
+    ("num_sms", "tbps", "ms"), [(48, 4.5, 7.7), (32, 4.33, 8.2), (24, 3.96, 9.9), (16, 3.21, 13.5)]
+)
+def test_floors_of_64_requests(num_sms, tbps, ms):
+    assert floor_us(decode(64), tbps, num_sms) / 1e3 == pytest.approx(ms, abs=0.05)
+
+
+def test_the_floor_is_summed_kernel_by_kernel():
+    """On 16 SMs products are bound by arithmetic, attention by bandwidth; no single bound."""
+    kernels = decode(64)
+    products = (2 * 64 * (36 * LAYER + HEAD)) / (8.1 * 16) / 1e6
+    attention = 36 * 2 * 64 * 2048 * KV / 3.21 / 1e6
+    assert floor_us(kernels, 3.21, 16) == pytest.approx(products + attention, rel=1e-3)
+    one_bound = max(total_bytes(kernels) / 3.21, total_flops(kernels) / (8.1 * 16)) / 1e6
+    assert floor_us(kernels, 3.21, 16) > 1.2 * one_bound
+
+
+def test_activations_count_where_they_exceed_the_l2():
+    inside = kernels_of(QWEN, Forward(1, 512, 512), l2_bytes=L2)
+    outside = kernels_of(QWEN, Forward(1, 8192, 8192), l2_bytes=L2)
+    norm = next(kernel for kernel in inside if kernel.name == "input_norm")
+    assert norm.bytes_moved == 2 * 4096
+    norm = next(kernel for kernel in outside if kernel.name == "input_norm")
+    assert norm.bytes_moved == 2 * (4096 + 2 * 8192 * 4096)
+
+
+def test_prefill_counts_visible_pairs_and_one_token_s_logits():
+    kernels = {k.name: k for k in kernels_of(QWEN, Forward(2, 512, 2048), l2_bytes=L2)}
+    assert Forward(2, 512, 2048).pairs == 2 * sum(1536 + i + 1 for i in range(512))
+    assert kernels["attention"].flops == 4 * 4096 * Forward(2, 512, 2048).pairs
+    assert kernels["head"].flops == 2 * 2 * HEAD
+    assert kernels["qkv"].flops == 2 * 1024 * 6144 * 4096
+
+
+def test_names_and_counts():
+    assert [(k.name, k.count) for k in decode(1)] == [
+        ("input_norm", 36), ("qkv", 36), ("append", 36), ("attention", 36), ("o", 36),
+        ("post_norm", 36), ("gate_up", 36), ("down", 36), ("final_norm", 1), ("head", 1),
+        ("sample", 1),
+    ]  # fmt: skip
+
+
+def test_experts_are_read_where_some_token_chose_them():
+    config = preset("qwen3-30b-a3b")
+    one = {kernel.name: kernel for kernel in decode(1, config)}
+    expert = 2 * 768 * 2048
+    assert one["gate_up"].bytes_moved == 2 * 8 * expert
+    assert one["gate_up"].flops == 2 * 8 * expert
+    many = {kernel.name: kernel for kernel in decode(512, config)}
+    assert many["gate_up"].bytes_moved == pytest.approx(2 * 128 * expert, rel=1e-6)
+    assert one["router"].flops == 2 * 128 * 2048
+    assert "permute" in one
