@@ -10,7 +10,8 @@ from smkern.device import Confinement as Confinement
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Activation = Literal["silu", "gelu"]
-Kernel = Literal["tma", "pointer", "ws", "cublaslt"]
+Kernel = Literal["tma", "pointer", "ws", "cublaslt", "unfused"]
+"""Our own three, the library, and for SwiGLU the plain GEMM followed by `silu_and_mul`."""
 
 STREAM_K = 0
 """Value of `GemmConfig.split` that spreads the last, partial wave's K loops over all CTAs."""
@@ -18,21 +19,30 @@ STREAM_K = 0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Epilogue:
-    """What happens to the fp32 accumulator before it is stored: act(acc + bias) + residual."""
+    """What happens to the fp32 accumulator before it is stored: act(acc + bias) + residual.
+
+    `swiglu` stands alone: silu(gate) * up, where w's first n / 2 rows made gate, its others up.
+    """
 
     bias: bool = False
     residual: bool = False
     activation: Activation | None = None
+    swiglu: bool = False
 
     @property
     def key(self) -> str:
+        if self.swiglu:
+            return "swiglu"
         parts = [name for name in ("bias", "residual") if getattr(self, name)]
         return "+".join([*parts, *([self.activation] if self.activation else [])]) or "none"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GemmProblem:
-    """out [m, n] = a [m, k] @ w [n, k]^T. `aligned`: a and w have 16-byte rows and bases."""
+    """out [m, n] = a [m, k] @ w [n, k]^T; with SwiGLU, out [m, n / 2].
+
+    `aligned`: a, w and out have 16-byte rows and bases.
+    """
 
     m: int
     n: int
@@ -43,6 +53,10 @@ class GemmProblem:
     batch_invariant: bool = False
 
     @property
+    def out_columns(self) -> int:
+        return self.n // 2 if self.epilogue.swiglu else self.n
+
+    @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
 
@@ -51,7 +65,7 @@ class GemmProblem:
         """Each operand read once, the output written once."""
         size = 4 if self.dtype == "fp32" else 2
         reads = self.m * self.k + self.n * self.k + self.m * self.n * self.epilogue.residual
-        return size * (reads + self.m * self.n + self.n * self.epilogue.bias)
+        return size * (reads + self.m * self.out_columns + self.n * self.epilogue.bias)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -319,13 +319,15 @@ def predict_us(
     """Predicted time of one launch with cold caches, us.
 
     Of the longest CTA's chain of tiles, the busiest SM's matrix unit and the power limit the
-    largest; that, memory and L2 blended by `constants.blend`; plus the launch. cuBLASLt's
-    choice is its own: what the budget's ceilings allow at best.
+    largest; that, memory and L2 blended by `constants.blend`; plus the launch. What chooses for
+    itself (cuBLASLt, SwiGLU unfused): what the budget's ceilings allow at best.
     """
     ceilings = Ceilings(budget, profile, constants)
-    if config.kernel == "cublaslt":
+    if config.kernel in ("cublaslt", "unfused"):
         sms = budget.num_sms
-        floor = max(problem.bytes_moved / ceilings.dram(sms), problem.flops / ceilings.power(sms))
+        apart = 4 * problem.m * problem.n if config.kernel == "unfused" else 0
+        bytes_moved = problem.bytes_moved + apart
+        floor = max(bytes_moved / ceilings.dram(sms), problem.flops / ceilings.power(sms))
         return constants.launch_us + floor
     estimate = Estimate(problem, config, ceilings, constants, config.group_m)
     return estimate.launch_us(config.split, config.max_ctas)

@@ -12,9 +12,13 @@ from math import ceil
 from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
 
 Capability = tuple[int, int]
+LIBRARIES: tuple[Kernel, ...] = ("cublaslt", "unfused")
+"""What is no kernel of ours that a tile describes: it makes its own choices."""
 
 COUNTER_BYTES = 64 * 1024
 MAX_WORKSPACE_BYTES = 64 * 1024 * 1024
+MAX_GATE_UP_BYTES = 64 * 1024 * 1024
+"""Above, the write and the read of gate and up cost more than any other GEMM gains."""
 REGISTERS_PER_SM = 65536
 SHARED_BYTES = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}
 """Shared memory that one CTA can have, bytes; newer devices have at least sm_90's."""
@@ -103,6 +107,11 @@ def k_steps(problem: GemmProblem, config: GemmConfig) -> int:
     return max(1, ceil(problem.k / config.block_k))
 
 
+def gate_up_bytes(problem: GemmProblem) -> int:
+    """What the plain GEMM leaves for `silu_and_mul`, bytes."""
+    return element_bytes(problem.dtype) * problem.m * problem.n
+
+
 def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
     """Counters and fp32 partial tiles that a split launch needs at most, bytes."""
     if config.split == 1:
@@ -151,9 +160,14 @@ def serves_alignment(
 def has_tile(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """The row side of the matrix unit takes 64 rows at least; odd columns are ws's, by 64 of K."""
-    if config.kernel == "cublaslt":
+    """The row side of the matrix unit takes 64 rows at least; odd columns are ws's, by 64 of K.
+
+    With SwiGLU the tiles of tma and pointer are two of half the weights' rows.
+    """
+    if config.kernel in LIBRARIES:
         return True
+    if problem.epilogue.swiglu and config.swap and config.kernel != "ws" and config.block_n < 128:
+        return False
     if config.block_k not in (64, 128) and not (problem.dtype == "fp32" and config.block_k == 32):
         return False
     columns = config.block_m if config.swap else config.block_n
@@ -224,7 +238,7 @@ def keeps_invariance(
     """Where K is cut may depend on (n, k, dtype) only: no stream-K, no library kernels."""
     if not problem.batch_invariant:
         return True
-    return config.split == 1 and config.kernel != "cublaslt"
+    return config.split == 1 and config.kernel not in LIBRARIES
 
 
 def serves_library(
@@ -234,8 +248,21 @@ def serves_library(
     if config.kernel != "cublaslt":
         return True
     epilogue = problem.epilogue
-    plain = not epilogue.residual and epilogue.activation is None
+    plain = not epilogue.residual and epilogue.activation is None and not epilogue.swiglu
     return plain and budget.clusters and problem.dtype != "fp32"
+
+
+def serves_swiglu(
+    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
+) -> bool:
+    """SwiGLU stands alone, on pairs of rows; unfused, gate and up fit the largest workspace."""
+    epilogue = problem.epilogue
+    if not epilogue.swiglu:
+        return config.kernel != "unfused"
+    if config.kernel == "unfused" and gate_up_bytes(problem) > MAX_GATE_UP_BYTES:
+        return False
+    alone = not epilogue.bias and not epilogue.residual and epilogue.activation is None
+    return alone and problem.n % 2 == 0
 
 
 RULES: tuple[Rule, ...] = (
@@ -253,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     fits_workspace,
     keeps_invariance,
     serves_library,
+    serves_swiglu,
 )
 
 
@@ -271,3 +299,6 @@ def is_legal(
 
 CUBLASLT = GemmConfig("cublaslt", 128, 128, 64)
 """Names the library; it chooses the rest itself."""
+
+UNFUSED = GemmConfig("unfused", 128, 128, 64)
+"""SwiGLU as the plain GEMM, by its own choice, and `silu_and_mul`."""

@@ -14,6 +14,7 @@ from smkern.tuning.config import (
     Budget,
     Confinement,
     Dtype,
+    Epilogue,
     GemmConfig,
     GemmProblem,
     Kernel,
@@ -65,7 +66,13 @@ def select_gemm(
     if problem.batch_invariant:
         capability = profile.info.capability
         config = invariant_config(
-            problem.n, problem.k, problem.dtype, problem.aligned, capability, kernels
+            problem.n,
+            problem.k,
+            problem.dtype,
+            problem.aligned,
+            capability,
+            kernels,
+            problem.epilogue.swiglu,
         )
     elif tables is not None and (found := tables.lookup(problem, budget, allow_cublaslt)):
         predicted_us = cost_model.predict_us(problem, found, budget, profile, constants)
@@ -166,14 +173,16 @@ def invariant_config(
     aligned: bool,
     capability: space.Capability,
     kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    swiglu: bool = False,
 ) -> GemmConfig:
     """The one configuration of (n, k, dtype): the best geomean over a few rows and budgets.
 
     K is not split: the workspace of a fixed split would grow with the batch. Tables, profiles and
     fitted constants have no say, so the bits of a result outlive a measurement.
     """
+    epilogue = Epilogue(swiglu=swiglu)
     problems = [
-        GemmProblem(m, n, k, dtype, aligned=aligned, batch_invariant=True) for m in INVARIANT_ROWS
+        GemmProblem(m, n, k, dtype, epilogue, aligned, batch_invariant=True) for m in INVARIANT_ROWS
     ]
     constants = cost_model.DEFAULTS
     budgets = [
@@ -182,7 +191,8 @@ def invariant_config(
     ]
     best, chosen = float("inf"), None
     kernels = space.kernels_for(problems[0], capability, kernels)
-    for variant in space.variants(dtype, aligned, capability, kernels, residual=True):
+    # with the room that a residual takes, so that one serves every epilogue but SwiGLU
+    for variant in space.variants(dtype, aligned, capability, kernels, not swiglu, swiglu):
         total = 0.0
         for problem, ceilings in product(problems, budgets):
             group = space.group_m(problem.m, variant, ceilings.budget.num_sms)

@@ -12,14 +12,17 @@ from smkern.tuning.rules import (
     AVAILABLE,
     COUNTER_BYTES,
     CUBLASLT,
+    LIBRARIES,
     MAX_STAGES,
     MAX_WORKSPACE_BYTES,
     RULES,
     SWAPPED_COLUMNS,
+    UNFUSED,
     WS_SWAPPED_COLUMNS,
     Capability,
     element_bytes,
     fits_shared,
+    gate_up_bytes,
     is_legal,
     k_steps,
     num_ctas,
@@ -27,6 +30,7 @@ from smkern.tuning.rules import (
     partials_fit,
     serves_alignment,
     serves_library,
+    serves_swiglu,
     shared_bytes,
     tiles_of,
     violations,
@@ -36,11 +40,14 @@ __all__ = [
     "AVAILABLE",
     "COUNTER_BYTES",
     "CUBLASLT",
+    "LIBRARIES",
     "MAX_WORKSPACE_BYTES",
     "RULES",
+    "UNFUSED",
     "Capability",
     "candidates",
     "element_bytes",
+    "gate_up_bytes",
     "group_m",
     "is_legal",
     "is_sensible",
@@ -52,6 +59,7 @@ __all__ = [
     "sensible_variants",
     "serves_alignment",
     "serves_library",
+    "serves_swiglu",
     "shared_bytes",
     "splits",
     "variants",
@@ -103,9 +111,10 @@ def variants(
     capability: Capability,
     kernels: tuple[Kernel, ...] = AVAILABLE,
     residual: bool = False,
+    swiglu: bool = False,
 ) -> tuple[GemmConfig, ...]:
     """What may be compiled, with the deepest pipeline that its residency leaves; split 1."""
-    problem = GemmProblem(1, 1, 1, dtype, Epilogue(residual=residual), aligned)
+    problem = GemmProblem(1, 2, 1, dtype, Epilogue(residual=residual, swiglu=swiglu), aligned)
     budget = Budget(1, "mask", True)
     found: list[GemmConfig] = []
     for kernel, swap in product(kernels, (False, True)):
@@ -171,6 +180,7 @@ def sensible_variants(
         problem.dtype,
         problem.aligned,
         problem.epilogue.residual,
+        problem.epilogue.swiglu,
         budget.confined == "grid",
         capability,
         kernels_for(problem, capability, kernels),
@@ -183,13 +193,14 @@ def _sensible_variants(
     dtype: Dtype,
     aligned: bool,
     residual: bool,
+    swiglu: bool,
     one_cta: bool,
     capability: Capability,
     kernels: tuple[Kernel, ...],
 ) -> tuple[GemmConfig, ...]:
     return tuple(
         config
-        for config in variants(dtype, aligned, capability, kernels, residual)
+        for config in variants(dtype, aligned, capability, kernels, residual, swiglu)
         if is_sensible(m, config) and not (one_cta and config.ctas_per_sm > 1)
     )
 

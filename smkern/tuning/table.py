@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +23,7 @@ from smkern.tuning.cells import (
     user_path,
 )
 from smkern.tuning.cells import SHIPPED as _SHIPPED
-from smkern.tuning.config import Budget, Dtype, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import DEFAULTS, CostConstants
 
 __all__ = [
@@ -80,11 +80,13 @@ class CellKey:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The fastest configuration of a cell, and the fastest of our own where a library won.
+    """The fastest configuration of a cell, and the fastest of our own where another won.
+
+    That is cuBLASLt, or SwiGLU unfused.
 
     Args:
         us: median time of `config`, microseconds.
-        own: our fastest configuration; equals `config` unless that is cuBLASLt's.
+        own: our fastest kernel; equals `config` unless that is none.
         own_us: its time.
     """
 
@@ -118,8 +120,19 @@ class Table:
         A cell tuned at M serves the rows above the next smaller tuned M with as many row tiles.
         With `batch_invariant` only one with whole K loops does: ws and tma add products in the same
         order whatever the tile (held bit for bit by the GPU tests), and the split alone is what
-        would make a row's bits turn with M or the budget.
+        would make a row's bits turn with M or the budget. SwiGLU without a cell of its own runs as
+        the plain GEMM of the same weights, whose loop is the same.
         """
+        found = self._lookup(problem, budget, allow_cublaslt)
+        if found is None and problem.epilogue.swiglu:
+            plain = self._lookup(replace(problem, epilogue=Epilogue()), budget, False)
+            if plain is not None and space.is_legal(problem, plain, budget, (9, 0)):
+                return plain
+        return found
+
+    def _lookup(
+        self, problem: GemmProblem, budget: Budget, allow_cublaslt: bool
+    ) -> GemmConfig | None:
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
         if rows is None or (at := bisect_left(rows, problem.m)) == len(rows):
@@ -132,8 +145,8 @@ class Table:
             return None
         if -(-problem.m // config.block_m) != -(-tuned_m // config.block_m):
             return None
-        serves = space.serves_alignment(problem, config, budget, (9, 0))
-        return config if serves and space.serves_library(problem, config, budget, (9, 0)) else None
+        rules = (space.serves_alignment, space.serves_library, space.serves_swiglu)
+        return config if all(rule(problem, config, budget, (9, 0)) for rule in rules) else None
 
     def merged(self, other: Table) -> Table:
         """Both tables' cells and provenance; the other's count where both have a cell."""

@@ -27,7 +27,11 @@ problems = st.builds(
 budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"]), st.booleans())
 
 
-@given(problems, budgets, st.sampled_from([(8, 0), (8, 6), (9, 0), (10, 0)]))
+@given(
+    problems | problems.map(lambda p: replace(p, n=2 * p.n, epilogue=Epilogue(swiglu=True))),
+    budgets,
+    st.sampled_from([(8, 0), (8, 6), (9, 0), (10, 0)]),
+)
 def test_every_candidate_is_legal(problem, budget, capability):
     found = space.candidates(problem, budget, capability)
     assert found
@@ -63,6 +67,7 @@ BROKEN = {
         BUDGET,
         SM_90,
     ),
+    "serves_swiglu": (replace(PROBLEM, epilogue=Epilogue(True, swiglu=True)), GOOD, BUDGET, SM_90),
 }
 
 

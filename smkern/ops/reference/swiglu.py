@@ -1,0 +1,31 @@
+"""GEMM with SwiGLU in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def gemm_swiglu(
+    a: Tensor,
+    w_gate_up: Tensor,
+    *,
+    out: Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """out = silu(a @ gate^T) * (a @ up^T), in `compute_dtype`, rounded once at the end.
+
+    Args:
+        a: [M, K], any floating dtype.
+        w_gate_up: [2 * I, K], the gate's rows, then up's; same dtype.
+        out: [M, I] to write into; a new tensor of `a`'s dtype without it.
+        compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
+
+    Returns:
+        [M, I] in `a`'s dtype (in `out`, if given).
+    """
+    both = a.to(compute_dtype) @ w_gate_up.to(compute_dtype).t()
+    gate, up = both.chunk(2, dim=1)
+    product = functional.silu(gate) * up
+    return product.to(a.dtype) if out is None else out.copy_(product)
