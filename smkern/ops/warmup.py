@@ -54,7 +54,7 @@ def warmup(
     """Compile, load and launch once every kernel that dispatch can pick.
 
     After it no GEMM of these shapes with any M up to `max_m`, and no attention, plan, merge, append
-    or other operator of these models with any batch and lengths, compiles or loads in these budgets.
+    or other call of these models with any batch and lengths, compiles or loads in these budgets.
     The compiling processes are spawned: a script calls this under `if __name__ == "__main__":`.
 
     Args:
