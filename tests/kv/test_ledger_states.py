@@ -14,7 +14,8 @@ from smkern.kv.check import check_ledger
 from smkern.kv.ledger import PageLedger
 from smkern.kv.prefix import BlockChain
 
-PAGES, SIZE = 12, 2
+PAGES, SIZE = 8, 2
+PROMPTS = st.sampled_from([[0] * 9, [0] * 6 + [1] * 3, [0] * 4 + [1] * 4, [1] * 5, [1]])
 
 
 @dataclass
@@ -74,11 +75,14 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.memory[page] == expected_page(request, number)
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        prompt=PROMPTS | st.lists(st.integers(0, 1), min_size=1, max_size=9),
         salt=st.sampled_from(["", "a"]),
         more=st.integers(0, 4),
     )
     def allocate(self, prompt: list[int], salt: str, more: int) -> None:
+        self.admit(prompt, salt, more)
+
+    def admit(self, prompt: list[int], salt: str, more: int) -> int | None:
         name = next(self.names)
         before = self.ledger.usage
         try:
@@ -86,10 +90,21 @@ class PoolMachine(RuleBasedStateMachine):
         except OutOfPagesError:
             assert name not in self.ledger.requests
             assert self.ledger.usage.held <= before.held
-            return
+            return None
         assert held.cached_tokens < len(prompt)
         self.running[name] = Running(salt, prompt, prompt[: held.cached_tokens])
         self.verify(name)
+        return name
+
+    @rule(prompt=PROMPTS, event=st.none() | events)
+    def serve(self, prompt: list[int], event: FakeEvent | None) -> None:
+        """A whole life of a request, so that caches fill."""
+        name = self.admit(prompt, "", 0)
+        if name is not None:
+            tokens = prompt[len(self.running[name].tokens) :]
+            self.write(name, tokens)
+            self.ledger.commit(name, tokens)
+            self.let_go(name, event)
 
     @rule(data=st.data(), count=st.integers(1, 5), event=st.none() | events)
     def compute(self, data: st.DataObject, count: int, event: FakeEvent | None) -> None:
@@ -129,7 +144,9 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, event: FakeEvent | None) -> None:
         if not self.running:
             return
-        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.let_go(data.draw(st.sampled_from(sorted(self.running))), event)
+
+    def let_go(self, name: int, event: FakeEvent | None) -> None:
         self.verify(name)
         if event is not None:
             pages = self.ledger.get(name).pages
@@ -218,6 +235,17 @@ def test_evicts_the_longest_unused_and_the_end_of_a_prefix_first() -> None:
     ledger.allocate("x", BlockChain([9], 1), 3)
     assert ledger.get("x").pages == [old[1], old[0], new[1]]
     assert ledger.match(BlockChain([3, 4, 5], 1)) == [new[0]]
+
+
+def test_a_shared_page_of_the_cache_is_not_counted_as_free_too() -> None:
+    ledger = PageLedger(3, 1)
+    ledger.allocate("a", BlockChain([1, 2, 3], 1), 3)
+    ledger.commit("a", [1, 2, 3])
+    ledger.release("a")
+    with pytest.raises(OutOfPagesError, match="needs 2 more pages of 1 tokens, 1 of 3"):
+        ledger.allocate("b", BlockChain([1, 2, 3], 1), 4)
+    check_ledger(ledger)
+    assert ledger.usage.cached == 3
 
 
 def test_a_million_pages_are_cheap() -> None:
