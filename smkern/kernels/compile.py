@@ -28,7 +28,7 @@ class Artifact:
     num_threads: int
     shared_bytes: int
     swizzles: tuple[int, ...]
-    boxes: tuple[tuple[int, int], ...]
+    boxes: tuple[tuple[int, ...], ...]
     unit: int
 
 
@@ -57,7 +57,7 @@ def compile_variant(variant: Variant) -> Artifact:
         num_threads=meta.num_warps * 32,
         shared_bytes=meta.shared,
         swizzles=tuple(d["swizzle"] for d in descriptors),
-        boxes=tuple((d["block_size"][0], d["block_size"][1]) for d in descriptors),
+        boxes=tuple(tuple(d["block_size"]) for d in descriptors),
         unit=variant.unit,
     )
 
@@ -141,13 +141,20 @@ def _constants(variant: Variant) -> dict[str, Any]:
 def _triton_source(variant: Variant):
     from triton.compiler import ASTSource
 
-    from smkern.kernels import gemm_triton
+    from smkern.kernels import gemm_glu_triton, gemm_triton
 
-    fn = gemm_triton.gemm_tma if variant.kernel == "tma" else gemm_triton.gemm_pointer
+    if variant.swiglu:
+        kernels = gemm_glu_triton.gemm_glu_tma, gemm_glu_triton.gemm_glu_pointer
+    else:
+        kernels = gemm_triton.gemm_tma, gemm_triton.gemm_pointer
+    fn = kernels[0] if variant.kernel == "tma" else kernels[1]
     if variant.kernel == "tma":
+        x, y = variant.block_x, variant.block_y
+        if variant.swiglu:  # the gate's rows and up's come one after the other
+            x, y = (x // 2, y) if variant.swap else (x, y // 2)
         operands = {
             f"{side}_desc": f"tensordesc<{variant.dtype}[{block}, {variant.block_k}]>"
-            for side, block in (("x", variant.block_x), ("y", variant.block_y))
+            for side, block in (("x", x), ("y", y))
         }
     else:
         operands = {"x_ptr": "*" + variant.dtype, "y_ptr": "*" + variant.dtype}

@@ -45,6 +45,15 @@ class Variant:
     def uses_tma(self) -> bool:
         return self.kernel in ("tma", "ws")
 
+    @property
+    def swiglu(self) -> bool:
+        return self.activation == "swiglu"
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether one copy brings 8 rows of the gate, 8 of up, and so on, for ws to pair."""
+        return self.swiglu and self.kernel == "ws"
+
 
 def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Variant:
     """The kernel variant that runs `config` on `problem`; `capability` is 80, 90, …"""
@@ -73,7 +82,7 @@ def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Var
         stream=config.split != 1,
         bias=problem.epilogue.bias,
         residual=problem.epilogue.residual,
-        activation=problem.epilogue.activation or "none",
+        activation="swiglu" if problem.epilogue.swiglu else problem.epilogue.activation or "none",
         unit=8 if problem.aligned else 1,
         ctas_per_sm=config.ctas_per_sm if config.kernel == "ws" else 1,
         eager=config.eager and config.kernel == "ws",
