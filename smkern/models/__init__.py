@@ -1,0 +1,32 @@
+"""Llama-3, Qwen3 and Qwen3-MoE decoders made of SM-aware operators.
+
+>>> from smkern.models import Decoder, Weights, preset
+>>> config = preset("qwen3-8b")
+>>> decoder = Decoder(config, Weights.random(config, device="cuda"))   # doctest: +SKIP
+>>> with split.prefill:                                                # doctest: +SKIP
+...     decoder.layer(0, step)                                         # on this partition's SMs
+"""
+
+from smkern.models.arena import Arena, Buffers, MoeBuffers
+from smkern.models.config import ModelConfig, MoeConfig
+from smkern.models.decoder import Decoder
+from smkern.models.presets import preset, presets
+from smkern.models.step import Step
+from smkern.models.weights import AttentionWeights, DenseLayer, Layer, MoeLayer, Weights
+
+__all__ = [
+    "Arena",
+    "AttentionWeights",
+    "Buffers",
+    "Decoder",
+    "DenseLayer",
+    "Layer",
+    "ModelConfig",
+    "MoeBuffers",
+    "MoeConfig",
+    "MoeLayer",
+    "Step",
+    "Weights",
+    "preset",
+    "presets",
+]

@@ -1,0 +1,221 @@
+"""What a decoder is made of: its sizes, from a Hugging Face configuration or a preset."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from smkern.errors import ConfigError
+from smkern.models.hub import read_config
+from smkern.ops.attention.numbers import HEAD_DIMS
+from smkern.ops.rope import Rope
+
+Architecture = Literal["llama", "qwen3", "qwen3_moe"]
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+"""Hugging Face's class of a model, and what it is called here."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """A layer's mixture of experts.
+
+    Attributes:
+        num_experts: Experts of a layer.
+        top_k: Experts of a token.
+        intermediate_size: Width of one expert.
+        renormalize: Whether the weights of a token's experts are divided by their sum.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalize: bool = True
+
+    def __post_init__(self) -> None:
+        _check_count("num_experts", self.num_experts)
+        _check_count("top_k", self.top_k)
+        _check_count("moe intermediate_size", self.intermediate_size)
+        if self.top_k > self.num_experts:
+            raise ConfigError(
+                f"top_k={self.top_k} of {self.num_experts} experts: a token can go to each expert "
+                "once; lower num_experts_per_tok"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The sizes of a Llama-3, Qwen3 or Qwen3-MoE decoder.
+
+    Attributes:
+        architecture: "llama", "qwen3" (with QK norm) or "qwen3_moe".
+        vocab_size: Rows of the embedding and of the head.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width of a dense MLP; 0 where there is none.
+        num_layers: Layers.
+        num_q_heads: Query heads, a multiple of `num_kv_heads`.
+        num_kv_heads: KV heads.
+        head_dim: 64, 96, 128 or 256.
+        rope: The rotary embedding.
+        max_position: Tokens of the longest context.
+        rms_eps: Of all RMS norms.
+        tied: Whether the head's weights are the embedding's.
+        moe: The mixture of experts, or None.
+        initializer_range: Standard deviation of random weights.
+        dtype: Of weights and activations.
+        eos_token_ids: Tokens that end a text.
+
+    Raises:
+        ConfigError: sizes that cannot be, or that the operators do not serve.
+
+    Example:
+        >>> from smkern.models import preset
+        >>> preset("qwen3-8b").replace(num_layers=4).qkv_size
+        6144
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope
+    max_position: int
+    rms_eps: float = 1e-6
+    tied: bool = False
+    moe: MoeConfig | None = None
+    initializer_range: float = 0.02
+    dtype: torch.dtype = torch.bfloat16
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES.values():
+            known = sorted(ARCHITECTURES.values())
+            raise ConfigError(f"architecture={self.architecture!r}: there is {known}")
+        names = ("vocab_size", "hidden_size", "num_layers", "num_q_heads", "num_kv_heads",
+                 "head_dim", "max_position")  # fmt: skip
+        for name in names:
+            _check_count(name, getattr(self, name))
+        if (self.architecture == "qwen3_moe") != (self.moe is not None):
+            raise ConfigError(
+                f"architecture {self.architecture!r} with moe={self.moe}: qwen3_moe has experts, "
+                "the others have none"
+            )
+        if self.moe is None:
+            _check_count("intermediate_size", self.intermediate_size)
+        _check_heads(self)
+        if self.rms_eps < 0 or self.initializer_range < 0:
+            raise ConfigError(
+                f"rms_eps={self.rms_eps}, initializer_range={self.initializer_range}: neither may "
+                "be below 0"
+            )
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype}: there is {[str(x) for x in DTYPES]}")
+
+    @classmethod
+    def from_hf(cls, source: Any) -> ModelConfig:
+        """The configuration of a Hugging Face model.
+
+        Args:
+            source: A folder with a config.json, such a file, its contents as a mapping, or a
+                transformers configuration (anything with `to_dict`).
+
+        Raises:
+            ConfigError: no such file, an architecture that is not there, or one of its options
+                that the operators do not serve.
+        """
+        from smkern.models.from_hf import config_from_hf
+
+        if isinstance(source, (str, Path)):
+            source = read_config(Path(source))
+        elif not isinstance(source, Mapping):
+            source = source.to_dict()
+        return config_from_hf(source)
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        """This configuration with other values, for instance `num_layers=4`."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normed by head."""
+        return self.architecture != "llama"
+
+    @property
+    def q_size(self) -> int:
+        """Columns of all query heads."""
+        return self.num_q_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of all key heads, or value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return self.q_size + 2 * self.kv_size
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token takes in the caches of all layers."""
+        return 2 * self.num_layers * self.kv_size * self.dtype.itemsize
+
+    @property
+    def gemm_shapes(self) -> list[tuple[int, int]]:
+        """(N, K) of the weights that `smkern.gemm` multiplies by, the head's last."""
+        hidden = self.hidden_size
+        shapes = [(self.qkv_size, hidden), (hidden, self.q_size)]
+        if self.moe is None:
+            shapes.append((hidden, self.intermediate_size))
+        else:
+            shapes.append((self.moe.num_experts, hidden))
+        return [*shapes, (self.vocab_size, hidden)]
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model; a tied head counts once."""
+        hidden, heads = self.hidden_size, 2 * self.head_dim if self.qk_norm else 0
+        layer = hidden * (self.qkv_size + self.q_size + 2) + heads
+        if self.moe is None:
+            layer += 3 * hidden * self.intermediate_size
+        else:
+            expert = 3 * hidden * self.moe.intermediate_size
+            layer += self.moe.num_experts * (expert + hidden)
+        tables = (1 if self.tied else 2) * self.vocab_size * hidden
+        return self.num_layers * layer + tables + hidden
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+
+
+def _check_heads(config: ModelConfig) -> None:
+    """Raise ConfigError unless attention serves these heads."""
+    if config.num_q_heads % config.num_kv_heads:
+        raise ConfigError(
+            f"{config.num_q_heads} query heads over {config.num_kv_heads} KV heads: attention "
+            "serves whole groups; repeat KV heads in the checkpoint until they divide"
+        )
+    if config.head_dim not in HEAD_DIMS:
+        raise ConfigError(
+            f"head_dim={config.head_dim}: attention serves {list(HEAD_DIMS)}; choose a model with "
+            "one of these"
+        )
+    if config.rope.rotary_dim > config.head_dim:
+        raise ConfigError(
+            f"rotary_dim={config.rope.rotary_dim} of heads with {config.head_dim} dimensions: "
+            "lower partial_rotary_factor to 1 or less"
+        )

@@ -1,0 +1,157 @@
+"""A Llama-3, Qwen3 or Qwen3-MoE decoder made of SM-aware operators, a layer at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError, ConfigError
+from smkern.models import operators as ops
+from smkern.models.arena import Buffers, MoeBuffers
+from smkern.models.config import ModelConfig, MoeConfig
+from smkern.models.step import Step
+from smkern.models.weights import DenseLayer, Layer, MoeLayer, Weights
+
+
+class Decoder:
+    """The forward of a model; it keeps no state but its weights, and writes the paged cache only.
+
+    Each method launches on the current stream, on the SMs of its partition, and returns without
+    waiting; every operator writes into the step's buffers. On CPU tensors all run in plain torch.
+
+    Args:
+        config: The model.
+        weights: Its weights, on the device to run on.
+        max_position: Positions of the table of cosines and sines. None: `config.max_position`.
+
+    Attributes:
+        config, weights, device: As given.
+        cos_sin: [max_position, rotary_dim] fp32.
+
+    Raises:
+        ConfigError: weights of another model, or fp32 on a GPU.
+        ArgumentError: `max_position` above the model's.
+
+    Example:
+        See `Step.make`.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, max_position: int | None = None
+    ) -> None:
+        if weights.config != config:
+            raise ConfigError(
+                f"weights of {weights.config} for a decoder of {config}: load them with this "
+                "configuration"
+            )
+        self.device = weights.embed.device
+        if config.dtype is torch.float32 and self.device.type != "cpu":
+            raise ConfigError(
+                f"dtype=torch.float32 on {self.device}: GPU operators take torch.bfloat16 and "
+                "torch.float16; load with dtype=torch.bfloat16"
+            )
+        positions = config.max_position if max_position is None else max_position
+        if not 1 <= positions <= config.max_position:
+            raise ArgumentError(
+                f"max_position={positions}: the model's context has {config.max_position}; give 1 "
+                "to that"
+            )
+        self.config = config
+        self.weights = weights
+        self.max_position = positions
+        self.cos_sin = config.rope.table(positions, self.device)
+
+    def embed(self, step: Step) -> Tensor:
+        """Rows of the embedding into the residual stream: `step.buffers.hidden`."""
+        hidden = step.buffers.hidden
+        ops.embedding(step.token_ids, self.weights.embed, out=hidden, num_sms=step.num_sms)
+        return hidden
+
+    def layer(self, index: int, step: Step) -> Tensor:
+        """One layer: the residual stream in place, keys and values into their pages.
+
+        Args:
+            index: Of the layer.
+            step: `planned`, or attention makes a plan of its own.
+
+        Returns:
+            `step.buffers.hidden`.
+        """
+        layer, b, num_sms = self.weights.layers[index], step.buffers, step.num_sms
+        eps = self.config.rms_eps
+        ops.rms_norm(b.hidden, layer.input_norm, eps=eps, out=b.normed, num_sms=num_sms)
+        self._attention(layer, index, step)
+        ops.rms_norm(b.hidden, layer.post_norm, eps=eps, out=b.normed, num_sms=num_sms)
+        if isinstance(layer, DenseLayer):
+            _dense(layer, b, num_sms)
+        else:
+            assert b.moe is not None
+            assert self.config.moe is not None
+            _experts(layer, self.config.moe, b, b.moe, num_sms)
+        return b.hidden
+
+    def head(self, step: Step) -> Tensor:
+        """Logits [batch, vocab_size] of each request's last token, in the weights' dtype."""
+        b, num_sms, eps = step.buffers, step.num_sms, self.config.rms_eps
+        rows, hidden = step.last_rows(), b.hidden
+        if rows is not None:
+            hidden = ops.embedding(rows, b.hidden, out=b.last, num_sms=num_sms)
+        ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
+        ops.gemm(
+            b.last_normed, self.weights.lm_head, out=b.logits, static_weights=True, num_sms=num_sms
+        )
+        return b.logits
+
+    def forward(self, step: Step) -> Tensor:
+        """All of a step: embed, layers, head; a plan is made where the step has none."""
+        if step.plan is None:
+            step = step.planned()
+        self.embed(step)
+        for index in range(self.config.num_layers):
+            self.layer(index, step)
+        return self.head(step)
+
+    def _attention(self, layer: Layer, index: int, step: Step) -> None:
+        """From the normed rows to the residual stream."""
+        b, num_sms = step.buffers, step.num_sms
+        k_cache, v_cache = step.caches[index]
+        ops.gemm(b.normed, layer.qkv, out=b.qkv, static_weights=True, num_sms=num_sms)
+        ops.qk_norm_rope_append(
+            b.q, b.k, b.v, k_cache, v_cache, step.page_table, step.kv_lens,
+            cos_sin=self.cos_sin, q_norm=layer.q_norm, k_norm=layer.k_norm,
+            eps=self.config.rms_eps, cu_q_lens=step.cu_q_lens, out=b.q, num_sms=num_sms,
+        )  # fmt: skip
+        ops.paged_attention(
+            b.q, k_cache, v_cache, step.page_table, step.kv_lens, cu_q_lens=step.cu_q_lens,
+            max_q_len=step.max_q_len, plan=step.plan, out=b.attended, num_sms=num_sms,
+        )  # fmt: skip
+        ops.gemm(
+            b.attended_rows, layer.o, residual=b.hidden, out=b.hidden, static_weights=True,
+            num_sms=num_sms,
+        )  # fmt: skip
+
+
+def _dense(layer: DenseLayer, b: Buffers, num_sms: int | None) -> None:
+    """SwiGLU, added to the residual stream."""
+    assert b.gated is not None
+    ops.gemm_swiglu(b.normed, layer.gate_up, out=b.gated, static_weights=True, num_sms=num_sms)
+    ops.gemm(
+        b.gated, layer.down, residual=b.hidden, out=b.hidden, static_weights=True, num_sms=num_sms
+    )
+
+
+def _experts(
+    layer: MoeLayer, moe: MoeConfig, b: Buffers, m: MoeBuffers, num_sms: int | None
+) -> None:
+    """The mixture of experts, added to the residual stream."""
+    ops.gemm(b.normed, layer.router, out=m.router_logits, static_weights=True, num_sms=num_sms)
+    ops.topk_softmax(
+        m.router_logits, moe.top_k, renormalize=moe.renormalize, out=(m.weights, m.experts),
+        num_sms=num_sms,
+    )  # fmt: skip
+    ops.moe_permute(
+        b.normed, m.experts, moe.num_experts, out=(m.rows, m.offsets, m.index), num_sms=num_sms
+    )
+    ops.grouped_gemm(m.rows, layer.w_gate_up, m.offsets, swiglu=True, out=m.gated, num_sms=num_sms)
+    ops.grouped_gemm(m.gated, layer.w_down, m.offsets, out=m.outs, num_sms=num_sms)
+    ops.moe_unpermute(m.outs, m.index, m.weights, residual=b.hidden, out=b.hidden, num_sms=num_sms)

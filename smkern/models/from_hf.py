@@ -1,0 +1,137 @@
+"""Hugging Face configurations of the three families, and what of them is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from smkern.errors import ArgumentError, ConfigError
+from smkern.models.config import ARCHITECTURES, DTYPES, Architecture, ModelConfig, MoeConfig
+from smkern.ops.rope import Rope
+
+_MODEL_TYPES: Mapping[str, Architecture] = {
+    "llama": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
+}
+
+
+def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """The configuration that the contents of a config.json describe.
+
+    Raises:
+        ConfigError: naming the entry, its value, what is served and what to do.
+    """
+    architecture = _architecture(hf)
+    _check_served(hf, architecture)
+    num_q_heads = _need(hf, "num_attention_heads")
+    hidden_size = _need(hf, "hidden_size")
+    head_dim = hf.get("head_dim")
+    if head_dim is None:
+        if architecture != "llama":
+            raise ConfigError("head_dim is missing: add it to config.json")
+        head_dim = hidden_size // max(num_q_heads, 1)
+    moe = _moe(hf) if architecture == "qwen3_moe" else None
+    try:
+        rope = Rope.from_config({**hf, "head_dim": head_dim})
+    except ArgumentError as reason:
+        raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_need(hf, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=0 if moe is not None else _need(hf, "intermediate_size"),
+        num_layers=_need(hf, "num_hidden_layers"),
+        num_q_heads=num_q_heads,
+        num_kv_heads=_get(hf, "num_key_value_heads", num_q_heads),
+        head_dim=head_dim,
+        rope=rope,
+        max_position=_need(hf, "max_position_embeddings"),
+        rms_eps=float(_get(hf, "rms_norm_eps", 1e-6)),
+        tied=bool(_get(hf, "tie_word_embeddings", False)),
+        moe=moe,
+        initializer_range=float(_get(hf, "initializer_range", 0.02)),
+        dtype=_dtype(hf),
+        eos_token_ids=_token_ids(hf.get("eos_token_id")),
+    )
+
+
+def _get(hf: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = hf.get(name)
+    return default if value is None else value
+
+
+def _need(hf: Mapping[str, Any], name: str) -> Any:
+    value = hf.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r}: config.json must give it as a whole number")
+    return value
+
+
+def _architecture(hf: Mapping[str, Any]) -> Architecture:
+    named = hf.get("architectures") or []
+    for name in named:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    if not named and hf.get("model_type") in _MODEL_TYPES:
+        return _MODEL_TYPES[hf["model_type"]]
+    raise ConfigError(
+        f"architectures={named} with model_type={hf.get('model_type')!r}: there is "
+        f"{sorted(ARCHITECTURES)}; choose a model of one of these"
+    )
+
+
+def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
+    """Raise ConfigError for options that change the maths and are not there."""
+    wanted: dict[str, tuple[Any, ...]] = {
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+        "hidden_act": (None, "silu"),
+        "quantization_config": (None,),
+        "is_encoder_decoder": (None, False),
+    }
+    if architecture == "qwen3_moe":
+        wanted |= {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [], ())}
+    for name, served in wanted.items():
+        value = hf.get(name)
+        if value not in served:
+            raise ConfigError(
+                f"{name}={value!r}: the operators serve {served[-1]!r} alone; convert the "
+                "checkpoint, or choose another model"
+            )
+    windows = hf.get("sliding_window")
+    layers = [kind for kind in hf.get("layer_types") or [] if kind != "full_attention"]
+    # Qwen3 writes a window that use_sliding_window turns off
+    used = bool(hf.get("use_sliding_window", architecture == "llama"))
+    if layers or (windows is not None and used):
+        raise ConfigError(
+            f"sliding_window={windows!r} on {len(layers) or 'all'} layers: the decoder's layers "
+            "attend to the whole context; choose a model with full attention"
+        )
+
+
+def _moe(hf: Mapping[str, Any]) -> MoeConfig:
+    experts = "num_experts" if hf.get("num_experts") is not None else "num_local_experts"
+    return MoeConfig(
+        num_experts=_need(hf, experts),
+        top_k=_need(hf, "num_experts_per_tok"),
+        intermediate_size=_need(hf, "moe_intermediate_size"),
+        renormalize=bool(_get(hf, "norm_topk_prob", False)),
+    )
+
+
+def _dtype(hf: Mapping[str, Any]) -> torch.dtype:
+    given = _get(hf, "dtype", _get(hf, "torch_dtype", torch.bfloat16))
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    name = str(given).removeprefix("torch.")
+    if name not in names:
+        raise ConfigError(f"dtype={given!r}: there is {sorted(names)}; convert the checkpoint")
+    return names[name]
+
+
+def _token_ids(given: Any) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, int) else tuple(int(token) for token in given)

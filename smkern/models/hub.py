@@ -1,0 +1,38 @@
+"""Files of a model's folder that are JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smkern.errors import ConfigError, SmkernError
+
+CONFIG = "config.json"
+
+
+def read_json(path: Path, error: type[SmkernError]) -> Mapping[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        error: no such file, or no JSON object in it.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as reason:
+        raise error(f"{path} cannot be read ({reason.strerror}): pass a model's folder") from None
+    except ValueError as reason:
+        raise error(f"{path} is not JSON ({reason}): download it again") from None
+    if not isinstance(found, dict):
+        raise error(f"{path} holds a {type(found).__name__}, wanted an object: download it again")
+    return found
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The configuration in a model's folder, or in a file.
+
+    Raises:
+        ConfigError: it is not there, or no JSON object.
+    """
+    return read_json(path / CONFIG if path.is_dir() else path, ConfigError)

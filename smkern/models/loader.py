@@ -1,0 +1,203 @@
+"""Weights from safetensors files: mapped, checked by name, copied into their fused places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import WeightsError
+from smkern.models.config import DTYPES, ModelConfig
+from smkern.models.hub import read_json
+from smkern.models.names import fused_names, is_ignorable, named_weights
+from smkern.models.weights import Weights
+from smkern.ops.warming import Bar
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHOWN = 8
+"""Names that a message lists; it counts the rest."""
+
+
+def load(
+    path: Path,
+    *,
+    config: ModelConfig | None,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    progress: bool,
+) -> Weights:
+    """Weights from a folder; see `Weights.load`."""
+    if config is None:
+        config = ModelConfig.from_hf(path)
+    if dtype is not None:
+        config = config.replace(dtype=dtype)
+    files = find_files(path)
+    with ExitStack() as opened, Bar(progress) as bar:
+        handles = {name: _open(path / name, opened) for name in dict.fromkeys(files.values())}
+        held = {name: set(handle.keys()) for name, handle in handles.items()}
+        if not files or SINGLE in handles:
+            files = {name: file for file, names in held.items() for name in names}
+        _check_shards(files, held)
+        weights = Weights.empty(config, device)
+
+        def read(name: str) -> Tensor:
+            return _read(handles[files[name]], name, path / files[name])
+
+        fill(weights, files, read, str(path), convert=dtype is not None, bar=bar)
+    return weights
+
+
+def find_files(path: Path) -> dict[str, str]:
+    """The file of each tensor, as the index says; for a single file {its name: its name}.
+
+    Raises:
+        WeightsError: neither is there, an index that is none, or a shard that is missing.
+    """
+    if (path / INDEX).is_file():
+        index = read_json(path / INDEX, WeightsError).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise WeightsError(f"{path / INDEX} has no weight_map: download it again")
+        for file in dict.fromkeys(index.values()):
+            if not isinstance(file, str) or PurePosixPath(file).name != file:
+                raise WeightsError(
+                    f"{path / INDEX} names the file {file!r}, wanted one of its own folder: "
+                    "download it again"
+                )
+            if not (path / file).is_file():
+                raise WeightsError(f"{path / file} is missing, {INDEX} names it: download it")
+        return {str(name): file for name, file in index.items()}
+    if (path / SINGLE).is_file():
+        return {SINGLE: SINGLE}
+    raise WeightsError(
+        f"{path} has neither {SINGLE} nor {INDEX}: pass a folder with safetensors files"
+    )
+
+
+def fill(
+    weights: Weights,
+    names: Iterable[str],
+    read: Callable[[str], Tensor],
+    source: str,
+    *,
+    convert: bool,
+    bar: Bar | None = None,
+) -> None:
+    """Copy named tensors into their places in the weights, each exactly once.
+
+    Args:
+        weights: To write into.
+        names: All tensors that the source has.
+        read: Gives a tensor by name.
+        source: What a message calls the source.
+        convert: Whether another floating dtype is converted.
+        bar: Where to show progress.
+
+    Raises:
+        WeightsError: tensors that are missing, extra, mis-shaped or of a wrong dtype.
+    """
+    places, fused = named_weights(weights), fused_names(weights)
+    missing = set(places)
+    extra, wanted = [], []
+    for name in names:
+        if name in places:
+            wanted.append(name)
+            missing.discard(name)
+        elif name in fused:
+            wanted.append(name)
+            missing.difference_update(fused[name][1])
+        elif not is_ignorable(name, weights):
+            extra.append(name)
+    if missing:
+        tied = " or set tie_word_embeddings in config.json" if "lm_head.weight" in missing else ""
+        raise WeightsError(
+            f"{source} lacks {_list(sorted(missing))}: download the checkpoint again, use the "
+            f"config.json that belongs to it{tied}"
+        )
+    if extra:
+        raise WeightsError(
+            f"{source} has {_list(sorted(extra))} that a {weights.config.architecture} model of "
+            f"{weights.config.num_layers} layers does not: use the config.json that belongs to it"
+        )
+    told = (bar or Bar(False)).step("loading", len(wanted))
+    with torch.no_grad():
+        for done, name in enumerate(wanted):
+            place = places[name] if name in places else fused[name][0]
+            tensor = read(name)
+            _check(name, tensor, place, source, convert)
+            place.copy_(tensor)
+            told(done + 1)
+
+
+def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool) -> None:
+    if tensor.shape != place.shape:
+        raise WeightsError(
+            f"{name} in {source} has shape {list(tensor.shape)}, the configuration wants "
+            f"{list(place.shape)}: use the config.json that belongs to it"
+        )
+    if tensor.dtype not in DTYPES:
+        raise WeightsError(
+            f"{name} in {source} is {tensor.dtype}, there is {[str(x) for x in DTYPES]}: use a "
+            "checkpoint that is not quantized"
+        )
+    if tensor.dtype is not place.dtype and not convert:
+        raise WeightsError(
+            f"{name} in {source} is {tensor.dtype}, the configuration says {place.dtype}: pass "
+            f"dtype={place.dtype} to convert, or set dtype in config.json"
+        )
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    rest = len(names) - SHOWN
+    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+    return f"{count}: {shown}{f' and {rest} more' if rest > 0 else ''}"
+
+
+def _open(file: Path, opened: ExitStack) -> Any:
+    """A memory-mapped file; its header is checked against its size.
+
+    Raises:
+        WeightsError: truncated, corrupt, or not safetensors.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise WeightsError(
+            "safetensors is not installed, checkpoints are read by it: pip install safetensors"
+        ) from None
+    try:
+        return opened.enter_context(safe_open(file, framework="pt", device="cpu"))
+    except (SafetensorError, OSError) as reason:
+        raise WeightsError(
+            f"{file} is truncated, corrupt or no safetensors file ({reason}): download it again"
+        ) from None
+
+
+def _read(handle: Any, name: str, file: Path) -> Tensor:
+    from safetensors import SafetensorError
+
+    try:
+        return handle.get_tensor(name)
+    except (SafetensorError, OSError) as reason:
+        raise WeightsError(f"{name} cannot be read from {file} ({reason})") from None
+
+
+def _check_shards(files: dict[str, str], held: dict[str, set[str]]) -> None:
+    """Raise WeightsError where index and shards disagree about who holds what."""
+    absent = sorted(name for name, file in files.items() if name not in held[file])
+    if absent:
+        raise WeightsError(
+            f"{INDEX} promises {_list(absent)} in files that do not hold them, the first in "
+            f"{files[absent[0]]}: download index and shards of one version"
+        )
+    unlisted = sorted({name for names in held.values() for name in names} - set(files))
+    if unlisted:
+        raise WeightsError(
+            f"shards hold {_list(unlisted)} that {INDEX} does not list: download index and shards "
+            "of one version"
+        )

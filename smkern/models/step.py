@@ -1,0 +1,166 @@
+"""One forward's batch: which tokens, where their keys and values go, and the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.models.arena import Arena, Buffers
+from smkern.models.config import ModelConfig
+from smkern.ops.attention import Plan, plan_attention
+
+Caches = Sequence[tuple[Tensor, Tensor]]
+"""A layer's (k_cache, v_cache), each [pages, page_size, kv_heads, head_dim], by layer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One forward's batch; made by `Step.make`.
+
+    Attributes:
+        config: The model.
+        token_ids: [tokens] int32 or int64.
+        kv_lens: [batch] int32, keys of each request, the new tokens included.
+        page_table: [batch, max_pages] int32.
+        caches: A pair a layer.
+        cu_q_lens: [batch + 1] int32, or None: one token a request.
+        max_q_len: No request has more new tokens.
+        max_kv_len: No length is above it.
+        buffers: Views of an arena.
+        plan: How attention's work is dealt; `planned` makes it.
+        num_sms: SMs of every operator. None: all that the current stream's partition has.
+    """
+
+    config: ModelConfig
+    token_ids: Tensor
+    kv_lens: Tensor
+    page_table: Tensor
+    caches: Caches
+    cu_q_lens: Tensor | None
+    max_q_len: int
+    max_kv_len: int
+    buffers: Buffers
+    plan: Plan | None = None
+    num_sms: int | None = None
+
+    @classmethod
+    def make(
+        cls,
+        arena: Arena,
+        *,
+        token_ids: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        caches: Caches,
+        max_kv_len: int,
+        cu_q_lens: Tensor | None = None,
+        max_q_len: int = 1,
+        plan: Plan | None = None,
+        num_sms: int | None = None,
+    ) -> Step:
+        """A step in an arena's buffers; nothing is launched, lengths are not read.
+
+        With `cu_q_lens` it is a prefill (or a mixed step): tokens of requests one behind another,
+        `kv_lens` counts what is cached and what is new, so a chunk or a cached prefix needs nothing
+        else. Without it each request has one token.
+
+        Args:
+            arena: Its buffers hold the step until the next step that is made in it.
+            token_ids: [tokens] int32 or int64.
+            kv_lens: [batch] int32.
+            page_table: [batch, max_pages] int32, rows may be apart.
+            caches: A (k_cache, v_cache) a layer.
+            max_kv_len: A bound of `kv_lens`, a host number; at most the model's context.
+            cu_q_lens: [batch + 1] int32.
+            max_q_len: A bound of a request's new tokens, a host number.
+            plan: Made for a step of the same numbers, on the same budget.
+            num_sms: SMs of every operator.
+
+        Raises:
+            ArgumentError: what does not fit the arena, the model or the caches.
+
+        Example:
+            >>> import torch
+            >>> from smkern.models import Arena, Decoder, Step, Weights, preset
+            >>> config = preset("qwen3-8b").replace(
+            ...     num_layers=1, hidden_size=64, num_q_heads=2, num_kv_heads=1,
+            ...     intermediate_size=96, vocab_size=32, dtype=torch.float32, max_position=64)
+            >>> decoder = Decoder(config, Weights.random(config))
+            >>> caches = [tuple(torch.zeros(2, 4, 16, 1, 128))]
+            >>> step = Step.make(Arena(config, 5), token_ids=torch.arange(5), max_kv_len=16,
+            ...                  kv_lens=torch.tensor([3, 2]).int(), caches=caches, max_q_len=3,
+            ...                  cu_q_lens=torch.tensor([0, 3, 5]).int(),
+            ...                  page_table=torch.tensor([[1], [2]]).int())
+            >>> decoder.forward(step).shape
+            torch.Size([2, 32])
+        """
+        config = arena.config
+        if token_ids.dim() != 1 or kv_lens.dim() != 1:
+            raise ArgumentError(
+                f"token_ids has shape {list(token_ids.shape)}, kv_lens {list(kv_lens.shape)}: pass "
+                "vectors, [tokens] and [batch]"
+            )
+        tokens, batch = token_ids.shape[0], kv_lens.shape[0]
+        if cu_q_lens is None and tokens != batch:
+            raise ArgumentError(
+                f"{tokens} tokens for {batch} requests: without cu_q_lens each has one; pass it"
+            )
+        if len(caches) != config.num_layers:
+            raise ArgumentError(
+                f"{len(caches)} pairs of caches for {config.num_layers} layers: pass one a layer"
+            )
+        if max_kv_len > config.max_position:
+            raise ArgumentError(
+                f"max_kv_len={max_kv_len}: the model's context has {config.max_position} tokens; "
+                "shorten the prompts"
+            )
+        for name, x in (("token_ids", token_ids), ("kv_lens", kv_lens)):
+            if x.device != arena.device:
+                raise ArgumentError(
+                    f"{name} is on {x.device}, the arena on {arena.device}: move {name} there"
+                )
+        return cls(
+            config, token_ids, kv_lens, page_table, caches, cu_q_lens, max_q_len, max_kv_len,
+            arena.buffers(tokens, batch), plan, num_sms,
+        )  # fmt: skip
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def batch(self) -> int:
+        return self.kv_lens.shape[0]
+
+    def planned(self, out: Plan | None = None, *, num_sms: int | None = None) -> Step:
+        """This step with attention's plan, made on the device for the current stream's budget.
+
+        Args:
+            out: A plan of a step of the same numbers, to be made anew in place.
+            num_sms: SMs to deal to, where the plan is for another stream than this one. None: the
+                step's `num_sms`.
+        """
+        plan = plan_attention(
+            self.kv_lens,
+            num_q_heads=self.config.num_q_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            page_size=self.caches[0][0].shape[1],
+            cu_q_lens=self.cu_q_lens,
+            max_q_len=self.max_q_len,
+            max_kv_len=self.max_kv_len,
+            num_tokens=None if self.cu_q_lens is None else self.num_tokens,
+            out=out,
+            num_sms=self.num_sms if num_sms is None else num_sms,
+        )
+        return replace(self, plan=plan)
+
+    def last_rows(self) -> Tensor | None:
+        """[batch] int32: each request's last row, found on the device; None: they are all rows."""
+        if self.cu_q_lens is None:
+            return None
+        return torch.sub(self.cu_q_lens[1:], 1, out=self.buffers.last_rows)

@@ -1,0 +1,161 @@
+"""Models of transformers, small ones and of real width, and steps of our decoder beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from smkern.models import Arena, Decoder, ModelConfig, Step, Weights
+
+FAMILIES = ("llama", "qwen3", "qwen3_moe")
+_CLASSES = {
+    "llama": transformers.LlamaConfig,
+    "qwen3": transformers.Qwen3Config,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+}
+SMALL: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    # wide enough that layers matter beside the residual stream
+    "initializer_range": 0.08,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+           "norm_topk_prob": True}  # fmt: skip
+PAGE_SIZE = 16
+
+
+def hf_config(family: str, **changes: Any) -> Any:
+    """transformers' configuration of a small model of a family."""
+    sizes = SMALL | (EXPERTS if family == "qwen3_moe" else {})
+    if family == "llama":
+        sizes = sizes | {"rope_parameters": LLAMA3}
+    return _CLASSES[family](**(sizes | changes))
+
+
+@dataclass(slots=True)
+class Peer:
+    """transformers' eager model in fp32."""
+
+    family: str
+    model: Any
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """[tokens, vocab] fp32 of one sequence."""
+        with torch.no_grad():
+            return self.model(torch.tensor([ids], device=self.model.device)).logits[0].float()
+
+    def last_logits(self, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
+        """[texts, vocab] fp32 behind each text's last token, the model being run in a dtype."""
+        self.model.to(dtype)
+        found = torch.stack([self.logits(text)[-1] for text in texts])
+        self.model.to(torch.float32)
+        return found
+
+    def decoder(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
+        """Our decoder with this model's weights."""
+        config = ModelConfig.from_hf(self.model.config).replace(dtype=dtype)
+        return Decoder(config, Weights.from_tensors(config, self.model.state_dict(), device=device))
+
+
+def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
+    """A random model whose weights are bf16 numbers, norms' too, so that dtypes differ in maths."""
+    config = hf_config(family, **changes)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=torch.float32
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(1.0, 0.1)
+            elif parameter.dim() > 1:
+                parameter.normal_(0.0, config.initializer_range)
+            parameter.copy_(parameter.bfloat16())
+    return Peer(family, model.to(device).eval())
+
+
+@dataclass(slots=True)
+class Session:
+    """Requests of a decoder: their pages, scattered, and what is cached of each."""
+
+    decoder: Decoder
+    arena: Arena
+    caches: list[tuple[Tensor, Tensor]]
+    page_table: Tensor
+    lengths: list[int]
+    max_kv_len: int
+
+    @classmethod
+    def make(cls, decoder: Decoder, batch: int, max_kv_len: int = 256) -> Session:
+        config, device = decoder.config, decoder.device
+        pages = -(-max_kv_len // PAGE_SIZE)
+        shape = (batch * pages, config.num_kv_heads, PAGE_SIZE, config.head_dim)
+        caches = [
+            tuple(
+                torch.full(shape, float("nan"), dtype=config.dtype, device=device).transpose(1, 2)
+                for _ in "kv"
+            )
+            for _ in range(config.num_layers)
+        ]
+        order = torch.randperm(batch * pages, generator=torch.Generator().manual_seed(1))
+        table = order.int().view(batch, pages).to(device)
+        arena = Arena(config, batch * max_kv_len, batch, device)
+        return cls(decoder, arena, caches, table, [0] * batch, max_kv_len)  # type: ignore[arg-type]
+
+    def step(self, chunks: Sequence[Sequence[int]], *, ragged: bool = True) -> Step:
+        """A step that appends these tokens to the requests."""
+        device = self.decoder.device
+        counts = [len(chunk) for chunk in chunks]
+        self.lengths = [n + m for n, m in zip(self.lengths, counts, strict=True)]
+        starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+        return Step.make(
+            self.arena,
+            token_ids=torch.tensor([x for chunk in chunks for x in chunk], device=device),
+            kv_lens=torch.tensor(self.lengths, dtype=torch.int32, device=device),
+            page_table=self.page_table,
+            caches=self.caches,
+            max_kv_len=self.max_kv_len,
+            cu_q_lens=torch.tensor(starts, dtype=torch.int32, device=device) if ragged else None,
+            max_q_len=max(counts) if ragged else 1,
+        )
+
+    def logits(self, chunks: Sequence[Sequence[int]], *, ragged: bool = True) -> Tensor:
+        """[batch, vocab] fp32 behind each request's last token."""
+        return self.decoder.forward(self.step(chunks, ragged=ragged)).float().clone()
+
+
+def prompts(counts: Sequence[int], vocab: int = SMALL["vocab_size"]) -> list[list[int]]:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(vocab, (n,), generator=generator).tolist() for n in counts]
+
+
+def error(got: Tensor, want: Tensor, family: str) -> float:
+    """Root mean square of a difference of [rows, vocab].
+
+    Of a mixture of experts the median row's: where two experts are as good as equal, rounding
+    decides, ours or theirs, and such a row is far off in either.
+    """
+    rows = (got - want).square().mean(-1)
+    return (rows.median() if family == "qwen3_moe" else rows.mean()).sqrt().item()
