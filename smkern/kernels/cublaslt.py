@@ -205,8 +205,9 @@ class CublasLtPlan:
             _check(code, "Matmul")
 
     def bind(
-        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
-    ) -> Callable[[int, int, int, int, int, int, int], None]:
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        static_weights: bool = False,
+    ) -> Callable[[int, int, int, int, int, int, int], None]:  # fmt: skip
         """`launch` for operands whose rows lie so far apart, as `GemmPlan.bind`."""
 
         def launch(

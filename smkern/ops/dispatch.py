@@ -33,8 +33,9 @@ class Plan(Protocol):
     def launch(self) -> Callable[..., None]: ...
 
     def bind(
-        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int
-    ) -> Callable[..., None]: ...
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        static_weights: bool = False,
+    ) -> Callable[..., None]: ...  # fmt: skip
 
 
 class Kernels(Protocol):

@@ -18,7 +18,7 @@ from smkern.ops import aliasing, validate
 from smkern.ops.dispatch import Dispatcher, epilogue_of, keep
 from smkern.ops.reference import gemm as reference
 from smkern.ops.workspace import Workspaces, check_workspace
-from smkern.tuning.config import Budget, GemmProblem
+from smkern.tuning.config import Budget, Epilogue, GemmProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Record:
 
 
 class EagerGemm:
-    """Launches GEMMs on one device.
+    """Launches GEMMs on one device; a family with the same operands derives from it.
 
     Args:
         index: The device's index.
@@ -86,6 +86,9 @@ class EagerGemm:
         workspaces: Gives each stream and capture its own.
         streams: The current stream and its budget.
     """
+
+    weights = "w"
+    """What the operator calls its weights, for messages."""
 
     def __init__(
         self, index: int, dispatcher: Dispatcher, workspaces: Workspaces, streams: Streams
@@ -111,13 +114,14 @@ class EagerGemm:
         batch_invariant: bool,
         backend: Any,
         num_sms: Any,
+        static_weights: bool = False,
     ) -> Tensor:
         index = self.index
         if self._current_device() != index:
             with torch.cuda.device(index):
                 return self(
                     a, w, bias, residual, activation, out, workspace,
-                    batch_invariant, backend, num_sms,
+                    batch_invariant, backend, num_sms, static_weights,
                 )  # fmt: skip
         stream = self._current_stream(index)
         budget = self._budget(stream, index)
@@ -139,8 +143,8 @@ class EagerGemm:
         aligned = not (a_ptr | w_ptr | out_ptr | bias_ptr | residual_ptr) & 15
         key = (
             a.shape, a.stride(), a.dtype, w.shape, w.stride(), w.dtype, w.get_device(),
-            out_key, bias_key, residual_key, activation, batch_invariant, backend, num_sms,
-            num_sms.__class__, budget.num_sms, budget.confined, budget.clusters, aligned,
+            out_key, bias_key, residual_key, activation, batch_invariant, backend, static_weights,
+            num_sms, num_sms.__class__, budget.num_sms, budget.confined, budget.clusters, aligned,
         )  # fmt: skip
         try:
             record = self._records.get(key)
@@ -149,7 +153,7 @@ class EagerGemm:
         if record is None:
             record = self._prepare(
                 key, a, w, bias, residual, activation, out, batch_invariant, backend, num_sms,
-                budget, aligned,
+                static_weights, budget, aligned,
             )  # fmt: skip
         if out is None:
             out = a.new_empty(record.size)
@@ -162,15 +166,18 @@ class EagerGemm:
                 or (out_ptr < bias_ptr + record.bias_bytes and bias_ptr < out_end)
                 or (out_ptr < residual_ptr + record.residual_bytes and residual_ptr < out_end)
             ):
-                aliasing.check_overlap(out, {"a": a, "w": w, "bias": bias, "residual": residual})
+                aliasing.check_overlap(
+                    out, {"a": a, self.weights: w, "bias": bias, "residual": residual}
+                )
         launch = record.launch
         if launch is None:
-            return _without_kernel(a, w, bias, residual, activation, out)
+            return self.without_kernel(a, w, bias, residual, activation, out)
         workspace_ptr = 0
         if workspace is not None:
             workspace_ptr = check_workspace(workspace, record.workspace_bytes, a.device)
             aliasing.check_disjoint(
-                workspace, {"a": a, "w": w, "bias": bias, "residual": residual, "out": out}
+                workspace,
+                {"a": a, self.weights: w, "bias": bias, "residual": residual, "out": out},
             )
         elif record.workspace_bytes:
             workspace_ptr = self.workspaces.pointer(stream, record.workspace_bytes)
@@ -193,6 +200,7 @@ class EagerGemm:
         batch_invariant: bool,
         backend: Any,
         num_sms: Any,
+        static_weights: bool,
         stream_budget: Budget,
         aligned: bool,
     ) -> Record:
@@ -200,7 +208,8 @@ class EagerGemm:
 
         In a capture the dispatcher may have had to choose differently: such a record is not kept.
         """
-        m, n, k = validate.check_tensors(a, w, bias, residual, out, activation, backend)
+        m, n, k, epilogue = self.check(a, w, bias, residual, out, activation, backend)
+        columns = n // 2 if epilogue.swiglu else n
         info = self.dispatcher.profile.info
         validate.check_cuda(a, info.capability)
         budget = validate.resolve_budget(num_sms, stream_budget, info.num_sms)
@@ -212,21 +221,22 @@ class EagerGemm:
                 n,
                 k,
                 validate.dtype_name(a.dtype),
-                epilogue_of(bias, residual, activation),
-                aligned and aliasing.rows_aligned(n, k, [a, w, out, residual]),
+                epilogue,
+                aligned and aliasing.rows_aligned(columns, k, [a, w, out, residual]),
                 bool(batch_invariant),
             )
             plan = self.dispatcher.plan(problem, budget, backend, capturing=capturing)
             launch = plan.bind(
                 aliasing.row_stride(a),
                 aliasing.row_stride(w),
-                n if out is None else aliasing.row_stride(out),
+                columns if out is None else aliasing.row_stride(out),
                 aliasing.row_stride(residual),
+                static_weights=bool(static_weights),
             )
             workspace_bytes = plan.workspace_bytes
         record = Record(
             launch=launch,
-            size=(m, n),
+            size=(m, columns),
             a_bytes=aliasing.span_bytes(a),
             w_bytes=aliasing.span_bytes(w),
             out_bytes=aliasing.span_bytes(out),
@@ -238,20 +248,27 @@ class EagerGemm:
             keep(self._records, key, record)
         return record
 
+    def check(
+        self, a: Any, w: Any, bias: Any, residual: Any, out: Any, activation: Any, backend: Any
+    ) -> tuple[int, int, int, Epilogue]:
+        """All that must hold of a call but addresses and budget: (M, rows of w, K), epilogue."""
+        m, n, k = validate.check_tensors(a, w, bias, residual, out, activation, backend)
+        return m, n, k, epilogue_of(bias, residual, activation)
 
-def _without_kernel(
-    a: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    out: Tensor,
-) -> Tensor:
-    """M, N or K of 0: nothing to write, or the epilogue of zeros."""
-    if out.numel():
-        with torch.no_grad():
-            reference.gemm(a, w, bias=bias, residual=residual, activation=activation, out=out)
-    return out
+    def without_kernel(
+        self,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: str | None,
+        out: Tensor,
+    ) -> Tensor:
+        """M, N or K of 0: nothing to write, or the epilogue of zeros."""
+        if out.numel():
+            with torch.no_grad():
+                reference.gemm(a, w, bias=bias, residual=residual, activation=activation, out=out)
+        return out
 
 
 def load_dispatcher(index: int) -> Dispatcher:

@@ -33,6 +33,7 @@ def gemm(
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
     backend: str | None = None,
+    static_weights: bool = False,
     num_sms: int | None = None,
 ) -> Tensor:
     """out = act(a @ w.T + bias) + residual, on at most `num_sms` SMs.
@@ -56,6 +57,9 @@ def gemm(
         batch_invariant: A row's bits depend on that row alone, not on M nor the budget.
         backend: None (tuned table, else cost model), "own" (never cuBLAS), "model" (no table), or
             a kernel's name.
+        static_weights: The promise that nothing in flight on this stream writes `w`: inside a
+            partition the launch then fetches its first weights while the kernel before it still
+            runs. It changes no result.
         num_sms: SMs to use at most. None: all that the current stream's partition has. Below
             that, the grid alone confines.
 
@@ -90,22 +94,25 @@ def gemm(
         or _transform() is not None
     ):
         return _through_library(
-            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms
-        )
+            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
+            static_weights,
+        )  # fmt: skip
     if a is None or not a.is_cuda:
         return _on_host(
-            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms
-        )
+            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
+            static_weights,
+        )  # fmt: skip
     if w is None:
         validate.check_matrix("w", w)
     return eager_gemm(a.get_device())(
-        a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms
-    )
+        a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
+        static_weights,
+    )  # fmt: skip
 
 
 def _through_library(
     a: Any, w: Any, bias: Any, residual: Any, activation: Any, out: Any, workspace: Any,
-    batch_invariant: bool, backend: Any, num_sms: Any,
+    batch_invariant: bool, backend: Any, num_sms: Any, static_weights: bool,
 ) -> Tensor:  # fmt: skip
     """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
     if not torch.compiler.is_compiling():
@@ -117,27 +124,30 @@ def _through_library(
     if out is None and workspace is None:
         return torch.ops.smkern.gemm(
             a, w, bias=bias, residual=residual, activation=activation,
-            batch_invariant=batch_invariant, backend=backend, num_sms=num_sms,
+            batch_invariant=batch_invariant, backend=backend, static_weights=static_weights,
+            num_sms=num_sms,
         )  # fmt: skip
     if out is None:
         out = a.new_empty((a.shape[0], w.shape[0]))
     torch.ops.smkern.gemm_out(
         a, w, out, bias=bias, residual=residual, activation=activation,
-        batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, workspace=workspace,
+        batch_invariant=batch_invariant, backend=backend, static_weights=static_weights,
+        num_sms=num_sms, workspace=workspace,
     )  # fmt: skip
     return out
 
 
 def _on_host(
     a: Any, w: Any, bias: Any, residual: Any, activation: Any, out: Any, workspace: Any,
-    batch_invariant: bool, backend: Any, num_sms: Any,
+    batch_invariant: bool, backend: Any, num_sms: Any, static_weights: bool,
 ) -> Tensor:  # fmt: skip
     """CPU tensors run the reference; meta tensors only get shapes."""
     validate.check_tensors(a, w, bias, residual, out, activation, backend)
     if a.device.type != "cpu":
         return _through_library(
-            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms
-        )
+            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
+            static_weights,
+        )  # fmt: skip
     return library.gemm_cpu(
         a, w, bias, residual, activation, batch_invariant, backend, num_sms, out, workspace
     )

@@ -15,7 +15,8 @@ from smkern.ops.reference import gemm as reference
 NAMESPACE = "smkern"
 _OPTIONS = (
     "Tensor? bias=None, Tensor? residual=None, str? activation=None, "
-    "bool batch_invariant=False, str? backend=None, SymInt? num_sms=None"
+    "bool batch_invariant=False, str? backend=None, bool static_weights=False, "
+    "SymInt? num_sms=None"
 )
 GEMM_SCHEMA = f"gemm(Tensor a, Tensor w, *, {_OPTIONS}) -> Tensor"
 GEMM_OUT_SCHEMA = (
@@ -46,27 +47,32 @@ def gemm_cpu(
 
 
 def _gemm_cpu(a, w, *, bias=None, residual=None, activation=None,
-              batch_invariant=False, backend=None, num_sms=None):  # fmt: skip
+              batch_invariant=False, backend=None, static_weights=False, num_sms=None):  # fmt: skip
     return gemm_cpu(a, w, bias, residual, activation, batch_invariant, backend, num_sms)
 
 
 def _gemm_out_cpu(a, w, out, *, bias=None, residual=None, activation=None,
-                  batch_invariant=False, backend=None, num_sms=None, workspace=None):  # fmt: skip
+                  batch_invariant=False, backend=None, static_weights=False, num_sms=None,
+                  workspace=None):  # fmt: skip
     gemm_cpu(a, w, bias, residual, activation, batch_invariant, backend, num_sms, out, workspace)
 
 
 def _gemm_cuda(a, w, *, bias=None, residual=None, activation=None,
-               batch_invariant=False, backend=None, num_sms=None):  # fmt: skip
+               batch_invariant=False, backend=None, static_weights=False,
+               num_sms=None):  # fmt: skip
     return eager_gemm(a.get_device())(
-        a, w, bias, residual, activation, None, None, batch_invariant, backend, num_sms
-    )
+        a, w, bias, residual, activation, None, None, batch_invariant, backend, num_sms,
+        static_weights,
+    )  # fmt: skip
 
 
 def _gemm_out_cuda(a, w, out, *, bias=None, residual=None, activation=None,
-                   batch_invariant=False, backend=None, num_sms=None, workspace=None):  # fmt: skip
+                   batch_invariant=False, backend=None, static_weights=False, num_sms=None,
+                   workspace=None):  # fmt: skip
     eager_gemm(a.get_device())(
-        a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms
-    )
+        a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
+        static_weights,
+    )  # fmt: skip
 
 
 def _check_fake(a, w, bias, residual, out, activation, backend) -> None:
@@ -85,13 +91,15 @@ def _check_fake(a, w, bias, residual, out, activation, backend) -> None:
 
 
 def _gemm_fake(a, w, *, bias=None, residual=None, activation=None,
-               batch_invariant=False, backend=None, num_sms=None):  # fmt: skip
+               batch_invariant=False, backend=None, static_weights=False,
+               num_sms=None):  # fmt: skip
     _check_fake(a, w, bias, residual, None, activation, backend)
     return a.new_empty((a.shape[0], w.shape[0]))
 
 
 def _gemm_out_fake(a, w, out, *, bias=None, residual=None, activation=None,
-                   batch_invariant=False, backend=None, num_sms=None, workspace=None):  # fmt: skip
+                   batch_invariant=False, backend=None, static_weights=False, num_sms=None,
+                   workspace=None):  # fmt: skip
     _check_fake(a, w, bias, residual, out, activation, backend)
 
 

@@ -55,6 +55,7 @@ class FakePlan:
     budget: Budget
     workspace_bytes: int
     launches: list[tuple[int, ...]] = field(default_factory=list)
+    static_weights: list[bool] = field(default_factory=list)
 
     def launch(
         self, a: int, w: int, out: int, bias: int, residual: int, a_stride: int, w_stride: int,
@@ -74,8 +75,9 @@ class FakePlan:
             out=result,
         )
 
-    def bind(self, *strides: int) -> Any:
+    def bind(self, *strides: int, static_weights: bool = False) -> Any:
         """As a plan's: the launch for these strides."""
+        self.static_weights.append(static_weights)
 
         def launch(a: int, w: int, out: int, bias: int, res: int, workspace: int, stream: int):
             self.launch(a, w, out, bias, res, *strides, workspace, stream)
@@ -144,7 +146,8 @@ class FakeDevice:
     def gemm(self, a: Any, w: Any, **options: Any) -> torch.Tensor:
         names = ("bias", "residual", "activation", "out", "workspace", "batch_invariant",
                  "backend", "num_sms")  # fmt: skip
-        return self.eager(a, w, *(options.get(name) for name in names))
+        given = [options.pop(name, None) for name in names]
+        return self.eager(a, w, *given, **options)
 
 
 @pytest.fixture

@@ -61,6 +61,13 @@ def test_a_second_call_prepares_nothing(device):
     ]
 
 
+def test_the_promise_of_static_weights_reaches_the_launch(device):
+    a, w, *_ = operands()
+    for promise in (False, True, False):
+        device.gemm(a, w, static_weights=promise)
+    assert device.kernels.plans[-1].static_weights == [False, True]
+
+
 def test_the_streams_partition_is_the_default_and_the_limit(device):
     a, w, *_ = operands()
     device.gemm(a, w)

@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError
 HALF = torch.bfloat16
 OPTIONS = [
     {},
-    {"activation": "silu", "num_sms": 3},
+    {"activation": "silu", "num_sms": 3, "static_weights": True},
     {"bias": True, "residual": True, "activation": "gelu", "batch_invariant": True},
 ]
 
