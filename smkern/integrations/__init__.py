@@ -1,0 +1,1 @@
+"""Other libraries that can use the operators. Nothing is registered on import."""
