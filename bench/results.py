@@ -194,13 +194,16 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
     """Merge results files of one suite; where two measured a cell, the later argument counts."""
     from smkern.bench.append.group import summarize as append_rows
     from smkern.bench.attention.rows import summarize as attention_rows
+    from smkern.bench.model.rows import summarize as model_rows
+    from smkern.bench.ops.rows import summarize as op_rows
     from smkern.bench.summary import summarize as gemm_rows
 
     merged = Results()
     for part in parts:
         merged.merge(load_results(part))
     cells = merged.cells
-    merged.summary = gemm_rows(cells) | attention_rows(cells) | append_rows(cells)
+    suites = (gemm_rows, attention_rows, append_rows, op_rows, model_rows)
+    merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}
     merged.save(out)
     click.echo(f"{len(merged.by_key)} cells in {out}")
 

@@ -26,6 +26,10 @@ SUITES = {
         "smkern.bench.append.suite",
         "QK-norm, RoPE and the write of K and V into their pages, over SM budget.",
     ),
+    "ops": (
+        "smkern.bench.ops.suite",
+        "A layer's other operators over SM budget, against torch and FlashInfer.",
+    ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

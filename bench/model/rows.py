@@ -79,7 +79,8 @@ def _beside_row(cells: Sequence[Cell]) -> Row:
     alone = {_key(c): c for c in cells if is_plain(c)}
     pairs = [(c, alone[_key(c)]) for c in cells if c["case"].get("beside") and _key(c) in alone]
     ratios = [slow["us"] / fast["us"] for slow, fast in pairs]
-    return {"value": _rounded(geomean(ratios)), "worst": _rounded(max(ratios, default=None))}
+    worst = max(ratios, default=None)
+    return {"value": _rounded(geomean(ratios)), "worst": _rounded(worst), "cells": len(ratios)}
 
 
 def _overlap_row(cells: Sequence[Cell]) -> Row:
@@ -90,7 +91,8 @@ def _overlap_row(cells: Sequence[Cell]) -> Row:
     gains = [off["us"] / on["us"] for off, on in pairs]
     return {
         "value": _rounded(geomean(gains)),
-        "cells": [_name(c) | {"gain": _rounded(g)} for (c, _), g in zip(pairs, gains, strict=True)],
+        "cells": len(gains),
+        "gains": [_name(c) | {"gain": _rounded(g)} for (c, _), g in zip(pairs, gains, strict=True)],
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from smkern.bench.plots import append, attention, cliffs, gemm, partitions
+from smkern.bench.plots import append, attention, cliffs, gemm, model, ops, partitions
 from smkern.bench.results import Results, load_results
 from smkern.errors import SmkernError
 
@@ -15,6 +15,8 @@ DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
     "gemm": gemm.draw,
     "attention": attention.draw,
     "append": append.draw,
+    "ops": ops.draw,
+    "model": model.draw,
     "cliffs": cliffs.draw,
     "partitions": partitions.draw,
 }

@@ -1,0 +1,76 @@
+"""Matrix products with something fused to their end: SwiGLU, the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import smkern
+from smkern.bench.ops.cases import OpCase
+from smkern.bench.ops.rivals import Rivals, Step, poison, random_of
+
+SMALL = 0.02
+"""Standard deviation of weights."""
+
+
+def torch_gemm_swiglu(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
+    gate, up = (a @ w.t()).chunk(2, -1)
+    return (functional.silu(gate) * up,)
+
+
+def gemm_swiglu(case: OpCase, flashinfer: Any, device: str) -> Rivals:
+    """FlashInfer has the second half only: its peer is cuBLAS and that."""
+    random = random_of(device, 5)
+    m, n, k = case["m"], case["n"], case["k"]
+    sets = [(random(m, k), random(2 * n, k, scale=SMALL), random(m, n)) for _ in _sets(case)]
+
+    def ours(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
+        return (smkern.gemm_swiglu(a, w, out=out),)
+
+    def theirs(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
+        flashinfer.activation.silu_and_mul(torch.mm(a, w.t()), out)
+        return (out,)
+
+    others: dict[str, Step] = {} if flashinfer is None else {"flashinfer": theirs}
+    a, w, out = sets[0]
+    wanted = torch_gemm_swiglu(a.float(), w.float(), out)
+    return Rivals(
+        sets, ours, torch_gemm_swiglu, others, reset=lambda: poison(out), reference=wanted
+    )
+
+
+def torch_gemm_residual(a: Tensor, w: Tensor, residual: Tensor) -> Sequence[Tensor]:
+    return (residual.add_(a @ w.t()),)
+
+
+def gemm_residual(case: OpCase, flashinfer: Any, device: str) -> Rivals:
+    """The sum goes where the residual was, as in a decoder's layer."""
+    random = random_of(device, 6)
+    m, n, k = case["m"], case["n"], case["k"]
+    sets = [(random(m, k), random(n, k, scale=SMALL), random(m, n)) for _ in _sets(case)]
+    a, w, residual = sets[0]
+    kept = residual.clone()
+    wanted = (kept.float() + a.float() @ w.float().t(),)
+
+    def ours(a: Tensor, w: Tensor, residual: Tensor) -> Sequence[Tensor]:
+        return (smkern.gemm(a, w, residual=residual, out=residual),)
+
+    def fused(a: Tensor, w: Tensor, residual: Tensor) -> Sequence[Tensor]:
+        return (torch.addmm(residual, a, w.t(), out=residual),)
+
+    return Rivals(
+        sets,
+        ours,
+        torch_gemm_residual,
+        {"cublas:addmm": fused},
+        reset=lambda: residual.copy_(kept),
+        reference=wanted,
+    )
+
+
+def _sets(case: OpCase) -> range:
+    return range(case.num_sets)

@@ -1,0 +1,99 @@
+"""Every operator's rivals by name, who of them is there, and contenders in a place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from smkern.bench.attention.flashinfer import once
+from smkern.bench.contest import Contender
+from smkern.bench.ops import experts, products, row_wise, sampling
+from smkern.bench.ops.cases import OpCase
+from smkern.bench.ops.rivals import Rivals
+from smkern.bench.stage import Place
+from smkern.bench.timing import Call
+
+Build = Callable[[OpCase, Any, str], Rivals]
+
+BUILDERS: Mapping[str, Build] = {
+    "rms_norm": row_wise.rms_norm,
+    "add_rms_norm": row_wise.add_rms_norm,
+    "silu_and_mul": row_wise.silu_and_mul,
+    "embedding": row_wise.embedding,
+    "gemm_swiglu": products.gemm_swiglu,
+    "gemm_residual": products.gemm_residual,
+    "sample": sampling.sample,
+    "topk_softmax": experts.topk_softmax,
+    "moe_permute": experts.moe_permute,
+    "grouped_gemm": experts.grouped_gemm,
+    "moe_unpermute": experts.moe_unpermute,
+}
+"""Operator to what makes its operands: build(case, flashinfer or None, device)."""
+PUBLIC = {"gemm_residual": "gemm"}
+"""Operators whose public name is another."""
+WITHOUT_FLASHINFER = {
+    "embedding": "FlashInfer has no embedding",
+    "gemm_residual": "FlashInfer's bf16 GEMMs take no residual",
+    "topk_softmax": "FlashInfer routes within its whole MoE operators only",
+    "moe_permute": "FlashInfer permutes within its whole MoE operators only",
+    "moe_unpermute": "FlashInfer un-permutes within its whole MoE operators only",
+}
+"""Why an operator has no peer of FlashInfer's."""
+PEERS = ("torch", "torch:compile", "other")
+"""Who may be left out: torch's sequence, what its compiler makes of it, anything else."""
+
+
+def find_flashinfer() -> tuple[Any, str | None]:
+    """FlashInfer with its version, or None and why it is not there."""
+    try:
+        import flashinfer
+        import flashinfer.activation
+        import flashinfer.gemm
+        import flashinfer.norm
+        import flashinfer.page
+        import flashinfer.rope
+        import flashinfer.sampling
+    except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return flashinfer, str(flashinfer.__version__)
+
+
+def missing(ops: Collection[str]) -> dict[str, str]:
+    """The operators among `ops` that smkern does not have, and why their rows are left out."""
+    import smkern
+
+    found = {}
+    for op in ops:
+        name = PUBLIC.get(op, op)
+        if not callable(getattr(smkern, name, None)):
+            found[op] = f"smkern.{name} is not there"
+    return found
+
+
+@dataclass(slots=True)
+class OpPeers:
+    """A case's rivals, and each one's call, made once and used in all its places."""
+
+    case: OpCase
+    rivals: Rivals
+    names: Collection[str] = PEERS
+    _found: dict[str, Callable[[], Call]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rivals, found = self.rivals, {}
+        if "torch" in self.names:
+            found["torch"] = partial(rivals.call, rivals.torch)
+        if "torch:compile" in self.names:
+            found["torch:compile"] = rivals.compiled
+        if "other" in self.names:
+            found |= {name: partial(rivals.call, step) for name, step in rivals.others.items()}
+        self._found = {name: once(make) for name, make in found.items()}
+
+    def ours(self, place: Place) -> Contender:
+        return Contender("smkern", place, partial(self.rivals.call, self.rivals.ours), {})
+
+    def at(self, place: Place) -> Iterator[Contender]:
+        for provider, make in self._found.items():
+            yield Contender(provider, place, make, {})

@@ -1,0 +1,88 @@
+"""The rows that an operators' results file must show, computed from its cells alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from smkern.bench.ops.cases import CASES
+from smkern.bench.summary import geomean
+
+Cell = dict[str, Any]
+
+APPEND = "qk_norm_rope_append"
+OPS = tuple(dict.fromkeys((*(case.op for case in CASES), APPEND)))
+OWN_OPS = tuple(op for op in OPS if op != APPEND)
+STREAMING = ("add_rms_norm", APPEND)
+STREAMING_TOKENS, STREAMING_SHARE = 8192, 0.80
+"""From so many tokens on, the share of the partition's bandwidth that those two must reach."""
+SAMPLE_BATCH, SAMPLE_READS = 128, 3.0
+
+
+def is_losing(cell: Cell) -> bool:
+    """Whether our cell is slower than the best peer."""
+    return cell["provider"] == "smkern" and (cell.get("vs_best") or 1.0) < 1.0
+
+
+def settled(cell: Cell) -> float:
+    """The ratio to the best peer that counts: of the second measurement where there is one."""
+    return float(cell.get("vs_best_again") or cell["vs_best"])
+
+
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Value, target, whether it is met, how many cells; {} where no cell is of the suite's own."""
+    cells = list(cells)
+    if not any(cell["op"] in OWN_OPS for cell in cells):
+        return {}
+    ours = [c for c in cells if c["op"] in OPS and c["provider"] == "smkern"]
+    measured = [c for c in ours if c.get("us")]
+    by = {op: [c for c in measured if c["op"] == op] for op in OPS}
+    large = [c for c in measured if c["case"].get("tokens", 0) >= STREAMING_TOKENS]
+    sampled = [c for c in by["sample"] if c["case"]["batch"] == SAMPLE_BATCH]
+    shares = {op: [c for c in large if c["op"] == op] for op in STREAMING}
+    return {
+        "worst_vs_best": {op: _lead_row(found) for op, found in by.items() if found},
+        "bandwidth_of_8192_tokens": {
+            op: _row(found, lambda c: c["fraction_of_bandwidth"], STREAMING_SHARE)
+            for op, found in shares.items()
+        },
+        "sample_reads_of_logits": _row(sampled, reads, SAMPLE_READS, at_most=True),
+        "not_measured": [
+            _name(cell) | {"error": cell["error"]} for cell in ours if cell.get("error")
+        ],
+    }
+
+
+def reads(cell: Cell) -> float:
+    """The time of a cell as reads of its bytes at the partition's bandwidth."""
+    return 1.0 / float(cell["fraction_of_bandwidth"])
+
+
+def _lead_row(cells: list[Cell]) -> dict[str, Any]:
+    compared = [cell for cell in cells if cell.get("vs_best")]
+    row = _row(compared, settled, 1.0)
+    mean = geomean(map(settled, compared))
+    return row | {
+        "geomean": None if mean is None else round(mean, 4),
+        "losing": sum(settled(cell) < 1.0 for cell in compared),
+    }
+
+
+def _row(
+    cells: list[Cell], value: Callable[[Cell], float], target: float, *, at_most: bool = False
+) -> dict[str, Any]:
+    """The worst cell against the target."""
+    ordered = sorted(cells, key=value, reverse=at_most)
+    worst = value(ordered[0]) if ordered else None
+    met = None if worst is None else (worst <= target if at_most else worst >= target)
+    return {
+        "value": None if worst is None else round(worst, 4),
+        "target": target,
+        "met": met,
+        "cells": len(ordered),
+        "worst": [_name(cell) | {"value": round(value(cell), 4)} for cell in ordered[:3]],
+    }
+
+
+def _name(cell: Cell) -> dict[str, Any]:
+    return {"name": cell["case"]["name"], "num_sms": cell["group_sms"]}
