@@ -10,6 +10,8 @@
 from smkern.models.arena import Arena, Buffers, MoeBuffers
 from smkern.models.config import ModelConfig, MoeConfig
 from smkern.models.decoder import Decoder
+from smkern.models.graph import DecodeGraph, DecodeInputs
+from smkern.models.host_cost import layer_launch_us
 from smkern.models.presets import preset, presets
 from smkern.models.step import Step
 from smkern.models.weights import AttentionWeights, DenseLayer, Layer, MoeLayer, Weights
@@ -18,6 +20,8 @@ __all__ = [
     "Arena",
     "AttentionWeights",
     "Buffers",
+    "DecodeGraph",
+    "DecodeInputs",
     "Decoder",
     "DenseLayer",
     "Layer",
@@ -27,6 +31,7 @@ __all__ = [
     "MoeLayer",
     "Step",
     "Weights",
+    "layer_launch_us",
     "preset",
     "presets",
 ]

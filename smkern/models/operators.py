@@ -112,7 +112,10 @@ def moe_unpermute(
 def sample(logits: Tensor, *, out: Tensor, num_sms: Any, **options: Any) -> Tensor:
     if own := _ours("sample"):
         return own(logits, out=out, num_sms=num_sms, **options)
-    live = ~options["finished"].bool()
+    finished, lengths = options["finished"], options["lengths"]
+    live = ~finished
     out.copy_(torch.where(live, logits.argmax(-1), options["pad_token"]))
-    options["lengths"].add_(live)
+    lengths.add_(live)
+    ends = (options["stop_tokens"] == out[:, None]).any(-1) | (lengths >= options["max_lengths"])
+    finished |= live & ends
     return out

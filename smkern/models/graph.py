@@ -1,0 +1,273 @@
+"""A decode step as one CUDA graph on a partition, with inputs that advance on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.models import operators as ops
+from smkern.models.arena import Arena
+from smkern.models.decoder import Decoder
+from smkern.models.step import Caches, Step
+from smkern.partition import Partition
+
+WARMUP_RUNS = 2
+"""The first loads kernels; the second runs as replays will, from workspaces that are there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeInputs:
+    """What a decode graph reads, by request; written in place between replays.
+
+    A row that is `finished` is not appended to, has no keys and emits `pad_token`; so are all rows
+    at first. A replay gives `token_ids` the drawn tokens and lengthens `kv_lens` of rows that were
+    not finished, so graphs can be replayed back to back: then `page_table` must hold the pages of
+    all tokens to come.
+
+    Attributes:
+        token_ids: [batch] int32: each request's last token, which is not in the cache yet.
+        kv_lens: [batch] int32: its tokens, that one included.
+        page_table: [batch, max_pages] int32.
+        finished: [batch] bool.
+        max_lengths: [batch] int32: a request that gets so many tokens, its prompt's included, is
+            finished; at most the graph's max_kv_len + 1.
+        stop_tokens: [batch, n] int32, -1 for none: a request that draws one is finished.
+        temperature: [batch] fp32; 0 is greedy.
+        top_k: [batch] int32; 0 keeps all.
+        top_p: [batch] fp32; 1 keeps all.
+        min_p: [batch] fp32; 0 keeps all.
+        seeds: [batch] int64. The random number of a token follows from its request's seed and from
+            how many tokens are before it, whatever the batch.
+    """
+
+    token_ids: Tensor
+    kv_lens: Tensor
+    page_table: Tensor
+    finished: Tensor
+    max_lengths: Tensor
+    stop_tokens: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+
+    @classmethod
+    def make(
+        cls, batch: int, page_table: Tensor, *, max_kv_len: int, max_stop_tokens: int = 4
+    ) -> DecodeInputs:
+        """Inputs of which every row is finished, on the page table's device.
+
+        Args:
+            batch: Requests.
+            page_table: [batch, max_pages] int32, kept; for instance rows of a pool's tables.
+            max_kv_len: What `max_lengths` begins with.
+            max_stop_tokens: Stop tokens of a request.
+
+        Raises:
+            ArgumentError: a page table of another shape or dtype.
+        """
+        if page_table.dim() != 2 or page_table.shape[0] != batch:
+            raise ArgumentError(
+                f"page_table has shape {list(page_table.shape)}, wanted [{batch}, max_pages]: pass "
+                "a row a request"
+            )
+        if page_table.dtype is not torch.int32:
+            raise ArgumentError(f"page_table is {page_table.dtype}, wanted torch.int32: convert it")
+        device = page_table.device
+
+        def full(value: float, dtype: torch.dtype, *more: int) -> Tensor:
+            return torch.full((batch, *more), value, dtype=dtype, device=device)
+
+        return cls(
+            token_ids=full(0, torch.int32),
+            kv_lens=full(0, torch.int32),
+            page_table=page_table,
+            finished=full(True, torch.bool),
+            max_lengths=full(max_kv_len, torch.int32),
+            stop_tokens=full(-1, torch.int32, max(max_stop_tokens, 1)),
+            temperature=full(0, torch.float32),
+            top_k=full(0, torch.int32),
+            top_p=full(1, torch.float32),
+            min_p=full(0, torch.float32),
+            seeds=full(0, torch.int64),
+        )
+
+
+class DecodeGraph:
+    """One decode step of a batch: plan, embed, layers, head and sample, captured once.
+
+    A replay allocates nothing and loads nothing. The graph runs on its partition, whatever stream
+    launches it. On a CPU decoder nothing is captured and a replay runs the operators.
+
+    Args:
+        decoder: The model.
+        inputs: Static inputs; they and the caches keep their addresses.
+        caches: A (k_cache, v_cache) a layer.
+        max_kv_len: No request gets more tokens; attention's plan is sized by it.
+        partition: Where it runs. None: on the whole device.
+        arena: Buffers; graphs that never run at the same time may share one. None: of its own.
+        pad_token: What a finished row draws.
+        num_sms: SMs of every operator, below the partition's.
+        pool: A memory pool of torch's graphs to share.
+
+    Attributes:
+        inputs: As given.
+        logits: [batch, vocab_size] of the last replay.
+        step: What is captured; its `kv_lens` are 0 for finished rows.
+
+    Raises:
+        ArgumentError: inputs, caches or numbers that do not fit.
+        BudgetError: `num_sms` above the partition's.
+
+    Example:
+        >>> inputs = DecodeInputs.make(64, tables, max_kv_len=4096)            # doctest: +SKIP
+        >>> graph = DecodeGraph(decoder, inputs, caches, max_kv_len=4096,
+        ...                     partition=split.decode)                        # doctest: +SKIP
+        >>> graph.replay()                                                     # doctest: +SKIP
+        >>> graph.inputs.token_ids                  # the tokens drawn          # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        inputs: DecodeInputs,
+        caches: Caches,
+        *,
+        max_kv_len: int,
+        partition: Partition | None = None,
+        arena: Arena | None = None,
+        pad_token: int = 0,
+        num_sms: int | None = None,
+        pool: Any = None,
+    ) -> None:
+        batch = inputs.token_ids.shape[0]
+        if arena is None:
+            arena = Arena(decoder.config, batch, batch, decoder.device)
+        self.decoder = decoder
+        self.inputs = inputs
+        self.partition = partition
+        self.pad_token = pad_token
+        self._no_keys = torch.zeros((), dtype=torch.int32, device=decoder.device)
+        step = Step.make(
+            arena,
+            token_ids=inputs.token_ids,
+            kv_lens=torch.zeros_like(inputs.kv_lens),
+            page_table=inputs.page_table,
+            caches=caches,
+            max_kv_len=max_kv_len,
+            num_sms=num_sms,
+        )
+        # made on the current stream: a partition does not close while its stream owns tensors
+        budget = num_sms if num_sms is not None or partition is None else partition.num_sms
+        self.step = step.planned(num_sms=budget)
+        self.logits = self.step.buffers.logits
+        self._graph: Any = None
+        if decoder.device.type != "cpu":
+            self._capture(pool)
+
+    @property
+    def batch(self) -> int:
+        return self.step.batch
+
+    def replay(self, count: int = 1, *, into: Tensor | None = None) -> None:
+        """Launch `count` steps back to back; returns without waiting.
+
+        In a partition they are ordered by the partition's stream, else by the current one.
+
+        Args:
+            count: Steps.
+            into: [count, batch] int32, on the device or pinned: row i gets step i's tokens.
+
+        Raises:
+            ArgumentError: an `into` of another shape, or a graph that is closed.
+            PartitionError: the partition is closed.
+        """
+        if into is not None and into.shape != (count, self.batch):
+            raise ArgumentError(
+                f"into has shape {list(into.shape)}, wanted [{count}, {self.batch}]: a row a step"
+            )
+        run = self._launcher()
+        for index in range(count):
+            run()
+            if into is not None:
+                with self._place():
+                    into[index].copy_(self.inputs.token_ids, non_blocking=True)
+
+    def close(self) -> None:
+        """Destroy the graph; its last replay must have finished. Closing twice is fine."""
+        if self._graph is None:
+            return
+        if self.partition is None:
+            self._graph.reset()
+        else:
+            self._graph.close()
+        self._graph = None
+
+    def run_eagerly(self) -> None:
+        """The step as single launches on the current stream."""
+        step, inputs = self.step, self.inputs
+        # a finished row has no keys: nothing is read for it, nor written into pages it gave back
+        torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
+        step.planned(out=step.plan)
+        logits = self.decoder.forward(step)
+        ops.sample(
+            logits,
+            temperature=inputs.temperature,
+            top_k=inputs.top_k,
+            top_p=inputs.top_p,
+            min_p=inputs.min_p,
+            seeds=inputs.seeds,
+            steps=step.kv_lens,
+            finished=inputs.finished,
+            lengths=inputs.kv_lens,
+            max_lengths=inputs.max_lengths,
+            stop_tokens=inputs.stop_tokens,
+            pad_token=self.pad_token,
+            out=inputs.token_ids,
+            num_sms=step.num_sms,
+        )
+
+    def _place(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.partition is None else self.partition
+
+    def _launcher(self) -> Callable[[], None]:
+        if self.decoder.device.type == "cpu":
+            return self.run_eagerly
+        if self._graph is None:
+            raise ArgumentError("this graph is closed: capture another")
+        if self.partition is None:
+            return self._graph.replay
+        partition, graph = self.partition, self._graph
+        return lambda: partition.launch(graph)
+
+    def _capture(self, pool: Any) -> None:
+        """Load every kernel by running with rows put aside as finished, then capture."""
+        device, partition = self.decoder.device, self.partition
+        inputs = self.inputs
+        kept = inputs.finished.clone(), inputs.token_ids.clone()
+        inputs.finished.fill_(True)
+        torch.cuda.synchronize(device)
+        stream = torch.cuda.Stream(device) if partition is None else partition.stream
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUP_RUNS):
+                self.run_eagerly()
+        stream.synchronize()
+        if partition is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                self.run_eagerly()
+        else:
+            with partition.capture(pool) as self._graph:
+                self.run_eagerly()
+        inputs.finished.copy_(kept[0])
+        inputs.token_ids.copy_(kept[1])
+        torch.cuda.synchronize(device)

@@ -1,0 +1,45 @@
+"""What it costs the host to launch a layer: the time of the calls, while the device is not full."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.models.decoder import Decoder
+from smkern.models.step import Step
+
+QUEUED = 16
+"""Layers between two waits: below the depth at which a launch waits for the device."""
+
+
+def layer_launch_us(decoder: Decoder, step: Step, *, layer: int = 0, rounds: int = 20) -> float:
+    """Host time of launching one layer eagerly on the current stream, in us.
+
+    The median over rounds of `QUEUED` launches of one layer; the device is awaited between rounds,
+    outside what is timed. The step's residual stream and the layer's pages are overwritten.
+
+    Args:
+        decoder: The model.
+        step: `planned` for the current stream's budget; a small one, so that launches do not wait.
+        layer: Which one.
+        rounds: How often.
+
+    Raises:
+        ArgumentError: a step without a plan, which each launch would have to make.
+    """
+    if step.plan is None:
+        raise ArgumentError("the step has no plan: pass step.planned()")
+    times = []
+    for timed in (False, *(True for _ in range(rounds))):
+        begin = time.perf_counter()
+        for _ in range(QUEUED):
+            decoder.layer(layer, step)
+        elapsed = time.perf_counter() - begin
+        if decoder.device.type == "cuda":
+            torch.cuda.current_stream(decoder.device).synchronize()
+        if timed:
+            times.append(elapsed / QUEUED * 1e6)
+    return statistics.median(times)
