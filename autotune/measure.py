@@ -1,4 +1,7 @@
-"""One cell measured: every candidate checked, timed in interleaved rounds, the best again."""
+"""One cell measured: every candidate checked, timed in interleaved rounds, the best again.
+
+Calls follow each other as in a model's forward pass: ours may begin while the one before ends.
+"""
 
 from __future__ import annotations
 
@@ -153,14 +156,15 @@ class CellTuner:
                 *(tensor.data_ptr() for tensor in (a, w, out)),
                 bias.data_ptr() if bias is not None else 0,
                 residual.data_ptr() if residual is not None else 0,
-                *(tensor.stride(0) for tensor in (a, w, out)),
-                problem.n if residual is not None else 0,
                 workspace,
                 stream,
             )
             for a, w, out in self.operands.sets(problem.m)
         ]
-        launch, count = plan.launch, len(launches)
+        a, w, out = self.operands.sets(problem.m)[0]
+        strides = (*(x.stride(0) for x in (a, w, out)), problem.n if residual is not None else 0)
+        # a model's weights stay as they are: launches overlap as they do there
+        launch, count = plan.bind(*strides, static_weights=True), len(launches)
 
         def call(i: int) -> None:
             launch(*launches[i % count])
