@@ -1,0 +1,158 @@
+"""Configurations from Hugging Face's, presets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from smkern.errors import ConfigError
+from smkern.models import ModelConfig, MoeConfig, preset, presets
+from smkern.ops.rope import Llama3
+from tests.models.peers import FAMILIES, hf_config
+
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+"""As the model cards count them."""
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_presets_have_as_many_parameters_as_published(name):
+    assert preset(name).num_parameters == PARAMETERS[name]
+    assert preset(name.upper()) == presets()[name]
+
+
+def test_an_unknown_preset_names_the_known():
+    with pytest.raises(ConfigError, match=r"preset 'gpt-2': there is .*qwen3-8b"):
+        preset("gpt-2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_configuration_is_the_same_from_file_mapping_and_object(family, tmp_path: Path):
+    theirs = hf_config(family, architectures=[f"{_title(family)}ForCausalLM"])
+    theirs.save_pretrained(tmp_path)
+    config = ModelConfig.from_hf(tmp_path)
+    assert config == ModelConfig.from_hf(str(tmp_path / "config.json"))
+    assert config == ModelConfig.from_hf(json.loads((tmp_path / "config.json").read_text()))
+    assert config == ModelConfig.from_hf(theirs)
+    assert config.architecture == family
+    assert config.qkv_size == 8 * 64
+    assert config.eos_token_ids == (2,)
+    if family == "llama":
+        assert config.rope.scaling == Llama3(8.0, 1.0, 4.0, 64)
+    if family == "qwen3_moe":
+        assert config.moe == MoeConfig(8, 3, 96, renormalize=True)
+
+
+def test_published_files_of_older_versions():
+    """rope_theta and rope_scaling at the top level, torch_dtype, several ends of a text."""
+    config = ModelConfig.from_hf(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "eos_token_id": [128001, 128008, 128009],
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 8.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 128256,
+        }
+    )
+    ends = (128_001, 128_008, 128_009)
+    assert config == preset("llama-3.1-8b").replace(eos_token_ids=ends)
+
+
+REFUSED = [
+    ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*there is \['LlamaForCausalLM'"),
+    ({"architectures": [], "model_type": "mamba"}, "'mamba'"),
+    ({"attention_bias": True}, "attention_bias=True: the operators serve False"),
+    ({"hidden_act": "gelu"}, "hidden_act='gelu': the operators serve 'silu'"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ({"head_dim": 80}, r"head_dim=80: attention serves \[64, 96, 128, 256\]"),
+    ({"num_key_value_heads": 3}, "4 query heads over 3 KV heads"),
+    ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window=128"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "on 1 layers"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+    ({"dtype": "float64"}, "dtype='float64'"),
+    ({"hidden_size": None}, "hidden_size=None: config.json must give it"),
+    ({"hidden_size": True}, "hidden_size=True"),
+    ({"num_hidden_layers": 0}, "num_layers=0"),
+    ({"head_dim": None}, "head_dim is missing"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda x: str(x)[:30])
+def test_what_cannot_be_served_is_named(changes, message):
+    contents = hf_config("qwen3", architectures=["Qwen3ForCausalLM"]).to_dict()
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_hf(contents | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\]"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ({"num_experts_per_tok": 9}, "top_k=9 of 8 experts"),
+        ({"num_experts": None, "num_local_experts": None}, "num_local_experts=None"),
+    ],
+)
+def test_mixtures_that_cannot_be_served(changes, message):
+    contents = hf_config("qwen3_moe").to_dict() | {"num_experts": 8}
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_hf(contents | changes)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (None, r"config.json cannot be read"),
+        ("{", "is not JSON"),
+        ("[1]", "holds a list, wanted an object"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, contents, message):
+    if contents is not None:
+        (tmp_path / "config.json").write_text(contents)
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_hf(tmp_path)
+
+
+def test_head_dim_follows_from_llamas_sizes():
+    contents = hf_config("llama").to_dict() | {"head_dim": None, "num_attention_heads": 2}
+    assert ModelConfig.from_hf(contents).head_dim == 64
+
+
+def test_replace_is_checked():
+    config = preset("qwen3-8b")
+    assert config.replace(num_layers=4).num_layers == 4
+    with pytest.raises(ConfigError, match="qwen3_moe has experts"):
+        config.replace(moe=MoeConfig(8, 2, 64))
+    with pytest.raises(ConfigError, match=r"dtype=torch\.int8"):
+        config.replace(dtype=torch.int8)
+
+
+def _title(family: str) -> str:
+    return {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}[family]
