@@ -3,7 +3,8 @@
 from smkern.kv.ledger import PoolUsage
 from smkern.kv.pool import KvPool
 from smkern.kv.prefix import BlockChain, Event
+from smkern.kv.staging import Staging
 from smkern.kv.storage import KvSizes
 from smkern.kv.tables import PageTables
 
-__all__ = ["KvPool", "KvSizes", "PageTables", "BlockChain", "Event", "PoolUsage"]
+__all__ = ["KvPool", "KvSizes", "PageTables", "BlockChain", "Event", "PoolUsage", "Staging"]
