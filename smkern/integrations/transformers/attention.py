@@ -14,6 +14,7 @@ from smkern.integrations.transformers.mask import StepMask, mask_request, patter
 from smkern.integrations.transformers.pages import Pages, as_pages, page_table
 from smkern.integrations.transformers.step import MaskRequest, Pattern, Step, make_step
 from smkern.ops.attention import Plan, paged_attention, plan_attention
+from smkern.ops.attention.numbers import HEAD_DIMS
 
 _MAX_PLANS = 16
 _SERVED = "padding, causal, bidirectional, causal with a sliding window"
@@ -149,10 +150,10 @@ class Attention:
         sinks: Tensor | None,
     ) -> Tensor:
         batch, heads, q_length, dim = query.shape
-        if value.shape[-1] != key.shape[-1]:
+        if value.shape[-1] != dim or dim not in HEAD_DIMS:
             raise ArgumentError(
-                f"values have head_dim {value.shape[-1]}, keys {key.shape[-1]}: smkern serves "
-                "equal ones; build this model with attn_implementation='sdpa'"
+                f"head_dim is {dim} and {value.shape[-1]} of values: smkern serves equal ones of "
+                f"{list(HEAD_DIMS)}; build this model with attn_implementation='sdpa'"
             )
         with torch.no_grad():
             q = query.transpose(1, 2).reshape(batch * q_length, heads, dim)
@@ -220,7 +221,7 @@ class Attention:
                 f"{what}: pass a 2-D attention_mask, register(fallback=True), or build this model "
                 "with attn_implementation='sdpa'"
             )
-        warnings.warn(f"{what}: sdpa serves it, in each such call", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{what}: sdpa serves it, in each such call", RuntimeWarning, stacklevel=4)
 
 
 class _NoBackward(torch.autograd.Function):
