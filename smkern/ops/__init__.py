@@ -13,6 +13,12 @@ from smkern.ops.attention import (
 from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
 from smkern.ops.rope import Linear, Llama3, Rope, Yarn
+from smkern.ops.swiglu import (
+    SwigluCalls,
+    explain_gemm_swiglu,
+    gemm_swiglu,
+    gemm_swiglu_workspace_bytes,
+)
 from smkern.ops.warmup import WarmupReport, warmup
 
 __all__ = [
@@ -22,12 +28,16 @@ __all__ = [
     "Llama3",
     "Plan",
     "Rope",
+    "SwigluCalls",
     "WarmupReport",
     "Yarn",
     "append_kv",
     "explain_attention",
     "explain_gemm",
+    "explain_gemm_swiglu",
     "gemm",
+    "gemm_swiglu",
+    "gemm_swiglu_workspace_bytes",
     "gemm_workspace_bytes",
     "merge_states",
     "paged_attention",

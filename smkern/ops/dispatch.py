@@ -52,6 +52,18 @@ class Library(Protocol):
     def plan(self, problem: GemmProblem, budget: Budget) -> Plan: ...
 
 
+class Silu(Protocol):
+    """What follows the plain GEMM where SwiGLU runs unfused: out = silu(gate) * up, by rows."""
+
+    def is_loaded(self, problem: GemmProblem) -> bool: ...
+
+    def bind(
+        self, problem: GemmProblem, budget: Budget, out_stride: int
+    ) -> Callable[[int, int, int], None]:
+        """launch(gate and up [m, n], out [m, n / 2], stream), by addresses."""
+        ...
+
+
 def model_rows(m: int) -> int:
     """The rows that the cost model is asked about in place of `m`: the next step at or above.
 
@@ -97,7 +109,7 @@ class Explanation:
         p, b, c = self.problem, self.budget, self.config
         tile = f"{c.block_m}x{c.block_n}x{c.block_k}"
         split = "stream-K" if c.split == 0 else f"split {c.split}"
-        how = "its own choice" if c.kernel == "cublaslt" else f"{tile}, {split}"
+        how = "its own choice" if c.kernel in space.LIBRARIES else f"{tile}, {split}"
         return (
             f"gemm {p.m}x{p.n}x{p.k} {p.dtype} ({p.epilogue.key}) on {b.num_sms} SMs of "
             f"{self.device} (confined by {b.confined}): kernel {c.kernel}, {how}, "
@@ -115,6 +127,7 @@ class Dispatcher:
         kernels: Makes the kernels of this device on first need; not called to choose only.
         library: Makes the binding of cuBLASLt on first need.
         constants: The cost model's, as fitted on this GPU.
+        silu: Makes what follows the plain GEMM where SwiGLU runs unfused, on first need.
     """
 
     def __init__(
@@ -124,12 +137,14 @@ class Dispatcher:
         kernels: Callable[[], Kernels],
         library: Callable[[], Library],
         constants: CostConstants = cost_model.DEFAULTS,
+        silu: Callable[[], Silu] | None = None,
     ) -> None:
         self.profile = profile
         self.constants = constants
         self.tables = tables
         self._kernels = cache(kernels)
         self._library = cache(library)
+        self._silu = cache(silu) if silu is not None else None
         self._selections: dict[tuple[Any, ...], Selection] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._lock = threading.RLock()
@@ -140,8 +155,8 @@ class Dispatcher:
         Args:
             problem: Sizes, dtype, epilogue.
             budget: Realised SMs and what confines them.
-            backend: None for tables, then model; "own" without cuBLAS; "model" without tables; a
-                kernel's name for the model's best configuration of it.
+            backend: None for tables, then model; "own" by our GEMM kernels alone; "model" without
+                tables; a kernel's name for the model's best configuration of it.
 
         Raises:
             ArgumentError: `backend` names a kernel that cannot run this problem here.
@@ -164,7 +179,8 @@ class Dispatcher:
         """A prepared launch for a problem in a budget.
 
         While a graph is captured nothing may be compiled or loaded: a cuBLASLt choice that never
-        ran gives way to our kernels, and a variant of ours that is not loaded raises.
+        ran, or SwiGLU unfused by what is not loaded, gives way to our kernels, and a variant of
+        ours that is not loaded raises.
 
         Raises:
             WarmupError: a capture needs a variant that is not loaded.
@@ -176,7 +192,13 @@ class Dispatcher:
             return plan
         selection = self.select(problem, budget, backend)
         if capturing:
-            if selection.config.kernel == "cublaslt" and backend is None:
+            if selection.config.kernel == "unfused":
+                try:
+                    return self._unfused(problem, budget, capturing=True)
+                except WarmupError:
+                    if backend is not None:
+                        raise
+            if selection.config.kernel in space.LIBRARIES and backend is None:
                 return self.plan(problem, budget, "own", capturing=True)
             self._check_loaded(problem, selection.config, budget)
         with self._lock:
@@ -189,13 +211,29 @@ class Dispatcher:
         with self._lock:
             if config.kernel == "cublaslt":
                 plan = self._library().plan(problem, budget)
+            elif config.kernel == "unfused":
+                plan = self._unfused(problem, budget)
             else:
                 plan = self._kernels().prepare(problem, config, budget)
         return plan
 
     def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
         """Whether preparing `config` for `problem` would compile and load nothing."""
-        return config.kernel != "cublaslt" and self._kernels().is_loaded(problem, config)
+        if config.kernel in space.LIBRARIES:
+            return False
+        return self._kernels().is_loaded(problem, config)
+
+    def _unfused(self, problem: GemmProblem, budget: Budget, capturing: bool = False) -> Plan:
+        """SwiGLU as the plain GEMM, which chooses for itself, and `silu_and_mul`."""
+        from smkern.ops.swiglu.unfused import UnfusedPlan
+
+        if self._silu is None:
+            raise ArgumentError("this dispatcher has no silu_and_mul: leave backend at None")
+        silu = self._silu()
+        if capturing and not silu.is_loaded(problem):
+            raise WarmupError("silu_and_mul is not loaded, and a graph capture cannot load it")
+        gemm = self.plan(replace(problem, epilogue=Epilogue()), budget, capturing=capturing)
+        return UnfusedPlan(problem, budget, gemm, silu)
 
     def _check_loaded(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
         if self.is_loaded(problem, config):
@@ -220,17 +258,24 @@ class Dispatcher:
             config,
             source,
             selection.predicted_us,
-            workspace_bytes(problem, config, budget),
+            self._workspace_bytes(problem, config, budget),
             tiles,
             tiles / space.num_ctas(config, budget),
             self.profile.info.name,
         )
 
+    def _workspace_bytes(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
+        if config.kernel != "unfused":
+            return workspace_bytes(problem, config, budget)
+        gemm = self.explain(replace(problem, epilogue=Epilogue()), budget)
+        return space.gate_up_at(gemm.workspace_bytes) + space.gate_up_bytes(problem)
+
     def _select(self, problem: GemmProblem, budget: Budget, backend: str | None) -> Selection:
         if backend not in (None, "own", "model"):
             return self._forced(problem, budget, backend)
         tables = None if backend == "model" else self.tables
-        allow_cublaslt = backend is None and self._library_may_run(problem, budget)
+        swiglu = problem.epilogue.swiglu  # where unfused, its GEMM asks for itself
+        allow_cublaslt = backend is None and (swiglu or self._library_may_run(problem, budget))
         if tables is not None:
             config = tables.lookup(problem, budget, allow_cublaslt)
             if config is not None:
@@ -265,17 +310,17 @@ class Dispatcher:
     def _forced(self, problem: GemmProblem, budget: Budget, kernel: Any) -> Selection:
         capability = self.profile.info.capability
         where = f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}"
-        if kernel == "cublaslt":
-            broken = space.violations(problem, space.CUBLASLT, budget, capability)
-            if broken or not self._library_may_run(problem, budget):
+        if kernel in space.LIBRARIES:
+            config = space.CUBLASLT if kernel == "cublaslt" else space.UNFUSED
+            broken = space.violations(problem, config, budget, capability)
+            confined = kernel == "unfused" or self._library_may_run(problem, budget)
+            if broken or not confined:
                 reasons = ", ".join(broken) or "the budget is not enforced by a mask"
                 raise ArgumentError(
-                    f"backend='cublaslt' cannot run {where} with epilogue {problem.epilogue.key} "
+                    f"backend={kernel!r} cannot run {where} with epilogue {problem.epilogue.key} "
                     f"on {budget.num_sms} SMs ({reasons}): leave backend at None"
                 )
-            return Selection(
-                space.CUBLASLT, "model", self._predict(problem, space.CUBLASLT, budget)
-            )
+            return Selection(config, "model", self._predict(problem, config, budget))
         try:
             if kernel not in space.AVAILABLE:
                 raise ArgumentError(f"this build has the kernels {list(space.AVAILABLE)}")

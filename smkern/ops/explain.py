@@ -23,7 +23,7 @@ def _shipped_dispatcher() -> Dispatcher:
     return offline_dispatcher(profile, load_tables(profile.info.name))
 
 
-def _dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
+def dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
     """The device's dispatcher and what its current stream has; the shipped ones without a GPU."""
     if not torch.cuda.is_available():
         dispatcher = _shipped_dispatcher()
@@ -54,12 +54,17 @@ def imagined_budget(
     )
 
 
+def check_sizes(sizes: dict[str, int]) -> None:
+    """Raise ArgumentError for a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ArgumentError(f"{name}={size}: sizes are at least 1, an empty GEMM runs nothing")
+
+
 def _problem(
     sizes: tuple[int, int, int], dtype: torch.dtype, epilogue: Epilogue, aligned: bool, same: bool
 ) -> GemmProblem:
-    for name, size in zip("mnk", sizes, strict=True):
-        if size < 1:
-            raise ArgumentError(f"{name}={size}: sizes are at least 1, an empty GEMM runs nothing")
+    check_sizes(dict(zip("mnk", sizes, strict=True)))
     m, n, k = sizes
     name = validate.dtype_name(dtype)
     return GemmProblem(m, n, k, name, epilogue, aligned and n % 8 == 0 and k % 8 == 0, same)
@@ -115,7 +120,7 @@ def explain_gemm(
         True
     """
     validate.check_choices(activation, backend)
-    dispatcher, stream = _dispatcher_and_budget(device)
+    dispatcher, stream = dispatcher_and_budget(device)
     budget = imagined_budget(num_sms, confined, clusters, stream, dispatcher.profile.info.num_sms)
     epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
     problem = _problem((m, n, k), dtype, epilogue, aligned, batch_invariant)

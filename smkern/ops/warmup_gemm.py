@@ -14,6 +14,7 @@ from smkern.ops import validate
 from smkern.ops.dispatch import Dispatcher, model_rows
 from smkern.ops.eager import EagerGemm, eager_gemm
 from smkern.ops.warming import Target, Work
+from smkern.tuning import space
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,7 +74,8 @@ def choices(
 ) -> Iterator[tuple[GemmProblem, GemmConfig, Budget]]:
     """Every choice that dispatch can make for these shapes, with M up to `max_m`.
 
-    Where cuBLASLt would be picked our own choice comes too: a capture may need it.
+    Where another than our own is picked, ours comes too: a capture may need it. SwiGLU unfused
+    comes with the choice of its GEMM.
     """
     for n, k in shapes:
         rows = rows_to_visit(dispatcher, n, k, max_m)
@@ -81,8 +83,9 @@ def choices(
             for epilogue in epilogues:
                 for same in batch_invariant:
                     for can_align in aligned:
-                        fits = can_align and n % 8 == 0 and k % 8 == 0
-                        base = GemmProblem(1, n, k, dtype, epilogue, fits, same)
+                        base = GemmProblem(1, n, k, dtype, epilogue, False, same)
+                        fits = can_align and base.out_columns % 8 == 0 and k % 8 == 0
+                        base = replace(base, aligned=fits)
                         yield from _choices_of(dispatcher, base, rows, budgets)
 
 
@@ -94,8 +97,11 @@ def _choices_of(
             problem = replace(base, m=m)
             config = dispatcher.select(problem, budget).config
             yield problem, config, budget
-            if config.kernel == "cublaslt":
+            if config.kernel in space.LIBRARIES:
                 yield problem, dispatcher.select(problem, budget, "own").config, budget
+            if config.kernel == "unfused":
+                plain = replace(problem, epilogue=Epilogue())
+                yield from _choices_of(dispatcher, plain, [m], [budget])
 
 
 def epilogue_from(item: Epilogue | str) -> Epilogue:
@@ -120,7 +126,8 @@ def epilogue_from(item: Epilogue | str) -> Epilogue:
 def work_of(eager: EagerGemm, wanted: Iterator[tuple[GemmProblem, GemmConfig, Budget]]) -> Work:
     """Sort choices by variant: the smallest of each is launched.
 
-    cuBLASLt picks its kernels by problem and budget, so each of its choices is launched.
+    cuBLASLt picks its kernels by problem and budget, so each of its choices is launched, and so is
+    each unfused SwiGLU.
     """
     from smkern.kernels.compile import compile_variant
     from smkern.kernels.variants import variant_of
@@ -132,7 +139,7 @@ def work_of(eager: EagerGemm, wanted: Iterator[tuple[GemmProblem, GemmConfig, Bu
     count = 0
     for problem, config, budget in wanted:
         count += 1
-        if config.kernel == "cublaslt":
+        if config.kernel in space.LIBRARIES:
             library.append((problem, config, budget))
             continue
         variant = variant_of(problem, config, 10 * major + minor)

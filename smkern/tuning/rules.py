@@ -112,6 +112,12 @@ def gate_up_bytes(problem: GemmProblem) -> int:
     return element_bytes(problem.dtype) * problem.m * problem.n
 
 
+def gate_up_at(gemm_workspace_bytes: int) -> int:
+    """Where in a workspace the plain GEMM's result lies: behind what that needs, and its counters,
+    which other launches on the stream rely on."""
+    return -(-max(gemm_workspace_bytes, COUNTER_BYTES) // 256) * 256
+
+
 def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
     """Counters and fp32 partial tiles that a split launch needs at most, bytes."""
     if config.split == 1:

@@ -13,6 +13,8 @@ import torch
 from smkern.ops.dispatch import Dispatcher
 from smkern.ops.eager import EagerGemm, Streams
 from smkern.ops.reference import gemm as reference
+from smkern.ops.reference import swiglu
+from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES
@@ -63,7 +65,11 @@ class FakePlan:
     ) -> None:  # fmt: skip
         p, dtype = self.problem, DTYPES[self.problem.dtype]
         self.launches.append((workspace, stream))
-        result = view(out, p.m, p.n, out_stride, dtype)
+        result = view(out, p.m, p.out_columns, out_stride, dtype)
+        if p.epilogue.swiglu:
+            weights = view(w, p.n, p.k, w_stride, dtype)
+            swiglu.gemm_swiglu(view(a, p.m, p.k, a_stride, dtype), weights, out=result)
+            return
         reference.gemm(
             view(a, p.m, p.k, a_stride, dtype),
             view(w, p.n, p.k, w_stride, dtype),
@@ -119,11 +125,34 @@ class FakeLibrary:
         return self.plans[-1]
 
 
+class FakeSilu:
+    """`silu_and_mul` by addresses; `loaded` as long as it may be used in a capture."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self.launches: list[Budget] = []
+
+    def is_loaded(self, problem: GemmProblem) -> bool:
+        return self.loaded
+
+    def bind(self, problem: GemmProblem, budget: Budget, out_stride: int) -> Any:
+        self.loaded = True
+        p, dtype = problem, DTYPES[problem.dtype]
+
+        def launch(gate_up: int, out: int, stream: int) -> None:
+            self.launches.append(budget)
+            gate, up = view(gate_up, p.m, p.n, p.n, dtype).float().chunk(2, dim=1)
+            result = view(out, p.m, p.n // 2, out_stride, dtype)
+            result.copy_(torch.nn.functional.silu(gate) * up)
+
+        return launch
+
+
 class FakeDevice:
     """One device: its dispatcher, its streams (a number each) and whether a capture is on."""
 
     def __init__(self, capability: tuple[int, int] = (9, 0), tables: Any = None) -> None:
-        self.kernels, self.library = FakeKernels(), FakeLibrary()
+        self.kernels, self.library, self.silu = FakeKernels(), FakeLibrary(), FakeSilu()
         self.stream, self.is_capturing, self.capture = 7, False, 0
         self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
         self.dispatcher = Dispatcher(
@@ -131,6 +160,7 @@ class FakeDevice:
             tables,
             lambda: self.kernels,
             lambda: self.library,
+            silu=lambda: self.silu,
         )
         streams = Streams(
             lambda: -1,
@@ -142,12 +172,18 @@ class FakeDevice:
             torch.device("cpu"), streams.capturing, lambda raw: self.capture
         )
         self.eager = EagerGemm(-1, self.dispatcher, self.workspaces, streams)
+        self.eager_swiglu = EagerSwiglu(-1, self.dispatcher, self.workspaces, streams)
 
     def gemm(self, a: Any, w: Any, **options: Any) -> torch.Tensor:
         names = ("bias", "residual", "activation", "out", "workspace", "batch_invariant",
                  "backend", "num_sms")  # fmt: skip
         given = [options.pop(name, None) for name in names]
         return self.eager(a, w, *given, **options)
+
+    def gemm_swiglu(self, a: Any, w: Any, **options: Any) -> torch.Tensor:
+        names = ("out", "workspace", "batch_invariant", "backend", "num_sms")
+        given = [options.pop(name, None) for name in names]
+        return self.eager_swiglu(a, w, None, None, None, *given, **options)
 
 
 @pytest.fixture

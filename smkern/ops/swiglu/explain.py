@@ -1,0 +1,95 @@
+"""Questions about a GEMM with SwiGLU that launch nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from smkern.ops import explain, validate
+from smkern.ops.dispatch import Explanation
+from smkern.ops.swiglu.eager import SWIGLU
+from smkern.tuning.config import Confinement, GemmProblem
+
+
+def explain_gemm_swiglu(
+    m: int,
+    inner: int,
+    k: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    aligned: bool = True,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+    num_sms: int | None = None,
+    confined: Confinement | None = None,
+    clusters: bool | None = None,
+    device: int | None = None,
+) -> Explanation:
+    """Which configuration `smkern.gemm_swiglu` takes for a shape and budget, and where from.
+
+    On a machine with no GPU it answers for the GPU whose profile and tables are shipped.
+
+    Args:
+        m: Rows of a.
+        inner: I, half the rows of w_gate_up.
+        k: Columns of both.
+        dtype: torch.bfloat16 or torch.float16.
+        aligned: Whether all addresses and row pitches are multiples of 16 bytes.
+        batch_invariant: As in `smkern.gemm_swiglu`.
+        backend: As in `smkern.gemm_swiglu`.
+        num_sms: As in `smkern.gemm_swiglu`.
+        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid".
+        clusters: Imagine that clusters can launch there, or not.
+        device: Index of the GPU; None is the current one.
+
+    Returns:
+        An Explanation, its `problem.n` twice `inner`; `print` it for a sentence.
+
+    Raises:
+        BudgetError, ArgumentError: as `smkern.gemm_swiglu` does.
+
+    Example:
+        >>> import smkern
+        >>> why = smkern.explain_gemm_swiglu(64, 14336, 4096, num_sms=32, confined="mask")
+        >>> why.config.kernel in ("tma", "ws", "pointer", "unfused")
+        True
+    """
+    validate.check_choices(None, backend)
+    dispatcher, stream = explain.dispatcher_and_budget(device)
+    total = dispatcher.profile.info.num_sms
+    budget = explain.imagined_budget(num_sms, confined, clusters, stream, total)
+    fits = aligned and inner % 8 == 0 and k % 8 == 0
+    explain.check_sizes({"m": m, "inner": inner, "k": k})
+    name = validate.dtype_name(dtype)
+    problem = GemmProblem(m, 2 * inner, k, name, SWIGLU, fits, batch_invariant)
+    return dispatcher.explain(problem, budget, backend)
+
+
+def gemm_swiglu_workspace_bytes(
+    m: int,
+    inner: int,
+    k: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+    num_sms: int | None = None,
+    device: int | None = None,
+) -> int:
+    """Bytes that `smkern.gemm_swiglu(..., workspace=)` needs for this call; 0 is common.
+
+    Take the largest over the shapes and budgets that a workspace is to serve. Arguments, raises
+    and the answer without a GPU are `explain_gemm_swiglu`'s; tensors may be aligned or not.
+
+    Example:
+        >>> import smkern
+        >>> smkern.gemm_swiglu_workspace_bytes(64, 14336, 4096, num_sms=16) >= 0
+        True
+    """
+    kinds = [True] if backend in ("tma", "ws", "unfused") else [True, False]
+    return max(
+        explain_gemm_swiglu(
+            m, inner, k, dtype=dtype, aligned=aligned, batch_invariant=batch_invariant,
+            backend=backend, num_sms=num_sms, device=device,
+        ).workspace_bytes
+        for aligned in kinds
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""SwiGLU as two launches: the plain GEMM into the workspace, then `silu_and_mul` out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smkern.ops.dispatch import Plan, Silu
+from smkern.tuning import space
+from smkern.tuning.config import Budget, GemmProblem
+
+
+class UnfusedPlan:
+    """Both launches of a problem in a budget, as one plan.
+
+    Gate and up lie in the workspace behind the GEMM's own part, so nothing is allocated and the
+    stream keeps neighbours off them.
+    """
+
+    __slots__ = ("_budget", "_gate_up_at", "_gemm", "_problem", "_silu", "workspace_bytes")
+
+    def __init__(self, problem: GemmProblem, budget: Budget, gemm: Plan, silu: Silu) -> None:
+        self._problem, self._budget, self._gemm, self._silu = problem, budget, gemm, silu
+        self._gate_up_at = space.gate_up_at(gemm.workspace_bytes)
+        self.workspace_bytes = self._gate_up_at + space.gate_up_bytes(problem)
+
+    def launch(
+        self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
+        a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        workspace_ptr: int, stream: int,
+    ) -> None:  # fmt: skip
+        """As `GemmPlan.launch`; there is no bias and no residual."""
+        run = self.bind(a_stride, w_stride, out_stride, residual_stride)
+        run(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
+
+    def bind(
+        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
+        static_weights: bool = False,
+    ) -> Callable[[int, int, int, int, int, int, int], None]:  # fmt: skip
+        """As `GemmPlan.bind`."""
+        gemm = self._gemm.bind(
+            a_stride, w_stride, self._problem.n, 0, static_weights=static_weights
+        )
+        silu = self._silu.bind(self._problem, self._budget, out_stride)
+        offset = self._gate_up_at
+
+        def launch(
+            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
+        ) -> None:
+            gate_up = workspace + offset
+            gemm(a, w, gate_up, 0, 0, workspace, stream)
+            silu(gate_up, out, stream)
+
+        return launch

@@ -1,0 +1,62 @@
+"""The part of a warmup that is GEMMs with SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.ops import validate
+from smkern.ops.swiglu.eager import SWIGLU, eager_swiglu
+from smkern.ops.warming import Target, Work
+from smkern.ops.warmup_gemm import choices, work_of
+
+
+@dataclass(frozen=True, slots=True)
+class SwigluCalls:
+    """Calls of `smkern.gemm_swiglu` to come, for `smkern.warmup`: with M up to `max_m`.
+
+    Args:
+        shapes: (I, K) of weights [2 * I, K].
+        max_m: Largest M.
+        dtypes: torch.bfloat16, torch.float16 or both.
+        batch_invariant: False, True or both.
+
+    Raises:
+        ArgumentError: a shape, dtype or `max_m` that cannot be.
+
+    Example:
+        >>> import smkern
+        >>> calls = smkern.SwigluCalls(shapes=[(14336, 4096)], max_m=256)
+    """
+
+    shapes: Sequence[tuple[int, int]]
+    max_m: int = 8192
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,)
+    batch_invariant: Sequence[bool] = (False,)
+
+    def __post_init__(self) -> None:
+        for shape in self.shapes:
+            if len(shape) != 2 or min(shape) < 1:
+                raise ArgumentError(f"shapes has {shape}: give (I, K), both at least 1")
+        if self.max_m < 1:
+            raise ArgumentError(f"max_m={self.max_m}: give at least 1")
+        for dtype in self.dtypes:
+            validate.dtype_name(dtype)
+
+    def work(self, target: Target) -> Work:
+        """What these calls need on a device."""
+        eager = eager_swiglu(target.index)
+        wanted = choices(
+            eager.dispatcher,
+            [(2 * inner, k) for inner, k in self.shapes],
+            target.budgets,
+            max_m=self.max_m,
+            dtypes=[validate.dtype_name(dtype) for dtype in self.dtypes],
+            epilogues=[SWIGLU],
+            batch_invariant=self.batch_invariant,
+            aligned=target.aligned,
+        )
+        return work_of(eager, wanted)

@@ -1,0 +1,170 @@
+"""The eager path of `gemm_swiglu` on a fake device: fused, unfused, in captures, in a warmup."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from smkern.errors import ArgumentError, BudgetError, WarmupError
+from smkern.ops.reference.swiglu import gemm_swiglu as reference
+from smkern.ops.swiglu import SwigluCalls, warmup
+from smkern.ops.warming import Target
+from smkern.tuning import space
+from smkern.tuning.config import Budget, GemmConfig
+from smkern.tuning.space import COUNTER_BYTES
+
+HALF = torch.bfloat16
+OWN = GemmConfig("ws", 16, 128, 64, 4, 6, swap=True)
+
+
+class UnfusedTable:
+    """Every SwiGLU is tuned to run unfused."""
+
+    cells: dict = {}  # noqa: RUF012
+
+    def lookup(self, problem, budget, allow_cublaslt=True):
+        return space.UNFUSED if problem.epilogue.swiglu and allow_cublaslt else OWN
+
+
+def operands(m=5, inner=24, k=32):
+    return torch.randn(m, k).to(HALF), torch.randn(2 * inner, k).to(HALF)
+
+
+def test_values_and_pointers(device):
+    a, w = operands()
+    out = torch.full((5, 24), float("nan"), dtype=HALF)
+    assert device.gemm_swiglu(a, w, out=out) is out
+    assert torch.equal(out, reference(a, w))
+    plan = device.kernels.plans[-1]
+    assert plan.problem.n == 48
+    assert plan.problem.epilogue.swiglu
+    assert plan.launches == [(0, 7)]
+    assert torch.equal(device.gemm_swiglu(a, w), out)
+    assert len(device.kernels.plans) == 1
+
+
+def test_views_and_alignment(device):
+    buffer = torch.randn(64, 128).to(HALF)
+    a, w = buffer[:5, 8:40], buffer[:48, 64:96]
+    out = torch.empty(5, 64, dtype=HALF)[:, 16:40]
+    device.gemm_swiglu(a, w, out=out)
+    assert torch.equal(out, reference(a, w))
+    assert device.kernels.plans[-1].problem.aligned
+    for inner in (20, 12):  # rows of out that are no whole 16 bytes
+        a, w = operands(inner=inner)
+        device.gemm_swiglu(a, w)
+        assert not device.kernels.plans[-1].problem.aligned
+        assert device.kernels.plans[-1].config.kernel == "pointer"
+
+
+def test_budgets_and_promises(device):
+    a, w = operands()
+    device.stream = 8
+    for promise in (False, True):
+        device.gemm_swiglu(a, w, static_weights=promise)
+    plan = device.kernels.plans[-1]
+    assert plan.budget == Budget(32, "mask", False)
+    assert plan.static_weights == [False, True]
+    device.gemm_swiglu(a, w, num_sms=24)
+    assert device.kernels.plans[-1].budget == Budget(24, "grid", False)
+    with pytest.raises(BudgetError, match="above the 32 SMs"):
+        device.gemm_swiglu(a, w, num_sms=48)
+
+
+def test_nothing_is_written_where_an_argument_is_refused(device):
+    a, w = operands()
+    out = torch.full((5, 24), 7.0, dtype=HALF)
+    for bad in (
+        {"num_sms": 0},
+        {"backend": "nothing"},
+        {"backend": "cublaslt"},
+        {"backend": "unfused", "batch_invariant": True},
+    ):
+        with pytest.raises((ArgumentError, BudgetError)):
+            device.gemm_swiglu(a, w, out=out, **bad)
+    assert (out == 7).all()
+    with pytest.raises(ArgumentError, match="backend='unfused' cannot run"):
+        device.gemm(a, w, backend="unfused")
+
+
+def test_overlap_is_checked_in_every_call(device):
+    buffer = torch.randn(12, 32).to(HALF)
+    a, w = buffer[:5], torch.randn(64, 32).to(HALF)
+    device.gemm_swiglu(a, w, out=buffer[5:10])
+    with pytest.raises(ArgumentError, match="overlaps a"):
+        device.gemm_swiglu(a, w, out=buffer[4:9])
+    with pytest.raises(ArgumentError, match="overlaps w_gate_up"):
+        device.gemm_swiglu(a, w, out=w[:5])
+
+
+@pytest.mark.parametrize(("m", "inner", "k"), [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
+def test_zero_sizes_launch_nothing(device, m, inner, k):
+    a, w = operands(m, inner, k)
+    out = torch.full((m, inner), float("nan"), dtype=HALF)
+    device.gemm_swiglu(a, w, out=out)
+    assert not out.any()
+    assert not device.kernels.plans
+
+
+def rounded_twice(a, w):
+    gate, up = (a.float() @ w.float().T).to(HALF).float().chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up).to(HALF)
+
+
+def test_unfused_is_two_launches_by_way_of_the_workspace(device):
+    a, w = operands()
+    out = torch.empty(5, 40, dtype=HALF)[:, 8:32]
+    device.gemm_swiglu(a, w, out=out, backend="unfused", num_sms=16)
+    assert torch.equal(out, rounded_twice(a, w))
+    gemm = device.kernels.plans[-1]
+    assert not gemm.problem.epilogue.swiglu
+    assert gemm.budget == Budget(16, "grid", True)
+    assert device.silu.launches == [Budget(16, "grid", True)]
+    record = next(iter(device.eager_swiglu._records.values()))
+    assert record.workspace_bytes >= COUNTER_BYTES + 5 * 48 * 2
+    counters = device.workspaces._of_streams[7].tensor[:COUNTER_BYTES]
+    assert not counters.any(), "gate and up lie behind the counters that others rely on"
+
+
+def test_a_tuned_unfused_cell_runs_unfused(make_device):
+    device = make_device(tables=UnfusedTable())
+    a, w = operands()
+    assert torch.equal(device.gemm_swiglu(a, w), rounded_twice(a, w))
+    assert torch.equal(device.gemm_swiglu(a, w, backend="own"), reference(a, w))
+
+
+def test_a_capture_takes_what_is_loaded(make_device):
+    device = make_device(tables=UnfusedTable())
+    a, w = operands()
+    device.is_capturing, device.capture = True, 1
+    with pytest.raises(WarmupError):
+        device.gemm_swiglu(a, w)
+    device.is_capturing = False
+    device.gemm_swiglu(a, w, backend="own")
+    device.is_capturing = True
+    assert torch.equal(device.gemm_swiglu(a, w), reference(a, w)), "gives way to the fused kernel"
+    device.is_capturing = False
+    device.gemm_swiglu(a, w)
+    device.is_capturing = True
+    assert torch.equal(device.gemm_swiglu(a[:4], w), rounded_twice(a[:4], w))
+
+
+def test_a_warmup_covers_all_that_dispatch_can_choose(make_device, monkeypatch):
+    device = make_device(tables=UnfusedTable())
+    eager = device.eager_swiglu
+    eager = SimpleNamespace(dispatcher=eager.dispatcher)
+    monkeypatch.setattr(warmup, "eager_swiglu", lambda index: eager)
+    target = Target(0, 132, [Budget(32, "mask", True)], [True])
+    calls = SwigluCalls(shapes=[(24, 32)], max_m=16)
+    kinds = set()
+    for problem, config, _ in warmup.choices(
+        eager.dispatcher, [(48, 32)], target.budgets, max_m=16, dtypes=["bf16"],
+        epilogues=[warmup.SWIGLU], batch_invariant=(False,), aligned=[True],
+    ):  # fmt: skip
+        kinds.add((problem.epilogue.key, config.kernel))
+    assert kinds == {("swiglu", "unfused"), ("swiglu", "ws"), ("none", "ws")}
+    work = calls.work(target)
+    assert work.variants >= 2
+    assert len(work.launches) >= work.variants
