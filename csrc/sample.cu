@@ -1,0 +1,110 @@
+// One token a row of logits: greedy, by temperature, top-k, top-p, min-p; with the row's state.
+//
+// The logits are read once: of each group its largest key, and where all tokens' weights matter the
+// sum of each piece. The CTA that brings a row's last piece chooses its token: the k-th largest
+// group (the first of the nucleus: the 128th, the 1024th) bounds the tokens that can be kept from
+// below, only groups that reach the bound are read again, and their tokens above it are resolved in
+// shared memory. Rows that keep more than fit there are walked whole, from L2. No CTA waits.
+#include "sample_select.cuh"
+
+#include "sample_row.cuh"
+
+// A warp's piece of a row: keys of its groups, and the sum of its weights where `scale` is not 0.
+__device__ __forceinline__ void read_piece(const SampleParams& p, const char* row, long long at,
+                                           int piece, float scale, int lane) {
+  u32 raw[kGroupVectors][4];
+  const int first = piece * kPieceVectors + lane;
+  if (ALIGNED && (piece + 1) * kPieceVectors * kVector <= p.vocab) {
+#pragma unroll
+    for (int j = 0; j < kGroupVectors; ++j) load_once(row + (first + 32 * j) * 16ll, raw[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kGroupVectors; ++j) load_vector(row, first + 32 * j, p.vocab, raw[j]);
+  }
+  u32 best = raw[0][0];
+#pragma unroll
+  for (int j = 0; j < kGroupVectors; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) best = max_raw(best, raw[j][i]);
+  const u32 both[4] = {best, best, best, best};
+  const u32 key = max(key_of(plain(element(both, 0))), key_of(plain(element(both, 1))));
+  p.groups[(at * p.pieces + piece) * 32 + lane] = key;
+  if (scale == 0.0f) return;
+
+  const u32 most = __reduce_max_sync(kAll, key);
+  const float top = value_of(most);
+  float sums[4] = {};
+  if (most == kGreatest) {  // perhaps +inf
+#pragma unroll
+    for (int j = 0; j < kGroupVectors; ++j)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sums[e % 4] += ratio(plain(element(raw[j], e)), top, scale);
+  } else if (most > kNothing) {
+#pragma unroll
+    for (int j = 0; j < kGroupVectors; ++j)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sums[e % 4] += ratio(element(raw[j], e), top, scale);
+  }
+  float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+#pragma unroll
+  for (int by = 16; by; by /= 2) sum += __shfl_xor_sync(kAll, sum, by);
+  if (lane == 0) p.sums[at * p.pieces + piece] = sum;
+}
+
+// The pieces of a CTA, from `begin` to `end` of all rows' one after the other.
+struct Range {
+  long long begin, end;
+  __device__ __forceinline__ Range(const SampleParams& p, int cta, int ctas) {
+    if (p.ctas_per_row) {  // each row has CTAs of its own
+      const int row = cta / p.ctas_per_row, part = cta % p.ctas_per_row;
+      begin = (long long)row * p.pieces + part * p.pieces / p.ctas_per_row;
+      end = (long long)row * p.pieces + (part + 1) * p.pieces / p.ctas_per_row;
+    } else {
+      const long long all = (long long)p.rows * p.pieces;
+      begin = all * cta / ctas, end = all * (cta + 1) / ctas;
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+    sample(const __grid_constant__ SampleParams p) {
+  extern __shared__ __align__(16) char dynamic[];
+  __shared__ Shared s;
+  if (PDL) {
+    start_next();
+    wait_for_previous();
+  }
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const Range mine(p, blockIdx.x, gridDim.x);
+  long long at = mine.begin;
+#pragma unroll 1
+  while (at < mine.end) {
+    const int row = (int)(at / p.pieces), first = (int)(at - (long long)row * p.pieces);
+    const int count = (int)min((long long)(p.pieces - first), mine.end - at);
+    const char* logits = p.logits + row * p.row_bytes;
+    const bool over = p.finished && p.finished[row];
+    if (!over) {
+      const Choice choice(p, row);
+      const float scale = choice.sums() ? choice.scale : 0.0f;
+#pragma unroll 1
+      for (int i = warp; i < count; i += kWarps)
+        read_piece(p, logits, row, first + i, scale, lane);
+    }
+    // the last to arrive sees what all have written: fences on both sides of the count
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      s.last = atomicAdd(p.counters + row, count) + count == p.pieces;
+      __threadfence();
+    }
+    __syncthreads();
+    if (s.last) {
+      if (threadIdx.x == 0) p.counters[row] = 0;
+      int token = p.pad_token;
+      if (!over) token = choose(p, row, logits, dynamic, s);
+      if (threadIdx.x == 0) finish(p, row, token, over);
+      __syncthreads();
+    }
+    at += count;
+  }
+}

@@ -1,0 +1,144 @@
+"""Launches of the sampler, `csrc/sample.cu`: variant, grid, parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smkern.kernels.cuda_source import compile_cuda
+from smkern.kernels.driver import check, launcher, load_function
+from smkern.kernels.launch import ledger
+from smkern.tuning.rules import COUNTER_BYTES
+from smkern.tuning.sample import (
+    WARPS,
+    Budget,
+    Grid,
+    SampleConfig,
+    SampleProblem,
+    grid_of,
+)
+
+Launch = Callable[..., None]
+"""launch(stream, *addresses, workspace, *numbers): see `params_packer`."""
+
+CANDIDATES = 4096
+"""csrc/sample_select.cuh's kCandidates: tokens that are looked at in shared memory."""
+_PARAMS = struct.Struct("15Q 3q 8i 3f 4x")
+_DTYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
+_OVERLAPS = 90
+"""The first capability with programmatic dependent launch."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleVariant:
+    """One compiled kernel."""
+
+    dtype: str
+    aligned: bool
+    num_warps: int
+    capability: int
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        sizes = {"DTYPE": _DTYPES[self.dtype], "ALIGNED": self.aligned,
+                 "THREADS": 32 * self.num_warps, "PDL": self.capability >= _OVERLAPS}  # fmt: skip
+        return tuple(f"{name}={int(value)}" for name, value in sizes.items())
+
+    def compile(self) -> bytes:
+        """Device code, from the cache on disk where it is there. Needs no GPU."""
+        arch = f"sm_{self.capability}" + ("a" if self.capability >= 90 else "")
+        return compile_cuda("sample.cu", self.defines, arch)
+
+
+def shared_bytes(problem: SampleProblem) -> int:
+    """Dynamic shared memory: the tokens that are looked at, keys of all groups, a list of them."""
+    return 8 * CANDIDATES + (4 + 2) * problem.groups
+
+
+def params_packer(problem: SampleProblem, grid: Grid) -> Callable[..., bytes]:
+    """Packs `SampleParams` of csrc/sample.cuh.
+
+    Returns:
+        pack(logits, temperature, top_k, top_p, min_p, seeds, steps, finished, lengths, max_lengths,
+        stop_tokens, out, workspace, row_bytes, stop_stride, num_stop, pad_token, temperature,
+        top_k, top_p, min_p, seed, step): addresses (0: absent), then numbers; those named twice
+        count where their address is 0.
+    """
+    keys_bytes = 4 * problem.rows * problem.groups
+    sizes = problem.rows, problem.vocab, problem.pieces, grid.per_row
+
+    def pack(
+        logits: int, temperature: int, top_k: int, top_p: int, min_p: int, seeds: int, steps: int,
+        finished: int, lengths: int, max_lengths: int, stop_tokens: int, out: int, workspace: int,
+        row_bytes: int, stop_stride: int, num_stop: int, pad_token: int, all_temperature: float,
+        all_top_k: int, all_top_p: float, all_min_p: float, seed: int, step: int,
+    ) -> bytes:  # fmt: skip
+        keys = workspace + COUNTER_BYTES
+        return _PARAMS.pack(
+            logits, out, temperature, top_k, top_p, min_p, seeds, steps, finished, lengths,
+            max_lengths, stop_tokens, workspace, keys, keys + keys_bytes, row_bytes, stop_stride,
+            seed, *sizes, num_stop, pad_token, all_top_k, step, all_temperature, all_top_p,
+            all_min_p,
+        )  # fmt: skip
+
+    return pack
+
+
+def variants_of(problem: SampleProblem, capability: int) -> tuple[SampleVariant, ...]:
+    """The kernels of a problem's kind: one a size of a CTA, so that no budget compiles another."""
+    return tuple(
+        SampleVariant(problem.dtype, problem.aligned, warps, capability) for warps in WARPS
+    )
+
+
+class SampleKernels:
+    """The sampler's kernels on one device: compiled and loaded once a variant, counted.
+
+    Args:
+        capability: 90 and the like.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self._loaded: dict[SampleVariant, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+
+    def variants(self, problem: SampleProblem) -> tuple[SampleVariant, ...]:
+        """All kernels that problems of this kind can need."""
+        return variants_of(problem, self.capability)
+
+    def is_loaded(self, problem: SampleProblem) -> bool:
+        """Whether `prepare` would compile and load nothing."""
+        return all(variant in self._loaded for variant in self.variants(problem))
+
+    def prepare(self, problem: SampleProblem, config: SampleConfig, budget: Budget) -> Launch:
+        """The launch of a problem by a configuration; loads all kernels of its kind if new."""
+        widest = SampleProblem(1, 1 << 18, problem.dtype, problem.aligned)
+        with self._lock:
+            for variant in self.variants(problem):
+                if variant not in self._loaded:
+                    cubin = variant.compile()
+                    self._loaded[variant] = load_function(cubin, "sample", shared_bytes(widest))
+                    ledger().append(variant)
+        variant = SampleVariant(problem.dtype, problem.aligned, config.num_warps, self.capability)
+        grid, lock = grid_of(problem, config, budget), threading.Lock()
+        overlap = config.pdl and budget.confined == "mask" and self.capability >= _OVERLAPS
+        run = launcher(
+            self._loaded[variant], grid.num_ctas, 32 * config.num_warps, shared_bytes(problem),
+            overlap=overlap,
+        )  # fmt: skip
+        pack = params_packer(problem, grid)
+        buffer = ctypes.create_string_buffer(_PARAMS.size)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+
+        def launch(stream: int, *values: int | float) -> None:
+            with lock:
+                buffer[:] = pack(*values)
+                code = run(stream, pointers)
+            if code:
+                check(code, f"launching {grid.num_ctas} CTAs of {variant}")
+
+        return launch

@@ -1,0 +1,178 @@
+"""What a launch of the sampler is decided by: sizes, and the CTAs that share the rows.
+
+A row's token follows from the row alone: its pieces are the same for all batches and budgets, a
+piece is summed by one warp in one order, and all that goes across pieces is a sum of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from smkern.device import Budget as Budget
+from smkern.tuning.cost_model import CeilingSource
+from smkern.tuning.rules import COUNTER_BYTES
+
+SampleDtype = Literal["bf16", "fp16", "fp32"]
+
+MAX_VOCAB = 1 << 18
+"""Tokens that a row's order has bits for."""
+MAX_ROWS = COUNTER_BYTES // 4
+"""Rows that a workspace has counters for."""
+GROUP_VECTORS = 8
+"""Vectors of 16 bytes that a lane reads at a time: a group, of which the largest is kept."""
+WARPS = (16, 32)
+"""Warps of the CTAs that there are: one CTA an SM wants all that registers hold."""
+RESIDENT_WARPS = 32
+"""Warps that an SM's registers hold: 64 a thread."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleProblem:
+    """One launch over `rows` rows of `vocab` logits. `aligned`: rows begin at whole 16 bytes."""
+
+    rows: int
+    vocab: int
+    dtype: SampleDtype = "bf16"
+    aligned: bool = True
+
+    @property
+    def item(self) -> int:
+        """Bytes of a logit."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def piece(self) -> int:
+        """Logits that a warp reads at a time."""
+        return 32 * GROUP_VECTORS * 16 // self.item
+
+    @property
+    def pieces(self) -> int:
+        """Of a row."""
+        return -(-self.vocab // self.piece)
+
+    @property
+    def groups(self) -> int:
+        """Of a row: a lane's share of a piece each."""
+        return 32 * self.pieces
+
+    @property
+    def bytes_moved(self) -> int:
+        """The logits, once."""
+        return self.rows * self.vocab * self.item
+
+    @property
+    def flops(self) -> int:
+        """None that count: it waits for memory."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleConfig:
+    """One way to run it. `ctas_per_sm` and `pdl` count only where a mask confines.
+
+    `pdl`: it may begin before the launch ahead of it has ended.
+    """
+
+    num_warps: int = 16
+    ctas_per_sm: int = 2
+    pdl: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """CTAs of a launch. `per_row` of them share each row; 0: each has a range of all rows."""
+
+    num_ctas: int
+    per_row: int
+
+
+def grid_of(problem: SampleProblem, config: SampleConfig, budget: Budget) -> Grid:
+    """The CTAs of a launch: at most one an SM where no mask confines."""
+    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    most = min(most, problem.rows * problem.pieces)
+    per_row = most // problem.rows
+    return Grid(per_row * problem.rows if per_row else most, per_row)
+
+
+def workspace_bytes(problem: SampleProblem) -> int:
+    """Counters, then a key for each group and a sum for each piece."""
+    return COUNTER_BYTES + 4 * problem.rows * (problem.groups + problem.pieces)
+
+
+def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ...]:
+    """What is tuned over and what the model chooses from."""
+    if budget.confined != "mask":
+        return tuple(SampleConfig(warps, 1, False) for warps in WARPS)
+    return tuple(
+        SampleConfig(warps, ctas, pdl)
+        for warps in WARPS
+        for ctas in (1, 2)
+        for pdl in (True, False)
+        if warps * ctas <= RESIDENT_WARPS
+    )
+
+
+def is_legal(problem: SampleProblem, config: SampleConfig, budget: Budget) -> bool:
+    """Whether a configuration is one that kernels are made for in this budget."""
+    return config in candidates(problem, budget)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleConstants:
+    """What the model does not derive."""
+
+    launch_us: float = 2.0
+    """An empty kernel in a graph."""
+    overlap_us: float = 1.0
+    """What of that a launch saves which begins before the one ahead has ended."""
+    finish_us: float = 6.0
+    """From a row's last piece to its token."""
+    sm_tbps: float = 0.2
+    """What an SM reads at most."""
+    half_warps: int = 12
+    """Warps on an SM with which it is at half that rate."""
+    efficiency: float = 0.9
+    """Share of the read bandwidth that is reached."""
+
+
+SHIPPED: Mapping[str, SampleConstants] = {"default": SampleConstants()}
+
+
+def predict_us(
+    problem: SampleProblem,
+    config: SampleConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: SampleConstants | None = None,
+) -> float:
+    """Predicted time of one launch with cold caches, us: reading once, and the last rows' ends."""
+    known = constants or SHIPPED["default"]
+    grid = grid_of(problem, config, budget)
+    on_sm = -(-grid.num_ctas // budget.num_sms)
+    warps = on_sm * config.num_warps
+    rate = 1e6 * known.sm_tbps * warps / (warps + known.half_warps)
+    share = problem.bytes_moved * on_sm / grid.num_ctas
+    bandwidth = known.efficiency * 1e6 * profile.bandwidth(
+        budget.num_sms, confined=budget.confined
+    )  # fmt: skip
+    reading = max(share / rate, problem.bytes_moved / bandwidth)
+    ends = -(-problem.rows // grid.num_ctas) * known.finish_us
+    # while one CTA of an SM ends a row, the others read
+    hidden = ends * (on_sm - 1) / on_sm if problem.rows > grid.num_ctas else 0.0
+    start = known.launch_us - (known.overlap_us if config.pdl else 0.0)
+    return float(start + reading + ends - hidden)
+
+
+def choose(
+    problem: SampleProblem,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: SampleConstants | None = None,
+) -> SampleConfig:
+    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
+    return min(
+        candidates(problem, budget),
+        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
+    )
