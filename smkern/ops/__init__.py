@@ -13,6 +13,7 @@ from smkern.ops.attention import (
 from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
 from smkern.ops.rope import Linear, Llama3, Rope, Yarn
+from smkern.ops.rows import RowsCalls, add_rms_norm, embedding, rms_norm, silu_and_mul
 from smkern.ops.swiglu import (
     SwigluCalls,
     explain_gemm_swiglu,
@@ -28,10 +29,13 @@ __all__ = [
     "Llama3",
     "Plan",
     "Rope",
+    "RowsCalls",
     "SwigluCalls",
     "WarmupReport",
     "Yarn",
+    "add_rms_norm",
     "append_kv",
+    "embedding",
     "explain_attention",
     "explain_gemm",
     "explain_gemm_swiglu",
@@ -43,5 +47,7 @@ __all__ = [
     "paged_attention",
     "plan_attention",
     "qk_norm_rope_append",
+    "rms_norm",
+    "silu_and_mul",
     "warmup",
 ]

@@ -1,0 +1,188 @@
+"""From a problem over rows to its launch: variants, compilation, parameters, the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smkern.kernels.aot import KernelSet, KernelSource, compile_source
+from smkern.kernels.compile import Artifact
+from smkern.tuning.rows import (
+    VECTOR,
+    Budget,
+    RowsConfig,
+    RowsProblem,
+    block,
+    held,
+    num_ctas,
+    pieces,
+    shapes_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Launch = Callable[..., None]
+"""launch(stream, *addresses, *numbers): see PARAMETERS."""
+
+PARAMETERS: dict[str, dict[str, str]] = {
+    "rms_norm": {
+        "x_ptr": "row", "weight_ptr": "weight", "out_ptr": "row", "x_step": "i64",
+        "out_step": "i64", "rows": "i32", "eps": "fp32",
+    },
+    "add_rms_norm": {
+        "x_ptr": "row", "residual_ptr": "row", "weight_ptr": "weight", "out_ptr": "row",
+        "x_step": "i64", "residual_step": "i64", "out_step": "i64", "rows": "i32", "eps": "fp32",
+    },
+    "silu_and_mul": {
+        "x_ptr": "row", "out_ptr": "row", "x_step": "i64", "out_step": "i64", "rows": "i32",
+    },
+    "embedding": {
+        "ids_ptr": "index", "table_ptr": "row", "out_ptr": "row", "ids_step": "i64",
+        "table_step": "i64", "out_step": "i64", "rows": "i32", "table_rows": "i64",
+    },
+}  # fmt: skip
+"""Run-time parameters of each kernel in its order: addresses, steps between rows in units of
+`RowsVariant.unit` elements (between ids: in ids), numbers."""
+_PDL_FROM = 90
+_ROOMY = {"num_warps": 16, "held": 32, "maxnreg": 96}
+"""The compiler spills where a CTA is large and a row wide, though registers are left."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowsVariant:
+    """One compiled kernel: what of a problem and a configuration chooses code."""
+
+    op: str
+    width: int
+    dtype: str
+    weight_dtype: str
+    index_dtype: str
+    aligned: bool
+    num_warps: int
+    vectors: int
+    stages: int
+    capability: int
+
+    @property
+    def unit(self) -> int:
+        """Elements that steps between rows count."""
+        return VECTOR if self.aligned else 1
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernel's compile-time parameters."""
+        config = RowsConfig(self.num_warps, self.vectors)
+        found: dict[str, Any] = {"H": self.width}
+        if self.op in ("rms_norm", "add_rms_norm"):
+            found["PIECES"], found["REST"] = pieces(self.width, self.num_warps)
+        else:
+            found["BLOCK"] = block(config)
+        return found | {
+            "STAGES": self.stages, "UNIT": self.unit, "PDL": self.capability >= _PDL_FROM,
+        }  # fmt: skip
+
+    def source(self) -> KernelSource:
+        """What compiles it."""
+        from smkern.kernels import rows_triton
+
+        kinds = {
+            "row": f"*{self.dtype}", "weight": f"*{self.weight_dtype}",
+            "index": f"*{self.index_dtype}",
+        }  # fmt: skip
+        parameters = PARAMETERS[self.op]
+        whole = [name for name, kind in parameters.items() if kind in ("row", "weight")]
+        return KernelSource(
+            fn=getattr(rows_triton, f"{self.op}_rows"),
+            signature={name: kinds.get(kind, kind) for name, kind in parameters.items()},
+            constants=self.constants,
+            aligned=tuple(whole) if self.aligned else (),
+            num_warps=self.num_warps,
+            capability=self.capability,
+            maxnreg=_max_registers(self),
+        )
+
+    def compile(self) -> Artifact:
+        """Compile it (or take it from Triton's cache). Needs no GPU."""
+        return compile_source(self.source())
+
+
+def _max_registers(variant: RowsVariant) -> int | None:
+    if variant.op not in ("rms_norm", "add_rms_norm"):
+        return None
+    problem = RowsProblem("rms_norm", 1, variant.width)
+    elements = held(problem, RowsConfig(variant.num_warps))
+    if variant.num_warps == _ROOMY["num_warps"] and elements >= _ROOMY["held"]:
+        return _ROOMY["maxnreg"]
+    return None
+
+
+def variant_of(problem: RowsProblem, config: RowsConfig, capability: int) -> RowsVariant:
+    """The kernel that runs a problem by a configuration; what plays no part in code is left out."""
+    return RowsVariant(
+        problem.op,
+        problem.width,
+        problem.dtype,
+        problem.weight_dtype if problem.is_norm else problem.dtype,
+        problem.index_dtype if problem.op == "embedding" else "i32",
+        problem.aligned,
+        config.num_warps,
+        1 if problem.is_norm else config.vectors,
+        config.stages,
+        capability,
+    )
+
+
+class RowsKernels:
+    """The kernels of one device: compiled and loaded once a variant, counted.
+
+    Args:
+        capability: 90 and the like.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self._set = KernelSet()
+
+    def variants(self, problem: RowsProblem) -> tuple[RowsVariant, ...]:
+        """The kernels of a problem's kind."""
+        return tuple(variant_of(problem, x, self.capability) for x in shapes_of(problem))
+
+    def is_loaded(self, problem: RowsProblem) -> bool:
+        """Whether `prepare` would compile and load nothing."""
+        return all(self._set.is_loaded(x) for x in self.variants(problem))
+
+    def prepare(self, problem: RowsProblem, config: RowsConfig, budget: Budget) -> Launch:
+        """The launch of a problem within a budget; loads all kernels of its kind if new."""
+        for variant in self.variants(problem):
+            self._set.load(variant, variant.source)
+        variant = variant_of(problem, config, self.capability)
+        kernel = self._set.load(variant, variant.source)
+        words = {"i64": "q", "i32": "q", "fp32": "f4x"}
+        fmt = "".join(words.get(kind, "Q") for kind in PARAMETERS[problem.op].values())
+        # in grid mode the next launch's CTAs would run beside ours, above the budget
+        overlap = config.pdl and budget.confined == "mask" and self.capability >= _PDL_FROM
+        return kernel.bind(fmt, num_ctas(problem, config, budget), overlap=overlap)
+
+
+def launch_interpreted(
+    problem: RowsProblem, config: RowsConfig, budget: Budget, *arguments: Tensor | float
+) -> int:
+    """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
+
+    Args:
+        problem: fp16 rows (the interpreter gets bf16 wrong).
+        config: How.
+        budget: Of SMs.
+        arguments: The kernel's, with tensors for addresses.
+
+    Returns:
+        The CTAs launched.
+    """
+    from smkern.kernels import rows_triton
+
+    variant = variant_of(problem, config, 80)
+    ctas = num_ctas(problem, config, budget)
+    getattr(rows_triton, f"{problem.op}_rows")[(ctas,)](*arguments, **variant.constants)
+    return ctas

@@ -1,0 +1,240 @@
+"""RMS norm, its sum with a residual, SiLU times up, rows of a table, with an SM budget."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from torch import Tensor
+
+from smkern.ops.reference import rows as reference
+from smkern.ops.rows.call import (
+    AddRmsNorm,
+    Embedding,
+    RmsNorm,
+    SiluAndMul,
+    check_embedding,
+    check_norm,
+    check_silu,
+    numbers_of,
+    problem_of,
+    result_of,
+)
+from smkern.ops.small import Small, run
+from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.small_library import register
+from smkern.tuning.rows import RowsConfig, RowsProblem
+
+
+@cache
+def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
+    """The dispatcher of a device that is present: its profile, its table, its kernels."""
+    from smkern.device import load_profile
+    from smkern.tuning.rows_table import load_rows_table, select_rows
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.rows_launch import RowsKernels
+
+        return RowsKernels(10 * major + minor)
+
+    table = load_rows_table(profile.info.name)
+    return SmallDispatcher(profile, kernels, partial(select_rows, profile=profile, table=table))
+
+
+RMS_NORM: Small[RowsProblem] = Small(
+    name="rms_norm",
+    call=RmsNorm,
+    schema="Tensor x, Tensor weight, *, float eps=1e-06",
+    results=("out",),
+    check=check_norm,
+    shapes=result_of,
+    problem=problem_of,
+    numbers=numbers_of,
+    reference=lambda call: reference.rms_norm(call.x, call.weight, float(call.eps)),
+    dispatcher=rows_dispatcher,
+    vectors=("x", "weight", "out"),
+    in_place=(("out", "x"),),
+)
+ADD_RMS_NORM: Small[RowsProblem] = Small(
+    name="add_rms_norm",
+    call=AddRmsNorm,
+    schema="Tensor x, Tensor(a!) residual, Tensor weight, *, float eps=1e-06",
+    results=("out",),
+    check=check_norm,
+    shapes=result_of,
+    problem=problem_of,
+    numbers=numbers_of,
+    reference=lambda call: reference.add_rms_norm(*call[:3], float(call.eps)),
+    dispatcher=rows_dispatcher,
+    vectors=("x", "residual", "weight", "out"),
+    in_place=(("out", "x"),),
+)
+SILU_AND_MUL: Small[RowsProblem] = Small(
+    name="silu_and_mul",
+    call=SiluAndMul,
+    schema="Tensor x",
+    results=("out",),
+    check=check_silu,
+    shapes=result_of,
+    problem=problem_of,
+    numbers=numbers_of,
+    reference=lambda call: reference.silu_and_mul(call.x),
+    dispatcher=rows_dispatcher,
+    vectors=("x", "out"),
+)
+EMBEDDING: Small[RowsProblem] = Small(
+    name="embedding",
+    call=Embedding,
+    schema="Tensor ids, Tensor table",
+    results=("out",),
+    check=check_embedding,
+    shapes=result_of,
+    problem=problem_of,
+    numbers=numbers_of,
+    reference=lambda call: reference.embedding(call.ids, call.table),
+    dispatcher=rows_dispatcher,
+    vectors=("table", "out"),
+)
+LIBRARY = register(RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-6,
+    out: Tensor | None = None,
+    num_sms: int | None = None,
+) -> Tensor:
+    """y = x / sqrt(mean(x²) + eps) * weight, a row at a time, on at most `num_sms` SMs.
+
+    In fp32, rounded once (on CPU tensors also before the weight, as Hugging Face's layers do). A
+    row's bits depend on the row alone. There is no backward.
+
+    Args:
+        x: [tokens, hidden], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; rows may be apart.
+            hidden is at most 16384.
+        weight: [hidden], x's dtype or fp32.
+        eps: Added to the mean, at least 0.
+        out: [tokens, hidden] in x's dtype to write into, rows may be apart; may be x itself.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        [tokens, hidden] in x's dtype: `out`, if given.
+
+    Raises:
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        ArgumentError: what cannot be served; overlaps.
+        DeviceError: the GPU is older than sm_80.
+        PartitionError: the current stream's partition is closed.
+        WarmupError: a graph capture met a kernel that is not loaded.
+
+    Source: Root Mean Square Layer Normalization (arXiv 1910.07467) section 4.
+
+    Example:
+        >>> import torch, smkern
+        >>> smkern.rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0)
+        tensor([[0.8485, 1.1314]])
+    """
+    found: Tensor = run(RMS_NORM, RmsNorm(x, weight, eps, out, num_sms))
+    return found
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-6,
+    out: Tensor | None = None,
+    num_sms: int | None = None,
+) -> Tensor:
+    """residual += x in place, and `rms_norm` of the sum, in one pass on at most `num_sms` SMs.
+
+    The sum is rounded to x's dtype, and the norm is of the rounded sum.
+
+    Args:
+        x: [tokens, hidden], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; rows may be apart.
+            hidden is at most 16384.
+        residual: Likewise; written, so it overlaps nothing else.
+        weight: [hidden], x's dtype or fp32.
+        eps: Added to the mean, at least 0.
+        out: [tokens, hidden] in x's dtype to write the norm into; may be x itself.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        [tokens, hidden] in x's dtype: `out`, if given.
+
+    Raises:
+        As `smkern.rms_norm`.
+
+    Example:
+        >>> import torch, smkern
+        >>> residual = torch.tensor([[1.0, 1.0]])
+        >>> smkern.add_rms_norm(torch.tensor([[2.0, 3.0]]), residual, torch.ones(2), eps=0.0)
+        tensor([[0.8485, 1.1314]])
+        >>> residual
+        tensor([[3., 4.]])
+    """
+    found: Tensor = run(ADD_RMS_NORM, AddRmsNorm(x, residual, weight, eps, out, num_sms))
+    return found
+
+
+def silu_and_mul(x: Tensor, *, out: Tensor | None = None, num_sms: int | None = None) -> Tensor:
+    """silu(gate) * up of rows that hold a gate and, behind it, up; on at most `num_sms` SMs.
+
+    In fp32, rounded once (on CPU tensors also before the product, as Hugging Face's layers do).
+
+    Args:
+        x: [tokens, 2 * I], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; rows may be apart.
+        out: [tokens, I] in x's dtype to write into; overlaps nothing.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        [tokens, I] in x's dtype: `out`, if given.
+
+    Raises:
+        As `smkern.rms_norm`.
+
+    Source: GLU Variants Improve Transformer (arXiv 2002.05202) section 2.
+
+    Example:
+        >>> import torch, smkern
+        >>> smkern.silu_and_mul(torch.tensor([[0.0, 1.0, 5.0, 2.0]]))
+        tensor([[0.0000, 1.4621]])
+    """
+    found: Tensor = run(SILU_AND_MUL, SiluAndMul(x, out, num_sms))
+    return found
+
+
+def embedding(
+    ids: Tensor, table: Tensor, *, out: Tensor | None = None, num_sms: int | None = None
+) -> Tensor:
+    """Rows of a table, on at most `num_sms` SMs: embeddings, or each request's last token.
+
+    An id outside the table gives zeros; nothing outside it is read.
+
+    Args:
+        ids: [tokens], int32 or int64.
+        table: [rows, hidden], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; rows may be
+            apart.
+        out: [tokens, hidden] in the table's dtype to write into; overlaps nothing.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        [tokens, hidden] in the table's dtype: `out`, if given.
+
+    Raises:
+        As `smkern.rms_norm`.
+
+    Example:
+        >>> import torch, smkern
+        >>> smkern.embedding(torch.tensor([1, -1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[3., 4.],
+                [0., 0.]])
+    """
+    found: Tensor = run(EMBEDDING, Embedding(ids, table, out, num_sms))
+    return found

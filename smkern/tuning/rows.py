@@ -1,0 +1,221 @@
+"""What a launch over rows is decided by: norms, SiLU times up, rows of a table.
+
+A row's bits depend on its width and dtype alone: configurations change who works on it, not the
+order of its sums (`smkern/kernels/rows_triton.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from smkern.device import Budget as Budget
+from smkern.tuning.cost_model import CeilingSource
+
+RowsOp = Literal["rms_norm", "add_rms_norm", "silu_and_mul", "embedding"]
+RowsDtype = Literal["bf16", "fp16"]
+
+VECTOR = 8
+"""Elements of a 16-byte load."""
+WHOLE = 32 * VECTOR
+"""Elements of a piece of a row that a warp takes at a time."""
+MAX_WIDTH = 16384
+"""Elements of a row that a norm holds in registers."""
+WARPS = (4, 8, 16, 32)
+"""Warps of a norm's CTA, which work on one row."""
+SHAPES = ((4, 1), (4, 4), (16, 1), (16, 4))
+"""(warps, vectors of a thread) of the operators that need no whole row."""
+MAX_HELD = 64
+"""Elements of a row that a thread holds at most: above that the compiler spills."""
+MAX_PREFETCHED = 40
+"""The same where the next row is on its way meanwhile."""
+RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
+REGISTERS_PER_SM = 65536
+WARPS_PER_SM = 64
+PASSES: Mapping[str, int] = {
+    "rms_norm": 2, "add_rms_norm": 4, "silu_and_mul": 3, "embedding": 2,
+}  # fmt: skip
+"""How often an element of the result is moved, reads and writes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowsProblem:
+    """One launch over `rows` rows of `width` elements of the result.
+
+    `aligned`: rows begin at whole 16 bytes. `weight_dtype` is a norm's, `index_dtype` that of ids.
+    """
+
+    op: RowsOp
+    rows: int
+    width: int
+    dtype: RowsDtype = "bf16"
+    weight_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    index_dtype: Literal["i32", "i64"] = "i32"
+    aligned: bool = True
+
+    @property
+    def is_norm(self) -> bool:
+        return self.op in ("rms_norm", "add_rms_norm")
+
+    @property
+    def bytes_moved(self) -> int:
+        """What the operator cannot do without; a norm's weights are few."""
+        return 2 * PASSES[self.op] * self.rows * self.width
+
+    @property
+    def flops(self) -> int:
+        """None that count: it waits for memory."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowsConfig:
+    """One way to run it. `ctas_per_sm` and `pdl` count only where a mask confines.
+
+    `vectors` are 16-byte loads of a thread (norms have what a row needs), `stages` 2: a norm's next
+    row is on its way while one is worked on. `pdl`: it may begin before the launch ahead has ended.
+    """
+
+    num_warps: int = 4
+    vectors: int = 1
+    ctas_per_sm: int = 8
+    stages: int = 1
+    pdl: bool = True
+
+
+def pieces(width: int, num_warps: int) -> tuple[int, int]:
+    """Pieces of a row in two powers of two, each at least one a warp; the second may be 0."""
+    count = max(1, -(-width // WHOLE))
+    first = max(1 << (count.bit_length() - 1), num_warps)
+    if first >= count:
+        return first, 0
+    rest = max(1 << (count - first - 1).bit_length(), num_warps)
+    return (2 * first, 0) if rest == first else (first, rest)
+
+
+def held(problem: RowsProblem, config: RowsConfig) -> int:
+    """Elements of an item that a thread works on."""
+    if problem.is_norm:
+        return sum(pieces(problem.width, config.num_warps)) * VECTOR // config.num_warps
+    return config.vectors * VECTOR
+
+
+def registers(problem: RowsProblem, config: RowsConfig) -> int:
+    """Registers of a thread, about: compiled kernels are within an eighth of it."""
+    if not problem.is_norm:
+        return 32 + max(0, 2 * config.vectors - 2)
+    quarters = 7 if config.stages == 1 else 10
+    return min(255, 24 + quarters * held(problem, config) // 4)
+
+
+def block(config: RowsConfig) -> int:
+    """Columns of an item that is no whole row."""
+    return config.num_warps * config.vectors * WHOLE
+
+
+def num_items(problem: RowsProblem, config: RowsConfig) -> int:
+    """What CTAs share: rows, or blocks of columns of them."""
+    if problem.is_norm:
+        return problem.rows
+    return problem.rows * -(-problem.width // block(config))
+
+
+def num_ctas(problem: RowsProblem, config: RowsConfig, budget: Budget) -> int:
+    """CTAs of a launch: no more than its items, one an SM where no mask confines."""
+    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    return max(1, min(most, num_items(problem, config)))
+
+
+def shapes_of(problem: RowsProblem) -> tuple[RowsConfig, ...]:
+    """Configurations that differ in their code: all that a kind of problem has."""
+    if not problem.is_norm:
+        return tuple(RowsConfig(warps, vectors, 1) for warps, vectors in SHAPES)
+    count = max(1, problem.width // WHOLE)
+    found = []
+    for warps in WARPS:
+        if warps > max(4, count):
+            continue
+        for stages, most in ((1, MAX_HELD), (2, MAX_PREFETCHED)):
+            config = RowsConfig(warps, 1, 1, stages)
+            if held(problem, config) <= most and (stages == 1 or warps <= 8):
+                found.append(config)
+    return tuple(found)
+
+
+def candidates(problem: RowsProblem, budget: Budget) -> tuple[RowsConfig, ...]:
+    """What is tuned over and what the model chooses from, overlap on."""
+    found = []
+    for config in shapes_of(problem):
+        fitting = REGISTERS_PER_SM // (32 * registers(problem, config))
+        most = min(WARPS_PER_SM, fitting) // config.num_warps
+        for ctas in RESIDENT if budget.confined == "mask" else (1,):
+            if ctas == 1 or ctas <= most:
+                found.append(replace(config, ctas_per_sm=ctas))
+    return tuple(found)
+
+
+def is_legal(problem: RowsProblem, config: RowsConfig, budget: Budget) -> bool:
+    """Whether a configuration is one that kernels are made for in this budget."""
+    return replace(config, pdl=True) in candidates(problem, budget)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsConstants:
+    """What the model does not derive."""
+
+    launch_us: float = 1.6
+    """An empty kernel in a graph."""
+    chain_us: float = 0.9
+    """An item alone: its loads, its sum, its stores."""
+    element_us: float = 0.008
+    """What an element more of a thread adds to that."""
+    hidden: float = 0.45
+    """What is left of the chain where the next item is on its way."""
+    sm_tbps: float = 0.2
+    """What an SM moves at most, reads and writes together."""
+    efficiency: float = 0.9
+    """Share of the read bandwidth that a mix of reads and writes has."""
+    blend: float = 3.0
+    """Exponent that blends the three times: none hides the others whole."""
+
+
+SHIPPED: Mapping[str, RowsConstants] = {"default": RowsConstants()}
+
+
+def predict_us(
+    problem: RowsProblem,
+    config: RowsConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: RowsConstants | None = None,
+) -> float:
+    """Predicted time of one launch with cold caches, us.
+
+    The longest of a CTA's items one after the other, the busiest SM's bytes and the memory's, a
+    little more than that, plus the launch.
+    """
+    known = constants or SHIPPED["default"]
+    ctas, items = num_ctas(problem, config, budget), num_items(problem, config)
+    on_sm = -(-ctas // budget.num_sms)
+    rounds = -(-items // ctas)
+    chain = known.chain_us + known.element_us * held(problem, config)
+    serial = chain * (1 + (rounds - 1) * (known.hidden if config.stages > 1 else 1.0))
+    busiest = problem.bytes_moved * rounds * on_sm / max(items, 1) / (1e6 * known.sm_tbps)
+    bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
+    memory = problem.bytes_moved / (known.efficiency * bandwidth)
+    times = (serial, busiest, memory)
+    return float(known.launch_us + sum(x**known.blend for x in times) ** (1 / known.blend))
+
+
+def choose(
+    problem: RowsProblem,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: RowsConstants | None = None,
+) -> RowsConfig:
+    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
+    return min(
+        candidates(problem, budget),
+        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
+    )
