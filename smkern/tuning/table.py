@@ -120,11 +120,11 @@ class Table:
         A cell tuned at M serves the rows above the next smaller tuned M with as many row tiles.
         With `batch_invariant` only one with whole K loops does: ws and tma add products in the same
         order whatever the tile (held bit for bit by the GPU tests), and the split alone is what
-        would make a row's bits turn with M or the budget. SwiGLU without a cell of its own runs as
-        the plain GEMM of the same weights, whose loop is the same.
+        would make a row's bits turn with M or the budget. An epilogue without a cell of its own
+        runs as the plain GEMM of the same weights, whose loop is the same.
         """
         found = self._lookup(problem, budget, allow_cublaslt)
-        if found is None and problem.epilogue.swiglu:
+        if found is None and problem.epilogue != Epilogue():
             plain = self._lookup(replace(problem, epilogue=Epilogue()), budget, False)
             if plain is not None and space.is_legal(problem, plain, budget, (9, 0)):
                 return plain
