@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,17 +62,25 @@ class Peer:
     family: str
     model: Any
 
-    def logits(self, ids: Sequence[int]) -> Tensor:
-        """[tokens, vocab] fp32 of one sequence."""
+    def logits(self, ids: Sequence[int], last: int = 0) -> Tensor:
+        """[tokens, vocab] fp32 of one sequence, behind its last tokens or (0) all."""
         with torch.no_grad():
-            return self.model(torch.tensor([ids], device=self.model.device)).logits[0].float()
+            given = torch.tensor([ids], device=self.model.device)
+            return self.model(given, logits_to_keep=last).logits[0].float()
+
+    @contextmanager
+    def running_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Parameters in a dtype; frequencies stay in fp32, as they are where a model is loaded."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        yield
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.float()
 
     def last_logits(self, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
         """[texts, vocab] fp32 behind each text's last token, the model being run in a dtype."""
-        self.model.to(dtype)
-        found = torch.stack([self.logits(text)[-1] for text in texts])
-        self.model.to(torch.float32)
-        return found
+        with self.running_in(dtype):
+            return torch.stack([self.logits(text, 1)[0] for text in texts])
 
     def decoder(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
         """Our decoder with this model's weights."""
@@ -82,9 +91,11 @@ class Peer:
 def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
     """A random model whose weights are bf16 numbers, norms' too, so that dtypes differ in maths."""
     config = hf_config(family, **changes)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", dtype=torch.float32
-    )
+    options = {"experts_implementation": "eager"} if family == "qwen3_moe" else {}
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32, **options
+        )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -92,7 +103,7 @@ def make_peer(family: str, *, device: str = "cpu", **changes: Any) -> Peer:
             elif parameter.dim() > 1:
                 parameter.normal_(0.0, config.initializer_range)
             parameter.copy_(parameter.bfloat16())
-    return Peer(family, model.to(device).eval())
+    return Peer(family, model.eval())
 
 
 @dataclass(slots=True)
