@@ -142,14 +142,14 @@ def _new_tokens(request: MaskRequest) -> Step | None:
     begun = (padding & new).cumsum(1) > 0
     seen = torch.where(new, begun, padding) & before_end
     resumed = padding[:, 1:] & ~padding[:, :-1] & begun[:, :-1] & before_end[1:]
-    broken = seen[:, :-1] & ~seen[:, 1:] & before_end[1:]
+    broken = seen[:, :-1] & ~seen[:, 1:] & before_end[1:] & begun[:, -1:]
     facts = torch.stack([resumed.any(), broken.any(), (seen == before_end).all()])
     has_gap, is_broken, is_whole = facts.tolist()
     window = request.pattern.window
-    if is_whole:
-        return _unpadded(request)
     if has_gap or (is_broken and window is not None):
         return None
+    if is_whole:
+        return _unpadded(request)
     return _listed(request, seen, window)
 
 
