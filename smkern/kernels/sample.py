@@ -136,7 +136,7 @@ class SampleKernels:
 
         def launch(stream: int, *values: int | float) -> None:
             with lock:
-                buffer[:] = pack(*values)
+                ctypes.memmove(buffer, pack(*values), _PARAMS.size)
                 code = run(stream, pointers)
             if code:
                 check(code, f"launching {grid.num_ctas} CTAs of {variant}")

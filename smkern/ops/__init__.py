@@ -12,8 +12,11 @@ from smkern.ops.attention import (
 )
 from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
+from smkern.ops.moe import grouped_gemm, moe_permute, moe_unpermute, topk_softmax
+from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.rope import Linear, Llama3, Rope, Yarn
 from smkern.ops.rows import RowsCalls, add_rms_norm, embedding, rms_norm, silu_and_mul
+from smkern.ops.sample import SampleCalls, sample
 from smkern.ops.swiglu import (
     SwigluCalls,
     explain_gemm_swiglu,
@@ -27,9 +30,11 @@ __all__ = [
     "AttentionCalls",
     "Linear",
     "Llama3",
+    "MoeCalls",
     "Plan",
     "Rope",
     "RowsCalls",
+    "SampleCalls",
     "SwigluCalls",
     "WarmupReport",
     "Yarn",
@@ -43,11 +48,16 @@ __all__ = [
     "gemm_swiglu",
     "gemm_swiglu_workspace_bytes",
     "gemm_workspace_bytes",
+    "grouped_gemm",
     "merge_states",
+    "moe_permute",
+    "moe_unpermute",
     "paged_attention",
     "plan_attention",
     "qk_norm_rope_append",
     "rms_norm",
+    "sample",
     "silu_and_mul",
+    "topk_softmax",
     "warmup",
 ]

@@ -1,0 +1,49 @@
+"""The sampler's part of a warmup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smkern.ops.sample.call import Sample
+from smkern.ops.sample.operators import SAMPLE
+from smkern.ops.small import check_small
+from smkern.ops.small_warmup import work_of
+from smkern.ops.warming import Target, Work, room
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCalls:
+    """Calls of `smkern.sample` to come, for `smkern.warmup`; batch and parameters are free.
+
+    Args:
+        vocab: Tokens of the vocabulary.
+        dtypes: Of logits.
+
+    Raises:
+        ArgumentError: a vocabulary or dtypes that cannot be.
+
+    Example:
+        >>> import smkern
+        >>> qwen = smkern.SampleCalls(151936)
+        >>> smkern.warmup(calls=[qwen])  # doctest: +SKIP
+    """
+
+    vocab: int
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,)
+
+    def __post_init__(self) -> None:
+        for call in self.calls(torch.device("meta"), True):
+            check_small(SAMPLE, call)
+
+    def calls(self, device: torch.device, aligned: bool) -> list[Sample]:
+        """A call of one row for each dtype, on tensors of its own."""
+        return [Sample(room((1, self.vocab), dtype, aligned, device)) for dtype in self.dtypes]
+
+    def work(self, target: Target) -> Work:
+        """What these calls need on a device."""
+        device = torch.device(f"cuda:{target.index}")
+        calls = [call for aligned in target.aligned for call in self.calls(device, aligned)]
+        return work_of(SAMPLE, calls, target)
