@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.nn import functional
 
 import smkern
-from smkern.ops import paged_attention, qk_norm_rope_append
+from smkern.ops import (
+    embedding,
+    gemm,
+    gemm_swiglu,
+    paged_attention,
+    qk_norm_rope_append,
+    rms_norm,
+    sample,
+)
 
 __all__ = [
     "embedding",
@@ -28,37 +36,6 @@ __all__ = [
 
 def _ours(name: str) -> Any:
     return getattr(smkern, name, None)
-
-
-def gemm(a: Tensor, w: Tensor, *, static_weights: bool, **options: Any) -> Tensor:
-    if "static_weights" in (smkern.gemm.__kwdefaults__ or {}):
-        options["static_weights"] = static_weights
-    return smkern.gemm(a, w, **options)
-
-
-def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor, num_sms: Any) -> Tensor:
-    if own := _ours("rms_norm"):
-        return own(x, weight, eps=eps, out=out, num_sms=num_sms)
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return out.copy_(wide.to(x.dtype) * weight)
-
-
-def embedding(ids: Tensor, table: Tensor, *, out: Tensor, num_sms: Any) -> Tensor:
-    if own := _ours("embedding"):
-        return own(ids, table, out=out, num_sms=num_sms)
-    inside = (ids >= 0) & (ids < table.shape[0])
-    rows = table[ids.long().clamp(0, table.shape[0] - 1)]
-    return out.copy_(rows.masked_fill(~inside[:, None], 0))
-
-
-def gemm_swiglu(
-    a: Tensor, w_gate_up: Tensor, *, out: Tensor, static_weights: bool, num_sms: Any
-) -> Tensor:
-    if own := _ours("gemm_swiglu"):
-        return own(a, w_gate_up, out=out, static_weights=static_weights, num_sms=num_sms)
-    gate, up = (a.float() @ w_gate_up.float().t()).chunk(2, -1)
-    return out.copy_(functional.silu(gate) * up)
 
 
 def topk_softmax(logits: Tensor, top_k: int, *, renormalize: bool, out: Any, num_sms: Any) -> Any:
@@ -107,15 +84,3 @@ def moe_unpermute(
         return own(y, index, weights, residual=residual, out=out, num_sms=num_sms)
     rows = y[index.long()].view(*weights.shape, -1).float()
     return out.copy_((rows * weights[..., None]).sum(1) + residual.float())
-
-
-def sample(logits: Tensor, *, out: Tensor, num_sms: Any, **options: Any) -> Tensor:
-    if own := _ours("sample"):
-        return own(logits, out=out, num_sms=num_sms, **options)
-    finished, lengths = options["finished"], options["lengths"]
-    live = ~finished
-    out.copy_(torch.where(live, logits.argmax(-1), options["pad_token"]))
-    lengths.add_(live)
-    ends = (options["stop_tokens"] == out[:, None]).any(-1) | (lengths >= options["max_lengths"])
-    finished |= live & ends
-    return out
