@@ -1,0 +1,311 @@
+"""From a grouped GEMM to its launch: variants, compilation, tensor maps, the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smkern.kernels.aot import KernelSource, Launch, LoadedKernel, compile_source
+from smkern.kernels.compile import Artifact, _store_layout
+from smkern.kernels.driver import (
+    TENSOR_MAP_BYTES,
+    check,
+    encode_tensor_map,
+    launcher,
+    load_function,
+    replace_address,
+)
+from smkern.kernels.launch import ledger
+from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of, num_ctas
+from smkern.tuning.moe import VECTOR, power_of_two
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WS_NUMBERS = ("rows", "num_experts", "n", "expert_rows", "half_rows", "out_stride", "tiles_n",
+              "k_iters")  # fmt: skip
+"""Run-time numbers of `grouped_ws`, behind its maps and addresses."""
+POINTER_SIGNATURE = (
+    {"a_ptr": "*x", "w_ptr": "*x", "offsets_ptr": "*i32", "out_ptr": "*x"}
+    | dict.fromkeys(("a_stride", "w_stride", "expert_stride", "half", "out_stride"), "i64")
+    | dict.fromkeys(("rows", "num_experts", "n", "k", "tiles_n"), "i32")
+)
+"""Run-time parameters of `grouped_pointer`."""
+COPY_REGS = 40
+"""Registers of the copying warp's threads."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupedVariant:
+    """One compiled kernel; `experts` is a power of two, at least a warp."""
+
+    kernel: str
+    dtype: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    swap: bool
+    eager: bool
+    swiglu: bool
+    experts: int
+    unit: int
+    ctas_per_sm: int
+    capability: int
+
+    def compile(self) -> Artifact:
+        """Compile it into this user's cache (or take it from there). Needs no GPU.
+
+        Raises:
+            DeviceError: it needs more shared memory than a CTA may have.
+        """
+        return _compile_ws(self) if self.kernel == "ws" else compile_source(_pointer_source(self))
+
+
+def variant_of(problem: GroupedProblem, config: GroupedConfig, capability: int) -> GroupedVariant:
+    """The kernel that runs a problem by a configuration."""
+    made = [x for x in configs_of(problem, capability) if _same_kernel(x, config)]
+    return GroupedVariant(
+        config.kernel, problem.dtype, config.block_m, config.block_n, config.block_k,
+        config.num_warps, config.num_stages, config.swap, config.eager, problem.swiglu,
+        max(32, power_of_two(problem.num_experts)), VECTOR if problem.aligned else 1,
+        made[0].ctas_per_sm if made else config.ctas_per_sm, capability,
+    )  # fmt: skip
+
+
+def _same_kernel(x: GroupedConfig, y: GroupedConfig) -> bool:
+    """Whether two configurations differ in run-time numbers alone."""
+    return (x.kernel, x.block_m, x.block_n, x.block_k, x.num_warps, x.num_stages, x.swap) == (
+        y.kernel, y.block_m, y.block_n, y.block_k, y.num_warps, y.num_stages, y.swap,
+    )  # fmt: skip
+
+
+def pointer_constants(variant: GroupedVariant) -> dict[str, Any]:
+    """Compile-time parameters of the pointer kernel, without PDL."""
+    return {
+        "BLOCK_M": variant.block_m,
+        "BLOCK_N": variant.block_n,
+        "BLOCK_K": variant.block_k,
+        "STAGES": variant.num_stages,
+        "GLU": variant.swiglu,
+        "UNIT": variant.unit,
+        "EXPERTS": variant.experts,
+    }
+
+
+def _pointer_source(variant: GroupedVariant) -> KernelSource:
+    from smkern.kernels.grouped_triton import grouped_pointer
+
+    kinds = POINTER_SIGNATURE.items()
+    return KernelSource(
+        fn=grouped_pointer,
+        signature={k: f"*{variant.dtype}" if kind == "*x" else kind for k, kind in kinds},
+        constants=pointer_constants(variant) | {"PDL": variant.capability >= 90},
+        aligned=("a_ptr", "w_ptr", "out_ptr") if variant.unit == VECTOR else (),
+        num_warps=variant.num_warps,
+        capability=variant.capability,
+        num_stages=variant.num_stages,
+    )
+
+
+def _compile_ws(variant: GroupedVariant) -> Artifact:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from smkern.errors import DeviceError
+    from smkern.kernels.grouped_ws import grouped_ws
+    from smkern.kernels.variants import SHARED_LIMIT
+
+    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
+    warps, depth = variant.num_warps, variant.block_k
+    signature: dict[str, str] = {}
+    for name, box in (("a_desc", variant.block_m), ("w_desc", variant.block_n)):
+        layout = gl.NVMMASharedLayout.get_default_for([box, depth], dtype)
+        signature[name] = f"tensordesc<{variant.dtype}[{box}, {depth}],{layout!r}>"
+    signature |= {"out_ptr": f"*{variant.dtype}", "offsets_ptr": "*i32"}
+    signature |= dict.fromkeys(WS_NUMBERS, "i32")
+    x, y = variant.block_m, variant.block_n
+    if variant.swap:
+        x, y = y, x
+    warps_x = warps if x >= 16 * warps else 4
+    part = max(16, min(y, 64 * 32 * warps // x))
+    each = variant.experts // 32
+    constants = {
+        "BLOCK_M": variant.block_m,
+        "BLOCK_N": variant.block_n,
+        "BLOCK_K": depth,
+        "STAGES": variant.num_stages,
+        "EAGER": variant.eager,
+        "GLU": variant.swiglu,
+        "SWAP": variant.swap,
+        "PART_Y": part,
+        "EXPERTS": variant.experts,
+        # every warp holds all experts, so that its search needs no other warp
+        "COPY_LAYOUT": gl.BlockedLayout([each], [32], [1], [0]),
+        "LAYOUT": gl.BlockedLayout([each], [32], [warps], [0]),
+        "MMA": gl.NVMMADistributedLayout(
+            version=[3, 0],
+            warps_per_cta=[warps_x, warps // warps_x],
+            instr_shape=[16, min(y * warps_x // warps, 256), 16],
+        ),
+        "STORED": _store_layout(gl, x, part, warps, variant.swap),
+        "COPY_REGS": COPY_REGS,
+    }
+    signature |= dict.fromkeys(constants, "constexpr")
+    attrs = {(grouped_ws.arg_names.index("out_ptr"),): [["tt.divisibility", 16]]}
+    threads = 32 * (warps + 4)  # the copying warp's group is four warps wide
+    registers = 65_536 // (threads * variant.ctas_per_sm) // 8 * 8
+    kernel = triton.compile(
+        GluonASTSource(grouped_ws, signature, constants, attrs),
+        target=GPUTarget("cuda", variant.capability, 32),
+        options={"num_warps": warps, "maxnreg": min(registers, 255)},
+    )
+    meta = kernel.metadata
+    if meta.shared > SHARED_LIMIT:
+        raise DeviceError(
+            f"{variant} needs {meta.shared} bytes of shared memory; the limit is {SHARED_LIMIT}. "
+            "Use fewer stages or smaller tiles."
+        )
+    return Artifact(
+        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),
+        boxes=tuple(tuple(d["block_size"]) for d in meta.tensordesc_meta), unit=VECTOR,
+    )  # fmt: skip
+
+
+class GroupedKernels:
+    """The grouped GEMM's kernels on one device: compiled and loaded once a variant, counted.
+
+    Args:
+        capability: 90 and the like.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self._loaded: dict[GroupedVariant, LoadedKernel] = {}
+        self._lock = threading.Lock()
+
+    def variants(self, problem: GroupedProblem) -> tuple[GroupedVariant, ...]:
+        """All kernels of a problem's kind, of every number of rows and budget."""
+        wanted = configs_of(problem, self.capability)
+        return tuple(
+            dict.fromkeys(variant_of(problem, config, self.capability) for config in wanted)
+        )
+
+    def is_loaded(self, problem: GroupedProblem) -> bool:
+        """Whether `prepare` would compile and load nothing."""
+        return all(variant in self._loaded for variant in self.variants(problem))
+
+    def prepare(self, problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> Launch:
+        """launch(stream, a, w, offsets, out); loads all kernels of the problem's kind if new."""
+        mine = variant_of(problem, config, self.capability)
+        with self._lock:
+            for variant in (*self.variants(problem), mine):
+                if variant not in self._loaded:
+                    artifact = variant.compile()
+                    function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
+                    self._loaded[variant] = LoadedKernel(artifact, function)
+                    ledger().append(variant)
+            loaded = self._loaded[mine]
+        ctas = num_ctas(problem, config, budget)
+        # without a mask two launches at once would have twice the budget
+        overlap = config.pdl and budget.confined == "mask" and self.capability >= 90
+        if mine.kernel == "ws":
+            return _bind_ws(problem, mine, loaded, ctas, overlap)
+        run = loaded.bind("4Q10q", ctas, overlap=overlap)
+        numbers = pointer_numbers(problem, config, mine.unit)
+
+        def launch(stream: int, a: int, w: int, offsets: int, out: int) -> None:
+            run(stream, a, w, offsets, out, *numbers)
+
+        return launch
+
+
+def pointer_numbers(problem: GroupedProblem, config: GroupedConfig, unit: int) -> tuple[int, ...]:
+    """The pointer kernel's run-time numbers in its order."""
+    p = problem
+    strides = (p.a_stride, p.w_stride, p.expert_stride, p.n * p.w_stride, p.out_stride)
+    tiles_n = -(-p.n // config.block_n)
+    return (*(x // unit for x in strides), p.rows, p.num_experts, p.n // unit, p.k // unit, tiles_n)
+
+
+def _bind_ws(
+    problem: GroupedProblem, variant: GroupedVariant, loaded: LoadedKernel, ctas: int, overlap: bool
+) -> Launch:
+    """A launch with tensor maps and a parameter buffer of its own; safe in threads."""
+    p, artifact = problem, loaded.artifact
+    buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * 16)
+    start = ctypes.addressof(buffer)
+    a_map = start + -start % TENSOR_MAP_BYTES
+    w_map, at = a_map + TENSOR_MAP_BYTES, a_map + 2 * TENSOR_MAP_BYTES
+    expert_rows = p.halves * p.n
+    for index, (where, rows, stride) in enumerate(
+        ((a_map, p.rows, p.a_stride), (w_map, p.num_experts * expert_rows, p.w_stride))
+    ):
+        encode_tensor_map(
+            where, p.dtype, (p.k, rows), (2 * stride,), artifact.boxes[index][::-1],
+            artifact.swizzles[index],
+        )  # fmt: skip
+    numbers = (
+        p.rows, p.num_experts, p.n // VECTOR, expert_rows, p.n, p.out_stride // VECTOR,
+        -(-p.n // variant.block_n), -(-p.k // variant.block_k),
+    )  # fmt: skip
+    struct.pack_into(f"{len(numbers) + 3}q", buffer, at - start, 0, 0, *numbers, 0)
+    out_at, offsets_at, *numbers_at, zero = (at + 8 * i for i in range(len(numbers) + 3))
+    # a descriptor is the map, its shape and its strides; the kernel reads the map only
+    absent = [zero] * 4
+    # the two last are Triton's scratch pointers, unused
+    given = [a_map, *absent, w_map, *absent, out_at, offsets_at, *numbers_at, zero, zero]
+    params = (ctypes.c_void_p * len(given))(*given)
+    run = launcher(
+        loaded.function, ctas, artifact.num_threads, artifact.shared_bytes, overlap=overlap
+    )
+    replace: Callable[[int, int], int] = replace_address()
+    pack, offset, lock = struct.Struct("2Q").pack_into, at - start, threading.Lock()
+    mapped = (0, 0)
+
+    def launch(stream: int, a: int, w: int, offsets: int, out: int) -> None:
+        nonlocal mapped
+        with lock:
+            code = 0
+            pack(buffer, offset, out, offsets)
+            if mapped != (a, w):
+                code = replace(a_map, a) or replace(w_map, w)
+                mapped = (a, w)
+            code = code or run(stream, params)
+        if code:
+            check(code, f"launching {ctas} CTAs of {variant} (a {a:#x}, w {w:#x})")
+
+    return launch
+
+
+def launch_interpreted(
+    problem: GroupedProblem,
+    config: GroupedConfig,
+    budget: Budget,
+    a: Tensor,
+    w: Tensor,
+    expert_offsets: Tensor,
+    out: Tensor,
+) -> int:
+    """The pointer kernel in Triton's interpreter on CPU tensors; needs TRITON_INTERPRET=1.
+
+    Returns:
+        The CTAs launched.
+    """
+    from smkern.kernels.grouped_triton import grouped_pointer
+
+    variant = variant_of(problem, config, 80)
+    ctas = num_ctas(problem, config, budget)
+    grouped_pointer[(ctas,)](
+        a, w, expert_offsets, out, *pointer_numbers(problem, config, variant.unit),
+        **pointer_constants(variant), PDL=False,
+    )  # fmt: skip
+    return ctas

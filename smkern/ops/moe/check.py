@@ -1,0 +1,94 @@
+"""What the arguments of the operators of a mixture of experts must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.attention import numbers
+from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K, VECTOR
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+MAX_CHOICES = 2**30
+
+
+def check_rows(name: str, x: Any, layout: str) -> None:
+    """Raise ArgumentError unless x is a matrix of activations: rows may be apart."""
+    numbers.check_tensor(name, x, 2, layout)
+    numbers.check_inner(name, x)
+    if x.dtype not in NAMES:
+        raise ArgumentError(
+            f"{name} is {x.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
+            "tensors)"
+        )
+
+
+def check_table(name: str, x: Any, dtype: torch.dtype, layout: str, *, dense: bool) -> None:
+    """Raise ArgumentError unless x is a matrix of choices: weights or experts."""
+    numbers.check_tensor(name, x, 2, layout)
+    numbers.check_inner(name, x)
+    if x.dtype is not dtype:
+        raise ArgumentError(f"{name} is {x.dtype}, wanted {dtype}: convert it by .to({dtype})")
+    if dense and x.shape[0] > 1 and x.stride(0) != x.shape[1]:
+        raise ArgumentError(
+            f"{name} has strides {x.stride()} for shape {list(x.shape)}: choices must lie without "
+            f"gaps; call {name}.contiguous()"
+        )
+
+
+def check_same(name: str, x: Tensor, of: str, y: Tensor) -> None:
+    """Raise ArgumentError unless x has y's dtype."""
+    if x.dtype is not y.dtype:
+        raise ArgumentError(f"{name} is {x.dtype}, {of} is {y.dtype}: convert {name}")
+
+
+def check_same_count(name: str, x: Tensor, of: str, y: Tensor) -> None:
+    """Raise ArgumentError unless x has as many rows as y."""
+    if x.shape[0] != y.shape[0]:
+        raise ArgumentError(
+            f"{name} has shape {list(x.shape)}, {of} {list(y.shape)}: one row a token is wanted"
+        )
+
+
+def check_experts(num_experts: Any) -> int:
+    """Raise ArgumentError for a count of experts that is not served."""
+    return numbers.as_int("num_experts", num_experts, 1, MAX_EXPERTS)
+
+
+def check_top_k(name: str, top_k: Any, most: int = MAX_TOP_K) -> int:
+    """Raise ArgumentError for a count of choices that is not served."""
+    return numbers.as_int(name, top_k, 1, min(most, MAX_TOP_K))
+
+
+def check_choices(tokens: int, top_k: int) -> None:
+    """Raise ArgumentError for more choices than are counted in 32 bits."""
+    if tokens * top_k > MAX_CHOICES:
+        raise ArgumentError(
+            f"{tokens} tokens of {top_k} choices are more than {MAX_CHOICES}: split the step"
+        )
+
+
+def gpu_dtype(name: str, x: Tensor) -> Any:
+    """The name of a dtype that the GPU kernels take.
+
+    Raises:
+        ArgumentError: fp32, which only the reference takes.
+    """
+    if x.dtype is torch.float32:
+        raise ArgumentError(f"{name} is torch.float32 on a GPU: use torch.bfloat16 or float16")
+    return NAMES[x.dtype]
+
+
+def row_step(x: Tensor | None, width: int) -> int:
+    """Elements between rows; a single row gets a pitch that is as good as aligned."""
+    if x is None:
+        return 0
+    return int(x.stride(0)) if x.shape[0] > 1 else -(-width // VECTOR) * VECTOR
+
+
+def whole(width: int, *rows: Tensor | None) -> bool:
+    """Whether rows come in whole 16-byte pieces, but for their base address."""
+    return width % VECTOR == 0 and not any(row_step(x, width) % VECTOR for x in rows)

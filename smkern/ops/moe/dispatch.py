@@ -1,0 +1,29 @@
+"""From a problem of a mixture of experts to its launch on one device."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from smkern.device import Budget, load_profile
+from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.tuning.moe import MoeConfig, MoeProblem
+from smkern.tuning.moe_table import load_moe_table, select_moe
+
+
+@cache
+def moe_dispatcher(index: int) -> SmallDispatcher[Any, MoeConfig]:
+    """Routing's and the permutations' dispatcher of a device that is present."""
+    profile = load_profile(index)
+    table = load_moe_table(profile.info.name)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.moe_launch import MoeKernels
+
+        return MoeKernels(10 * major + minor)
+
+    def select(problem: MoeProblem, budget: Budget) -> MoeConfig:
+        return select_moe(problem, budget, profile, table)
+
+    return SmallDispatcher(profile, kernels, select)

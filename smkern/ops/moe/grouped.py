@@ -1,0 +1,163 @@
+"""`grouped_gemm`: each expert's rows times its own weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.device import Budget, load_profile
+from smkern.errors import ArgumentError
+from smkern.ops.attention import numbers
+from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
+from smkern.ops.reference import moe as reference
+from smkern.ops.small import Shapes, Small, run
+from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.small_library import register
+from smkern.tuning.grouped import GroupedConfig, GroupedProblem
+from smkern.tuning.grouped_table import load_grouped_table, select_grouped
+from smkern.tuning.moe import VECTOR
+
+
+class Grouped(NamedTuple):
+    """The arguments of `grouped_gemm`."""
+
+    a: Any
+    w: Any
+    expert_offsets: Any
+    swiglu: Any = False
+    out: Any = None
+    num_sms: Any = None
+
+
+def _check(call: Grouped) -> None:
+    a, w = call.a, call.w
+    check_rows("a", a, "[rows, k]")
+    numbers.check_tensor("w", w, 3, "[experts, n, k]")
+    numbers.check_inner("w", w)
+    check_same("w", w, "a", a)
+    check_experts(w.shape[0])
+    if w.shape[2] != a.shape[1] or not w.shape[1] or not w.shape[2]:
+        raise ArgumentError(
+            f"w has shape {list(w.shape)}, a {list(a.shape)}: wanted [experts, n, {a.shape[1]}], "
+            "n and k at least 1"
+        )
+    if call.swiglu and w.shape[1] % 2:
+        raise ArgumentError(
+            f"w has {w.shape[1]} rows an expert: swiglu=True wants as many gate rows as up rows; "
+            "pass an even number, or swiglu=False"
+        )
+    if w.shape[0] * w.shape[1] > numbers.MAX_SIZE:
+        raise ArgumentError(
+            f"w has {w.shape[0]} x {w.shape[1]} rows, the largest number is {numbers.MAX_SIZE}: "
+            "split the experts"
+        )
+    numbers.check_vector(
+        "expert_offsets", call.expert_offsets, w.shape[0] + 1, torch.int32, "[experts + 1]"
+    )
+
+
+def _shapes(call: Grouped) -> Shapes:
+    n = call.w.shape[1] // 2 if call.swiglu else call.w.shape[1]
+    return (((call.a.shape[0], n), call.a.dtype),)
+
+
+def _problem(call: Grouped, aligned: bool) -> GroupedProblem | None:
+    dtype = gpu_dtype("a", call.a)
+    ((rows, n), _), (experts, expert_rows, k) = _shapes(call)[0], call.w.shape
+    if not rows:
+        return None
+    w_stride = call.w.stride(1) if expert_rows > 1 else row_step(call.w[0], k)
+    expert_stride = call.w.stride(0) if experts > 1 else expert_rows * w_stride
+    a_stride = row_step(call.a, k)
+    out_stride = n if call.out is None else row_step(call.out, n)
+    strides = (a_stride, w_stride, expert_stride, out_stride)
+    is_whole = aligned and whole(k, call.a) and whole(n) and not any(x % VECTOR for x in strides)
+    # one tensor map holds all experts' weights, if they follow each other; rows must not overlap
+    one_matrix = expert_stride == expert_rows * w_stride and w_stride >= k and a_stride >= k
+    return GroupedProblem(
+        rows, experts, n, k, bool(call.swiglu), dtype, is_whole and one_matrix, *strides
+    )
+
+
+@cache
+def grouped_dispatcher(index: int) -> SmallDispatcher[GroupedProblem, GroupedConfig]:
+    """The grouped GEMM's dispatcher of a device that is present."""
+    profile = load_profile(index)
+    table = load_grouped_table(profile.info.name)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.grouped_launch import GroupedKernels
+
+        return GroupedKernels(10 * major + minor)
+
+    def select(problem: GroupedProblem, budget: Budget) -> GroupedConfig:
+        return select_grouped(problem, budget, profile, table)
+
+    return SmallDispatcher(profile, kernels, select)
+
+
+GROUPED: Small[GroupedProblem] = Small(
+    name="grouped_gemm",
+    call=Grouped,
+    schema="Tensor a, Tensor w, Tensor expert_offsets, *, bool swiglu=False",
+    results=("out",),
+    check=_check,
+    shapes=_shapes,
+    problem=_problem,
+    numbers=lambda call: (),
+    reference=lambda call: reference.grouped_gemm(
+        call.a, call.w, call.expert_offsets, swiglu=bool(call.swiglu)
+    ),
+    dispatcher=grouped_dispatcher,
+    vectors=("a", "w", "out"),
+)
+LIBRARY = register(GROUPED)
+
+
+def grouped_gemm(
+    a: Tensor,
+    w: Tensor,
+    expert_offsets: Tensor,
+    *,
+    swiglu: bool = False,
+    out: Tensor | None = None,
+    num_sms: int | None = None,
+) -> Tensor:
+    """Each expert's rows times its weights, on at most `num_sms` SMs; SwiGLU if wanted.
+
+    Rows r of expert e are expert_offsets[e] <= r < expert_offsets[e + 1]; out[r] = a[r] @ w[e]^T,
+    or with `swiglu` silu(a[r] @ gate^T) * (a[r] @ up^T), products in fp32, rounded once. Experts
+    may have no rows or all of them: the tiles are found on the device. Rows of no expert hold
+    nothing of meaning; offsets outside the rows are cut and read nothing outside. The configuration
+    follows from the number of rows and the budget; with the same one a row's bits depend on the row
+    and its expert alone. There is no backward.
+
+    Args:
+        a: [rows, k], bf16 or fp16 (fp32 on CPU tensors), rows may be apart.
+        w: [experts, n, k], a's dtype, inner stride 1, at most 512 experts; with `swiglu` the first
+            half of an expert's rows are the gate's, the rest the up rows. Fastest without gaps.
+        expert_offsets: [experts + 1] int32 that never decrease, from `smkern.moe_permute`.
+        swiglu: silu(gate) * up in the epilogue.
+        out: [rows, n], or [rows, n / 2] with `swiglu`, to write into; overlaps nothing else.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        [rows, n] in a's dtype, or [rows, n / 2] with `swiglu`: `out`, if given.
+
+    Raises:
+        As `smkern.topk_softmax`.
+
+    Source: MegaBlocks (arXiv 2211.15841) section 4, without padding; SwiGLU (arXiv 2002.05202).
+
+    Example:
+        >>> import torch, smkern
+        >>> a, w = torch.ones(3, 2), torch.tensor([[[1.0, 0.0]], [[5.0, 5.0]], [[2.0, 0.0]]])
+        >>> smkern.grouped_gemm(a, w, torch.tensor([0, 2, 2, 3]).int())[:, 0].tolist()
+        [1.0, 1.0, 2.0]
+    """
+    found: Tensor = run(GROUPED, Grouped(a, w, expert_offsets, swiglu, out, num_sms))
+    return found

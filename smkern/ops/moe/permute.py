@@ -1,0 +1,139 @@
+"""`moe_permute`: each token's row once a choice, sorted by expert."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.ops.attention import numbers
+from smkern.ops.moe.check import (
+    check_choices,
+    check_experts,
+    check_rows,
+    check_same_count,
+    check_table,
+    check_top_k,
+    gpu_dtype,
+    row_step,
+    whole,
+)
+from smkern.ops.moe.dispatch import moe_dispatcher
+from smkern.ops.reference import moe as reference
+from smkern.ops.small import Shapes, Small, run
+from smkern.ops.small_library import register
+from smkern.tuning.moe import PermuteProblem
+
+
+class Permute(NamedTuple):
+    """The arguments of `moe_permute`."""
+
+    x: Any
+    experts: Any
+    num_experts: Any
+    rows: Any = None
+    expert_offsets: Any = None
+    index: Any = None
+    num_sms: Any = None
+
+
+def _check(call: Permute) -> None:
+    check_rows("x", call.x, "[tokens, hidden]")
+    check_table("experts", call.experts, torch.int32, "[tokens, top_k]", dense=True)
+    check_same_count("experts", call.experts, "x", call.x)
+    check_experts(call.num_experts)
+    check_top_k("experts.shape[1]", call.experts.shape[1])
+    check_choices(*call.experts.shape)
+
+
+def _shapes(call: Permute) -> Shapes:
+    count = call.experts.shape[0] * call.experts.shape[1]
+    return (
+        ((count, call.x.shape[1]), call.x.dtype),
+        ((call.num_experts + 1,), torch.int32),
+        ((count,), torch.int32),
+    )
+
+
+def _problem(call: Permute, aligned: bool) -> PermuteProblem:
+    gpu_dtype("x", call.x)
+    tokens, hidden = call.x.shape
+    is_whole = aligned and whole(hidden, call.x, call.rows)
+    return PermuteProblem(tokens, call.experts.shape[1], call.num_experts, hidden, is_whole)
+
+
+def _numbers(call: Permute) -> tuple[int, ...]:
+    hidden = call.x.shape[1]
+    return row_step(call.x, hidden), row_step(call.rows, hidden)
+
+
+def _workspace(problem: PermuteProblem, budget: Any) -> int:
+    from smkern.kernels.moe_launch import workspace_bytes
+
+    return workspace_bytes(problem)
+
+
+PERMUTE: Small[PermuteProblem] = Small(
+    name="moe_permute",
+    call=Permute,
+    schema="Tensor x, Tensor experts, int num_experts",
+    results=("rows", "expert_offsets", "index"),
+    check=_check,
+    shapes=_shapes,
+    problem=_problem,
+    numbers=_numbers,
+    reference=lambda call: reference.moe_permute(call.x, call.experts, call.num_experts),
+    dispatcher=moe_dispatcher,
+    vectors=("x", "rows"),
+    workspace=_workspace,
+)
+LIBRARY = register(PERMUTE)
+
+
+def moe_permute(
+    x: Tensor,
+    experts: Tensor,
+    num_experts: int,
+    *,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+    num_sms: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each token's row once for each of its experts, sorted by expert, on at most `num_sms` SMs.
+
+    Choice (t, j) lies behind all choices of lower experts and behind the earlier ones of its own:
+    rows[index[t * top_k + j]] = x[t]. The order is stable and found on the device; it and the rows
+    are the same in every budget. A choice that is no expert (outside 0 to num_experts - 1) gets
+    index -1 and no row; rows behind expert_offsets[-1] hold nothing of meaning.
+
+    Args:
+        x: [tokens, hidden], bf16 or fp16 (fp32 on CPU tensors), rows may be apart.
+        experts: [tokens, top_k] int32 without gaps, from `smkern.topk_softmax`.
+        num_experts: 1 to 512.
+        out: (rows, expert_offsets, index) to write into.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        rows [tokens * top_k, hidden], expert_offsets [num_experts + 1] int32 (where each expert's
+        rows begin, and the last end), index [tokens * top_k] int32.
+
+    Raises:
+        As `smkern.topk_softmax`.
+
+    Source: the dispatch of GShard (arXiv 2006.16668) section 2.2, without capacities, as rows
+        sorted for a grouped product (MegaBlocks, arXiv 2211.15841, section 4).
+
+    Example:
+        >>> import torch, smkern
+        >>> x, experts = torch.tensor([[1.0], [2.0]]), torch.tensor([[2, 0], [0, 2]]).int()
+        >>> rows, offsets, index = smkern.moe_permute(x, experts, 3)
+        >>> rows[:, 0].tolist(), offsets.tolist(), index.tolist()
+        ([1.0, 2.0, 1.0, 2.0], [0, 2, 2, 4], [2, 0, 1, 3])
+    """
+    rows, offsets, index = (None, None, None) if out is None else out
+    if num_experts.__class__ is not int and not torch.compiler.is_compiling():
+        num_experts = numbers.as_int("num_experts", num_experts, 1)
+    found: tuple[Tensor, Tensor, Tensor] = run(
+        PERMUTE, Permute(x, experts, num_experts, rows, offsets, index, num_sms)
+    )
+    return found

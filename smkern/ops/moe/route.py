@@ -1,0 +1,124 @@
+"""`topk_softmax`: which experts a token goes to, and how much each counts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.ops.attention import numbers
+from smkern.ops.moe.check import (
+    NAMES,
+    check_choices,
+    check_experts,
+    check_rows,
+    check_top_k,
+)
+from smkern.ops.moe.dispatch import moe_dispatcher
+from smkern.ops.reference import moe as reference
+from smkern.ops.small import Shapes, Small, run
+from smkern.ops.small_library import register
+from smkern.tuning.moe import TopkProblem
+
+
+class Topk(NamedTuple):
+    """The arguments of `topk_softmax`."""
+
+    logits: Any
+    top_k: Any
+    renormalize: Any = True
+    weights: Any = None
+    experts: Any = None
+    num_sms: Any = None
+
+
+def _check(call: Topk) -> None:
+    check_rows("logits", call.logits, "[tokens, experts]")
+    check_experts(call.logits.shape[1])
+    check_top_k("top_k", call.top_k, call.logits.shape[1])
+    check_choices(call.logits.shape[0], call.top_k)
+
+
+def _shapes(call: Topk) -> Shapes:
+    shape = (call.logits.shape[0], call.top_k)
+    return ((shape, torch.float32), (shape, torch.int32))
+
+
+def _problem(call: Topk, aligned: bool) -> TopkProblem | None:
+    tokens, experts = call.logits.shape
+    if not tokens:
+        return None
+    dtype: Any = NAMES[call.logits.dtype]
+    return TopkProblem(tokens, experts, call.top_k, bool(call.renormalize), dtype)
+
+
+def _numbers(call: Topk) -> tuple[int, ...]:
+    strides = (x.stride(0) for x in (call.logits, call.weights, call.experts))
+    return (*strides, call.logits.shape[0])
+
+
+TOPK: Small[TopkProblem] = Small(
+    name="topk_softmax",
+    call=Topk,
+    schema="Tensor logits, int top_k, *, bool renormalize=True",
+    results=("weights", "experts"),
+    check=_check,
+    shapes=_shapes,
+    problem=_problem,
+    numbers=_numbers,
+    reference=lambda call: reference.topk_softmax(
+        call.logits, call.top_k, renormalize=bool(call.renormalize)
+    ),
+    dispatcher=moe_dispatcher,
+)
+LIBRARY = register(TOPK)
+
+
+def topk_softmax(
+    logits: Tensor,
+    top_k: int,
+    *,
+    renormalize: bool = True,
+    out: tuple[Tensor, Tensor] | None = None,
+    num_sms: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The `top_k` most likely experts of each token, on at most `num_sms` SMs.
+
+    p = softmax(logits) over all experts in fp32; the largest `top_k` of p, the largest first, of
+    equals the lower expert; then divided by their sum. A row's bits depend on the row alone. A row
+    with a NaN gets NaN weights and experts that exist.
+
+    Args:
+        logits: [tokens, experts], bf16, fp16 or fp32, rows may be apart; at most 512 experts.
+        top_k: Experts of a token: 1 to 32.
+        renormalize: Divide the weights by their sum.
+        out: (weights, experts) to write into.
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        Weights [tokens, top_k] fp32 and experts [tokens, top_k] int32.
+
+    Raises:
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        ArgumentError: what cannot be served; overlaps.
+        DeviceError: the GPU is older than sm_80.
+        PartitionError: the current stream's partition is closed.
+        WarmupError: a graph capture met a kernel that is not loaded.
+
+    Source: Qwen3 (arXiv 2505.09388) section 2; top-k of a softmax as in GShard (arXiv 2006.16668)
+        section 2.2.
+
+    Example:
+        >>> import torch, smkern
+        >>> weights, experts = smkern.topk_softmax(torch.tensor([[0.0, 1.0, 1.0, -1.0]]), 2)
+        >>> weights.tolist(), experts.tolist()
+        ([[0.5, 0.5]], [[1, 2]])
+    """
+    weights, experts = (None, None) if out is None else out
+    if top_k.__class__ is not int and not torch.compiler.is_compiling():
+        top_k = numbers.as_int("top_k", top_k, 1)
+    found: tuple[Tensor, Tensor] = run(
+        TOPK, Topk(logits, top_k, renormalize, weights, experts, num_sms)
+    )
+    return found

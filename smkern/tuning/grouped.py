@@ -1,0 +1,275 @@
+"""What a grouped GEMM is decided by: sizes, and the numbers that run it.
+
+The host knows the rows of all experts together, not each one's: configurations are chosen for rows
+that are dealt to the experts at random. A row's bits depend on the configuration, hence on the
+number of rows and the budget; with one configuration they depend on the row and its expert alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, erf, exp, sqrt
+from typing import Literal
+
+from smkern.device import Budget as Budget
+from smkern.tuning.attention.shapes import AttentionDtype
+from smkern.tuning.cost_model import CeilingSource
+
+GroupedKernel = Literal["ws", "pointer"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupedProblem:
+    """out [rows, n] = a [rows, k] @ w[expert]^T; with `swiglu` w[expert] is [2n, k].
+
+    `aligned`: a, w and out have 16-byte rows and bases, and w's experts follow each other without a
+    gap. Strides are elements, for the launch alone.
+    """
+
+    rows: int
+    num_experts: int
+    n: int
+    k: int
+    swiglu: bool = False
+    dtype: AttentionDtype = "bf16"
+    aligned: bool = True
+    a_stride: int = 0
+    w_stride: int = 0
+    expert_stride: int = 0
+    out_stride: int = 0
+
+    @property
+    def halves(self) -> int:
+        """Weight rows of an output column."""
+        return 2 if self.swiglu else 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.n * self.k * self.halves
+
+    @property
+    def active(self) -> float:
+        """Experts with a row, of rows dealt at random."""
+        return self.num_experts * (1 - (1 - 1 / self.num_experts) ** self.rows)
+
+    @property
+    def bytes_moved(self) -> float:
+        """Active experts' weights and all rows read once, the output written."""
+        weights = self.active * self.halves * self.n * self.k
+        return 2 * (weights + self.rows * (self.k + self.n))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupedConfig:
+    """One way to run it.
+
+    Tiles are block_m rows by block_n output columns. `swap`: weights on the matrix unit's row side.
+    `ctas_per_sm` and `pdl` (start while the kernel before still runs) count only where a mask
+    confines. `eager`: give a stage back when its product is done, not a step later.
+    """
+
+    kernel: GroupedKernel
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 3
+    swap: bool = False
+    ctas_per_sm: int = 1
+    eager: bool = False
+    pdl: bool = True
+
+
+DEFAULT = GroupedConfig("ws", 16, 64, 128)
+"""What a table's cells leave out."""
+
+_STREAMING = {"swap": True, "eager": True}
+_GATED = (
+    GroupedConfig("ws", 16, 64, 128, 4, 6, **_STREAMING),
+    GroupedConfig("ws", 16, 64, 64, 4, 6, ctas_per_sm=2, **_STREAMING),
+    GroupedConfig("ws", 32, 64, 128, 4, 5, **_STREAMING),
+    GroupedConfig("ws", 32, 64, 64, 4, 5, ctas_per_sm=2, **_STREAMING),
+    GroupedConfig("ws", 64, 64, 128, 4, 4, **_STREAMING),
+    GroupedConfig("ws", 64, 64, 64, 4, 4, ctas_per_sm=2, **_STREAMING),
+    GroupedConfig("ws", 64, 128, 64, 4, 5),
+    GroupedConfig("ws", 128, 64, 64, 8, 6),
+    GroupedConfig("ws", 128, 128, 64, 8, 4),
+    GroupedConfig("ws", 256, 64, 64, 8, 4),
+)
+_PLAIN = (
+    GroupedConfig("ws", 16, 128, 128, 4, 6, **_STREAMING),
+    GroupedConfig("ws", 16, 64, 128, 4, 5, ctas_per_sm=2, **_STREAMING),
+    GroupedConfig("ws", 32, 128, 128, 4, 5, **_STREAMING),
+    GroupedConfig("ws", 32, 64, 128, 4, 4, ctas_per_sm=2, **_STREAMING),
+    GroupedConfig("ws", 64, 128, 128, 4, 4, **_STREAMING),
+    GroupedConfig("ws", 64, 64, 64, 4, 6, ctas_per_sm=2, **_STREAMING),
+    GroupedConfig("ws", 64, 256, 64, 4, 5),
+    GroupedConfig("ws", 128, 128, 64, 8, 6),
+    GroupedConfig("ws", 128, 256, 64, 8, 4),
+    GroupedConfig("ws", 256, 128, 64, 8, 4),
+)
+_POINTER = (
+    GroupedConfig("pointer", 16, 64, 64, 4, 4),
+    GroupedConfig("pointer", 64, 64, 64, 4, 3),
+    GroupedConfig("pointer", 128, 64, 64, 8, 3),
+)
+
+
+def kernel_of(problem: GroupedProblem, capability: int) -> GroupedKernel:
+    """ws needs sm_90's warpgroup instructions and rows of whole 16 bytes."""
+    return "ws" if problem.aligned and capability // 10 == 9 else "pointer"
+
+
+def configs_of(problem: GroupedProblem, capability: int) -> tuple[GroupedConfig, ...]:
+    """Every configuration that kernels are made for, for a problem's kind.
+
+    All of their kernels are loaded at its first call, so that no size and no budget compiles.
+    """
+    if kernel_of(problem, capability) == "pointer":
+        return _POINTER
+    return _GATED if problem.swiglu else _PLAIN
+
+
+def candidates(
+    problem: GroupedProblem, budget: Budget, capability: int
+) -> tuple[GroupedConfig, ...]:
+    """What is tuned over and what the model chooses from."""
+    return configs_of(problem, capability)
+
+
+def is_legal(
+    problem: GroupedProblem, config: GroupedConfig, budget: Budget, capability: int
+) -> bool:
+    """Whether kernels are made for a configuration; PDL and CTAs an SM do not choose kernels."""
+    wanted = configs_of(problem, capability)
+    return any(
+        (x.kernel, x.block_m, x.block_n, x.block_k, x.num_warps, x.num_stages, x.swap, x.eager)
+        == (config.kernel, config.block_m, config.block_n, config.block_k, config.num_warps,
+            config.num_stages, config.swap, config.eager)
+        and config.ctas_per_sm <= x.ctas_per_sm
+        for x in wanted
+    )  # fmt: skip
+
+
+def most_tiles(problem: GroupedProblem, config: GroupedConfig) -> int:
+    """Tiles that there can be, however the rows are dealt."""
+    experts = min(problem.rows, problem.num_experts)
+    row_tiles = experts + (problem.rows - experts) // config.block_m
+    return row_tiles * -(-problem.n // config.block_n)
+
+
+def num_ctas(problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> int:
+    """CTAs of a launch: no more than tiles, one an SM where no mask confines."""
+    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    return max(1, min(most, most_tiles(problem, config)))
+
+
+@lru_cache(maxsize=4096)
+def row_tiles(rows: int, num_experts: int, block: int) -> float:
+    """Tiles of `block` rows expected of rows dealt to the experts at random (Poisson)."""
+    mean = rows / num_experts
+    total, at = 0.0, 0
+    if mean > 50:
+        while True:
+            above = 0.5 * (1 - erf((at * block + 0.5 - mean) / sqrt(2 * mean)))
+            if above < 1e-4:
+                return num_experts * total
+            total, at = total + above, at + 1
+    chance = below = exp(-mean)
+    count = 0
+    while 1 - below > 1e-6:
+        total += 1 - below
+        for _ in range(block):
+            count += 1
+            chance *= mean / count
+            below += chance
+    return num_experts * total
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedConstants:
+    """What the model does not derive."""
+
+    launch_us: float = 2.5
+    """An empty kernel in a graph."""
+    ramp_us: float = 2.0
+    """Offsets, the first stage, and the last tile's store."""
+    tile_us: float = 0.4
+    """A tile's epilogue, where it is not behind the next one's copies."""
+    latency_us: float = 1.1
+    """From a copy's issue to its arrival, loaded."""
+    sm_tbps: float = 0.2
+    """What an SM copies at most."""
+    l2_tbps: float = 9.0
+    """What all SMs together copy out of L2 at most."""
+    efficiency: float = 0.92
+    """Share of the read bandwidth."""
+    tensor: float = 0.88
+    """Share of the tensor peak within a tile."""
+    pointer: float = 0.6
+    """Share of both that the pointer kernel has."""
+    blend: float = 4.0
+    """Exponent that blends the limits' times."""
+
+
+SHIPPED: Mapping[str, GroupedConstants] = {"default": GroupedConstants()}
+
+
+def predict_us(
+    problem: GroupedProblem,
+    config: GroupedConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: GroupedConstants | None = None,
+) -> float:
+    """Predicted time with cold caches, us: the busiest CTA's tiles, memory's or L2's time."""
+    known = constants or SHIPPED["default"]
+    share = known.pointer if config.kernel == "pointer" else 1.0
+    tiles = row_tiles(problem.rows, problem.num_experts, config.block_m)
+    tiles *= ceil(problem.n / config.block_n)
+    ctas = num_ctas(problem, config, budget)
+    resident = ceil(ctas / budget.num_sms)
+    steps = ceil(problem.k / config.block_k)
+    step_bytes = 2 * config.block_k * (config.block_m + problem.halves * config.block_n)
+    step_us = resident * max(
+        _tensor_us(problem, config, profile) / (known.tensor * share),
+        step_bytes / (1e6 * _sm_tbps(config, step_bytes * resident, known) * share),
+    )
+    busy = ceil(tiles / ctas) * (steps * step_us + known.tile_us)
+    bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
+    memory = problem.bytes_moved / (known.efficiency * bandwidth)
+    l2 = tiles * steps * step_bytes / (1e6 * known.l2_tbps)
+    blended = sum(x**known.blend for x in (busy, memory, l2)) ** (1 / known.blend)
+    return float(known.launch_us + known.ramp_us + blended)
+
+
+def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: CeilingSource) -> float:
+    """A step's products on one SM; a column side below 32 waits for its operand."""
+    rows, columns = config.block_m, config.block_n * problem.halves
+    if config.swap:
+        rows = max(rows, 32)
+    elif config.kernel == "ws":
+        rows = max(rows, 64)
+    return 2 * rows * columns * config.block_k / (4096 * profile.info.sm_clock_mhz)
+
+
+def _sm_tbps(config: GroupedConfig, in_a_stage: int, known: GroupedConstants) -> float:
+    """What the stages in flight let an SM copy."""
+    stages = config.num_stages - (0 if config.eager else 1)
+    return min(known.sm_tbps, 1e-6 * stages * in_a_stage / known.latency_us)
+
+
+def choose(
+    problem: GroupedProblem,
+    budget: Budget,
+    profile: CeilingSource,
+    capability: int,
+    constants: GroupedConstants | None = None,
+) -> GroupedConfig:
+    """The configuration that the model expects to be fastest; of equals the smallest."""
+    return min(
+        candidates(problem, budget, capability),
+        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
+    )

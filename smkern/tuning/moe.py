@@ -1,0 +1,257 @@
+"""What routing, permutation and un-permutation of a mixture of experts are decided by.
+
+A row is worked on alike by every configuration: these choose how many threads and CTAs there are,
+and, for the permutation, whether choices are compared or counted. No bits depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from smkern.device import Budget as Budget
+from smkern.tuning.attention.shapes import AttentionDtype
+from smkern.tuning.cost_model import CeilingSource
+
+MoeOp = Literal["topk_softmax", "moe_permute", "moe_unpermute"]
+LogitsDtype = Literal["bf16", "fp16", "fp32"]
+
+MAX_EXPERTS = 512
+MAX_TOP_K = 32
+VECTOR = 8
+"""16-bit elements of a 16-byte load."""
+WARPS = (4, 16)
+"""Warps of the CTAs that there are: small ones for a partition, large ones for one CTA an SM."""
+RESIDENT = 32
+"""Warps that an SM's registers hold of these kernels, at 64 a thread."""
+TABLES: Mapping[int, int] = {4: 32, 16: 16}
+"""Warps to the elements a thread of what a permutation compares, or copies, at a time."""
+COUNTED = 1024
+"""Choices of a block whose experts are counted together."""
+FEW, MANY = 1024, 8192
+"""Up to `FEW` choices are always compared, from `MANY` always counted; between it is tuned."""
+
+
+def power_of_two(count: int) -> int:
+    """The least one that is not below `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopkProblem:
+    """One routing launch."""
+
+    tokens: int
+    num_experts: int
+    top_k: int
+    renormalize: bool = True
+    dtype: LogitsDtype = "bf16"
+
+    @property
+    def op(self) -> MoeOp:
+        return "topk_softmax"
+
+    @property
+    def bytes_moved(self) -> int:
+        """Logits read once, weights and experts written."""
+        size = 4 if self.dtype == "fp32" else 2
+        return self.tokens * (self.num_experts * size + self.top_k * 8)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PermuteProblem:
+    """One permutation. `aligned`: rows of x and of the result are whole 16 bytes."""
+
+    tokens: int
+    top_k: int
+    num_experts: int
+    hidden: int
+    aligned: bool = True
+
+    @property
+    def op(self) -> MoeOp:
+        return "moe_permute"
+
+    @property
+    def choices(self) -> int:
+        return self.tokens * self.top_k
+
+    @property
+    def bytes_moved(self) -> int:
+        """A token's row read once and written `top_k` times; choices and their places."""
+        return self.tokens * self.hidden * 2 * (1 + self.top_k) + self.choices * 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UnpermuteProblem:
+    """One weighted sum of each token's rows. `aligned`: all rows are whole 16 bytes."""
+
+    tokens: int
+    top_k: int
+    hidden: int
+    residual: bool = False
+    dtype: AttentionDtype = "bf16"
+    aligned: bool = True
+
+    @property
+    def op(self) -> MoeOp:
+        return "moe_unpermute"
+
+    @property
+    def bytes_moved(self) -> int:
+        rows = self.top_k + 1 + self.residual
+        return self.tokens * (self.hidden * 2 * rows + self.top_k * 8)
+
+
+MoeProblem = TopkProblem | PermuteProblem | UnpermuteProblem
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MoeConfig:
+    """One way to run it.
+
+    `ctas_per_sm` and `pdl` (start while the kernel before still runs) count only where a mask
+    confines. `counted`: a permutation's choices are counted by blocks, in a launch of its own.
+    """
+
+    num_warps: int = 4
+    ctas_per_sm: int = 4
+    counted: bool = False
+    pdl: bool = True
+
+
+def block_of(hidden: int) -> int:
+    """Columns of a token that are copied or summed at a time."""
+    return min(power_of_two(hidden), 1024)
+
+
+def table_elements(config: MoeConfig) -> int:
+    """Elements of a CTA's tables."""
+    return TABLES[config.num_warps] * 32 * config.num_warps
+
+
+def group_tokens(problem: MoeProblem, config: MoeConfig) -> int:
+    """Tokens that a CTA takes at a time."""
+    if isinstance(problem, TopkProblem):
+        return config.num_warps
+    if isinstance(problem, UnpermuteProblem):
+        return config.num_warps // 4
+    slots = 2 * config.num_warps
+    if config.counted:
+        # tables of choices by experts, and by choices, in registers
+        table = table_elements(config)
+        slots = min(32 if config.num_warps == 4 else 64, table // power_of_two(problem.num_experts))
+    return max(1, min(16, slots // power_of_two(problem.top_k)))
+
+
+def num_items(problem: MoeProblem, config: MoeConfig) -> int:
+    """What CTAs share."""
+    groups = -(-problem.tokens // group_tokens(problem, config))
+    if isinstance(problem, UnpermuteProblem):
+        return groups * -(-problem.hidden // block_of(problem.hidden))
+    if isinstance(problem, PermuteProblem) and not config.counted:
+        return groups + -(-(problem.num_experts + 1) // VECTOR)
+    return groups
+
+
+def num_ctas(problem: MoeProblem, config: MoeConfig, budget: Budget) -> int:
+    """CTAs of a launch: no more than its items, one an SM where no mask confines."""
+    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    return max(1, min(most, num_items(problem, config)))
+
+
+def ways(problem: MoeProblem) -> tuple[bool, ...]:
+    """Values of `counted` that a problem allows."""
+    if not isinstance(problem, PermuteProblem) or problem.choices <= FEW:
+        return (False,)
+    return (True,) if problem.choices >= MANY else (False, True)
+
+
+def scratch_bytes(problem: MoeProblem) -> int:
+    """What counts of a permutation's blocks need, bytes."""
+    if not any(ways(problem)) or not isinstance(problem, PermuteProblem):
+        return 0
+    return 4 * -(-problem.choices // COUNTED) * power_of_two(problem.num_experts)
+
+
+def candidates(problem: MoeProblem, budget: Budget) -> tuple[MoeConfig, ...]:
+    """What is tuned over and what the model chooses from."""
+    return tuple(
+        MoeConfig(warps, ctas, counted)
+        for warps in WARPS
+        for ctas in ((1, 2, 4, 8) if budget.confined == "mask" else (1,))
+        if warps * ctas <= RESIDENT
+        for counted in ways(problem)
+    )
+
+
+def is_legal(problem: MoeProblem, config: MoeConfig, budget: Budget) -> bool:
+    """Whether a configuration is one that kernels are made for in this budget."""
+    return MoeConfig(config.num_warps, config.ctas_per_sm, config.counted) in candidates(
+        problem, budget
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConstants:
+    """What the model does not derive."""
+
+    launch_us: float = 2.0
+    """An empty kernel in a graph."""
+    chain_us: float = 1.5
+    """The chain of loads of an item, and its stores."""
+    round_us: float = 0.12
+    """One round of argmax over a row's experts."""
+    compares_per_us: float = 60_000.0
+    """Choices that an SM compares in a us."""
+    sm_tbps: float = 0.2
+    """What an SM moves at most, reads and writes together."""
+    efficiency: float = 0.85
+    """Share of the read bandwidth that a mix of reads and writes has."""
+    half_warps: int = 8
+    """Warps on an SM with which it is at half that rate."""
+
+
+SHIPPED: Mapping[str, MoeConstants] = {"default": MoeConstants()}
+
+
+def predict_us(
+    problem: MoeProblem,
+    config: MoeConfig,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: MoeConstants | None = None,
+) -> float:
+    """Predicted time with cold caches, us: the busiest SM's items, or the memory's time."""
+    known = constants or SHIPPED["default"]
+    fixed = known.launch_us + known.chain_us
+    ctas = num_ctas(problem, config, budget)
+    on_sm = -(-ctas // budget.num_sms)
+    rounds = -(-num_items(problem, config) // ctas)
+    share = rounds * on_sm / max(num_items(problem, config), 1)
+    warps = config.num_warps * on_sm
+    busy = problem.bytes_moved * share / (1e6 * known.sm_tbps * warps / (warps + known.half_warps))
+    if isinstance(problem, TopkProblem):
+        busy += rounds * known.round_us * (problem.top_k + 2)
+    elif isinstance(problem, PermuteProblem):
+        if config.counted:
+            fixed += known.launch_us + known.chain_us
+        else:
+            busy += problem.choices**2 * share / known.compares_per_us
+    bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
+    memory = problem.bytes_moved / (known.efficiency * bandwidth)
+    return float(fixed + (busy**3 + memory**3) ** (1 / 3))
+
+
+def choose(
+    problem: MoeProblem,
+    budget: Budget,
+    profile: CeilingSource,
+    constants: MoeConstants | None = None,
+) -> MoeConfig:
+    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
+    return min(
+        candidates(problem, budget),
+        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
+    )
