@@ -169,16 +169,18 @@ def _ws_source(variant: Variant):
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from smkern.kernels.gemm_ws import gemm_ws
+    from smkern.kernels.gemm_ws_copy import PAIR
 
     dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
     warps, x, extra = variant.num_warps, variant.block_x, variant.extra_y
     y = variant.block_y - extra
     operands = {}
-    for side, box in (("x", x), ("y", extra or y)):
-        layout = gl.NVMMASharedLayout.get_default_for([box, variant.block_k], dtype)
-        operands[f"{side}_desc"] = (
-            f"tensordesc<{variant.dtype}[{box}, {variant.block_k}],{layout!r}>"
-        )
+    for side, rows, is_weights in (("x", x, variant.swap), ("y", extra or y, not variant.swap)):
+        box = [rows, variant.block_k]
+        if is_weights and variant.interleaves:
+            box = [rows // PAIR.value, 2, PAIR.value // 2, variant.block_k]
+        layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+        operands[f"{side}_desc"] = f"tensordesc<{variant.dtype}{box},{layout!r}>"
     warps_x = warps if x >= 16 * warps else 4
     warps_y = warps // warps_x
 
@@ -197,7 +199,7 @@ def _ws_source(variant: Variant):
         "PART_Y": part,
         "MMA": mma(y),
         "EXTRA_MMA": mma(extra or y),
-        "LAYOUT": _store_layout(gl, x, part, warps, variant.swap),
+        "LAYOUT": _store_layout(gl, *_stored(variant, x, part), warps, variant.swap),
         "COPY_REGS": 24,
     }
     signature, attrs = _signature(gemm_ws, variant, constants, operands)
@@ -210,6 +212,13 @@ def _ws_source(variant: Variant):
 def part_columns(variant: Variant) -> int:
     """How many columns the epilogue stages in shared memory at a time: 64 elements a thread."""
     return max(16, min(variant.block_y, 64 * 32 * variant.num_warps // variant.block_x))
+
+
+def _stored(variant: Variant, x: int, y: int) -> tuple[int, int]:
+    """What is stored of x by y accumulators: SwiGLU makes one of a gate and an up."""
+    if not variant.swiglu:
+        return x, y
+    return (x // 2, y) if variant.swap else (x, y // 2)
 
 
 def _store_layout(gl: Any, x: int, y: int, warps: int, swap: bool) -> Any:

@@ -4,6 +4,7 @@ The copying warp runs ahead over tile boundaries, so the pipeline of STAGES shar
 never drains; a streamed tile is summed by its last arriver in index order (no CTA waits).
 X is the operand on the matrix unit's row side: `a`, or `w` when SWAP. A tile is BLOCK_X by
 BLOCK_Y + EXTRA_Y: the second accumulator gives widths that are no power of two (192 = 128 + 64).
+With SwiGLU a tile's weights are pairs of 8 gate rows and 8 up rows, and its output is half as wide.
 """
 
 from triton.experimental import gluon
@@ -17,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smkern.kernels import schedule as _schedule
-from smkern.kernels.gemm_ws_copy import copy_warp
+from smkern.kernels.gemm_ws_copy import PAIR, box_rows, boxes_shape, copy_warp
 
 _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)
@@ -32,6 +33,21 @@ def _activate(value, ACT: gl.constexpr):
         value = value / (1.0 + gl.exp(-value))
     elif ACT == "gelu":
         value = 0.5 * value * (1.0 + gl.erf(value * 0.7071067811865476))
+    return value
+
+
+@gluon.jit
+def _swiglu(pairs, SWAP: gl.constexpr):
+    """silu(gate) * up of an accumulator of pairs, half as large; never leaves its threads."""
+    X: gl.constexpr = pairs.shape[0]
+    Y: gl.constexpr = pairs.shape[1]
+    HALF: gl.constexpr = PAIR // 2
+    if SWAP:
+        gate, up = pairs.reshape([X // PAIR, 2, HALF, Y]).permute([0, 2, 3, 1]).split()
+        value = (_activate(gate, "silu") * up).reshape([X // 2, Y])
+    else:
+        gate, up = pairs.reshape([X, Y // PAIR, 2, HALF]).permute([0, 1, 3, 2]).split()
+        value = (_activate(gate, "silu") * up).reshape([X, Y // 2])
     return value
 
 
@@ -132,6 +148,12 @@ def _finish(
             acc = _gather(
                 acc, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH
             )
+        if ACT == "swiglu":
+            acc = _swiglu(acc, SWAP)
+            if SWAP:
+                row0 = row0 // 2
+            else:
+                col0 = col0 // 2
         _store(
             acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
             LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
@@ -244,24 +266,29 @@ def gemm_ws(
     SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
     MMA: gl.constexpr, EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr, COPY_REGS: gl.constexpr,
 ):  # fmt: skip
-    """out [m, 8n] = act(x @ y^T + bias) + residual; n and strides in units of 8 elements.
+    """out [m, 8n] = act(x @ y^T + bias) + residual, or silu(gate) * up; n and strides in eights.
 
     EAGER gives a stage back as soon as its product is done instead of one step later: a stage
     more of bytes in flight, for shapes that wait for memory.
     """
-    BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
-    x_bufs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_X, BLOCK_K], x_desc.layout)
-    y_boxes = gl.allocate_shared_memory(
-        y_desc.dtype, [STAGES * BLOCK_Y // BOX_Y, BOX_Y, BLOCK_K], y_desc.layout
+    BOXES: gl.constexpr = BLOCK_Y // box_rows(y_desc.block_type.shape)
+    # pairs of rows are rows: of two maps that of the activations has the matrix's own layout
+    FLAT: gl.constexpr = y_desc.layout if SWAP else x_desc.layout
+    x_boxes = gl.allocate_shared_memory(
+        x_desc.dtype, boxes_shape(STAGES, x_desc.block_type.shape), x_desc.layout
     )
+    y_boxes = gl.allocate_shared_memory(
+        y_desc.dtype, boxes_shape(STAGES * BOXES, y_desc.block_type.shape), y_desc.layout
+    )
+    x_bufs = x_boxes._reinterpret(x_desc.dtype, [STAGES, BLOCK_X, BLOCK_K], FLAT)
+    y_bufs = y_boxes._reinterpret(y_desc.dtype, [STAGES, BLOCK_Y, BLOCK_K], FLAT)
+    extra_boxes = y_boxes
+    extra_bufs = y_bufs
     if EXTRA_Y:
-        y_bufs = y_boxes._reinterpret(y_desc.dtype, [STAGES, BLOCK_Y, BLOCK_K], y_desc.layout)
-        extra_bufs = gl.allocate_shared_memory(
-            y_desc.dtype, [STAGES, EXTRA_Y, BLOCK_K], y_desc.layout
+        extra_boxes = gl.allocate_shared_memory(
+            y_desc.dtype, boxes_shape(STAGES, y_desc.block_type.shape), y_desc.layout
         )
-    else:
-        y_bufs = y_boxes
-        extra_bufs = y_boxes
+        extra_bufs = extra_boxes._reinterpret(y_desc.dtype, [STAGES, EXTRA_Y, BLOCK_K], FLAT)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gdc_launch_dependents()
@@ -284,7 +311,7 @@ def gemm_ws(
             (
                 copy_warp,
                 (
-                    x_desc, y_desc, x_bufs, y_boxes, extra_bufs, full, empty,
+                    x_desc, y_desc, x_boxes, y_boxes, extra_boxes, full, empty,
                     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
                     BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES, SWAP,
                 ),

@@ -1,4 +1,9 @@
-"""The copying warp of the warp-specialised GEMM: both operands, stage by stage, by tensor maps."""
+"""The copying warp of the warp-specialised GEMM: both operands, stage by stage, by tensor maps.
+
+With SwiGLU the weights' map has four dimensions, [I / 8, 2, 8, K] of w [2I, K], so that a box of
+B / 16 x 2 x 8 rows brings 8 of the gate, 8 of up, and so on: gate and up of an output then lie in
+the registers of one thread, whichever side of the matrix unit the weights are on.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,11 +17,33 @@ _segment = gluon.jit(_schedule._segment)
 _tile_coords = gluon.jit(_schedule._tile_coords)
 
 
+PAIR = gl.constexpr(16)
+"""Rows of a pair: 8 of the gate, 8 of up."""
+
+
+@gluon.constexpr_function
+def box_rows(box):
+    """Rows of the operand that one copy brings."""
+    return box[0] * (PAIR.value if len(box) == 4 else 1)
+
+
+@gluon.constexpr_function
+def boxes_shape(count, box):
+    """Shape of shared memory for so many boxes."""
+    return [count, *box]
+
+
+@gluon.jit
+def _copy(desc, row, column, bar, buffer):
+    if len(desc.block_type.shape) == 4:
+        tma.async_copy_global_to_shared(desc, [row // PAIR, 0, 0, column], bar, buffer)
+    else:
+        tma.async_copy_global_to_shared(desc, [row, column], bar, buffer)
+
+
 @gluon.jit
 def _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X: gl.constexpr, BLOCK_K: gl.constexpr):
-    tma.async_copy_global_to_shared(
-        x_desc, [tile_x * BLOCK_X, k * BLOCK_K], bar, x_bufs.index(stage)
-    )
+    _copy(x_desc, tile_x * BLOCK_X, k * BLOCK_K, bar, x_bufs.index(stage))
 
 
 @gluon.jit
@@ -24,17 +51,14 @@ def _copy_y(
     y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k,
     BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
 ):  # fmt: skip
-    BOX_Y: gl.constexpr = y_desc.block_type.shape[0]
+    BOX_Y: gl.constexpr = box_rows(y_desc.block_type.shape)
     BOXES: gl.constexpr = BLOCK_Y // BOX_Y
     row = tile_y * (BLOCK_Y + EXTRA_Y)
     for box in gl.static_range(BOXES):
-        tma.async_copy_global_to_shared(
-            y_desc, [row + box * BOX_Y, k * BLOCK_K], bar, y_bufs.index(stage * BOXES + box)
-        )
+        at = row + box * BOX_Y
+        _copy(y_desc, at, k * BLOCK_K, bar, y_bufs.index(stage * BOXES + box))
     if EXTRA_Y:
-        tma.async_copy_global_to_shared(
-            y_desc, [row + BLOCK_Y, k * BLOCK_K], bar, extra_bufs.index(stage)
-        )
+        _copy(y_desc, row + BLOCK_Y, k * BLOCK_K, bar, extra_bufs.index(stage))
 
 
 @gluon.jit

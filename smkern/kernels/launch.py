@@ -213,14 +213,18 @@ class GemmPlan:
         return launch
 
     def _encode_maps(self, maps_at: int, x_stride: int, y_stride: int) -> None:
-        problem, artifact, item = self._problem, self._artifact, _ITEM[self._problem.dtype]
-        x_rows, y_rows = problem.m, problem.n
-        if self.config.swap:
-            x_rows, y_rows = y_rows, x_rows
-        for side, (rows, stride) in enumerate(((x_rows, x_stride), (y_rows, y_stride))):
+        problem, artifact, swap = self._problem, self._artifact, self.config.swap
+        for side, stride in enumerate((x_stride, y_stride)):
+            pitch = stride * _ITEM[problem.dtype]
+            is_weights = swap == (side == 0)
+            dims: tuple[int, ...] = (problem.k, problem.n if is_weights else problem.m)
+            strides: tuple[int, ...] = (pitch,)
+            if is_weights and self.variant.interleaves:
+                inner = problem.n // 2
+                dims, strides = (problem.k, 8, 2, inner // 8), (pitch, inner * pitch, 8 * pitch)
             encode_tensor_map(
-                maps_at + side * TENSOR_MAP_BYTES, problem.dtype, (problem.k, rows),
-                (stride * item,), artifact.boxes[side][::-1], artifact.swizzles[side],
+                maps_at + side * TENSOR_MAP_BYTES, problem.dtype, dims, strides,
+                artifact.boxes[side][::-1], artifact.swizzles[side],
             )  # fmt: skip
 
     def _parameters(
@@ -228,12 +232,12 @@ class GemmPlan:
         early: int,
     ) -> Any:  # fmt: skip
         """Write the constants behind the dynamic part; addresses of all parameters, in order."""
-        s, unit = self.schedule, self._artifact.unit
+        s, p, unit = self.schedule, self._problem, self._artifact.unit
         x_stride, y_stride, out_stride, residual_stride = (stride // unit for stride in strides)
         constants = (
-            self._problem.m, self._problem.n // unit, out_stride, residual_stride, s.tiles_x,
-            s.tiles_y, s.k_iters, s.whole_tiles, s.stream_iters, s.quantum, s.group,
-            early, x_stride, y_stride, self._problem.k // unit, 0,
+            p.m, p.out_columns // unit, out_stride, residual_stride, s.tiles_x, s.tiles_y,
+            s.k_iters, s.whole_tiles, s.stream_iters, s.quantum, s.group, early, x_stride,
+            y_stride, p.k // unit, 0,
         )  # fmt: skip
         constants_at = dynamic_at + _DYNAMIC_BYTES
         at_offset = constants_at - ctypes.addressof(buffer)
@@ -244,8 +248,9 @@ class GemmPlan:
         )
         if self.variant.uses_tma:
             # a descriptor is the map, its shape and its strides; the kernels read the map only
-            absent = [zero] * 4
-            operands = [maps_at, *absent, maps_at + TENSOR_MAP_BYTES, *absent]
+            operands = []
+            for side, box in enumerate(self._artifact.boxes):
+                operands += [maps_at + side * TENSOR_MAP_BYTES, *[zero] * (2 * len(box))]
             rest = [ahead] if self.variant.kernel == "ws" else []
         else:
             operands, rest = [dynamic[_X], dynamic[_Y]], [x_step, y_step, k]

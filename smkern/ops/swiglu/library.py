@@ -92,7 +92,7 @@ def register() -> torch.library.Library:
     """
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-    made = {
+    made: dict[str, tuple[Any, Any, Any]] = {
         "gemm_swiglu": (_cpu, _cuda, _fake),
         "gemm_swiglu_out": (_out_cpu, _out_cuda, _out_fake),
     }

@@ -1,0 +1,85 @@
+"""The GEMM kernels with SwiGLU compiled for devices that are absent, and the maps they read by."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from smkern.kernels import launch
+from smkern.kernels.compile import Artifact, compile_variant
+from smkern.kernels.variants import variant_of
+from smkern.tuning import space
+from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
+
+triton = pytest.importorskip("triton")
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+USAGE = re.compile(r"REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+SWIGLU, PLAIN = Epilogue(swiglu=True), Epilogue()
+CONFIGS = [
+    GemmConfig("ws", 128, 256, 64, 8, 4, split=STREAM_K),
+    GemmConfig("ws", 128, 160, 64, 8, 4),
+    GemmConfig("ws", 256, 128, 64, 8, 4),
+    GemmConfig("ws", 64, 64, 64, 4, 6, ctas_per_sm=2, eager=True),
+    GemmConfig("ws", 16, 128, 128, 4, 5, swap=True, eager=True),
+    GemmConfig("ws", 80, 64, 64, 4, 4, swap=True, split=3),
+    GemmConfig("ws", 64, 256, 64, 8, 4, swap=True),
+    GemmConfig("ws", 16, 128, 64, 4, 3, swap=True, ctas_per_sm=3),
+    GemmConfig("tma", 128, 256, 64, 8, 3, split=STREAM_K),
+    GemmConfig("tma", 64, 128, 64, 4, 4, swap=True),
+    GemmConfig("pointer", 128, 128, 64, 8, 3, split=STREAM_K),
+]
+
+
+def compiled(config: GemmConfig, epilogue: Epilogue = SWIGLU) -> Artifact:
+    problem = GemmProblem(512, 28672, 4096, epilogue=epilogue)
+    return compile_variant(variant_of(problem, config, 90))
+
+
+def told(artifact: Artifact, folder: Path, option: str) -> str:
+    file = folder / "kernel.cubin"
+    file.write_bytes(artifact.cubin)
+    command = [CUOBJDUMP, option, file]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "config", CONFIGS, ids=lambda c: f"{c.kernel}-{c.block_m}x{c.block_n}x{c.block_k}"
+)
+def test_nothing_spills_and_shared_memory_is_at_most_what_the_rules_say(config, tmp_path):
+    artifact = compiled(config)
+    found = USAGE.search(told(artifact, tmp_path, "-res-usage"))
+    assert found
+    assert (int(found[1]), int(found[2])) == (0, 0)
+    assert artifact.shared_bytes <= space.shared_bytes(config)
+
+
+@pytest.mark.parametrize("config", CONFIGS[:2] + CONFIGS[4:5], ids=lambda c: str(c.block_m))
+def test_the_loop_is_the_plain_gemms(config, tmp_path):
+    """As many products and copies as without SwiGLU: the rows that they bring are others."""
+    counts = []
+    for epilogue in (SWIGLU, PLAIN):
+        code = told(compiled(config, epilogue), tmp_path, "-sass")
+        counts.append([len(re.findall(word, code)) for word in ("HGMMA", "UTMALDG")])
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_weights_map_brings_pairs_of_eight_rows(swap, monkeypatch):
+    """Of w [2I, K]: [K, 8 rows, gate or up, I / 8], boxes with as many rows as the tile."""
+    made = []
+    monkeypatch.setattr(launch, "encode_tensor_map", lambda *given: made.append(given[1:]))
+    config = GemmConfig("ws", 64, 128, 64, 4, 4, swap=swap)
+    problem = GemmProblem(50, 1040, 72, epilogue=SWIGLU)
+    artifact = compile_variant(variant_of(problem, config, 90))
+    plan = launch.GemmPlan(
+        problem, config, Budget(4, "grid"), variant_of(problem, config, 90), artifact, None
+    )
+    plan._encode_maps(0, *((80, 72) if swap else (72, 80)))
+    weights, rows = made if swap else made[::-1]
+    assert rows == ("bf16", (72, 50), (144,), (64, 64), 3)
+    strides = (160, 520 * 160, 8 * 160)
+    assert weights == ("bf16", (72, 8, 2, 65), strides, (64, 8, 2, 8), 3)
