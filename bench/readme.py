@@ -16,6 +16,8 @@ import click
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
 from smkern.bench.readme_append import append_table
 from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
+from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
+from smkern.bench.readme_ops import ops_table, sample_table
 from smkern.bench.results import Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
 from smkern.errors import SmkernError
@@ -65,6 +67,7 @@ def blocks_of(folder: Path) -> dict[str, str]:
     suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
     gemm = suites.get("gemm", Results())
     attention = suites.get("attention", Results()).cells
+    ops, model = (suites.get(name, Results()).cells for name in ("ops", "model"))
     return {
         "gemm-table": _gemm_tables(gemm),
         "gemm-losing": _losing(gemm.cells),
@@ -77,6 +80,13 @@ def blocks_of(folder: Path) -> dict[str, str]:
         "attention-plot": _pictures(folder, "attention-*.png"),
         "append-table": append_table(suites.get("append", Results()).cells),
         "append-plot": _pictures(folder, "append*.png"),
+        "ops-table": ops_table(ops),
+        "ops-sample": sample_table(ops),
+        "ops-plot": _pictures(folder, "ops*.png"),
+        "model-decode": decode_table(model),
+        "model-prefill": prefill_table(model),
+        "model-breakdown": breakdown_table(model),
+        "model-plot": _pictures(folder, "model*.png"),
         "cliffs-plot": _pictures(folder, "cliffs*.png"),
         "partition-plot": _pictures(folder, "partition*.png"),
         "partition-table": _bandwidth_table(suites.get("partitions", Results()).cells),

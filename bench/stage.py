@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from smkern.device import Budget, device_info
-from smkern.partition import budget_of_stream, ladder
+from smkern.partition import Partition, budget_of_stream, ladder
 
 Side = Literal["decode", "prefill"]
 Placement = Literal["spread", "default"]
@@ -22,13 +22,17 @@ ATOM_OF: dict[Placement, int] = {"spread": 2, "default": 8}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stream, and the budget that its partition gives. `placement` is None on the whole chip."""
+    """A stream, and the budget that its partition gives.
+
+    `placement` and `partition` are None on the whole chip.
+    """
 
     num_sms: int
     mode: Mode
     placement: Placement | None
     stream: Any
     budget: Budget
+    partition: Partition | None = None
 
 
 def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side] | None:
@@ -103,7 +107,9 @@ class Stage:
             partition = getattr(made.split(decode=decode), side)
             if partition.num_sms != num_sms:
                 continue
-            place = Place(num_sms, "green", placement, partition.stream, partition.budget)
+            place = Place(
+                num_sms, "green", placement, partition.stream, partition.budget, partition
+            )
             self._places[num_sms, placement] = place
 
     def at(self, num_sms: int, placement: Placement = "spread") -> Place | None:

@@ -30,6 +30,10 @@ SUITES = {
         "smkern.bench.ops.suite",
         "A layer's other operators over SM budget, against torch and FlashInfer.",
     ),
+    "model": (
+        "smkern.bench.model.suite",
+        "Decode steps and prefill of whole models over SM budget, against their floors.",
+    ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

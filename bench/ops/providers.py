@@ -82,7 +82,8 @@ class OpPeers:
     _found: dict[str, Callable[[], Call]] = field(init=False)
 
     def __post_init__(self) -> None:
-        rivals, found = self.rivals, {}
+        rivals = self.rivals
+        found: dict[str, Callable[[], Call]] = {}
         if "torch" in self.names:
             found["torch"] = partial(rivals.call, rivals.torch)
         if "torch:compile" in self.names:

@@ -35,7 +35,7 @@ class Rivals:
     ours: Step
     torch: Step
     others: Mapping[str, Step] = field(default_factory=dict)
-    reset: Callable[[], None] = lambda: None
+    reset: Callable[[], Any] = lambda: None
     judge: Callable[[Sequence[Tensor]], str | None] | None = None
     reference: Sequence[Tensor] = ()
 

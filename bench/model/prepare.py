@@ -1,0 +1,62 @@
+"""Compiling side by side what a model's GEMMs will launch, before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smkern.bench.model.cases import ModelPlan
+from smkern.bench.providers import dispatcher_of, precompile
+from smkern.device import Budget
+from smkern.tuning.config import Epilogue, GemmProblem
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+PLAIN = Epilogue()
+
+
+def problems_of(config: ModelConfig, tokens: int, batch: int) -> tuple[GemmProblem, ...]:
+    """The GEMMs of a forward of so many tokens and requests."""
+    hidden, residual = config.hidden_size, Epilogue(residual=True)
+    found = [
+        GemmProblem(tokens, config.qkv_size, hidden),
+        GemmProblem(tokens, hidden, config.q_size, epilogue=residual),
+        GemmProblem(batch, config.vocab_size, hidden),
+    ]
+    if config.moe is not None:
+        return (*found, GemmProblem(tokens, config.moe.num_experts, hidden))
+    inner = config.intermediate_size
+    found.append(GemmProblem(tokens, 2 * inner, hidden, epilogue=Epilogue(swiglu=True)))
+    found.append(GemmProblem(tokens, hidden, inner, epilogue=residual))
+    return tuple(found)
+
+
+def wanted(
+    config: ModelConfig, plan: ModelPlan, steps: Iterable[Budget], prompts: Iterable[Budget]
+) -> Iterator[tuple[GemmProblem, Budget]]:
+    """Every GEMM of decode steps in some budgets, and of the prompt in others.
+
+    The prompt's are there without their epilogues too: they are timed by themselves.
+    """
+    decode = [problem for batch in plan.batches for problem in problems_of(config, batch, batch)]
+    prompt = problems_of(config, plan.tokens, 1)
+    plain = [replace(problem, epilogue=PLAIN) for problem in prompt]
+    for budgets, problems in ((steps, decode), (prompts, [*prompt, *plain])):
+        for budget in budgets:
+            for problem in dict.fromkeys(problems):
+                yield problem, budget
+
+
+def compile_gemms(
+    config: ModelConfig, plan: ModelPlan, steps: Iterable[Budget], prompts: Iterable[Budget]
+) -> int:
+    """How many variants were compiled. SwiGLU that dispatch runs unfused is a plain GEMM."""
+    dispatcher = dispatcher_of()
+    ready: list[tuple[GemmProblem, Budget, str | None]] = []
+    for problem, budget in wanted(config, plan, steps, prompts):
+        if dispatcher.select(problem, budget).config.kernel == "unfused":
+            problem = replace(problem, epilogue=PLAIN)
+        ready.append((problem, budget, None))
+    return precompile(dispatcher, ready)

@@ -1,0 +1,290 @@
+"""`smkern bench model`: decode steps and prefill of whole models over SM budgets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import Progress
+
+from smkern.bench.cases import IntList
+from smkern.bench.cells import failed_cell
+from smkern.bench.contest import cell_head
+from smkern.bench.gemm import Deadline, report
+from smkern.bench.model.cases import (
+    PLANS,
+    QUICK_PLANS,
+    DecodeCase,
+    ModelPlan,
+    PrefillCase,
+    plans_named,
+)
+from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
+from smkern.bench.power import power_meter
+from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.stage import Place, Stage, trim_memory
+from smkern.device import device_info, load_profile
+from smkern.errors import SmkernError
+
+Cell = dict[str, Any]
+
+SAVE_EVERY_S = 5.0
+LAUNCH_BUDGETS = (48, 132)
+LAUNCH_BATCHES = (1, 64)
+BREAKDOWN_BATCHES = (1, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to measure: the operator and case of its first cell, where, and how."""
+
+    op: str
+    case: DecodeCase | PrefillCase
+    place: Place
+    measure: Callable[[Any], Iterable[Cell]]
+    """measure(a `Measurer`)"""
+
+    def is_done(self, results: Results) -> bool:
+        """Whether the file has its first cell."""
+        about = self.case.about
+        return any(
+            cell["op"] == self.op
+            and cell["num_sms"] == self.place.num_sms
+            and {name: cell["case"].get(name) for name in about} == about
+            and not cell.get("error")
+            for cell in results.cells
+        )
+
+    def failure(self, error: Exception) -> Cell:
+        """The cell of a task that raised."""
+        head = cell_head(self.op, self.case.about, self.place, "smkern")
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        return head | failed_cell(message) | {"group_sms": self.place.num_sms}
+
+
+@dataclass(slots=True)
+class ModelSitting:
+    """One run of the suite; the file is written every few seconds and at the end."""
+
+    stage: Stage
+    results: Results
+    path: Path
+    deadline: Deadline
+    progress: Progress
+    overlap: bool = True
+    breakdown: bool = False
+    _saved_s: float = field(default=float("-inf"))
+
+    def tasks(self, plan: ModelPlan) -> Iterator[Task]:
+        """What is measured of a model. The whole chip's prefill comes before the partitions'.
+
+        Without overlap, the decode steps alone.
+        """
+        if self.breakdown:
+            yield from self._breakdowns(plan)
+            return
+        yield from self._decodes(plan)
+        if self.overlap:
+            yield from self._prefills(plan)
+            yield from self._launches(plan)
+
+    def _decodes(self, plan: ModelPlan) -> Iterator[Task]:
+        total = self.stage.full.num_sms
+        for num_sms in plan.decode_budgets:
+            place = self.stage.at(num_sms)
+            if place is None:
+                continue
+            other = self.stage.at(total - num_sms) if self.overlap and num_sms < total else None
+            for case in plan.decode(overlaps=(self.overlap,)):
+                yield Task(DECODE, case, place, _decode(case, place, other))
+
+    def _prefills(self, plan: ModelPlan) -> Iterator[Task]:
+        for num_sms in sorted(plan.prefill_budgets, reverse=True):
+            place = self.stage.at(num_sms)
+            if place is not None:
+                yield Task(PREFILL, plan.prompt, place, self._prefill(plan.prompt, place))
+
+    def _prefill(self, case: PrefillCase, place: Place) -> Callable[[Any], Iterable[Cell]]:
+        return lambda measurer: measurer.prefill(case, place, self._chip_per_sm(case))
+
+    def _chip_per_sm(self, case: PrefillCase) -> float | None:
+        """TFLOP/s an SM of the whole chip, if this file has it."""
+        for cell in self.results.cells:
+            if cell["op"] == PREFILL and cell["mode"] == "full" and cell["case"] == case.about:
+                return cell.get("tflops_per_sm")
+        return None
+
+    def _launches(self, plan: ModelPlan) -> Iterator[Task]:
+        for num_sms in LAUNCH_BUDGETS:
+            place = self.stage.at(num_sms)
+            for batch in LAUNCH_BATCHES:
+                if place is not None and batch in plan.batches and num_sms in plan.decode_budgets:
+                    case = DecodeCase(plan.model, batch)
+                    yield Task(LAUNCH, case, place, _on(case, place, "launch"))
+
+    def _breakdowns(self, plan: ModelPlan) -> Iterator[Task]:
+        for num_sms in plan.decode_budgets:
+            place = self.stage.at(num_sms)
+            for batch in BREAKDOWN_BATCHES:
+                if place is not None and batch in plan.batches:
+                    case = DecodeCase(plan.model, batch, overlap=self.overlap)
+                    yield Task(KERNEL, case, place, _on(case, place, "breakdown"))
+
+    def run(self, plans: Sequence[ModelPlan], measurer: Callable[[ModelPlan], Any]) -> int:
+        """Measure what the file lacks, one model on the device at a time; how much is left."""
+        left = {plan: self._pending(plan) for plan in plans}
+        bar = self.progress.add_task("measure", total=sum(map(len, left.values())))
+        try:
+            for plan, tasks in left.items():
+                if tasks and not self.deadline.passed:
+                    self._measure(tasks, measurer(plan), bar)
+                    trim_memory(0)
+        finally:
+            self.save()
+        return sum(len(self._pending(plan)) for plan in plans)
+
+    def _pending(self, plan: ModelPlan) -> list[Task]:
+        return [task for task in self.tasks(plan) if not task.is_done(self.results)]
+
+    def _measure(self, tasks: Sequence[Task], measurer: Any, bar: Any) -> None:
+        for task in tasks:
+            if self.deadline.passed:
+                return
+            try:
+                for cell in task.measure(measurer):
+                    self.results.add(cell)
+            except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
+                self.results.add(task.failure(error))
+                self.progress.console.print(f"{task.op} {task.case}: {error}", markup=False)
+            self.progress.advance(bar)
+            if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+                self.save()
+
+    def save(self) -> None:
+        self.results.summary = summarize(self.results.cells)
+        self.results.save(self.path)
+        self._saved_s = time.monotonic()
+
+
+def _decode(case: DecodeCase, place: Place, other: Place | None) -> Callable[[Any], Iterable[Cell]]:
+    return lambda measurer: measurer.decode(case, place, other)
+
+
+def _on(case: DecodeCase, place: Place, name: str) -> Callable[[Any], Iterable[Cell]]:
+    return lambda measurer: getattr(measurer, name)(case, place)
+
+
+def budgets_of(plans: Iterable[ModelPlan], total: int) -> set[int]:
+    """Every budget of the plans, and what a decode budget leaves to a prompt."""
+    counts: set[int] = set()
+    for plan in plans:
+        counts |= {*plan.prefill_budgets, *plan.decode_budgets}
+        counts |= {total - n for n in plan.decode_budgets if n < total}
+    return {n for n in counts if n <= total}
+
+
+def run(
+    plans: Sequence[ModelPlan],
+    results: Results,
+    path: Path,
+    deadline: Deadline,
+    *,
+    overlap: bool,
+    breakdown: bool,
+    rounds: int,
+) -> int:
+    """Measure what `results` lacks; how many tasks are left."""
+    from smkern.bench.model.measure import Measurer
+    from smkern.bench.model.model import Model
+    from smkern.bench.model.prepare import compile_gemms
+
+    total = device_info().num_sms
+    with (
+        Stage(budgets_of(plans, total), placements=("spread",)) as stage,
+        Progress() as progress,
+    ):
+        sitting = ModelSitting(stage, results, path, deadline, progress, overlap, breakdown)
+        profile, meter = load_profile(), power_meter()
+
+        def measurer(plan: ModelPlan) -> Measurer:
+            model = Model(plan)
+            others = [total - n for n in plan.decode_budgets if n < total]
+            steps, prompts = (
+                dict.fromkeys(place.budget for n in counts if (place := stage.at(n)) is not None)
+                for counts in (plan.decode_budgets, (*plan.prefill_budgets, *others))
+            )
+            compile_gemms(model.config, plan, steps, prompts)
+            return Measurer(model, profile, meter, rounds)
+
+        return sitting.run(plans, measurer)
+
+
+@click.command("model")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("bench") / "results" / "h200" / "model.json",
+    show_default=True,
+    help="Results file.",
+)
+@click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others.")
+@click.option("--quick", is_flag=True, help="Two batches of one model in two budgets.")
+@click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-32b")
+@click.option("--batches", type=IntList(), default=None, help="Decode batches: 1,64")
+@click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
+@click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
+@click.option(
+    "--overlap/--no-overlap", default=True, help="Whether kernels may overlap their neighbours."
+)
+@click.option("--breakdown", is_flag=True, help="Instead, time each operator of a decode step.")
+def command(
+    out: Path,
+    resume: bool,
+    quick: bool,
+    models: str | None,
+    batches: Any,
+    budgets: Any,
+    time_limit_s: float | None,
+    overlap: bool,
+    breakdown: bool,
+) -> None:
+    """Time decode steps and prompts of whole models in SM partitions and on the whole chip.
+
+    Decode steps alone against the floor of their kernels, and beside a prompt on the other SMs,
+    both sides reported; prompts alone against their GEMMs by themselves; the host's cost of a
+    layer. Steps whose kernels do not overlap, and the breakdown, are runs of their own that add to
+    the file: --no-overlap, --breakdown.
+    """
+    from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
+
+    try:
+        plans = plans_named(models.split(",")) if models else (QUICK_PLANS if quick else PLANS)
+        if batches:
+            plans = tuple(replace(plan, batches=tuple(batches)) for plan in plans)
+        if budgets:
+            plans = tuple(plan.within(budgets) for plan in plans)
+        resume = resume or breakdown or not overlap  # they add to what the first run left
+        results = open_results(out, resume=resume, meta=collect_meta())
+        if not overlap:
+            from smkern.bench.model.overlap import forbid_overlap
+
+            forbid_overlap()
+        left = run(
+            plans, results, out, Deadline.after(time_limit_s), overlap=overlap,
+            breakdown=breakdown, rounds=1 if quick else 3,
+        )  # fmt: skip
+    except (SmkernError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    tables = (breakdown_table,) if breakdown else (decode_table, prefill_table)
+    for table in tables:
+        click.echo(table(results.cells) + "\n")
+    click.echo(report(results.summary))
+    click.echo(f"{len(results.by_key)} cells in {out}; {left} tasks left (go on with --resume)")
+
+
+if __name__ == "__main__":
+    command()

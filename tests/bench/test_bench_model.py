@@ -1,0 +1,253 @@
+"""The model suite on CPU tensors: a small model, its graphs run eagerly, and made-up times."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from smkern.bench.model import measure, prompt, suite
+from smkern.bench.model.cases import ModelPlan
+from smkern.bench.model.floor import floor_us, kernels_of
+from smkern.bench.model.measure import Measurer
+from smkern.bench.model.model import Model
+from smkern.bench.model.operators import operator_calls
+from smkern.bench.model.overlap import forbid_overlap
+from smkern.bench.model.prepare import problems_of, wanted
+from smkern.bench.stage import Place
+from smkern.bench.timing import Timing
+from smkern.device import Budget, load_profile
+from smkern.kernels import driver, launch
+from smkern.models.presets import preset
+from smkern.tuning.config import Epilogue
+from tests.bench.doubles import Meter, Stage
+
+PLAN = ModelPlan("qwen3-8b", (1, 2), 40, (16, 132), (116, 132))
+PROFILE = load_profile("h200")
+SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 64,
+         "vocab_size": 96, "dtype": torch.float32}  # fmt: skip
+
+
+def tiny(name: str = "qwen3-8b"):
+    from smkern.ops.rope import Rope
+
+    config = preset(name)
+    inner = {} if config.moe else {"intermediate_size": 96}
+    return config.replace(**SIZES, **inner, rope=Rope(64, theta=1e6))
+
+
+class FullStage(Stage):
+    """Places up to the whole chip."""
+
+    def __init__(self, budgets, placements=("spread",), *, cuda) -> None:
+        super().__init__(budgets, cuda)
+        self.full = Place(132, "full", None, cuda.new_stream(), Budget(132, "mask"))
+
+    def at(self, num_sms, placement="spread"):
+        return self.full if num_sms == 132 else super().at(num_sms, placement)
+
+
+def made_up(loads, **options):
+    """Each call once; a decode step takes 20 ms, a layer 3."""
+    found = {}
+    for name, load in loads.items():
+        load.call(0)
+        found[name] = Timing((20_000.0,) * 3 if name == "decode" else (3_000.0,) * 3)
+    return found
+
+
+@pytest.fixture
+def stage(cuda, monkeypatch):
+    monkeypatch.setattr(measure, "time_together", made_up)
+    for module in ("cases", "model"):
+        monkeypatch.setattr(f"smkern.bench.model.{module}.CONTEXT", 16)
+    monkeypatch.setattr("smkern.bench.model.model.ROOM", 32)
+    return FullStage((16, 116, 132), cuda=cuda)
+
+
+@pytest.fixture
+def model(stage):
+    return Model(PLAN, "cpu", tiny())
+
+
+def measurer(model) -> Measurer:
+    return Measurer(model, PROFILE, Meter(), rounds=1)
+
+
+def test_a_loop_finds_the_same_lengths_at_every_replay(model, stage):
+    loop = model.decode(2, stage.at(132))
+    for _ in range(40):
+        loop.call(0)
+    assert loop.graph.inputs.kv_lens.tolist() == [17, 17]
+    assert not loop.graph.inputs.finished.any()
+    assert loop.step.kv_lens.tolist() == [16, 16]
+    loop.close()
+
+
+def test_pages_are_dealt_out_once(model):
+    tables = torch.cat([model.caches.decode.flatten(), model.caches.prefill.flatten()])
+    assert tables.unique().numel() == tables.numel() == model.caches.layers[0][0].shape[0]
+    assert model.caches.layers[0][0].shape[1:] == (16, 1, 64)
+    assert not torch.equal(*model.caches.layers[0])
+
+
+def test_logits_must_be_finite(model, stage):
+    model.decoder.weights.final_norm.fill_(float("nan"))
+    with pytest.raises(ValueError, match="batch 1: logits are not finite"):
+        model.decode(1, stage.at(132))
+
+
+def test_a_decode_step_alone_and_beside_a_prompt(model, stage):
+    case = next(iter(PLAN.decode(overlaps=(True,))))
+    cells = list(measurer(model).decode(case, stage.at(16), stage.at(116)))
+    assert [(c["op"], c["case"]["beside"], c["num_sms"]) for c in cells] == [
+        ("decode_step", None, 16),
+        ("decode_step", "prefill 1x40", 16),
+        ("prefill", "decode 1x16", 116),
+    ]
+    kernels = kernels_of(model.config, case.forward, l2_bytes=PROFILE.info.l2_bytes)
+    floor = floor_us(kernels, PROFILE.bandwidth(16), 16)
+    assert cells[0]["us"] == 20_000.0
+    assert cells[0]["floor_us"] == pytest.approx(floor, abs=0.01)
+    assert (cells[0]["limit"], cells[0]["tokens_per_ms"]) == (1.6, 0.05)
+    assert cells[2]["us"] == 2 * 3_000.0
+    assert cells[2]["tokens_per_ms"] == pytest.approx(40 / 6, rel=1e-3)
+    assert cells[2]["beside_sms"] == 16
+
+
+def test_what_fails_beside_a_prompt_leaves_the_step_alone(model, stage, monkeypatch):
+    monkeypatch.setattr(Model, "prefill_step", lambda self: 1 / 0)
+    case = next(iter(PLAN.decode(overlaps=(True,))))
+    alone, beside = measurer(model).decode(case, stage.at(16), stage.at(116))
+    assert alone["us"] == 20_000.0
+    assert beside["error"] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-30b-a3b"])
+def test_every_kernel_of_the_floor_has_its_operator(stage, name):
+    config = tiny(name)
+    if config.moe is not None:
+        from smkern.models import MoeConfig
+
+        config = config.replace(moe=MoeConfig(4, 2, 32))
+    model = Model(PLAN, "cpu", config)
+    loop = model.decode(2, stage.at(132))
+    calls = operator_calls(model, loop)
+    kernels = kernels_of(config, PLAN.prompt.forward, l2_bytes=1)
+    assert {kernel.name for kernel in kernels} == set(calls) - {"plan", "embedding"}
+    for call in calls.values():
+        call(3)
+    assert torch.isfinite(loop.graph.logits).all()
+
+
+def test_the_breakdown_times_each_operator(model, stage, cuda, monkeypatch):
+    def timed(cases, rounds, while_busy, errors):
+        return {name: Timing((10.0,)) for name in cases}
+
+    monkeypatch.setattr(measure, "time_interleaved", timed)
+    case = next(iter(PLAN.decode(overlaps=(True,))))
+    cells = list(measurer(model).breakdown(case, stage.at(16)))
+    counts = {cell["case"]["kernel"]: cell["count"] for cell in cells}
+    assert (counts["qkv"], counts["head"], counts["plan"]) == (2, 1, 1)
+    assert all(cell["us"] == 10.0 for cell in cells), cells
+
+
+def test_a_prompt_beside_its_gemms(model, stage, monkeypatch):
+    times = prompt.PromptTimes(Timing((2e3,)), Timing((1e3,)), 10**9)
+    monkeypatch.setattr(measure, "time_prompt", lambda *a: times)
+    (cell,) = measurer(model).prefill(PLAN.prompt, stage.at(116), 2e-4)
+    flops = cell["tflops"] * 2e3
+    assert cell["gemm_tflops"] == pytest.approx(1.0)
+    assert cell["of_gemm"] == pytest.approx(flops / 2e3, abs=1e-3)
+    assert cell["of_chip"] == pytest.approx(cell["tflops_per_sm"] / 2e-4, rel=1e-3)
+
+
+def test_a_prompt_s_passes(model, stage):
+    times = prompt.time_prompt(model, model.prefill_step().planned(), stage.at(132), Meter())
+    hidden, qkv, inner = 64, 4 * 64, 96
+    assert times.gemm_flops == 2 * 2 * 40 * hidden * (qkv + 2 * 64 + 3 * inner)
+    assert len(times.whole.us_all) == len(times.gemms.us_all) == prompt.ROUNDS
+
+
+def test_gemms_to_compile():
+    config = preset("qwen3-8b")
+    step = problems_of(config, 64, 64)
+    assert {(p.n, p.k, p.epilogue.key) for p in step} == {
+        (6144, 4096, "none"), (4096, 4096, "residual"), (151936, 4096, "none"),
+        (24576, 4096, "swiglu"), (4096, 12288, "residual"),
+    }  # fmt: skip
+    small, large = Budget(16, "mask"), Budget(116, "mask")
+    found = list(wanted(config, PLAN, [small], [large]))
+    assert {p.m for p, budget in found if budget is small} == {1, 2}
+    assert (24576, Epilogue()) in {(p.n, p.epilogue) for p, b in found if b is large}
+
+
+@pytest.fixture
+def on_cpu(stage, cuda, monkeypatch):
+    monkeypatch.setattr(suite, "PLANS", (PLAN,))
+    monkeypatch.setattr(suite, "QUICK_PLANS", (PLAN,))
+    monkeypatch.setattr(suite, "Stage", partial(FullStage, cuda=cuda))
+    monkeypatch.setattr(suite, "power_meter", Meter)
+    monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
+    monkeypatch.setattr(suite, "device_info", lambda: PROFILE.info)
+    monkeypatch.setattr("smkern.bench.model.prepare.compile_gemms", lambda *a: 0)
+    monkeypatch.setattr("smkern.bench.model.model.Model", lambda plan: Model(plan, "cpu", tiny()))
+    monkeypatch.setattr("smkern.bench.model.overlap.forbid_overlap", lambda: None)
+
+
+def test_the_suite_measures_writes_and_goes_on(on_cpu, tmp_path):
+    out = tmp_path / "model.json"
+    ran = CliRunner().invoke(suite.command, ["--out", str(out)])
+    assert ran.exit_code == 0, ran.output
+    assert "0 tasks left" in ran.output
+    assert "| **limit** |" in ran.output
+    data = json.loads(out.read_text())
+    ops = [cell["op"] for cell in data["cells"]]
+    # 2 batches: alone on 16 and 132, beside on 16 with the prompt's side; 2 prompts; launches
+    assert (ops.count("decode_step"), ops.count("prefill"), ops.count("layer_launch")) == (6, 4, 1)
+    assert not [cell["error"] for cell in data["cells"] if "error" in cell]
+    partition = next(c for c in data["cells"] if c["op"] == "prefill" and "of_gemm" in c)
+    assert partition["of_chip"] > 0
+    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--no-overlap"])
+    assert ran.exit_code == 0, ran.output
+    cells = json.loads(out.read_text())["cells"]
+    assert len(cells) == len(data["cells"]) + 4, "steps alone, beside what was there"
+    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--resume", "--batches", "1"])
+    assert ran.exit_code == 0, ran.output
+    assert len(json.loads(out.read_text())["cells"]) == len(cells)
+
+
+def test_a_task_that_fails_is_a_cell_and_is_tried_again(on_cpu, tmp_path, monkeypatch):
+    out = tmp_path / "model.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "time_prompt", lambda *a: 1 / 0)
+        ran = CliRunner().invoke(suite.command, ["--out", str(out), "--batches", "1"])
+    assert ran.exit_code == 0, ran.output
+    assert "2 tasks left" in ran.output
+    errors = [c["error"] for c in json.loads(out.read_text())["cells"] if "error" in c]
+    assert errors == ["ZeroDivisionError: division by zero"] * 2
+    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--batches", "1", "--resume"])
+    assert "0 tasks left" in ran.output
+    assert not [c for c in json.loads(out.read_text())["cells"] if "error" in c]
+
+
+def test_a_model_that_has_no_plan(on_cpu):
+    ran = CliRunner().invoke(suite.command, ["--models", "gpt-2"])
+    assert "no model is named 'gpt-2'" in ran.output
+
+
+def test_launches_that_never_overlap(monkeypatch):
+    told = []
+
+    def launcher(*args, overlap):
+        told.append(overlap)
+
+    monkeypatch.setattr(driver, "launcher", launcher)
+    monkeypatch.setattr(launch, "launcher", launcher)
+    forbid_overlap()
+    launch.launcher(1, 2, overlap=True)
+    driver.launcher(1, 2, overlap=True)
+    assert told == [False, False]
