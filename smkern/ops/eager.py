@@ -289,8 +289,14 @@ def load_dispatcher(index: int) -> Dispatcher:
 
         return CublasLt(index)
 
+    def silu() -> Any:
+        from smkern.ops.rows.operators import rows_dispatcher
+        from smkern.ops.swiglu.unfused import RowsSilu
+
+        return RowsSilu(rows_dispatcher(index))
+
     gpu = profile.info.name
-    return Dispatcher(profile, load_tables(gpu), kernels, library, load_constants(gpu))
+    return Dispatcher(profile, load_tables(gpu), kernels, library, load_constants(gpu), silu)
 
 
 @cache

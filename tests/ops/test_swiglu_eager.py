@@ -9,10 +9,12 @@ import torch
 
 from smkern.errors import ArgumentError, BudgetError, WarmupError
 from smkern.ops.reference.swiglu import gemm_swiglu as reference
+from smkern.ops.rows.call import SiluAndMul, problem_of
 from smkern.ops.swiglu import SwigluCalls, warmup
+from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.warming import Target
 from smkern.tuning import space
-from smkern.tuning.config import Budget, GemmConfig
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES
 
 HALF = torch.bfloat16
@@ -168,3 +170,21 @@ def test_a_warmup_covers_all_that_dispatch_can_choose(make_device, monkeypatch):
     work = calls.work(target)
     assert work.variants >= 2
     assert len(work.launches) >= work.variants
+
+
+def test_silu_and_mul_is_launched_by_rows_of_sixteen_bytes():
+    """As `smkern.silu_and_mul` would be: its addresses, steps in eights, rows."""
+    budget, wanted, calls = Budget(32, "mask", True), [], []
+    loaded = SimpleNamespace(is_loaded=lambda problem: problem.width == 24)
+
+    def launch(problem, given):
+        wanted.append((problem, given))
+        return lambda *arguments: calls.append(arguments)
+
+    silu = RowsSilu(SimpleNamespace(kernels=lambda: loaded, launch=launch))
+    problem = GemmProblem(5, 48, 32, "fp16", Epilogue(swiglu=True))
+    assert silu.is_loaded(problem)
+    silu.bind(problem, budget, 40)(1000, 2000, 7)
+    call = SiluAndMul(torch.empty(5, 48).half(), torch.empty(5, 40).half()[:, :24])
+    assert wanted == [(problem_of(call, True), budget)]
+    assert calls == [(7, 1000, 2000, 6, 5, 5)]

@@ -5,8 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smkern.ops.dispatch import Plan, Silu
+from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.tuning import space
 from smkern.tuning.config import Budget, GemmProblem
+from smkern.tuning.rows import VECTOR, RowsConfig, RowsProblem
+
+
+class RowsSilu:
+    """`silu_and_mul` for unfused plans, by its own dispatcher.
+
+    Args:
+        dispatcher: The device's, of operators over rows.
+    """
+
+    def __init__(self, dispatcher: SmallDispatcher[RowsProblem, RowsConfig]) -> None:
+        self._dispatcher = dispatcher
+
+    def is_loaded(self, problem: GemmProblem) -> bool:
+        """Whether `bind` would compile and load nothing."""
+        return self._dispatcher.kernels().is_loaded(_rows(problem))
+
+    def bind(
+        self, problem: GemmProblem, budget: Budget, out_stride: int
+    ) -> Callable[[int, int, int], None]:
+        """launch(gate and up [m, n], out [m, n / 2], stream), by addresses."""
+        run = self._dispatcher.launch(_rows(problem), budget)
+        # unfused problems are aligned: rows count in 16 bytes
+        steps = problem.n // VECTOR, out_stride // VECTOR, problem.m
+
+        def launch(gate_up: int, out: int, stream: int) -> None:
+            run(stream, gate_up, out, *steps)
+
+        return launch
+
+
+def _rows(problem: GemmProblem) -> RowsProblem:
+    dtype = problem.dtype
+    assert dtype != "fp32", "the GPU path takes bf16 and fp16"
+    return RowsProblem("silu_and_mul", problem.m, problem.n // 2, dtype, dtype)
 
 
 class UnfusedPlan:
