@@ -14,6 +14,7 @@ from smkern.models.graph import DecodeGraph, DecodeInputs
 from smkern.models.host_cost import layer_launch_us
 from smkern.models.presets import preset, presets
 from smkern.models.step import Step
+from smkern.models.warming import ModelCalls
 from smkern.models.weights import AttentionWeights, DenseLayer, Layer, MoeLayer, Weights
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Decoder",
     "DenseLayer",
     "Layer",
+    "ModelCalls",
     "ModelConfig",
     "MoeBuffers",
     "MoeConfig",

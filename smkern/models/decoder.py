@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models import operators as ops
 from smkern.models.arena import Buffers, MoeBuffers
 from smkern.models.config import ModelConfig, MoeConfig
 from smkern.models.step import Step

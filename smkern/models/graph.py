@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.models import operators as ops
 from smkern.models.arena import Arena
 from smkern.models.decoder import Decoder
 from smkern.models.step import Caches, Step
+from smkern.ops import sample
 from smkern.partition import Partition
 
 WARMUP_RUNS = 2
@@ -217,7 +217,7 @@ class DecodeGraph:
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
         step.planned(out=step.plan)
         logits = self.decoder.forward(step)
-        ops.sample(
+        sample(
             logits,
             temperature=inputs.temperature,
             top_k=inputs.top_k,

@@ -1,0 +1,97 @@
+"""All calls of a decoder, for `smkern.warmup`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from smkern.errors import ArgumentError
+from smkern.models.config import ModelConfig
+from smkern.ops import (
+    AppendCalls,
+    AttentionCalls,
+    MoeCalls,
+    RowsCalls,
+    SampleCalls,
+    SwigluCalls,
+    validate,
+)
+from smkern.ops.small_warmup import joined
+from smkern.ops.warming import Target, Warmable, Work
+from smkern.ops.warmup_gemm import GemmCalls, epilogue_from
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCalls:
+    """Calls of a decoder to come, for `smkern.warmup`; batch and lengths are free.
+
+    After it no forward of the model, eager or captured, compiles or loads in these budgets.
+
+    Args:
+        config: The model; its dtype is bf16 or fp16.
+        page_size: Tokens of a page.
+        max_tokens: Tokens of the largest step.
+        max_batch: Requests of the largest step, rows of the head.
+        max_q_len: New tokens of a request, at most.
+
+    Raises:
+        ArgumentError: numbers or a dtype that cannot be.
+
+    Example:
+        >>> import smkern
+        >>> from smkern.models import ModelCalls, preset
+        >>> calls = ModelCalls(preset("qwen3-8b"), page_size=16, max_tokens=8192)
+        >>> smkern.warmup(calls=[calls], budgets=[32, 100])  # doctest: +SKIP
+    """
+
+    config: ModelConfig
+    page_size: int = 16
+    max_tokens: int = 8192
+    max_batch: int = 256
+    max_q_len: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_batch", "max_q_len"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name}={getattr(self, name)}: give at least 1")
+        list(self.calls())
+
+    def calls(self) -> Iterator[Warmable]:
+        """The calls of each family."""
+        config, dtype = self.config, self.config.dtype
+        heads = (config.num_q_heads, config.num_kv_heads, config.head_dim, self.page_size)
+        yield from self._products()
+        yield AttentionCalls(*heads, max_q_len=self.max_q_len, dtype=dtype)
+        yield AppendCalls(
+            *heads, rotary_dim=config.rope.rotary_dim, norm=config.qk_norm, dtype=dtype
+        )
+        yield RowsCalls(hidden=[config.hidden_size], embedded=[config.hidden_size], dtype=dtype)
+        yield SampleCalls(config.vocab_size, [dtype])
+        if config.moe is not None:
+            moe = config.moe
+            yield MoeCalls(
+                config.hidden_size, moe.intermediate_size, moe.num_experts, moe.top_k,
+                renormalize=moe.renormalize, dtype=dtype,
+            )  # fmt: skip
+
+    def _products(self) -> Iterator[Warmable]:
+        config, tokens = self.config, self.max_tokens
+        hidden, width = config.hidden_size, config.intermediate_size
+        kinds = [validate.dtype_name(config.dtype)]
+
+        def products(shapes: list[tuple[int, int]], max_m: int, epilogue: str) -> GemmCalls:
+            return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], [False])
+
+        plain, added = [(config.qkv_size, hidden)], [(hidden, config.q_size)]
+        if config.moe is None:
+            added.append((hidden, width))
+            yield SwigluCalls([(width, hidden)], tokens, [config.dtype])
+        else:
+            plain.append((config.moe.num_experts, hidden))
+        yield products(plain, tokens, "none")
+        yield products(added, tokens, "residual")
+        yield products([(config.vocab_size, hidden)], self.max_batch, "none")
+
+    def work(self, target: Target) -> Work:
+        """What these calls need on a device."""
+        return joined([calls.work(target) for calls in self.calls()])

@@ -1,0 +1,48 @@
+"""A model's calls of all families; what they need on a device is each family's own matter."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.errors import ArgumentError
+from smkern.models import ModelCalls, preset
+from smkern.ops.moe.warmup import MoeCalls
+from smkern.ops.swiglu import SwigluCalls
+from smkern.ops.warmup_gemm import GemmCalls
+
+
+def _shapes(name: str) -> dict[str, list[tuple[int, int]]]:
+    calls = ModelCalls(preset(name), max_batch=64).calls()
+    found: dict[str, list[tuple[int, int]]] = {}
+    for call in calls:
+        if isinstance(call, GemmCalls):
+            found.setdefault(f"{call.epilogues[0].key}, M to {call.max_m}", []).extend(call.shapes)
+    return found
+
+
+def test_a_dense_models_products():
+    assert _shapes("qwen3-8b") == {
+        "none, M to 8192": [(6144, 4096)],
+        "residual, M to 8192": [(4096, 4096), (4096, 12_288)],
+        "none, M to 64": [(151_936, 4096)],
+    }
+    swiglu = [x for x in ModelCalls(preset("qwen3-8b")).calls() if isinstance(x, SwigluCalls)]
+    assert [x.shapes for x in swiglu] == [[(12_288, 4096)]]
+
+
+def test_a_mixtures_products():
+    assert _shapes("qwen3-30b-a3b") == {
+        "none, M to 8192": [(5120, 2048), (128, 2048)],
+        "residual, M to 8192": [(2048, 4096)],
+        "none, M to 64": [(151_936, 2048)],
+    }
+    moe = [x for x in ModelCalls(preset("qwen3-30b-a3b")).calls() if isinstance(x, MoeCalls)]
+    assert [(x.hidden, x.intermediate, x.num_experts, x.top_k) for x in moe] == [
+        (2048, 768, 128, 8)
+    ]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_batch", "max_q_len"])
+def test_numbers_that_cannot_be(name):
+    with pytest.raises(ArgumentError, match=f"{name}=0"):
+        ModelCalls(preset("qwen3-8b"), **{name: 0})
