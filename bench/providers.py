@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from smkern.bench.stage import Place
 from smkern.bench.timing import Call
 from smkern.device import Budget
 from smkern.ops.dispatch import Dispatcher
-from smkern.tuning.config import GemmConfig, GemmProblem
+from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,
@@ -34,6 +34,13 @@ def dispatcher_of(device: int = 0) -> Dispatcher:
 
 def problem_of(n: int, k: int, m: int, *, batch_invariant: bool = False) -> GemmProblem:
     return GemmProblem(m, n, k, "bf16", batch_invariant=batch_invariant)
+
+
+def settled_problem(problem: GemmProblem, budget: Budget) -> GemmProblem:
+    """The GEMM that dispatch will launch: the plain one where it runs SwiGLU unfused."""
+    if dispatcher_of().select(problem, budget).config.kernel != "unfused":
+        return problem
+    return replace(problem, epilogue=Epilogue())
 
 
 def precompile(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smkern.bench.model.cases import ModelPlan
-from smkern.bench.providers import dispatcher_of, precompile
+from smkern.bench.providers import dispatcher_of, precompile, settled_problem
 from smkern.device import Budget
 from smkern.tuning.config import Epilogue, GemmProblem
 
@@ -52,11 +52,9 @@ def wanted(
 def compile_gemms(
     config: ModelConfig, plan: ModelPlan, steps: Iterable[Budget], prompts: Iterable[Budget]
 ) -> int:
-    """How many variants were compiled. SwiGLU that dispatch runs unfused is a plain GEMM."""
-    dispatcher = dispatcher_of()
-    ready: list[tuple[GemmProblem, Budget, str | None]] = []
-    for problem, budget in wanted(config, plan, steps, prompts):
-        if dispatcher.select(problem, budget).config.kernel == "unfused":
-            problem = replace(problem, epilogue=PLAIN)
-        ready.append((problem, budget, None))
-    return precompile(dispatcher, ready)
+    """Compile what dispatch will choose for these; how many variants."""
+    ready = [
+        (settled_problem(problem, budget), budget, None)
+        for problem, budget in wanted(config, plan, steps, prompts)
+    ]
+    return precompile(dispatcher_of(), ready)

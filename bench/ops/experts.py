@@ -21,23 +21,32 @@ SEGMENT_WORKSPACE = 128 << 20
 def topk_softmax(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     random = random_of(device, 8)
     tokens, experts, top_k = case["tokens"], case["experts"], case["top_k"]
-    sets = [(random(tokens, experts),) for _ in range(case.num_sets)]
+    sets = [
+        (
+            random(tokens, experts),
+            torch.empty(tokens, top_k, device=device),
+            torch.empty(tokens, top_k, dtype=torch.int32, device=device),
+        )
+        for _ in range(case.num_sets)
+    ]
 
-    def ours(logits: Tensor) -> Sequence[Tensor]:
-        weights, chosen = smkern.topk_softmax(logits, top_k)
+    def ours(logits: Tensor, *out: Tensor) -> Sequence[Tensor]:
+        weights, chosen = smkern.topk_softmax(logits, top_k, out=(out[0], out[1]))
         return weights, chosen
 
-    def sequence(logits: Tensor) -> Sequence[Tensor]:
+    def sequence(logits: Tensor, *out: Tensor) -> Sequence[Tensor]:
         weights, chosen = logits.float().softmax(-1).topk(top_k, -1)
         return weights / weights.sum(-1, keepdim=True), chosen.int()
 
-    (logits,) = sets[0]
+    logits, *out = sets[0]
     probs = logits.float().softmax(-1)
     wanted = sequence(logits)[0]
 
     def judge(results: Sequence[Tensor]) -> str | None:
         """Experts that tie may come in another order: their weights are what counts."""
         weights, chosen = results
+        if bool(((chosen < 0) | (chosen >= experts)).any()):
+            return "wrong result: experts that are not there"
         got = probs.gather(1, chosen.long())
         got = got / got.sum(-1, keepdim=True)
         close = torch.allclose(weights, wanted, atol=1e-5) and torch.allclose(
@@ -45,32 +54,37 @@ def topk_softmax(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         )
         return None if close else "wrong result: other experts, or other weights, than torch's"
 
-    return Rivals(sets, ours, sequence, judge=judge)
+    return Rivals(sets, ours, sequence, reset=lambda: poison(*out), judge=judge)
 
 
 def moe_permute(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     random = random_of(device, 9)
     tokens, hidden, experts, top_k = (case[n] for n in ("tokens", "hidden", "experts", "top_k"))
     sets = [
-        (random(tokens, hidden), random(tokens, experts).float().topk(top_k, -1).indices.int())
+        (
+            random(tokens, hidden),
+            random(tokens, experts).float().topk(top_k, -1).indices.int(),
+            random(tokens * top_k, hidden),
+            torch.empty(experts + 1, dtype=torch.int32, device=device),
+            torch.empty(tokens * top_k, dtype=torch.int32, device=device),
+        )
         for _ in range(case.num_sets)
     ]
 
-    def ours(x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
-        rows, offsets, index = smkern.moe_permute(x, chosen, experts)
-        return rows, offsets, index
+    def ours(x: Tensor, chosen: Tensor, *out: Tensor) -> Sequence[Tensor]:
+        return smkern.moe_permute(x, chosen, experts, out=(out[0], out[1], out[2]))
 
     numbers = torch.arange(experts + 1, dtype=torch.int32, device=device)
     places = torch.arange(tokens * top_k, dtype=torch.int64, device=device)
 
-    def sequence(x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
+    def sequence(x: Tensor, chosen: Tensor, *out: Tensor) -> Sequence[Tensor]:
         flat, order = chosen.flatten().sort(stable=True)
         offsets = torch.searchsorted(flat, numbers, out_int32=True)
         index = torch.empty_like(order).scatter_(0, order, places)
         return x[order // top_k], offsets, index.int()
 
     wanted = sequence(*sets[0])
-    return Rivals(sets, ours, sequence, reference=wanted)
+    return Rivals(sets, ours, sequence, reset=lambda: poison(*sets[0][2:]), reference=wanted)
 
 
 def grouped_gemm(case: OpCase, flashinfer: Any, device: str) -> Rivals:

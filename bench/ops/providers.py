@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,8 +12,11 @@ from smkern.bench.contest import Contender
 from smkern.bench.ops import experts, products, row_wise, sampling
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
+from smkern.bench.providers import dispatcher_of, precompile, settled_problem
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
+from smkern.device import Budget
+from smkern.tuning.config import Epilogue, GemmProblem
 
 Build = Callable[[OpCase, Any, str], Rivals]
 
@@ -70,6 +73,20 @@ def missing(ops: Collection[str]) -> dict[str, str]:
         if not callable(getattr(smkern, name, None)):
             found[op] = f"smkern.{name} is not there"
     return found
+
+
+def compile_gemms(cases: Iterable[Any], budgets: Sequence[Budget]) -> int:
+    """Compile side by side what the cases' products will launch; how many variants."""
+    epilogues = {"gemm_swiglu": Epilogue(swiglu=True), "gemm_residual": Epilogue(residual=True)}
+    found: dict[tuple[GemmProblem, Budget, str | None], None] = {}
+    for case in cases:
+        if (epilogue := epilogues.get(case.op)) is None:
+            continue
+        columns = case["n"] * (2 if epilogue.swiglu else 1)
+        problem = GemmProblem(case["m"], columns, case["k"], epilogue=epilogue)
+        for budget in budgets:
+            found[settled_problem(problem, budget), budget, None] = None
+    return precompile(dispatcher_of(), found) if found else 0
 
 
 @dataclass(slots=True)

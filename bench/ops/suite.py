@@ -31,6 +31,7 @@ from smkern.bench.ops.providers import (
     PEERS,
     WITHOUT_FLASHINFER,
     OpPeers,
+    compile_gemms,
     find_flashinfer,
     missing,
 )
@@ -66,6 +67,8 @@ def run(
         profile, meter = load_profile(), power_meter()
         runner, appends = OpRunner(stage, profile, meter), AppendRunner(stage, profile, meter)
         appends.budget_us = runner.budget_us
+        budgets = [place.budget for n in {g.num_sms for g in groups} if (place := stage.at(n))]
+        compile_gemms([group.case for group in groups], budgets)
 
         def operands(case: OpCase | AppendCase) -> tuple[Any, Any]:
             if isinstance(case, AppendCase):
