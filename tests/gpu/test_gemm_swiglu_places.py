@@ -1,0 +1,254 @@
+"""`gemm_swiglu` in partitions, grids and graphs: confined, replayed, overlapped, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import smkern
+from smkern.errors import WarmupError
+from smkern.ops.eager import eager_gemm
+from smkern.tuning.config import STREAM_K, Budget, GemmConfig
+from tests.gpu.gemm_support import Holder, finishes, precompile_all
+from tests.gpu.smid_trace import Traced
+from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
+
+HALF = torch.bfloat16
+CASE = Case(1000, 520, 1096)
+CONFIGS = [
+    GemmConfig("ws", 128, 256, 64, 8, 4),
+    GemmConfig("ws", 64, 128, 64, 4, 3, ctas_per_sm=2, split=STREAM_K),
+    GemmConfig("ws", 96, 128, 64, 4, 3, swap=True, ctas_per_sm=2),
+    GemmConfig("tma", 64, 64, 64, 4, 4, ctas_per_sm=3),
+    GemmConfig("pointer", 64, 64, 64, 4, 3, ctas_per_sm=2, split=3),
+]
+
+
+def _name(config: GemmConfig) -> str:
+    return f"{config.kernel}-{config.block_n}-{config.split}" + "-swap" * config.swap
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    precompile_all((CASE.problem, config) for config in CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    with smkern.ladder([16, 40]) as made:
+        yield made
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=_name)
+def test_the_mask_confines_every_cta(ladder, config):
+    x = operands(CASE)
+    for decode in (16, 40):
+        split = ladder.split(decode=decode)
+        for partition in (split.decode, split.prefill):
+            budget = Budget(partition.num_sms, "mask", partition.clusters)
+            traced = Traced(CASE.problem, config, budget)
+            torch.cuda.synchronize()
+            traced.launch(x.a, x.w, x.out, partition.raw_stream)
+            assert set(traced.smids()) <= set(partition.smids)
+            check(CASE, x)
+            x.out.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=_name)
+def test_the_mask_confines_a_replayed_graph(ladder, config):
+    x = operands(CASE)
+    partition = ladder.split(decode=16).decode
+    traced = Traced(CASE.problem, config, Budget(16, "mask", partition.clusters))
+    torch.cuda.synchronize()
+    with partition.capture() as graph:
+        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
+    for _ in range(3):
+        partition.launch(graph)
+        partition.synchronize()
+        assert set(traced.smids()) <= set(partition.smids)
+    check(CASE, x)
+    del graph
+
+
+@pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
+@pytest.mark.parametrize("config", CONFIGS, ids=_name)
+def test_the_grid_caps_the_sms(config, num_sms):
+    x = operands(CASE)
+    traced = Traced(CASE.problem, config, Budget(num_sms, "grid"))
+    for _ in range(2):
+        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
+        assert len(traced.smids()) <= num_sms
+        check(CASE, x)
+
+
+@pytest.mark.parametrize(("confined", "num_sms"), [("grid", 24), ("mask", 40)])
+def test_every_dispatched_grid_is_within_the_budget(confined, num_sms):
+    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
+    budget = Budget(num_sms, confined)
+    for m in (1, 64, 300, 1000, 4096):
+        problem = Case(m, 14336, 4096).problem
+        config = dispatcher.select(problem, budget, "own").config
+        plan = dispatcher.prepare(problem, config, budget)
+        assert plan.num_ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
+
+
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[4]], ids=_name)
+def test_no_cta_waits_for_another(config):
+    """Half the SMs are held; a split launch over all of them must end on the other half."""
+    total = torch.cuda.get_device_properties(0).multi_processor_count
+    half = total // 16 * 8
+    holder, x, other = Holder(), operands(CASE), torch.cuda.Stream()
+    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
+    plan = dispatcher.prepare(CASE.problem, config, Budget(total, "grid"))
+    room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    strides = (x.a.stride(0), x.w.stride(0), x.out.stride(0), 0)
+    launch = plan.bind(*strides)
+    with smkern.ladder([half]) as ladder:
+        split = ladder.split(decode=half)
+        torch.cuda.synchronize()
+        with holder.hold(split.decode.stream, half):
+            launch(
+                x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(), 0, 0, room.data_ptr(),
+                other.cuda_stream,
+            )  # fmt: skip
+            assert finishes(other, 2.0), "the launch waits for CTAs that cannot start"
+        check(CASE, x)
+
+
+@pytest.mark.parametrize("backend", [None, "own", "unfused"])
+def test_graphs_of_partitions(backend):
+    x = operands(Case(8, 512, 8192))
+    with smkern.ladder([16, 48]) as ladder:
+        for decode in (16, 48):
+            split = ladder.split(decode=decode)
+            for partition in (split.decode, split.prefill):
+                out = torch.empty(8, 512, dtype=HALF, device="cuda")
+                torch.cuda.synchronize()
+                with partition:
+                    want = smkern.gemm_swiglu(x.a, x.w, backend=backend)
+                torch.cuda.synchronize()
+                with partition.capture() as graph:
+                    smkern.gemm_swiglu(x.a, x.w, out=out, backend=backend)
+                for _ in range(3):
+                    out.fill_(float("nan"))
+                    torch.cuda.synchronize()
+                    partition.launch(graph)
+                    partition.synchronize()
+                    assert torch.equal(out, want)
+                del want, graph
+
+
+def test_a_capture_that_would_load_a_kernel_is_refused():
+    eager = fresh_eager()
+    x = operands(Case())
+    options = (None, None, None, x.out, None, False, "tma", None)
+    with (
+        pytest.raises(WarmupError, match=r"smkern.warmup"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        eager(x.a, x.w, *options)
+    torch.cuda.synchronize()
+    eager(x.a, x.w, *options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        eager(x.a, x.w, *options)
+    x.out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    check(Case(), x)
+
+
+def test_a_layer_of_overlapping_launches_reads_what_was_written():
+    """Each launch fetches its weights early and its rows late: the bits are those of one by one."""
+    a = torch.randn(32, 1024, device="cuda").to(HALF)
+    gate_up = (torch.randn(8192, 1024, device="cuda") / 32).to(HALF)
+    down = (torch.randn(1024, 4096, device="cuda") / 64).to(HALF)
+
+    def chain(promise: bool) -> torch.Tensor:
+        x = a.clone()
+        inner = torch.empty(32, 4096, dtype=HALF, device="cuda")
+        for _ in range(40):
+            smkern.gemm_swiglu(x, gate_up, out=inner, static_weights=promise)
+            smkern.gemm(inner, down, residual=x, out=x, static_weights=promise)
+        return x
+
+    with smkern.ladder([16, 48]) as ladder:
+        for decode in (16, 48):
+            split = ladder.split(decode=decode)
+            for partition in (split.decode, split.prefill):
+                torch.cuda.synchronize()
+                with partition:
+                    want, got = chain(False), chain(True)
+                partition.synchronize()
+                assert torch.isfinite(want).all()
+                assert torch.equal(got, want)
+                del want, got
+
+
+def test_every_batch_and_budget_gives_the_same_bits():
+    x = operands(Case(256, 384, 1024))
+    a, w = x.a.contiguous(), x.w.contiguous()
+    want = smkern.gemm_swiglu(a, w, batch_invariant=True)
+    assert torch.isfinite(want).all()
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    for m in (1, 2, 8, 17, 64, 77, 128, 200, 256):
+        for num_sms in range(8, 133, 12):
+            got = smkern.gemm_swiglu(a[:m], w, batch_invariant=True, num_sms=num_sms)
+            differ += (got != want[:m]).any()
+    order = torch.randperm(256, device="cuda")
+    differ += (smkern.gemm_swiglu(a[order], w, batch_invariant=True) != want[order]).any()
+    assert int(differ) == 0
+
+
+def test_kernels_of_a_model_that_has_tuned_cells_give_the_same_bits_too():
+    x = operands(Case(128, 14336, 4096))
+    want = smkern.gemm_swiglu(x.a, x.w, batch_invariant=True)
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    with smkern.ladder([16, 32, 48]) as ladder:
+        for side in (side for split in ladder for side in split):
+            torch.cuda.synchronize()
+            with side:
+                for m in (1, 8, 16, 33, 64, 128):
+                    got = smkern.gemm_swiglu(x.a[:m], x.w, batch_invariant=True)
+                    differ += (got != want[:m]).any()
+                    del got
+            side.synchronize()
+    assert int(differ) == 0
+
+
+def test_warmup_leaves_nothing_to_load():
+    calls = smkern.SwigluCalls(shapes=[(520, 2048)], max_m=96)
+    model = smkern.SwigluCalls(shapes=[(14336, 4096)], max_m=128)
+    report = smkern.warmup(calls=[calls, model], budgets=[16, 132], progress=False)
+    assert report.variants
+    before = smkern.counters()
+    for m in range(1, 97):
+        x = operands(Case(m, 520, 2048))
+        smkern.gemm_swiglu(x.a.contiguous(), x.w.contiguous(), num_sms=16, backend="own")
+        smkern.gemm_swiglu(x.a.contiguous(), x.w.contiguous())
+    w = torch.randn(28672, 4096, device="cuda").to(HALF)
+    a = torch.randn(128, 4096, device="cuda").to(HALF)
+    with smkern.ladder([16]) as ladder:
+        partition = ladder.split(decode=16).decode
+        torch.cuda.synchronize()
+        with partition:
+            for m in range(1, 129):
+                smkern.gemm_swiglu(a[:m], w)
+        partition.synchronize()
+    assert smkern.counters() == before
+
+
+def test_two_streams_at_once_with_split_k():
+    """Each stream has a workspace of its own, gate and up of the unfused path in it."""
+    x = operands(Case(8, 64, 16384))
+    for backend in ("own", "unfused"):
+        want = smkern.gemm_swiglu(x.a, x.w, backend=backend)
+        streams = [torch.cuda.Stream() for _ in range(4)]
+        outs = [[torch.empty_like(want) for _ in range(20)] for _ in streams]
+        torch.cuda.synchronize()
+        for i in range(20):
+            for stream, mine in zip(streams, outs, strict=True):
+                with torch.cuda.stream(stream):
+                    smkern.gemm_swiglu(x.a, x.w, out=mine[i], backend=backend)
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, want) for mine in outs for out in mine)
