@@ -1,4 +1,7 @@
-"""csrc/sample.cu on the CPU: the kernel's own source, a fiber of one process for each thread."""
+"""csrc/sample.cu on the CPU: the kernel's own source, a fiber of one process for each thread.
+
+Around it all is the ordinary path: checks, choice, variants, grid, packed parameters, workspace.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,51 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from smkern.kernels import sample as kernels
 from smkern.kernels.cuda_source import source_folder
-from smkern.kernels.sample import SampleVariant, params_packer, shared_bytes
-from smkern.tuning.sample import Grid, SampleProblem, workspace_bytes
+from smkern.kernels.sample import SampleKernels, SampleVariant
+from smkern.ops.eager import Streams
+from smkern.ops.sample.call import Sample
+from smkern.ops.sample.operators import SAMPLE
+from smkern.ops.small import EagerSmall
+from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.workspace import Workspaces
+from smkern.tuning.rules import COUNTER_BYTES
+from smkern.tuning.sample import Budget, SampleConfig, SampleProblem
+from tests.ops.conftest import FakeProfile
 
-HOST = Path(__file__).parent / "host" / "cuda.h"
+THREADS = 64
+"""Of a CTA here, whatever the configuration: tokens do not depend on it."""
+_HOST = Path(__file__).parent / "host" / "cuda.h"
 _ENTRY = """
-extern "C" int run(const SampleParams* p, int bytes, int ctas, char* room) {
-  if (bytes != sizeof(SampleParams)) return sizeof(SampleParams);
-  host_dynamic = room;
+extern "C" int run(const SampleParams* p, int ctas, int shared_bytes) {
+  host_dynamic = (char*)aligned_alloc(16, shared_bytes + 16);
+  memset(host_dynamic, 0xcd, shared_bytes);
+  memset(host_dynamic + shared_bytes, 0x5a, 16);
   host::run(ctas, [p] { sample(*p); });
-  return 0;
+  int whole = 1;
+  for (int i = 0; i < 16; ++i) whole &= host_dynamic[shared_bytes + i] == 0x5a;
+  free(host_dynamic);
+  return whole;
 }
+extern "C" int params_bytes() { return sizeof(SampleParams); }
 """
 
-
-def has_compiler() -> bool:
-    return shutil.which("g++") is not None
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 
 
 def host_source() -> str:
-    """One C++ file of the kernel and what it includes."""
+    """One C++ file of the kernel and what it includes; its PTX is the host's functions."""
     folder, seen = source_folder(), {"sample_math.cuh"}
 
     def include(match: re.Match[str]) -> str:
@@ -47,68 +67,92 @@ def host_source() -> str:
         text = (folder / name).read_text().replace("#pragma once", "")
         return re.sub(r'#include "(\w+\.cuh)"', include, text)
 
-    body = read("sample.cu").replace("extern __shared__ __align__(16) char dynamic[];",
-                                     "char* const dynamic = host_dynamic;")  # fmt: skip
-    return f'#include "{HOST}"\nstatic char* host_dynamic;\n{body}{_ENTRY}'
+    dynamic = "extern __shared__ __align__(16) char dynamic[];"
+    body = read("sample.cu")
+    assert body.count(dynamic) == 1
+    body = body.replace(dynamic, "char* const dynamic = host_dynamic;")
+    return f'#include "{_HOST}"\nstatic char* host_dynamic;\n{body}{_ENTRY}'
 
 
 @cache
 def host_kernel(folder: Path, dtype: str, aligned: bool, threads: int) -> ctypes.CDLL:
-    """The kernel as a library, compiled once."""
+    """The kernel as a library in `folder`, compiled once."""
     path = folder / f"sample-{dtype}-{aligned}-{threads}"
     path.with_suffix(".cpp").write_text(host_source())
     defines = SampleVariant(dtype, aligned, threads // 32, 90).defines
-    command = ["g++", "-O1", "-g", "-std=c++17", "-shared", "-fPIC", "-w", "-ffp-contract=off",
+    command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-ffp-contract=off",
                *(f"-D{define}" for define in defines), str(path.with_suffix(".cpp")),
                "-o", str(path.with_suffix(".so"))]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise AssertionError(done.stderr[-4000:])
-    return ctypes.CDLL(str(path.with_suffix(".so")))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    library = ctypes.CDLL(str(path.with_suffix(".so")))
+    assert library.params_bytes() == kernels._PARAMS.size
+    return library
 
 
-def sample_on_host(
-    folder: Path, logits: Tensor, *, ctas: int, threads: int = 64, ctas_per_row: int = 0,
-    state: Sequence[Tensor | None] = (None,) * 4, pad_token: int = 0, **options: Tensor | float,
-) -> Tensor:  # fmt: skip
-    """Tokens of a launch; counters are checked to be left at zero.
+@dataclass(slots=True)
+class HostDevice:
+    """A device whose kernels are the host's: streams, budgets, what was launched.
 
-    Args:
-        folder: For the compiled kernel.
-        logits: [batch, vocab].
-        ctas: The grid.
-        threads: Of a CTA.
-        ctas_per_row: CTAs that share a row, 0: ranges over all rows.
-        state: finished, lengths, max_lengths, stop_tokens.
-        pad_token: Of finished rows.
-        **options: temperature, top_k, top_p, min_p, seeds, steps: tensors or numbers.
+    `config`: instead of the model's choice. A stream 7 has the whole device, others what `budgets`
+    says. `launches`: (CTAs, threads, overlap) each.
     """
-    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    rows, vocab = logits.shape
-    stride = logits.stride(0)
-    dtype = names[logits.dtype]
-    aligned = logits.data_ptr() % 16 == 0 and stride * logits.element_size() % 16 == 0
-    problem = SampleProblem(rows, vocab, dtype, aligned)
-    workspace = torch.full((workspace_bytes(problem),), 0xCD, dtype=torch.uint8)
-    counters = workspace[: 4 * rows].zero_()
-    out = torch.full((rows,), -7, dtype=torch.int32)
-    room = torch.full((shared_bytes(problem) + 16,), 0xCD, dtype=torch.uint8)
-    defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 0, "steps": 0}
-    given = [options.get(name, default) for name, default in defaults.items()]
-    tensors = (logits, *given, *state, out, workspace)
-    numbers = [
-        default if isinstance(x, Tensor) else x
-        for x, default in zip(given, defaults.values(), strict=True)
-    ]
-    stop = state[3]
-    packed = params_packer(problem, Grid(ctas, ctas_per_row))(
-        *(x.data_ptr() if isinstance(x, Tensor) else 0 for x in tensors),
-        stride * logits.element_size(), 0 if stop is None else stop.stride(0),
-        0 if stop is None else stop.shape[1], pad_token, *numbers,
-    )  # fmt: skip
-    kernel = host_kernel(folder, dtype, aligned, threads)
-    wrong = kernel.run(ctypes.create_string_buffer(packed, len(packed)), len(packed), ctas,
-                       ctypes.c_void_p(room.data_ptr() + -room.data_ptr() % 16))  # fmt: skip
-    assert not wrong, f"the kernel's parameters are {wrong} bytes, ours {len(packed)}"
-    assert not counters.any()
-    return out
+
+    folder: Path
+    threads: int = THREADS
+    config: SampleConfig | None = None
+    stream: int = 7
+    is_capturing: bool = False
+    budgets: dict[int, Budget] = field(default_factory=lambda: {7: Budget(132, "mask", True)})
+    launches: list[tuple[int, int, bool]] = field(default_factory=list)
+    kernels: SampleKernels = field(default_factory=lambda: SampleKernels(90))
+    eager: EagerSmall[SampleProblem] = field(init=False)
+    workspaces: Workspaces = field(init=False)
+
+    def __post_init__(self) -> None:
+        streams = Streams(
+            lambda: -1, lambda index: self.stream, lambda raw, index: self.budgets[raw],
+            lambda: self.is_capturing,
+        )  # fmt: skip
+        self.workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
+        profile: Any = FakeProfile()
+        dispatcher = SmallDispatcher(profile, lambda: self.kernels, self._select)
+        self.eager = EagerSmall(SAMPLE, -1, dispatcher, streams, self.workspaces)
+
+    def __call__(self, logits: Tensor, **options: Any) -> Tensor:
+        """A launch; counters must be left at zero."""
+        tokens: Tensor = self.eager(Sample(logits, **options))
+        for buffer in self.workspaces._of_streams.values():
+            assert not buffer.tensor[:COUNTER_BYTES].any()
+        return tokens
+
+    def load(self, cubin: bytes, name: str, shared_bytes: int) -> ctypes.CDLL:
+        """What loads a function, of a cubin that is a variant's words."""
+        dtype, aligned = cubin.decode().split()
+        return host_kernel(self.folder, dtype, aligned == "True", self.threads)
+
+    def launcher(
+        self, function: Any, num_ctas: int, threads: int, shared_bytes: int, *, overlap: bool
+    ) -> Callable[[int, Any], int]:
+        def run(stream: int, params: Any) -> int:
+            self.launches.append((num_ctas, threads, overlap))
+            whole = function.run(ctypes.c_void_p(params[0]), num_ctas, shared_bytes)
+            assert whole, "wrote behind its shared memory"
+            return 0
+
+        return run
+
+    def patch(self, patch: pytest.MonkeyPatch) -> HostDevice:
+        """In the place of the driver and of CUDA's compiler."""
+        patch.setattr(kernels, "load_function", self.load)
+        patch.setattr(kernels, "launcher", self.launcher)
+        patch.setattr(
+            SampleVariant, "compile", lambda self: f"{self.dtype} {self.aligned}".encode()
+        )
+        return self
+
+    def _select(self, problem: SampleProblem, budget: Budget) -> SampleConfig:
+        from smkern.tuning.sample import choose
+
+        profile: Any = FakeProfile()
+        return self.config or choose(problem, budget, profile)
