@@ -51,3 +51,7 @@ class ConfigError(SmkernError, ValueError):
 
 class WeightsError(SmkernError, ValueError):
     """A checkpoint with files or tensors that are missing, extra, corrupt or of another shape."""
+
+
+class RequestError(SmkernError, ValueError):
+    """A request that a model cannot serve: its prompt, its length or its sampling values."""

@@ -10,9 +10,12 @@
 from smkern.models.arena import Arena, Buffers, MoeBuffers
 from smkern.models.config import ModelConfig, MoeConfig
 from smkern.models.decoder import Decoder
+from smkern.models.generate import LLM
 from smkern.models.graph import DecodeGraph, DecodeInputs
 from smkern.models.host_cost import layer_launch_us
 from smkern.models.presets import preset, presets
+from smkern.models.request import Completion, Piece
+from smkern.models.sampling import SamplingParams
 from smkern.models.step import Step
 from smkern.models.warming import ModelCalls
 from smkern.models.weights import AttentionWeights, DenseLayer, Layer, MoeLayer, Weights
@@ -21,16 +24,20 @@ __all__ = [
     "Arena",
     "AttentionWeights",
     "Buffers",
+    "Completion",
     "DecodeGraph",
     "DecodeInputs",
     "Decoder",
     "DenseLayer",
+    "LLM",
     "Layer",
     "ModelCalls",
     "ModelConfig",
     "MoeBuffers",
     "MoeConfig",
     "MoeLayer",
+    "Piece",
+    "SamplingParams",
     "Step",
     "Weights",
     "layer_launch_us",

@@ -1,0 +1,89 @@
+"""How a request's tokens are drawn, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from smkern.errors import RequestError
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request's tokens are drawn, and when it ends.
+
+    Values are checked when a request is made of them, so that the error can name it. Filters apply
+    in the order temperature, top-k, top-p, min-p.
+
+    Attributes:
+        max_new_tokens: Tokens to generate at most; fewer where the model's context ends.
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_k: Keeps the k likeliest tokens; 0 keeps all.
+        top_p: Keeps the likeliest tokens until their probabilities add up to it; 1 keeps all.
+        min_p: Keeps tokens at least so likely as this share of the likeliest; 0 keeps all.
+        seed: The same seed draws the same tokens, whatever else is generated. None: the next one
+            of the `LLM`'s own.
+        stop: Texts that end the request; they are cut off. Needs a tokenizer.
+        stop_token_ids: Tokens that end the request, beside the model's own.
+        ignore_eos: Whether the model's own end tokens do not end it.
+
+    Source: nucleus sampling (arXiv 1904.09751) section 3.1, min-p (arXiv 2407.01082) section 3.
+
+    Example:
+        >>> from smkern.models import SamplingParams
+        >>> SamplingParams(max_new_tokens=16, temperature=0.7, top_p=0.9, seed=1).top_k
+        0
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts, also where one was given as a string."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check(self, request: str, vocab_size: int) -> None:
+        """Check the values for a request of a model.
+
+        Raises:
+            RequestError: naming the request, the value and its limits.
+        """
+
+        def refuse(name: str, limits: str) -> None:
+            raise RequestError(f"{request}: {name}={getattr(self, name)!r}: pass {limits}")
+
+        if not _is_int(self.max_new_tokens, 1, MAX_SEED):
+            refuse("max_new_tokens", "a whole number of at least 1")
+        if not _is_number(self.temperature) or self.temperature < 0:
+            refuse("temperature", "a finite number of at least 0, where 0 is greedy")
+        if not _is_int(self.top_k, 0, 2**31 - 1):
+            refuse("top_k", "a whole number of at least 0, where 0 keeps all")
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            refuse("top_p", "a number above 0 and at most 1, where 1 keeps all")
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            refuse("min_p", "a number of 0 to 1, where 0 keeps all")
+        if self.seed is not None and not _is_int(self.seed, 0, MAX_SEED):
+            refuse("seed", f"a whole number of 0 to {MAX_SEED}, or None")
+        if any(not isinstance(text, str) or not text for text in self.stops):
+            refuse("stop", "a text, or a tuple of texts, none of them empty")
+        if any(not _is_int(token, 0, vocab_size - 1) for token in self.stop_token_ids):
+            refuse("stop_token_ids", f"token ids of 0 to {vocab_size - 1}")
+
+
+def _is_int(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)

@@ -1,0 +1,120 @@
+"""Text of tokens: tokenizers from a local folder, text as tokens come, texts that stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from smkern.errors import ConfigError
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_UNFINISHED = "�"  # what a tokenizer writes for the first bytes of a character
+_CONTEXT = 6
+
+
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; those of transformers have it."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer's files."""
+    return any((folder / name).is_file() for name in FILES)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a local folder; nothing is downloaded.
+
+    Raises:
+        ConfigError: transformers is not installed, or the files are no tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ConfigError(
+            f"the tokenizer of {folder} needs transformers, which is not installed: install "
+            "smkern[models], or pass token ids"
+        ) from None
+    try:
+        made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        raise ConfigError(
+            f"{folder} holds no tokenizer that transformers reads ({reason}): copy the model's "
+            "tokenizer files there, pass tokenizer=<folder>, or pass token ids"
+        ) from None
+    return made
+
+
+class TextStream:
+    """The text of a request as its tokens come, up to the first of its stop texts.
+
+    A character whose bytes are not all there, and what may be the beginning of a stop text, are
+    held back until more is known.
+
+    Args:
+        tokenizer: Of the model.
+        prompt: Token ids in front; their last few say whether a space leads.
+        stops: Texts that end it.
+
+    Attributes:
+        text: All that has been given out.
+        stopped: Whether a stop text was met.
+    """
+
+    __slots__ = ("_held", "_ids", "_read", "_stops", "_tokenizer", "stopped", "text")
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt[-_CONTEXT:])
+        self._read = len(self._ids)
+        self._stops = stops
+        self._held = ""
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that one more token makes certain."""
+        self._ids.append(token)
+        before = self._decode(self._ids[: self._read])
+        after = self._decode(self._ids)
+        if after.endswith(_UNFINISHED):
+            return ""
+        # A space or a character may depend on tokens before it, so some are kept.
+        self._ids = self._ids[self._read :]
+        self._read = len(self._ids)
+        self._held += after[len(before) :]
+        return self._give_out()
+
+    def finish(self) -> str:
+        """What was held back, once no token comes any more."""
+        if self.stopped:
+            return ""
+        rest = self._held + self._decode(self._ids)[len(self._decode(self._ids[: self._read])) :]
+        self._held, self._read = "", len(self._ids)
+        self.text += rest
+        return rest
+
+    def _give_out(self) -> str:
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            new, self._held = self._held[: min(found)], ""
+        else:
+            keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+            cut = len(self._held) - keep
+            new, self._held = self._held[:cut], self._held[cut:]
+        self.text += new
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How long an end of `text` is a beginning of `stop`, short of all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
