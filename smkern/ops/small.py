@@ -124,16 +124,13 @@ class Small(Generic[P]):
         fields = self.call._fields
         names = [name for name in fields if name in tensors]
         changed = tuple(name for kind, name in words if "!" in kind)
-        allowed = set(self.in_place)
-        pairs = []
-        for mine in (*self.results, *changed):
-            for other in names:
-                twin = other in (*self.results, *changed) and names.index(other) <= names.index(
-                    mine
-                )
-                if other != mine and not twin:
-                    may = (mine, other) in allowed
-                    pairs.append((names.index(mine), names.index(other), may))
+        written = (*self.results, *changed)
+        pairs = [
+            (names.index(mine), names.index(other), (mine, other) in self.in_place)
+            for at, mine in enumerate(written)
+            for other in names
+            if other not in written[: at + 1]
+        ]
         given = {
             "places": tuple(fields.index(name) for name in names),
             "changed": changed,

@@ -130,7 +130,8 @@ def num_ctas(problem: RowsProblem, config: RowsConfig, budget: Budget) -> int:
 def shapes_of(problem: RowsProblem) -> tuple[RowsConfig, ...]:
     """Configurations that differ in their code: all that a kind of problem has."""
     if not problem.is_norm:
-        return tuple(RowsConfig(warps, vectors, 1) for warps, vectors in SHAPES)
+        made = [RowsConfig(warps, vectors, 1) for warps, vectors in SHAPES]
+        return tuple(x for x in made if x == made[0] or block(x) < 2 * problem.width)
     count = max(1, problem.width // WHOLE)
     found = []
     for warps in WARPS:

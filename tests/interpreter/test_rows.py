@@ -102,15 +102,15 @@ def test_rows_that_are_not_whole(width: int, pad: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 40, 1024, 1500, 5000])
-@pytest.mark.parametrize("at", range(4))
-def test_silu_and_mul(width: int, at: int) -> None:
+def test_silu_and_mul(width: int) -> None:
     x, out = strided(5, 2 * width, like=3.0), poisoned(5, width)
     problem = problem_of(SiluAndMul(x, out), True)
     assert problem is not None
-    ctas = interpret(SiluAndMul(x, out), shapes_of(problem)[at])
-    assert ctas <= GRID.num_sms
     gate, up = x.double().chunk(2, -1)
-    close(out, (gate * torch.sigmoid(gate) * up).half())
+    for config in shapes_of(problem):
+        out.fill_(torch.nan)
+        assert interpret(SiluAndMul(x, out), config) <= GRID.num_sms
+        close(out, (gate * torch.sigmoid(gate) * up).half())
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

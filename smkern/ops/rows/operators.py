@@ -67,7 +67,9 @@ ADD_RMS_NORM: Small[RowsProblem] = Small(
     shapes=result_of,
     problem=problem_of,
     numbers=numbers_of,
-    reference=lambda call: reference.add_rms_norm(*call[:3], float(call.eps)),
+    reference=lambda call: reference.add_rms_norm(
+        call.x, call.residual, call.weight, float(call.eps)
+    ),
     dispatcher=rows_dispatcher,
     vectors=("x", "residual", "weight", "out"),
     in_place=(("out", "x"),),
