@@ -21,6 +21,7 @@ from smkern.autotune import raw
 from smkern.autotune.raw import Measurement
 from smkern.device import Profile, load_profile
 from smkern.tuning.cost_model import DEFAULTS, Ceilings, CostConstants, Estimate
+from smkern.tuning.space import LIBRARIES
 from smkern.tuning.table import CellKey
 
 SHARED_WEIGHT = 0.3
@@ -44,7 +45,7 @@ def usable(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Uncontended results of our own kernels; of repeats the last."""
     last: dict[tuple[Any, ...], Measurement] = {}
     for item in measurements:
-        if item.error is None and not item.contended and item.config.kernel != "cublaslt":
+        if item.error is None and not item.contended and item.config.kernel not in LIBRARIES:
             last[item.key, item.config] = item
     return list(last.values())
 

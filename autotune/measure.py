@@ -29,6 +29,7 @@ from smkern.bench.timing import (
 )
 from smkern.errors import SmkernError
 from smkern.ops.dispatch import Dispatcher
+from smkern.tuning import space
 from smkern.tuning.config import GemmConfig, GemmProblem
 from smkern.tuning.table import Cell
 
@@ -42,7 +43,8 @@ SAME_WITHIN = 1.015
 """Times so close are one: power and clocks move more than that between sittings."""
 SPLIT_MUST_GAIN = 1.04
 LIBRARY_MUST_GAIN = 1.01
-"""cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions."""
+"""cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions. So
+does SwiGLU unfused: it costs a second launch, the host's time and memory."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,7 @@ class CellTuner:
         except (SmkernError, RuntimeError) as error:
             errors[candidate.name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             return None
-        out = self.operands.out(problem.m, 0)
+        out = self.operands.out(problem.m, 0)[:, : problem.out_columns]
         out.fill_(float("nan"))
         torch.cuda.synchronize()
         message = try_eagerly(call, place.stream)
@@ -188,9 +190,12 @@ class CellTuner:
         return self._extras[name]
 
     def _reference(self, problem: GemmProblem) -> Tensor:
-        """act(a @ w^T + bias) + residual of set 0 by torch, [m, n] in the operands' dtype."""
+        """What set 0 comes to by torch, [m, n] (SwiGLU [m, n / 2]) in the operands' dtype."""
         ops = self.operands
         value = ops.a(problem.m, 0) @ ops.w(0).t()
+        if problem.epilogue.swiglu:
+            gate, up = value.chunk(2, dim=1)
+            return torch.nn.functional.silu(gate) * up
         bias, residual = self._epilogue_operands(problem)
         if bias is not None:
             value = value + bias
@@ -232,7 +237,7 @@ class CellTuner:
 
 
 def _handicapped_us(item: Measurement) -> float:
-    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel == "cublaslt" else 1)
+    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel in space.LIBRARIES else 1)
 
 
 def _likeliest(own: Sequence[Measurement]) -> Measurement:
@@ -252,10 +257,10 @@ def _likeliest(own: Sequence[Measurement]) -> Measurement:
 def best_cell(measurements: Sequence[Measurement]) -> Cell | None:
     """The cell that these measurements make; None where none of our kernels ran."""
     fine = [item for item in measurements if item.error is None]
-    own = [item for item in fine if item.config.kernel != "cublaslt"]
+    own = [item for item in fine if item.config.kernel not in space.LIBRARIES]
     if not own:
         return None
     ours = _likeliest(own)
-    library = [item for item in fine if item.config.kernel == "cublaslt"]
+    library = [item for item in fine if item.config.kernel in space.LIBRARIES]
     best = min([ours, *library], key=lambda item: _handicapped_us(item))
     return Cell(best.config, best.us, ours.config, ours.us)

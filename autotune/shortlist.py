@@ -27,7 +27,7 @@ class Candidate:
     def name(self) -> str:
         """`ws:64x128x64:w4:s4:k1:c2`: short, and unique within a cell."""
         c = self.config
-        if c.kernel == "cublaslt":
+        if c.kernel in space.LIBRARIES:
             return c.kernel
         parts = [c.kernel, f"{c.block_m}x{c.block_n}x{c.block_k}", f"w{c.num_warps}"]
         parts += [f"s{c.num_stages}", f"k{c.split or 'stream'}", f"g{c.group_m}"]
@@ -49,6 +49,8 @@ def shortlist(
 ) -> list[Candidate]:
     """The `top` candidates by predicted time, at most three of a kind; cuBLASLt where it may run.
 
+    SwiGLU comes unfused, too.
+
     Where the model is wrong it is wrong for all configurations of a kind, so others get a chance.
     A swapped ws candidate comes with its `eager` twin: which of the two wins turns with how many
     CTAs share an SM, and the model does not know.
@@ -69,6 +71,8 @@ def shortlist(
     enforced = budget.confined == "mask" or budget.num_sms == profile.info.num_sms
     if cublaslt and enforced and space.is_legal(problem, space.CUBLASLT, budget, capability):
         found.append(Candidate(space.CUBLASLT, found[0].predicted_us))
+    if space.is_legal(problem, space.UNFUSED, budget, capability):
+        found.append(Candidate(space.UNFUSED, found[0].predicted_us))
     return found
 
 
@@ -99,11 +103,13 @@ def problems(
 
 
 def parse_epilogue(text: str) -> Epilogue:
-    """`bias+residual+silu` -> Epilogue; `none` is the empty one. Inverse of `Epilogue.key`.
+    """`bias+residual+silu` or `swiglu` -> Epilogue, `none` the empty one: inverse of `.key`.
 
     Raises:
         ValueError: a part is none of bias, residual, silu, gelu.
     """
+    if text == "swiglu":
+        return Epilogue(swiglu=True)
     parts = [] if text == "none" else text.split("+")
     activation = None
     for part in parts:

@@ -6,14 +6,14 @@ from math import nan
 import pytest
 from click.testing import CliRunner
 
-from smkern.autotune import main, raw
+from smkern.autotune import gemm, main, raw
 from smkern.autotune.raw import Measurement
-from smkern.autotune.shortlist import Candidate, problems
+from smkern.autotune.shortlist import Candidate, parse_epilogue, problems
 from smkern.errors import DeviceError
 from smkern.tuning import space, table
-from smkern.tuning.config import Budget, GemmConfig
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.cost_model import DEFAULTS
-from smkern.tuning.table import CellKey, TableStore
+from smkern.tuning.table import Cell, CellKey, Table, TableStore
 
 META = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 OURS, OTHER = GemmConfig("ws", 128, 128, 64, 8, 4), GemmConfig("tma", 64, 128, 64, 4, 4)
@@ -41,14 +41,14 @@ def request_of(found, **changes):
         "time_limit_s": float("inf"),
         "workers": 1,
     }
-    return main.Request(**{**values, **changes})
+    return gemm.Request(**{**values, **changes})
 
 
 @pytest.fixture
 def jobs(profile, places, monkeypatch):
-    monkeypatch.setattr(main, "load_constants", lambda gpu: DEFAULTS)
+    monkeypatch.setattr(gemm, "load_constants", lambda gpu: DEFAULTS)
     request = request_of(problems([(4096, 4096), (6144, 4096)], [16, 512]))
-    return lambda known=(): list(main._jobs(request, places, profile, list(known)))
+    return lambda known=(): list(gemm._jobs(request, places, profile, list(known)))
 
 
 def measured(job, us=10.0, **changes):
@@ -106,7 +106,7 @@ def fake_device(monkeypatch):
 def run(jobs, tmp_path, started=float("inf"), **changes):
     store, path = TableStore(tmp_path / "gemm.json"), tmp_path / "raw.jsonl"
     request = request_of([], **changes)
-    main._measure_all(jobs, request, None, store, path, META, started)
+    gemm._measure_all(jobs, request, None, store, path, META, started)
     return store.load("NVIDIA H200"), raw.load(path) if path.exists() else []
 
 
@@ -124,7 +124,7 @@ def test_every_cell_lands_in_the_table_and_every_candidate_in_the_record(
 
 def test_the_time_limit_keeps_what_was_measured(jobs, fake_device, tmp_path, monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(main.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gemm.time, "monotonic", lambda: next(clock))
     found, record = run(jobs(), tmp_path, started=0, time_limit_s=5.0)
     assert 0 < len(found.cells) < 8
     assert len(found.cells) == FakeTuner.cells
@@ -138,7 +138,7 @@ def test_a_refined_cell_keeps_its_older_winner(jobs, tmp_path, fake_device):
     older = measured(job, us=0.5)
     new = [Candidate(OTHER, 99.0), Candidate(OURS, 98.0)]
     refined = replace(job, candidates=new, known=older)
-    assert [c.config for c in main._with_anchor(refined)] == [OTHER, OURS, older[0].config]
+    assert [c.config for c in gemm._with_anchor(refined)] == [OTHER, OURS, older[0].config]
     found, _ = run([refined], tmp_path)
     cell = found.cells[older[0].key]
     # the older winner, timed again, took longer than the older second
@@ -164,6 +164,31 @@ def test_dry_run_needs_no_gpu(profile, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "4 cells, at most 4 candidates each, for NVIDIA H200" in result.output
     assert "kernel variants to compile" in result.output
+
+
+def test_gemm_swiglu_is_tuned_by_its_inner_width(profile, monkeypatch):
+    asked = []
+    monkeypatch.setattr(main, "load_profile", lambda: profile)
+    monkeypatch.setattr(gemm, "describe", lambda request, *_: asked.extend(request.problems))
+    arguments = ["--dry-run", "--op", "gemm_swiglu", "--shapes", "14336x4096", "--ms", "8,64"]
+    result = CliRunner().invoke(main.command, arguments)
+    assert result.exit_code == 0, result.output
+    assert [(p.m, p.n, p.k, p.epilogue.key) for p in asked] == [
+        (8, 28672, 4096, "swiglu"),
+        (64, 28672, 4096, "swiglu"),
+    ]
+
+
+def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(places, profile):
+    problem = problems([(28672, 4096)], [64], epilogues=[parse_epilogue("swiglu")])[0]
+    today = GemmConfig("ws", 64, 64, 64, 4, 7, swap=True)
+    plain = replace(problem, epilogue=Epilogue())
+    kept = Table({}, {CellKey.of(plain, places[0].budget): Cell(today, 10.0, today, 10.0)})
+    found = gemm._shortlist(request_of([]), problem, places[0].budget, profile, DEFAULTS, kept)
+    configs = [candidate.config for candidate in found]
+    assert space.UNFUSED in configs
+    assert space.CUBLASLT not in configs
+    assert configs[-1] == today
 
 
 def test_without_a_gpu_it_says_so():
