@@ -19,7 +19,14 @@ from smkern.bench.model.prompt import PromptTimes, time_prompt
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL
 from smkern.bench.power import PowerMeter
 from smkern.bench.stage import Place
-from smkern.bench.timing import Case, Timing, current_stream, time_interleaved, try_eagerly
+from smkern.bench.timing import (
+    Case,
+    Timing,
+    current_stream,
+    run_eagerly,
+    time_interleaved,
+    try_eagerly,
+)
 from smkern.device import Profile
 from smkern.models import Step, layer_launch_us
 
@@ -87,7 +94,7 @@ class Measurer:
         prompt = self.model.plan.prompt
         step = planned(self.model.prefill_step(), other)
         call, layers = layer_call(self.model, step), self.model.config.num_layers
-        try_eagerly(call, other.stream)
+        run_eagerly(call, other.stream)
         layer_us = self._floor_us(prompt, other) * SLOWER / layers
         loads = {
             "decode": Load(loop.call, loop.place.stream, OVER_ALONE * alone_us),

@@ -44,8 +44,12 @@ WITHOUT_FLASHINFER = {
     "moe_unpermute": "FlashInfer un-permutes within its whole MoE operators only",
 }
 """Why an operator has no peer of FlashInfer's."""
+SLOW_TO_BUILD = {
+    "flashinfer:segments": "FlashInfer builds its GEMM of segments when it is first used: name it"
+}
+"""Peers that take part only where `--peers` names them, and why."""
 PEERS = ("torch", "torch:compile", "other")
-"""Who may be left out: torch's sequence, what its compiler makes of it, anything else."""
+"""Who takes part: torch's sequence, what its compiler makes of it, anything else that is quick."""
 
 
 def find_flashinfer() -> tuple[Any, str | None]:
@@ -89,6 +93,16 @@ def compile_gemms(cases: Iterable[Any], budgets: Sequence[Budget]) -> int:
     return precompile(dispatcher_of(), found) if found else 0
 
 
+def _warmed(make: Callable[[], Call]) -> Call:
+    """A call that ran once on an ordinary stream, on a set that is not checked.
+
+    What a library builds and keeps at its first call must not belong to a partition's stream.
+    """
+    call = make()
+    call(1)
+    return call
+
+
 @dataclass(slots=True)
 class OpPeers:
     """A case's rivals, and each one's call, made once and used in all its places."""
@@ -105,9 +119,10 @@ class OpPeers:
             found["torch"] = partial(rivals.call, rivals.torch)
         if "torch:compile" in self.names:
             found["torch:compile"] = rivals.compiled
-        if "other" in self.names:
-            found |= {name: partial(rivals.call, step) for name, step in rivals.others.items()}
-        self._found = {name: once(make) for name, make in found.items()}
+        for name, step in rivals.others.items():
+            if name in self.names or ("other" in self.names and name not in SLOW_TO_BUILD):
+                found[name] = partial(rivals.call, step)
+        self._found = {name: once(partial(_warmed, make)) for name, make in found.items()}
 
     def ours(self, place: Place) -> Contender:
         return Contender("smkern", place, partial(self.rivals.call, self.rivals.ours), {})

@@ -24,8 +24,9 @@ class Rivals:
     Args:
         sets: operands and outputs, as the steps take them; set 0 is what results are checked on.
         ours: by the public operator.
-        torch: the sequence of torch's operators that it replaces; it may be compiled.
+        torch: the sequence of torch's operators that it replaces.
         others: more peers by name: `flashinfer`, torch's own fused operators.
+        to_compile: what torch's compiler is given; the sequence by default.
         reset: undoes on set 0 what a step changes in place, and poisons its outputs.
         judge: what is wrong with the results on set 0, or None; the reference by default.
         reference: results on set 0 in fp32, made once, before anything ran.
@@ -35,6 +36,7 @@ class Rivals:
     ours: Step
     torch: Step
     others: Mapping[str, Step] = field(default_factory=dict)
+    to_compile: Step | None = None
     reset: Callable[[], Any] = lambda: None
     judge: Callable[[Sequence[Tensor]], str | None] | None = None
     reference: Sequence[Tensor] = ()
@@ -51,7 +53,7 @@ class Rivals:
     def compiled(self) -> Call:
         """What torch's compiler makes of its sequence."""
         torch._dynamo.reset()  # a function is compiled for a few sizes only, then no more
-        return self.call(torch.compile(self.torch, dynamic=False))
+        return self.call(torch.compile(self.to_compile or self.torch, dynamic=False))
 
     def complaint(self, results: Sequence[Tensor]) -> str | None:
         """What is wrong with the results on set 0; None where they are right."""

@@ -29,6 +29,7 @@ from smkern.bench.ops.group import OpRunner
 from smkern.bench.ops.providers import (
     BUILDERS,
     PEERS,
+    SLOW_TO_BUILD,
     WITHOUT_FLASHINFER,
     OpPeers,
     compile_gemms,
@@ -72,7 +73,10 @@ def run(
 
         def operands(case: OpCase | AppendCase) -> tuple[Any, Any]:
             if isinstance(case, AppendCase):
-                ops, names = AppendOperands(case), [APPEND_PEERS[name] for name in peers]
+                ops, names = (
+                    AppendOperands(case),
+                    [APPEND_PEERS[n] for n in peers if n in APPEND_PEERS],
+                )
                 return ops, AppendPeers(ops, flashinfer, names)
             rivals = BUILDERS[case.op](case, flashinfer, device)
             return rivals, OpPeers(case, rivals, peers)
@@ -94,6 +98,7 @@ def _there(groups: Sequence[OpGroup], results: Results) -> list[OpGroup]:
     results.meta["without_flashinfer"] = {
         op: why for op, why in WITHOUT_FLASHINFER.items() if op in ops
     }
+    results.meta["left_out_unless_named"] = SLOW_TO_BUILD
     for op, why in absent.items():
         click.echo(f"without {op}: {why}", err=True)
     return [group for group in groups if group.case.op not in absent]
@@ -101,10 +106,10 @@ def _there(groups: Sequence[OpGroup], results: Results) -> list[OpGroup]:
 
 def _peers_named(text: str) -> tuple[str, ...]:
     """Names apart by commas; ValueError for one that is nobody's."""
-    names = tuple(name for name in text.split(",") if name)
+    names, known = tuple(name for name in text.split(",") if name), (*PEERS, *SLOW_TO_BUILD)
     for name in names:
-        if name not in PEERS:
-            raise ValueError(f"no peer is named {name!r}; there are {', '.join(PEERS)}")
+        if name not in known:
+            raise ValueError(f"no peer is named {name!r}; there are {', '.join(known)}")
     return names
 
 

@@ -1,0 +1,94 @@
+"""The model and operator suites on a GPU: every kind of cell of a small model, and checked rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from smkern.bench.model.cases import DecodeCase, ModelPlan
+from smkern.bench.model.floor import kernels_of
+from smkern.bench.model.measure import Measurer
+from smkern.bench.model.model import Model
+from smkern.bench.ops import suite as ops_suite
+from smkern.bench.ops.cases import CASES
+from smkern.bench.power import power_meter
+from smkern.bench.results import load_results
+from smkern.bench.stage import Stage
+from smkern.device import device_info, load_profile
+from smkern.models import preset
+
+DECODE_SMS = 32
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    total = device_info().num_sms
+    with Stage((DECODE_SMS, total - DECODE_SMS, total), placements=("spread",)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def measurer(stage: Stage) -> Measurer:
+    config = preset("qwen3-8b").replace(
+        num_layers=3, hidden_size=1024, intermediate_size=2048, vocab_size=4096, num_q_heads=8,
+        num_kv_heads=2,
+    )  # fmt: skip
+    plan = ModelPlan("qwen3-8b", (4,), 1024)
+    return Measurer(Model(plan, config=config), load_profile(), power_meter(), rounds=1)
+
+
+def test_a_decode_step_alone_and_beside_a_prompt(stage: Stage, measurer: Measurer) -> None:
+    place, other = stage.at(DECODE_SMS), stage.at(stage.full.num_sms - DECODE_SMS)
+    assert place is not None
+    cells = list(measurer.decode(DecodeCase("qwen3-8b", 4), place, other))
+    assert [cell.get("error") for cell in cells] == [None] * 3
+    alone, beside, prompt = cells
+    assert 0.02 < alone["fraction_of_ceiling"] < 1.05
+    assert beside["us"] > 0.9 * alone["us"]
+    assert prompt["tokens_per_ms"] > 0
+
+
+def test_a_decode_step_on_the_whole_chip(stage: Stage, measurer: Measurer) -> None:
+    (cell,) = measurer.decode(DecodeCase("qwen3-8b", 4), stage.full, None)
+    assert 0.02 < cell["fraction_of_ceiling"] < 1.05
+
+
+def test_a_prompt_and_its_gemms(stage: Stage, measurer: Measurer) -> None:
+    (cell,) = measurer.prefill(measurer.model.plan.prompt, stage.full, None)
+    assert cell["of_chip"] == 1.0
+    assert 0.05 < cell["of_gemm"] < 1.5
+
+
+def test_a_layer_s_launch(stage: Stage, measurer: Measurer) -> None:
+    place = stage.at(DECODE_SMS)
+    assert place is not None
+    (cell,) = measurer.launch(DecodeCase("qwen3-8b", 4), place)
+    assert 5 < cell["value"] < 1000
+
+
+def test_every_operator_by_itself(stage: Stage, measurer: Measurer) -> None:
+    place = stage.at(DECODE_SMS)
+    assert place is not None
+    case = DecodeCase("qwen3-8b", 4)
+    cells = list(measurer.breakdown(case, place))
+    assert {c["case"]["kernel"]: c["error"] for c in cells if c.get("error")} == {}
+    kernels = kernels_of(measurer.model.config, case.forward, l2_bytes=50 << 20)
+    assert {kernel.name for kernel in kernels} <= {cell["case"]["kernel"] for cell in cells}
+
+
+def test_every_operator_is_right_beside_torch(tmp_path, monkeypatch) -> None:
+    """The smallest case of each operator; wrong results of ours are errors in the file."""
+    smallest = {case.op: case for case in reversed(CASES)}
+    monkeypatch.setattr(ops_suite, "ALL_CASES", tuple(smallest.values()))
+    out = tmp_path / "ops.json"
+    args = ["--budgets", "32", "--peers", "torch,other", "--no-again", "--out", str(out)]
+    ran = CliRunner().invoke(ops_suite.command, args, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    cells = load_results(out).cells
+    ours = [cell for cell in cells if cell["provider"] == "smkern"]
+    assert {cell["op"] for cell in ours} == set(smallest)
+    assert {cell["op"]: cell["error"] for cell in ours if cell.get("error")} == {}
+    torch_cells = [cell for cell in cells if cell["provider"] == "torch"]
+    assert {cell["op"]: cell["error"] for cell in torch_cells if cell.get("error")} == {}
