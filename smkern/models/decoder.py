@@ -62,7 +62,18 @@ class Decoder:
         self.cos_sin = config.rope.table(positions, self.device)
 
     def embed(self, step: Step) -> Tensor:
-        """Rows of the embedding into the residual stream: `step.buffers.hidden`."""
+        """Rows of the embedding into the residual stream: `step.buffers.hidden`.
+
+        An id outside the vocabulary gives zeros.
+
+        Raises:
+            ArgumentError: requests that are longer than the table of cosines and sines.
+        """
+        if step.max_kv_len > self.max_position:
+            raise ArgumentError(
+                f"max_kv_len={step.max_kv_len}: this decoder was made for {self.max_position} "
+                "positions; shorten the requests, or pass a larger max_position"
+            )
         hidden = step.buffers.hidden
         ops.embedding(step.token_ids, self.weights.embed, out=hidden, num_sms=step.num_sms)
         return hidden

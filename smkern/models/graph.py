@@ -111,6 +111,8 @@ class DecodeGraph:
         inputs: Static inputs; they and the caches keep their addresses.
         caches: A (k_cache, v_cache) a layer.
         max_kv_len: No request gets more tokens; attention's plan is sized by it.
+        max_total_kv: All requests together get no more, for instance the tokens that a pool holds;
+            a tight one makes the plan small. None: batch * max_kv_len.
         partition: Where it runs. None: on the whole device.
         arena: Buffers; graphs that never run at the same time may share one. None: of its own.
         pad_token: What a finished row draws.
@@ -141,6 +143,7 @@ class DecodeGraph:
         caches: Caches,
         *,
         max_kv_len: int,
+        max_total_kv: int | None = None,
         partition: Partition | None = None,
         arena: Arena | None = None,
         pad_token: int = 0,
@@ -162,6 +165,7 @@ class DecodeGraph:
             page_table=inputs.page_table,
             caches=caches,
             max_kv_len=max_kv_len,
+            max_total_kv=max_total_kv,
             num_sms=num_sms,
         )
         # made on the current stream: a partition does not close while its stream owns tensors

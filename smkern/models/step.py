@@ -30,6 +30,7 @@ class Step:
         cu_q_lens: [batch + 1] int32, or None: one token a request.
         max_q_len: No request has more new tokens.
         max_kv_len: No length is above it.
+        max_total_kv: The sum of the lengths is not above it; None: batch * max_kv_len.
         buffers: Views of an arena.
         plan: How attention's work is dealt; `planned` makes it.
         num_sms: SMs of every operator. None: all that the current stream's partition has.
@@ -43,6 +44,7 @@ class Step:
     cu_q_lens: Tensor | None
     max_q_len: int
     max_kv_len: int
+    max_total_kv: int | None
     buffers: Buffers
     plan: Plan | None = None
     num_sms: int | None = None
@@ -59,6 +61,7 @@ class Step:
         max_kv_len: int,
         cu_q_lens: Tensor | None = None,
         max_q_len: int = 1,
+        max_total_kv: int | None = None,
         plan: Plan | None = None,
         num_sms: int | None = None,
     ) -> Step:
@@ -77,6 +80,8 @@ class Step:
             max_kv_len: A bound of `kv_lens`, a host number; at most the model's context.
             cu_q_lens: [batch + 1] int32.
             max_q_len: A bound of a request's new tokens, a host number.
+            max_total_kv: A bound of the lengths' sum, a host number, where batch * max_kv_len is
+                far above what the caches hold; it makes the plan small.
             plan: Made for a step of the same numbers, on the same budget.
             num_sms: SMs of every operator.
 
@@ -125,7 +130,7 @@ class Step:
                 )
         return cls(
             config, token_ids, kv_lens, page_table, caches, cu_q_lens, max_q_len, max_kv_len,
-            arena.buffers(tokens, batch), plan, num_sms,
+            max_total_kv, arena.buffers(tokens, batch), plan, num_sms,
         )  # fmt: skip
 
     @property
@@ -154,6 +159,7 @@ class Step:
             max_q_len=self.max_q_len,
             max_kv_len=self.max_kv_len,
             num_tokens=None if self.cu_q_lens is None else self.num_tokens,
+            max_total_kv=self.max_total_kv,
             out=out,
             num_sms=self.num_sms if num_sms is None else num_sms,
         )

@@ -1,0 +1,78 @@
+"""A tiny model whose greedy tokens differ from prompt to prompt, and ways to run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smkern.models import LLM, ModelConfig, SamplingParams, Weights, preset
+
+VOCAB = 64
+
+
+def tiny(architecture: str = "qwen3-8b", **changes: Any) -> ModelConfig:
+    """Two layers of a family, in fp32."""
+    given: dict[str, Any] = {
+        "num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1,
+        "intermediate_size": 96, "vocab_size": VOCAB, "dtype": torch.float32, "max_position": 256,
+        "eos_token_ids": (), "initializer_range": 0.2,
+    }  # fmt: skip
+    return preset(architecture).replace(**given | changes)
+
+
+def make_llm(config: ModelConfig | None = None, **options: Any) -> LLM:
+    """An LLM on the CPU that holds few tokens."""
+    config = tiny() if config is None else config
+    given: dict[str, Any] = {"device": "cpu", "num_pages": 64, "max_batch": 8, "seed": 3}
+    return LLM(config, **given | options)
+
+
+def greedy(max_new_tokens: int = 12, **options: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new_tokens, **options)
+
+
+def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def one_at_a_time(
+    config: ModelConfig, prompts: list[list[int]], params: list[SamplingParams], seed: int = 3
+) -> list[tuple[int, ...]]:
+    """Each prompt alone, in one forward, without a cache of prefixes."""
+    weights = Weights.random(config, seed)
+    found = []
+    for prompt, wanted in zip(prompts, params, strict=True):
+        llm = make_llm(config, weights=weights, prefix_cache=False)
+        found.append(llm.generate([prompt], wanted)[0].tokens)
+    return found
+
+
+def assert_nothing_leaked(llm: LLM) -> None:
+    llm.pool.check()
+    assert llm.pool.requests == ()
+    assert llm.pool.usage.held == 0
+
+
+class Letters:
+    """A tokenizer of one letter a token: 0 is "a"; 26 and above are special, but for two bytes of a
+    character at 40 and 41."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        text, at = "", 0
+        while at < len(token_ids):
+            token = token_ids[at]
+            if token == 40 and token_ids[at + 1 : at + 2] == [41]:
+                text += "é"
+                at += 1
+            elif token in (40, 41):
+                text += "�"
+            elif token < 26:
+                text += chr(ord("a") + token)
+            at += 1
+        return text
