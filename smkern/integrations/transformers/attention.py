@@ -15,6 +15,7 @@ from smkern.integrations.transformers.pages import Pages, as_pages, page_table
 from smkern.integrations.transformers.step import MaskRequest, Pattern, Step, make_step
 from smkern.ops.attention import Plan, paged_attention, plan_attention
 from smkern.ops.attention.numbers import HEAD_DIMS
+from smkern.partition import current_num_sms
 
 _MAX_PLANS = 16
 _SERVED = "padding, causal, bidirectional, causal with a sliding window"
@@ -171,41 +172,41 @@ class Attention:
     def _plan(self, step: Step, heads: int, pages: Pages) -> Plan:
         """The plan of a step for layers of these sizes, made by the first of them."""
         _, page_size, kv_heads, dim = pages.k.shape
+        device, stream, capturing = pages.k.device, 0, False
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device).cuda_stream
+            capturing = torch.cuda.is_current_stream_capturing()
+        mine = (heads, kv_heads, dim, page_size, stream, capturing)
+        slot: _Slot | None = step.plans.get(mine)
+        if slot is not None and slot.owner is step:
+            return slot.plan
         numbers: dict[str, Any] = {
             "num_q_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim,
             "page_size": page_size, "max_q_len": step.request.q_length,
             "max_kv_len": _rounded_up(step.max_kv_len), "causal": step.causal,
             "window": step.window,
         }  # fmt: skip
-        device = pages.k.device
-        where: tuple[Any, ...] = (device,)
-        if device.type == "cuda":
-            if torch.cuda.is_current_stream_capturing():
-                return self._plan_in_capture(step, numbers)
-            from smkern.partition import current_num_sms
+        # what a graph's plan lies in is the graph's: no call outside of it may get it
+        slot = _made(step, numbers) if capturing else self._slot(step, numbers, device, stream)
+        step.plans[mine] = slot
+        return slot.plan
 
-            stream = torch.cuda.current_stream(device).cuda_stream
-            where = (device, stream, current_num_sms(device.index))
-        key = (where, step.request.batch, *numbers.values())
+    def _slot(
+        self, step: Step, numbers: dict[str, Any], device: torch.device, stream: int
+    ) -> _Slot:
+        """A plan of these numbers that is kept from step to step, made anew for this one."""
+        num_sms = current_num_sms(device.index) if device.type == "cuda" else 1
+        key = (device, stream, num_sms, step.request.batch, *numbers.values())
         slot = self._slots.get(key)
         if slot is None:
-            plan = plan_attention(step.kv_lens, cu_q_lens=step.cu_q_lens, **numbers)
-            slot = self._slots[key] = _Slot(plan, step)
+            slot = self._slots[key] = _made(step, numbers)
             if len(self._slots) > _MAX_PLANS:
                 self._slots.popitem(last=False)
-        elif slot.owner is not step:
+        else:
             plan_attention(step.kv_lens, cu_q_lens=step.cu_q_lens, out=slot.plan, **numbers)
             slot.owner = step
         self._slots.move_to_end(key)
-        return slot.plan
-
-    def _plan_in_capture(self, step: Step, numbers: dict[str, Any]) -> Plan:
-        """A plan of the graph's own memory, which no call outside of the graph may get."""
-        key = tuple(numbers.values())
-        if key not in step.plans:
-            step.plans[key] = plan_attention(step.kv_lens, cu_q_lens=step.cu_q_lens, **numbers)
-        plan: Plan = step.plans[key]
-        return plan
+        return slot
 
     def _check_fallback(self, mask: Tensor, softcap: float | None, sinks: Tensor | None) -> None:
         """Warn that a mask goes to sdpa, or raise where it must not."""
@@ -222,6 +223,10 @@ class Attention:
                 "with attn_implementation='sdpa'"
             )
         warnings.warn(f"{what}: sdpa serves it, in each such call", RuntimeWarning, stacklevel=4)
+
+
+def _made(step: Step, numbers: dict[str, Any]) -> _Slot:
+    return _Slot(plan_attention(step.kv_lens, cu_q_lens=step.cu_q_lens, **numbers), step)
 
 
 class _NoBackward(torch.autograd.Function):
