@@ -164,9 +164,12 @@ class CellTuner:
             for a, w, out in self.operands.sets(problem.m)
         ]
         a, w, out = self.operands.sets(problem.m)[0]
-        strides = (*(x.stride(0) for x in (a, w, out)), problem.n if residual is not None else 0)
+        residual_stride = problem.n if residual is not None else 0
         # a model's weights stay as they are: launches overlap as they do there
-        launch, count = plan.bind(*strides, static_weights=True), len(launches)
+        launch = plan.bind(
+            a.stride(0), w.stride(0), out.stride(0), residual_stride, static_weights=True
+        )
+        count = len(launches)
 
         def call(i: int) -> None:
             launch(*launches[i % count])

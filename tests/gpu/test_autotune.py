@@ -66,3 +66,19 @@ def test_beside_a_neighbour_and_without_a_mask(tmp_path):
     output = tune(tmp_path, "--confined", "grid", "--ms", "300", "--budgets", "32", "--fresh")
     table = TableStore(tmp_path / "gemm.json").load()
     assert {key.confined for key in table.cells} == {"mask", "grid"}
+
+
+def test_gemm_swiglu_is_tuned_fused_and_unfused(tmp_path):
+    paths = ["--out", str(tmp_path / "gemm.json"), "--raw", str(tmp_path / "raw.jsonl")]
+    wanted = ["--op", "gemm_swiglu", "--shapes", "512x1024", "--ms", "16,300", "--budgets", "16"]
+    result = CliRunner().invoke(command, [*wanted, "--top", "3", *paths], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    table = TableStore(tmp_path / "gemm.json").load(device_info().name)
+    assert {(key.n, key.epilogue) for key in table.cells} == {(1024, "swiglu")}
+    record = raw.load(tmp_path / "raw.jsonl")
+    assert {item.error for item in record} == {None}
+    assert {"unfused", "ws"} <= {item.config.kernel for item in record}
+    for item in record:
+        found = table.lookup(item.problem, item.budget, allow_cublaslt=False)
+        assert found is not None
+        assert found.kernel in ("ws", "tma")
