@@ -112,6 +112,12 @@ def topk_constants(problem: TopkProblem, config: MoeConfig) -> dict[str, Any]:
     }
 
 
+def copied_columns(problem: PermuteProblem, config: MoeConfig) -> int:
+    """Columns that a permutation copies at a time: half as many elements as it compares."""
+    elements = table_elements(config) // (2 * group_tokens(problem, config))
+    return max(16, block_of(problem.hidden, elements))
+
+
 def few_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]:
     """Of the permutation that compares."""
     tokens, k = group_tokens(problem, config), power_of_two(problem.top_k)
@@ -121,7 +127,7 @@ def few_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]:
         "K_PAD": k,
         "CHUNK": min(1024, table_elements(config) // (tokens * k)),
         "OFFSETS": VECTOR,
-        "BLOCK": max(16, min(block_of(problem.hidden), table_elements(config) // (2 * tokens))),
+        "BLOCK": copied_columns(problem, config),
         "UNIT": VECTOR if problem.aligned else 1,
     }
 
@@ -141,7 +147,7 @@ def many_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]
         "TOKENS": tokens,
         "K": problem.top_k,
         "K_PAD": power_of_two(problem.top_k),
-        "BLOCK": max(16, min(block_of(problem.hidden), elements // (2 * tokens))),
+        "BLOCK": copied_columns(problem, config),
         "UNIT": VECTOR if problem.aligned else 1,
     }
 

@@ -111,9 +111,9 @@ _PLAIN = (
     GroupedConfig("ws", 256, 128, 64, 8, 4),
 )
 _POINTER = (
-    GroupedConfig("pointer", 16, 64, 64, 4, 4),
-    GroupedConfig("pointer", 64, 64, 64, 4, 3),
-    GroupedConfig("pointer", 128, 64, 64, 8, 3),
+    GroupedConfig("pointer", 16, 64, 32, 4, 4),
+    GroupedConfig("pointer", 64, 64, 32, 8, 4),
+    GroupedConfig("pointer", 128, 64, 32, 8, 3),
 )
 
 

@@ -121,9 +121,9 @@ class MoeConfig:
     pdl: bool = True
 
 
-def block_of(hidden: int) -> int:
+def block_of(hidden: int, most: int = 1024) -> int:
     """Columns of a token that are copied or summed at a time."""
-    return min(power_of_two(hidden), 1024)
+    return min(power_of_two(hidden), most)
 
 
 def table_elements(config: MoeConfig) -> int:

@@ -1,0 +1,86 @@
+"""The grouped GEMM compiled for devices that are absent: it fits, copies and multiplies wide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smkern.kernels.grouped_launch import (
+    POINTER_SIGNATURE,
+    WS_NUMBERS,
+    GroupedKernels,
+    pointer_constants,
+    pointer_numbers,
+    variant_of,
+)
+from smkern.kernels.grouped_triton import grouped_pointer
+from smkern.kernels.variants import SHARED_LIMIT
+from smkern.tuning.grouped import GroupedConfig, GroupedProblem, configs_of
+from tests.kernels.test_moe_triton import told, usage, waits_first
+
+pytest.importorskip("triton")
+
+BASE = GroupedProblem(512, 128, 768, 2048, swiglu=True)
+KINDS = {
+    "gate-up": BASE,
+    "down": GroupedProblem(512, 128, 2048, 768),
+    "512-experts": replace(BASE, num_experts=512),
+    "fp16": replace(BASE, num_experts=8, dtype="fp16"),
+}
+POINTER = replace(BASE, aligned=False)
+
+
+@pytest.mark.parametrize("problem", KINDS.values(), ids=KINDS)
+def test_every_variant_fits(problem: GroupedProblem, tmp_path: Path) -> None:
+    for config in configs_of(problem, 90):
+        variant = variant_of(problem, config, 90)
+        artifact = variant.compile()
+        registers, stack = usage(artifact, tmp_path)
+        assert stack == 0, config
+        assert config.ctas_per_sm * registers * artifact.num_threads <= 65_536
+        assert config.ctas_per_sm * (artifact.shared_bytes + 1024) <= SHARED_LIMIT + 1024, config
+        code = told(artifact, tmp_path, "-sass")
+        assert "HGMMA" in code
+        assert "UTMALDG.2D" in code
+        assert waits_first(code)
+        assert len(artifact.boxes) == 2
+
+
+def test_parameters_are_packed_in_the_kernels_order() -> None:
+    from smkern.kernels.grouped_ws import grouped_ws
+
+    names = ["a_desc", "w_desc", "out_ptr", "offsets_ptr", *WS_NUMBERS]
+    assert grouped_ws.arg_names[: len(names)] == names
+    variant = variant_of(POINTER, configs_of(POINTER, 90)[0], 90)
+    constants = [*pointer_constants(variant), "PDL"]
+    assert grouped_pointer.arg_names == [*POINTER_SIGNATURE, *constants]
+    numbers = pointer_numbers(POINTER, configs_of(POINTER, 90)[0], 1)
+    assert len(POINTER_SIGNATURE) == 4 + len(numbers)
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_rows_that_are_not_whole_and_other_devices(
+    swiglu: bool, capability: int, tmp_path: Path
+) -> None:
+    for aligned in (False, True) if capability != 90 else (False,):
+        problem = replace(BASE, swiglu=swiglu, aligned=aligned)
+        for config in configs_of(problem, capability):
+            assert config.kernel == "pointer"
+            artifact = variant_of(problem, config, capability).compile()
+            assert usage(artifact, tmp_path)[1] == 0
+            if capability == 90:
+                assert waits_first(told(artifact, tmp_path, "-sass"))
+
+
+@pytest.mark.parametrize("problem", [BASE, KINDS["down"], POINTER])
+def test_a_variant_holds_nothing_of_budgets_and_rows(problem: Any) -> None:
+    kernels = GroupedKernels(90)
+    wanted = kernels.variants(problem)
+    assert kernels.variants(replace(problem, rows=1, n=64, k=128, a_stride=999)) == wanted
+    config: GroupedConfig = configs_of(problem, 90)[0]
+    run_time = replace(config, pdl=False, ctas_per_sm=1)
+    assert variant_of(problem, run_time, 90) == variant_of(problem, config, 90)

@@ -1,0 +1,154 @@
+"""Kernels of a mixture of experts compiled for devices that are absent: no spills, wide moves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smkern.kernels import moe_permute_triton, moe_triton
+from smkern.kernels.compile import Artifact
+from smkern.kernels.launch import COUNTER_BYTES
+from smkern.kernels.moe_launch import (
+    _SIGNATURES,
+    MoeKernels,
+    MoeVariant,
+    share_of,
+    variants_of,
+    workspace_bytes,
+)
+from smkern.tuning.moe import (
+    COUNTED,
+    MoeConfig,
+    PermuteProblem,
+    TopkProblem,
+    UnpermuteProblem,
+    group_tokens,
+)
+
+triton = pytest.importorskip("triton")
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+TOPK = TopkProblem(64, 128, 8)
+PERMUTE = PermuteProblem(512, 8, 128, 2048)
+UNPERMUTE = UnpermuteProblem(64, 8, 2048, residual=True)
+PROBLEMS: dict[str, Any] = {
+    "topk": TOPK,
+    "topk-fp32": replace(TOPK, dtype="fp32", renormalize=False),
+    "topk-512": replace(TOPK, num_experts=512, top_k=10),
+    "topk-few": replace(TOPK, num_experts=6, top_k=2),
+    "permute": PERMUTE,
+    "permute-512": replace(PERMUTE, num_experts=512, top_k=10),
+    "permute-few": PermuteProblem(64, 2, 8, 4096),
+    "permute-one": PermuteProblem(64, 1, 16, 1024),
+    "permute-odd": PermuteProblem(64, 2, 8, 4095, aligned=False),
+    "unpermute": UNPERMUTE,
+    "unpermute-odd": UnpermuteProblem(64, 6, 2047, dtype="fp16", aligned=False),
+    "unpermute-many": UnpermuteProblem(64, 32, 2048),
+}
+EACH = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+
+
+def told(artifact: Artifact, folder: Path, *options: str) -> str:
+    file = folder / "kernel.cubin"
+    file.write_bytes(artifact.cubin)
+    command = [CUOBJDUMP, *options, file]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def usage(artifact: Artifact, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit them."""
+    found = REGISTERS.search(told(artifact, folder, "-res-usage"))
+    assert found
+    return int(found[1]), int(found[2])
+
+
+def waits_first(code: str) -> bool:
+    """Whether the wait for the kernel before comes ahead of all accesses of memory."""
+    wait = re.search(r"ACQBULK|DEPBAR\.GDC", code)
+    first = re.search(r"\b(LDG|STG|LDGSTS|UTMALDG)\b", code)
+    return wait is not None and first is not None and wait.start() < first.start()
+
+
+@pytest.mark.parametrize("kernel", _SIGNATURES)
+def test_parameters_are_packed_in_the_kernels_order(kernel: Any) -> None:
+    room = moe_triton if hasattr(moe_triton, kernel) else moe_permute_triton
+    variants = {x.kernel: x for p in PROBLEMS.values() for x in MoeKernels(90).variants(p)}
+    variant: MoeVariant = variants[kernel]
+    names = [name for name, _ in _SIGNATURES[kernel]]
+    assert getattr(room, kernel).arg_names == [*names, *dict(variant.constants), "PDL"]
+    assert len(variant.format) == len(names)
+
+
+@EACH
+def test_no_kernel_spills_and_all_wait(problem: Any, tmp_path: Path) -> None:
+    for variant in MoeKernels(90).variants(problem):
+        artifact = variant.compile()
+        found, stack = usage(artifact, tmp_path)
+        assert stack == 0, variant
+        assert found * artifact.num_threads <= 65_536
+        code = told(artifact, tmp_path, "-sass")
+        assert waits_first(code), variant
+        if variant.aligned and variant.num_warps == 4:
+            assert "STG.E.128" in code
+            assert "LDG.E.128" in code
+
+
+@pytest.mark.parametrize("capability", [80, 89, 100, 120])
+def test_other_devices(capability: int, tmp_path: Path) -> None:
+    for problem in (TOPK, PERMUTE, UNPERMUTE):
+        for variant in MoeKernels(capability).variants(problem):
+            assert usage(variant.compile(), tmp_path)[1] <= 32
+
+
+@pytest.mark.parametrize("problem", [TOPK, PROBLEMS["topk-512"], PROBLEMS["topk-few"]])
+def test_a_row_is_summed_in_one_order_whatever_the_cta(
+    problem: TopkProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes and elements of a row are dealt alike, or its bits would depend on the budget."""
+    layouts = set()
+    compile_triton = triton.compile
+    along = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, (\d+)\]")
+
+    def spied(*args: Any, **options: Any) -> Any:
+        kernel = compile_triton(*args, **options)
+        text = kernel.asm["ttgir"]
+        named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
+        found = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[\dx]+xf32, (#\w+)>\)', text, re.S)
+        assert found
+        layouts.update(tuple(along.findall(named[x])) for x in found)
+        return kernel
+
+    monkeypatch.setattr(triton, "compile", spied)
+    for variant in MoeKernels(90).variants(problem):
+        variant.compile()
+    assert len(layouts) <= 2, layouts  # of the experts, and of the chosen
+
+
+def test_a_variant_holds_nothing_of_budgets_and_tokens() -> None:
+    for problem in (TOPK, PERMUTE, UNPERMUTE):
+        wanted = MoeKernels(90).variants(problem)
+        assert MoeKernels(90).variants(replace(problem, tokens=9000)) == wanted
+        few = MoeConfig(4, ctas_per_sm=1, pdl=False)
+        assert variants_of(problem, few, 90) == variants_of(problem, MoeConfig(4, 8), 90)
+
+
+@pytest.mark.parametrize("tokens", [130, 1023, 1025, 8192])
+@pytest.mark.parametrize("ctas", [1, 7, 132, 528])
+def test_counted_tokens_are_dealt_once(tokens: int, ctas: int) -> None:
+    problem, config = replace(PERMUTE, tokens=tokens), MoeConfig(4, counted=True)
+    share = share_of(problem, config, ctas)
+    assert share % group_tokens(problem, config) == 0
+    assert share * ctas >= tokens
+    blocks = -(-problem.choices // COUNTED)
+    assert workspace_bytes(problem) == COUNTER_BYTES + 4 * blocks * 128
+
+
+def test_few_choices_need_no_workspace() -> None:
+    assert workspace_bytes(replace(PERMUTE, tokens=128)) == 0
+    assert workspace_bytes(TOPK) == workspace_bytes(UNPERMUTE) == 0
