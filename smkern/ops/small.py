@@ -50,22 +50,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from smkern.errors import ArgumentError
 from smkern.ops import validate
 from smkern.ops.aliasing import span_bytes
-from smkern.ops.attention import numbers as checks
-from smkern.ops.attention.aliasing import overlaps
-from smkern.ops.attention.shared import writable
 from smkern.ops.dispatch import MAX_CACHED, keep
-from smkern.ops.eager import Streams, kind, pointer, runtime_streams
+from smkern.ops.eager import Streams, runtime_streams
+from smkern.ops.small_check import Shapes, check_pair, check_small
 from smkern.ops.small_dispatch import Launch, P, SmallDispatcher
 from smkern.ops.workspace import Workspaces
 
-Shapes = tuple[tuple[Any, torch.dtype], ...]
-"""Shape and dtype of each result."""
-
 _TENSOR = re.compile(r"Tensor(\(\w+!\))?\??$")
-_PLAIN = frozenset({Tensor, Parameter, NoneType, int, float, bool, str})
+_TENSORS = frozenset({Tensor, Parameter})
+_PLAIN = _TENSORS | {NoneType, int, float, bool, str}
 _is_compiling = torch.compiler.is_compiling
 _num_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
@@ -113,9 +108,11 @@ class Small(Generic[P]):
     changed: tuple[str, ...] = field(init=False)
     """Arguments that are changed in place."""
     pairs: tuple[tuple[int, int, bool], ...] = field(init=False)
-    """(written, other, whether they may be one view) of `places`, to be looked at in a call."""
+    """(written, other, whether they may be one view) fields, to be looked at in every call."""
     aligned_at: tuple[int, ...] = field(init=False)
-    """`vectors` among `places`."""
+    """Fields of `vectors`."""
+    results_at: tuple[int, ...] = field(init=False)
+    """Fields of `results`."""
 
     def __post_init__(self) -> None:
         words = [item.split("=")[0].split() for item in self.schema.split(", ") if item != "*"]
@@ -126,7 +123,7 @@ class Small(Generic[P]):
         changed = tuple(name for kind, name in words if "!" in kind)
         written = (*self.results, *changed)
         pairs = [
-            (names.index(mine), names.index(other), (mine, other) in self.in_place)
+            (fields.index(mine), fields.index(other), (mine, other) in self.in_place)
             for at, mine in enumerate(written)
             for other in names
             if other not in written[: at + 1]
@@ -135,78 +132,29 @@ class Small(Generic[P]):
             "places": tuple(fields.index(name) for name in names),
             "changed": changed,
             "pairs": tuple(pairs),
-            "aligned_at": tuple(names.index(name) for name in self.vectors),
+            "aligned_at": tuple(fields.index(name) for name in self.vectors),
+            "results_at": tuple(fields.index(name) for name in self.results),
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
 
     def results_of(self, call: Any) -> tuple[Any, ...]:
         """The results that a call brings, None for those that are to be made."""
-        return tuple(getattr(call, name) for name in self.results)
+        return tuple(call[at] for at in self.results_at)
 
-
-def check_small(op: Small[Any], call: Any) -> Shapes:
-    """Check all of a call but `num_sms` and addresses; shape and dtype of each result.
-
-    Raises:
-        ArgumentError: naming the argument, its value, what is wanted and what to do.
-    """
-    op.check(call)
-    shapes = op.shapes(call)
-    for name, wanted in zip(op.results, shapes, strict=True):
-        x = getattr(call, name)
-        if x is not None:
-            _check_result(name, x, *wanted)
-    first = op.call._fields[0]
-    for at in op.places:
-        x, name = call[at], op.call._fields[at]
-        if isinstance(x, Tensor):
-            checks.check_device(name, x, call[0].device, first)
-            if name in op.changed and not writable(x):
-                raise ArgumentError(
-                    f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its "
-                    "elements share an address, and it is written; pass one whose rows lie apart"
-                )
-    return shapes
-
-
-def _check_result(name: str, x: Any, shape: Any, dtype: torch.dtype) -> None:
-    checks.check_tensor(name, x, len(shape), str(list(shape)))
-    if tuple(x.shape) != tuple(shape) or x.dtype is not dtype:
-        raise ArgumentError(
-            f"{name} is {list(x.shape)} {x.dtype}, the result is {list(shape)} {dtype}: pass one "
-            "that agrees"
-        )
-    checks.check_inner(name, x)
-    if not writable(x):
-        raise ArgumentError(
-            f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements share "
-            "an address; pass a tensor whose rows lie apart"
-        )
-
-
-def check_pair(op: Small[Any], call: Any, pair: tuple[int, int, bool]) -> None:
-    """Raise ArgumentError where something written shares an address with something else."""
-    mine, other, may = (op.places[pair[0]], op.places[pair[1]], pair[2])
-    x, y = call[mine], call[other]
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.numel() and y.numel()):
-        return
-    same = x.data_ptr() == y.data_ptr() and kind(x) == kind(y)
-    if (may and same) or not overlaps(x, y):
-        return
-    names = op.call._fields
-    hint = f" ({names[other]} may only be {names[mine]} itself)" if may else ""
-    raise ArgumentError(
-        f"{names[mine]} at {x.data_ptr():#x} ({span_bytes(x)} bytes) overlaps {names[other]} at "
-        f"{y.data_ptr():#x} ({span_bytes(y)} bytes){hint}: pass a tensor of its own"
-    )
+    def returned(self, call: Any) -> Any:
+        """What a call that has all results returns: one, a tuple of several, or None."""
+        if len(self.results_at) == 1:
+            return call[self.results_at[0]]
+        return self.results_of(call) or None
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """A validated combination of numbers with its launch; `launch` is None where nothing runs.
 
-    `apart` are (place, place, bytes between) of tensors whose spans meet and that share no address.
+    `spans` are bytes, one a field of the call; `apart` are (field, field, bytes between) of tensors
+    whose spans meet and that share no address.
     """
 
     launch: Launch | None
@@ -249,26 +197,34 @@ class EagerSmall(Generic[P]):
                 return self(call)
         stream = streams.current_stream(index)
         budget = streams.budget(stream, index)
-        pointers = [pointer(call[at]) for at in op.places]
+        pointers: list[int] = []
+        kinds: list[Any] = []
+        for x in call:
+            if x.__class__ in _TENSORS or (x.__class__ not in _PLAIN and isinstance(x, Tensor)):
+                pointers.append(x.data_ptr())
+                kinds.append((x.shape, x.stride(), x.dtype, x.get_device()))
+            else:
+                pointers.append(0)
+                kinds.append(x)
         low = 0
         for at in op.aligned_at:
             low |= pointers[at]
+        aligned = low & 15 == 0
         key = (
-            *map(kind, call), call[-1].__class__, budget.num_sms, budget.confined,
-            budget.clusters, low & 15 == 0,
+            *kinds, call[-1].__class__, budget.num_sms, budget.confined, budget.clusters, aligned,
         )  # fmt: skip
         try:
             record = self._records.get(key)
         except TypeError:
             record = None
         if record is None:
-            record = self._prepare(key, call, budget, low & 15 == 0)
+            record = self._prepare(key, call, budget, aligned)
         spans = record.spans
         for pair in op.pairs:
             mine, other, may = pair
             begin, at = pointers[mine], pointers[other]
             if begin < at + spans[other] and at < begin + spans[mine]:
-                if may and begin == at and key[op.places[mine]] == key[op.places[other]]:
+                if may and begin == at and kinds[mine] == kinds[other]:
                     continue
                 meeting = (mine, other, at - begin)
                 if meeting not in record.apart:
@@ -276,16 +232,19 @@ class EagerSmall(Generic[P]):
                     if len(record.apart) >= MAX_CACHED:
                         record.apart.clear()
                     record.apart.add(meeting)
-        results = op.results_of(call)
-        if None in results:
-            call, results = with_results(op, call, record.shapes)
-            pointers = [pointer(call[at]) for at in op.places]
+        for at in op.results_at:
+            if call[at] is None:
+                call = with_results(op, call, record.shapes)
+                for place in op.results_at:
+                    pointers[place] = call[place].data_ptr()
+                break
         if record.launch is not None:
+            addresses = [pointers[at] for at in op.places]
             if record.workspace_bytes:
-                self._launch_with_workspace(record, stream, pointers)
+                self._launch_with_workspace(record, stream, addresses)
             else:
-                record.launch(stream, *pointers, *record.numbers)
-        return results[0] if len(results) == 1 else results or None
+                record.launch(stream, *addresses, *record.numbers)
+        return op.returned(call)
 
     def prepare(self, call: Any, budget: Any, aligned: bool, capturing: bool) -> Record:
         """Validate a combination of numbers and prepare its launch."""
@@ -296,12 +255,10 @@ class EagerSmall(Generic[P]):
         budget = validate.resolve_budget(call[-1], budget, info.num_sms)
         problem = op.problem(call, aligned)
         launch, numbers, needed = None, (), 0
-        spans = tuple(
-            span_bytes(call[at]) if isinstance(call[at], Tensor) else 0 for at in op.places
-        )
+        spans = tuple(span_bytes(x) if isinstance(x, Tensor) else 0 for x in call)
         if problem is not None:
             launch = self.dispatcher.launch(problem, budget, capturing=capturing)
-            numbers = op.numbers(with_results(op, call, shapes, "meta")[0])
+            numbers = op.numbers(with_results(op, call, shapes, "meta"))
             needed = op.workspace(problem, budget)
         return Record(launch, shapes, spans, numbers, needed)
 
@@ -322,15 +279,14 @@ class EagerSmall(Generic[P]):
             raise
 
 
-def with_results(
-    op: Small[Any], call: Any, shapes: Shapes, device: Any = None
-) -> tuple[Any, tuple[Any, ...]]:
-    """The call with the results made that it does not bring, and its results."""
-    results = []
-    for x, (shape, dtype) in zip(op.results_of(call), shapes, strict=True):
-        made = torch.empty(shape, dtype=dtype, device=device or call[0].device) if x is None else x
-        results.append(made)
-    return call._replace(**dict(zip(op.results, results, strict=True))), tuple(results)
+def with_results(op: Small[Any], call: Any, shapes: Shapes, device: Any = None) -> Any:
+    """The call with the results made that it does not bring."""
+    made = {
+        name: torch.empty(shape, dtype=dtype, device=device or call[0].device)
+        for name, (shape, dtype) in zip(op.results, shapes, strict=True)
+        if getattr(call, name) is None
+    }
+    return call._replace(**made)
 
 
 def run_on_cpu(op: Small[Any], call: Any) -> Any:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops.library import NAMESPACE
-from smkern.ops.small import Small, check_small, run_here
+from smkern.ops.small import Small, run_here
+from smkern.ops.small_check import check_small
 
 
 def register(*ops: Small[Any]) -> torch.library.Library:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from smkern.ops.eager import pointer
-from smkern.ops.small import EagerSmall, Small, check_small, eager_small
+from smkern.ops.small import EagerSmall, Small, eager_small
+from smkern.ops.small_check import check_small
 from smkern.ops.small_dispatch import Compile, Variant
 from smkern.ops.warming import Target, Work
 

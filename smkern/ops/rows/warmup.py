@@ -11,7 +11,8 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, problem_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
-from smkern.ops.small import Small, check_small
+from smkern.ops.small import Small
+from smkern.ops.small_check import check_small
 from smkern.ops.small_warmup import joined, work_of
 from smkern.ops.warming import Target, Work, room
 
