@@ -113,3 +113,37 @@ def _reaches(drawn: Drawn, which: int, slack: float) -> bool:
     before = int(drawn.upto[at[0] - 1]) if at[0] else 0
     room = slack * int(drawn.upto[-1])
     return before - room <= drawn.target < upto + room
+
+
+def shares_of(logits: Tensor, choice: Choice) -> Tensor:
+    """[vocab] fp64: the probability of each token of a row, by the words of the documentation."""
+    x = logits.double() / choice.temperature
+    order = x.sort(descending=True, stable=True).indices
+    shares = x.softmax(0)
+    if 0 < choice.top_k < len(x):
+        order = order[: choice.top_k]
+    kept = shares[order] / shares[order].sum()
+    order = order[: int((kept.cumsum(0) < choice.top_p).sum()) + 1]
+    order = order[shares[order] >= choice.min_p * shares.max()]
+    found = torch.zeros_like(x)
+    found[order] = shares[order] / shares[order].sum()
+    return found
+
+
+def fits(tokens: Tensor, shares: Tensor, bins: int = 100) -> bool:
+    """Whether tokens are as likely as they should be: chi-squared, 4.5 sigma.
+
+    Neighbouring tokens share a bin where there are many; what cannot be drawn must not be.
+    """
+    counts = torch.bincount(tokens.long(), minlength=len(shares)).double()
+    if counts[shares == 0].any():
+        return False
+    wanted = shares * len(tokens)
+    room = wanted.cumsum(0) * bins / len(tokens)
+    which = room.floor().clamp(max=bins - 1).long()
+    seen = torch.zeros(bins, dtype=torch.float64).index_add(0, which, counts)
+    due = torch.zeros(bins, dtype=torch.float64).index_add(0, which, wanted)
+    seen, due = seen[due > 0], due[due > 0]
+    statistic, free = float(((seen - due) ** 2 / due).sum()), max(len(due) - 1, 1)
+    spread = 2 / (9 * free)
+    return statistic < free * (1 - spread + 4.5 * spread**0.5) ** 3  # Wilson and Hilferty
