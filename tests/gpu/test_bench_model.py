@@ -1,4 +1,4 @@
-"""The model and operator suites on a GPU: every kind of cell of a small model, and checked rivals."""
+"""The model and operator suites on a GPU: every kind of cell of a small model, rivals checked."""
 
 from __future__ import annotations
 
