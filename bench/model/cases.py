@@ -125,6 +125,12 @@ PLANS = (
     ModelPlan("qwen3-8b", BATCHES, 8192),
     ModelPlan("qwen3-32b", (64,), 4096),
 )
+MORE_PLANS = (
+    ModelPlan("llama-3.1-8b", (1, 64), 8192),
+    ModelPlan("qwen3-14b", (1, 64), 8192),
+    ModelPlan("qwen3-30b-a3b", (1, 64), 8192),
+)
+"""Measured where they are named."""
 QUICK_PLANS = (ModelPlan("qwen3-8b", (1, 64), 8192, QUICK_BUDGETS, (116, 132)),)
 
 
@@ -134,7 +140,7 @@ def plans_named(names: Iterable[str]) -> tuple[ModelPlan, ...]:
     Raises:
         ValueError: a model that has no plan.
     """
-    known = {plan.model: plan for plan in PLANS}
+    known = {plan.model: plan for plan in (*PLANS, *MORE_PLANS)}
     chosen = tuple(names)
     for name in chosen:
         if name not in known:

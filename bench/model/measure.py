@@ -121,11 +121,10 @@ class Measurer:
         step = planned(self.model.prefill_step(), place)
         times: PromptTimes = time_prompt(self.model, step, place, self.meter)
         cell = self._prefill_cell(case, place, times.whole)
-        gemm_tflops = times.gemm_flops / times.gemms.us_median / 1e6
-        cell |= {
-            "gemm_tflops": round(gemm_tflops, 1),
-            "of_gemm": round(cell["tflops"] / gemm_tflops, 4),
-        }
+        if self.model.config.moe is None:  # experts' products are not among those timed
+            gemm_tflops = times.gemm_flops / times.gemms.us_median / 1e6
+            cell["gemm_tflops"] = round(gemm_tflops, 1)
+            cell["of_gemm"] = round(cell["tflops"] / gemm_tflops, 4)
         per_sm = cell["tflops_per_sm"] if place.mode == "full" else chip_per_sm
         if per_sm:
             cell["of_chip"] = round(cell["tflops_per_sm"] / per_sm, 4)

@@ -233,7 +233,7 @@ def run(
 )
 @click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others.")
 @click.option("--quick", is_flag=True, help="Two batches of one model in two budgets.")
-@click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-32b")
+@click.option("--models", default=None, help="Presets: qwen3-8b,llama-3.1-8b")
 @click.option("--batches", type=IntList(), default=None, help="Decode batches: 1,64")
 @click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
 @click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
