@@ -20,8 +20,8 @@ class Completion:
         index: Of the prompt.
         prompt_len: Its tokens.
         tokens: Those that were generated, one that ended it included.
-        text: Of them, special tokens, an ending one and a stop text left out. None without a
-            tokenizer.
+        text: What they add to the prompt's; special tokens, an ending one and a stop text are left
+            out. None without a tokenizer.
         finish_reason: "stop" (a stop token or text) or "length".
         cached_tokens: Of the prompt, those whose keys and values were in the pool already.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +11,17 @@ import torch
 from smkern.models import LLM, ModelConfig, SamplingParams, Weights, preset
 
 VOCAB = 64
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Without torch's threads, which cost tiny tensors twenty times what they win."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tiny(architecture: str = "qwen3-8b", **changes: Any) -> ModelConfig:

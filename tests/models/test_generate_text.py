@@ -1,0 +1,152 @@
+"""Text in and out: tokenizers of a folder, characters of several tokens, stop texts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from smkern.errors import ConfigError, RequestError
+from smkern.models import LLM
+from smkern.models.text import TextStream
+from tests.models.generation import Letters, greedy, make_llm, one_thread
+from tests.models.peers import Peer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def ids_of(text: str) -> list[int]:
+    return Letters().encode(text)
+
+
+def pushed(ids: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+    stream = TextStream(Letters(), [1, 2, 3], stops)
+    pieces = []
+    for token in ids:
+        pieces.append(stream.push(token))
+        if stream.stopped:
+            break
+    pieces.append(stream.finish())
+    return pieces, stream
+
+
+def test_text_comes_token_by_token() -> None:
+    pieces, stream = pushed(ids_of("abc"))
+    assert pieces == ["a", "b", "c", ""]
+    assert stream.text == "abc"
+
+
+def test_half_a_character_is_held_back() -> None:
+    assert pushed([0, 40, 41, 1])[0] == ["a", "", "é", "b", ""]
+    assert pushed([0, 40])[0] == ["a", "", "�"]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "pieces"),
+    [
+        ("abcd", ("bc",), ["a", "", "", ""]),
+        ("abxd", ("bc",), ["a", "", "bx", "d", ""]),
+        ("abab", ("abc",), ["", "", "ab", "", "ab"]),
+        ("xabb", ("b", "ab"), ["x", "", "", ""]),
+        ("aab", ("ab",), ["", "a", "", ""]),
+    ],
+)
+def test_stop_texts_are_cut_off_and_their_beginnings_held(
+    text: str, stops: tuple[str, ...], pieces: list[str]
+) -> None:
+    got, stream = pushed(ids_of(text), stops)
+    assert got == pieces
+    assert stream.text == "".join(pieces)
+
+
+def test_a_beginning_that_is_no_stop_is_given_out() -> None:
+    got, stream = pushed(ids_of("aaab"), ("aac",))
+    assert "".join(got) == "aaab"
+    assert not stream.stopped
+
+
+def test_prompts_are_texts_and_so_are_completions() -> None:
+    llm = make_llm(tokenizer=Letters())
+    by_text, by_ids = llm.generate(["hello", ids_of("hello")], greedy(24))
+    assert by_text.tokens == by_ids.tokens
+    assert by_text.prompt_len == 5
+    assert by_text.text == Letters().decode(list(by_text.tokens), skip_special_tokens=True)
+    pieces = list(llm.stream("hello", greedy(24)))
+    assert "".join(piece.text or "" for piece in pieces) == by_text.text
+
+
+def test_a_stop_text_ends_a_request() -> None:
+    llm = make_llm(tokenizer=Letters())
+    whole = llm.generate("hello", greedy(40))[0]
+    assert whole.text
+    stop = whole.text[4:6]
+    done = llm.generate("hello", greedy(40, stop=stop))[0]
+    assert done.text == whole.text[: whole.text.index(stop)]
+    assert done.finish_reason == "stop"
+    assert done.tokens == whole.tokens[: len(done.tokens)]
+
+
+def test_an_ending_token_is_not_in_the_text() -> None:
+    llm = make_llm(tokenizer=Letters())
+    whole = llm.generate("hello", greedy(40))[0]
+    last = next(token for token in whole.tokens if token < 26)
+    done = llm.generate("hello", greedy(40, stop_token_ids=(last,)))[0]
+    assert done.tokens[-1] == last
+    assert chr(ord("a") + last) not in (done.text or "")
+
+
+def _save_tokenizer(folder: Path, vocab_size: int) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = {f"w{i}": i for i in range(vocab_size)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+
+
+def test_a_folder_brings_weights_and_tokenizer(peer: Peer, folder: Path) -> None:
+    _save_tokenizer(folder, peer.model.config.vocab_size)
+    llm = LLM(folder, device="cpu", num_pages=16)
+    by_text, by_ids = llm.generate(["w5 w6 w7", [5, 6, 7]], greedy(6, ignore_eos=True))
+    assert by_text.tokens == by_ids.tokens
+    # it continues the prompt, so a space leads
+    assert by_text.text == "".join(f" w{token}" for token in by_text.tokens)
+
+
+def test_greedy_tokens_are_those_of_transformers(peer: Peer, folder: Path) -> None:
+    prompt = [5, 77, 31, 120, 9, 5, 60]
+    theirs = peer.model.generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    ours = LLM(folder, device="cpu", num_pages=16).generate([prompt], greedy(12, ignore_eos=True))
+    assert list(ours[0].tokens) == theirs[0, len(prompt) :].tolist()
+
+
+def test_without_transformers_only_text_needs_it(
+    peer: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save_tokenizer(folder, peer.model.config.vocab_size)
+    llm = LLM(folder, device="cpu", num_pages=16)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("smkern.models.generate.find_spec", lambda name: None)
+    assert llm.generate([5, 6], greedy(2, ignore_eos=True))[0].text is None
+    with pytest.raises(ConfigError, match="needs transformers, which is not installed"):
+        llm.generate("w5")
+
+
+def test_a_folder_without_a_tokenizer_is_named(peer: Peer, folder: Path, tmp_path: Path) -> None:
+    llm = LLM(folder, device="cpu", num_pages=16)
+    with pytest.raises(RequestError, match="there is no tokenizer: pass token ids"):
+        llm.generate("text")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    llm = LLM(folder, device="cpu", num_pages=16, tokenizer=empty)
+    with pytest.raises(ConfigError, match="holds no tokenizer that transformers reads"):
+        llm.generate("text")
