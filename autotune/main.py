@@ -49,7 +49,7 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 @click.command("autotune")
 @click.option(
     "--op",
-    type=click.Choice(["gemm", "gemm_swiglu", "attention", "append"]),
+    type=click.Choice(["gemm", "gemm_swiglu", "attention", "append", "rows"]),
     default="gemm",
     show_default=True,
 )
@@ -114,7 +114,8 @@ def command(
 
     --op gemm_swiglu tunes GEMMs with SwiGLU, which share the GEMM's table: fused, or the plain GEMM
     followed by silu_and_mul. --op attention takes decode batches and prompts of usual lengths for
-    the models of --heads, --op append steps of a few tokens and of many.
+    the models of --heads, --op append steps of a few tokens and of many, --op rows norms and
+    activations of few rows and of many.
     """
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     if op == "attention":
@@ -134,6 +135,15 @@ def command(
         steps = append.tuned_cases(models, cache_dtype=cache_dtype, tokens=tokens)
         other = append.Request(steps, counts, modes, contended, time_limit_s, _command_line())
         _tune_other(op, append, other, out, raw_path, fresh=fresh, dry_run=dry_run)
+        return
+    if op == "rows":
+        from smkern.autotune import rows
+
+        sizes = ms or (rows.QUICK_ROWS if quick else rows.ROWS)
+        counts = budgets or (rows.QUICK_BUDGETS if quick else rows.BUDGETS)
+        each = rows.tuned_cases(rows=sizes)
+        steps_of_rows = rows.Request(each, counts, modes, contended, time_limit_s, _command_line())
+        _tune_other(op, rows, steps_of_rows, out, raw_path, fresh=fresh, dry_run=dry_run)
         return
     if op == "gemm_swiglu":
         epilogues = (Epilogue(swiglu=True),)
@@ -176,7 +186,7 @@ def _tune_other(
     fresh: bool,
     dry_run: bool,
 ) -> None:
-    """By an operator's own module: `attention` or `append`."""
+    """By an operator's own module: `attention`, `append`, …"""
     if dry_run:
         tuner.describe(request, load_profile())
         return
