@@ -213,13 +213,13 @@ class KvPool:
         """Forget every cached block: after a change of weights, say. Requests keep their pages."""
         self._ledger.forget()
 
-    def pages(self, request: Hashable) -> tuple[int, ...]:
-        """The page ids of a request, in the order of its tokens.
+    def pages(self, request: Hashable, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
+        """The page ids of a request, in the order of its tokens; those from `start` to `stop`.
 
         Raises:
             ArgumentError: the request holds nothing.
         """
-        return tuple(self._ledger.get(request).pages)
+        return tuple(self._ledger.get(request).pages[start:stop])
 
     def num_tokens(self, request: Hashable) -> int:
         """Tokens of a request that are cached or committed.

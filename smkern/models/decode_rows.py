@@ -88,7 +88,7 @@ class DecodeRows:
         for row, request in enumerate(rows):
             missing = self._pool.pages_for(len(request.ids)) - self._written[row]
             if missing > 0:
-                pages = self._pool.pages(request)[self._written[row] :]
+                pages = self._pool.pages(request, self._written[row])
                 self._tables.write(row, self._written[row], pages)
                 self._written[row] += len(pages)
         self._tables.flush()

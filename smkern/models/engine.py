@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -74,15 +75,15 @@ class Engine:
             raise ArgumentError(
                 "a generation is running on this LLM: exhaust or close its iterator first"
             )
+        while self._pool.poll():  # what the last launches of a run that was left still read
+            time.sleep(1e-4)
         scheduler = Scheduler(self._pool, self._arena.max_batch, self._arena.max_tokens)
         for request in requests:
             scheduler.add(request)
         self._busy = True
         try:
             while not scheduler.is_idle:
-                with self._place():
-                    pieces = self._forward(scheduler)
-                yield pieces
+                yield self._forward(scheduler)
         finally:
             with self._place():
                 scheduler.abort(self._event())
@@ -97,7 +98,11 @@ class Engine:
 
     def _forward(self, scheduler: Scheduler) -> list[Piece]:
         work = scheduler.next()
-        drawn = self._decode(work) if work.decodes else self._prompts.run(work.chunks)
+        if work.decodes:
+            drawn = self._decode(work)
+        else:
+            with self._place():
+                drawn = self._prompts.run(work.chunks)
         scheduler.done(work)
         pieces = [
             chunk.request.accept(token)
@@ -107,11 +112,15 @@ class Engine:
         scheduler.drop_finished()
         return pieces
 
-    def _decode(self, work: Work) -> list[int]:
+    def _decode(self, work: Work) -> list[int | None]:
         requests = [chunk.request for chunk in work.chunks]
-        self._rows.arrange(requests)
-        self._graph(work.chunks).replay()
-        drawn = dict(zip(self._rows.requests, self._rows.tokens(), strict=True))
+        # Captured outside the partition, whose stream must not own what a graph keeps.
+        graph = self._graph(work.chunks)
+        with self._place():
+            self._rows.arrange(requests)
+            graph.replay()
+            tokens = self._rows.tokens()
+        drawn = dict(zip(self._rows.requests, tokens, strict=True))
         return [drawn[request] for request in requests]
 
     def _graph(self, chunks: list[Chunk]) -> DecodeGraph:

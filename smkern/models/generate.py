@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from smkern.models.arena import Arena
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.engine import Engine
+from smkern.models.hub import read_json
 from smkern.models.presets import preset, presets
 from smkern.models.request import Completion, Piece, Request
 from smkern.models.sampling import SamplingParams
@@ -232,13 +234,22 @@ def _find(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | None]:
         return model, None
     folder = Path(model)
     if folder.is_dir():
-        return ModelConfig.from_hf(folder), folder
+        config = ModelConfig.from_hf(folder)
+        return config.replace(eos_token_ids=_end_tokens(config, folder)), folder
     if str(model).lower() in presets():
         return preset(str(model)), None
     raise ConfigError(
         f"model {str(model)!r} is neither a folder nor one of {sorted(presets())}: pass a folder "
         "with config.json, a preset or a ModelConfig"
     )
+
+
+def _end_tokens(config: ModelConfig, folder: Path) -> tuple[int, ...]:
+    """The tokens that end a text: those of config.json, and of generation_config.json."""
+    path = folder / "generation_config.json"
+    given: Any = read_json(path, ConfigError).get("eos_token_id") if path.is_file() else None
+    more = given if isinstance(given, list) else [] if given is None else [given]
+    return tuple(dict.fromkeys((*config.eos_token_ids, *more)))
 
 
 def _weights(

@@ -84,7 +84,7 @@ class PromptRunner:
             ]
         )
         for row, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):
-            pages = self._pool.pages(chunk.request)[: self._pool.pages_for(length)]
+            pages = self._pool.pages(chunk.request, 0, self._pool.pages_for(length))
             self._tables.write(row, 0, pages)
         self._tables.flush()
         return Step.make(
@@ -96,6 +96,7 @@ class PromptRunner:
             max_kv_len=max(lengths),
             cu_q_lens=self._cu_q_lens[: batch + 1],
             max_q_len=max(counts),
+            max_total_kv=sum(lengths),
             num_sms=self._num_sms,
         )
 
