@@ -1,4 +1,4 @@
-"""Generation on a GPU: likely tokens by an fp32 reference, seeds, prefixes, partitions, the loop."""
+"""Generation on a GPU: tokens that an fp32 reference finds likely, seeds, prefixes, partitions."""
 
 from __future__ import annotations
 
@@ -93,8 +93,11 @@ def test_seeds_decide_what_is_drawn(model: Model, texts: list[list[int]]) -> Non
     llm = model.llm(prefix_cache=False)
 
     def run(seed: int) -> list[tuple[int, ...]]:
-        drawn = SamplingParams(NEW, temperature=1.3, top_k=50, top_p=0.95, min_p=0.001, seed=seed)
-        params = [drawn, greedy(NEW), *[drawn] * (len(texts) - 2)]
+        drawn = SamplingParams(
+            NEW, temperature=1.3, top_k=50, top_p=0.95, min_p=0.001, seed=seed, ignore_eos=True
+        )
+        # of one length all, so that the greedy row has the same batches and the same bits
+        params = [drawn, greedy(NEW, ignore_eos=True), *[drawn] * (len(texts) - 2)]
         return [x.tokens for x in llm.generate(texts, params)]
 
     first, again, other = run(1), run(1), run(2)
