@@ -104,8 +104,8 @@ class Arena:
         self.config = config
         self.max_tokens = max_tokens
         self.max_batch = batch
-        self.device = torch.device(device)
-        self._whole = _allocate(config, max_tokens, batch, self.device)
+        self._whole = _allocate(config, max_tokens, batch, torch.device(device))
+        self.device = self._whole.hidden.device  # with its index, as tensors say it
 
     @property
     def num_bytes(self) -> int:

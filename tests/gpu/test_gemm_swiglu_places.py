@@ -161,7 +161,7 @@ def test_a_capture_that_would_load_a_kernel_is_refused():
 def test_a_layer_of_overlapping_launches_reads_what_was_written():
     """Each launch fetches its weights early and its rows late: the bits are those of one by one."""
     a = torch.randn(32, 1024, device="cuda").to(HALF)
-    gate_up = (torch.randn(8192, 1024, device="cuda") / 32).to(HALF)
+    gate_up = (torch.randn(8192, 1024, device="cuda") / 320).to(HALF)
     down = (torch.randn(1024, 4096, device="cuda") / 64).to(HALF)
 
     def chain(promise: bool) -> torch.Tensor:
