@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -42,7 +43,7 @@ class LLM:
         model: A folder with config.json, safetensors and maybe a tokenizer; or a preset's name or a
             configuration, with random weights.
         weights: Instead of those of the folder, or of random ones.
-        device: None: the GPU where there is one, else the CPU.
+        device: Of weights that are loaded or drawn. None: the GPU where there is one, else the CPU.
         dtype: Of weights and activations. None: the configuration's.
         seed: Of random weights, and of requests without a seed of their own.
         tokenizer: A folder, or an object with `encode` and `decode`. None: the model's folder's.
@@ -171,9 +172,9 @@ class LLM:
         """
         requests = self._requests(prompts, params)
         finished: dict[int, Completion] = {}
-        with Bar(progress) as bar:
+        with closing(self._engine.run(requests)) as steps, Bar(progress) as bar:
             show = bar.step("generate", len(requests))
-            for pieces in self._engine.run(requests):
+            for pieces in steps:
                 done = [piece.completion for piece in pieces if piece.completion is not None]
                 finished.update((completion.index, completion) for completion in done)
                 show(len(finished))
@@ -266,8 +267,6 @@ def _weights(
 
 
 def _flatten(steps: Generator[list[Piece], None, None]) -> Iterator[Piece]:
-    try:
+    with closing(steps):
         for pieces in steps:
             yield from pieces
-    finally:
-        steps.close()

@@ -57,6 +57,8 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        # The next request did not get its pages, and none have come back since.
+        self._is_stuck = False
 
     @property
     def is_idle(self) -> bool:
@@ -95,6 +97,7 @@ class Scheduler:
         for request in self._running:
             if request.finish_reason is not None:
                 self._pool.release(request)
+                self._is_stuck = False
         self._running = [x for x in self._running if x.finish_reason is None]
 
     def abort(self, event: Event | None) -> None:
@@ -105,6 +108,8 @@ class Scheduler:
         self._waiting.clear()
 
     def _admit(self) -> None:
+        if self._is_stuck and self._running:
+            return
         while self._waiting and len(self._running) < self._max_batch:
             request = self._waiting[0]
             if request.chain is None:
@@ -114,6 +119,7 @@ class Scheduler:
             except OutOfPagesError:
                 if not self._running:
                     raise
+                self._is_stuck = True
                 return
             request.num_computed, request.chain = cached, None
             if request.cached_tokens is None:
@@ -155,6 +161,7 @@ class Scheduler:
         request = self._running.pop()
         # No event: what reads these pages was launched before what will write them.
         self._pool.release(request)
+        self._is_stuck = False
         request.num_computed = 0
         self._waiting.appendleft(request)
         return request

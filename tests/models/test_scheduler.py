@@ -133,6 +133,25 @@ def test_the_youngest_makes_room_and_comes_back() -> None:
     assert (len(old.ids), len(young.ids)) == (50, 30)
 
 
+def test_a_request_that_waits_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are asked for again only when some have come back."""
+    pool = KvPool(KvSizes(1, 1, 64), num_pages=4, device="cpu")
+    scheduler, memory, asked = Scheduler(pool, 2, 64), Memory(pool), 0
+    allocate = KvPool.allocate
+
+    def counting(*args: object, **options: object) -> int:
+        nonlocal asked
+        asked += 1
+        return allocate(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(KvPool, "allocate", counting)
+    for request in (new_request(0, [1] * 40, 20), new_request(1, [2] * 40, 20)):
+        request.stop_token_ids = frozenset()
+        scheduler.add(request)
+    serve(scheduler, memory, 2, 64)
+    assert asked == 3
+
+
 def test_pages_of_somebody_else_are_an_error() -> None:
     pool = KvPool(KvSizes(1, 1, 64), num_pages=3, device="cpu")
     pool.allocate("foreign", [1] * 33)
