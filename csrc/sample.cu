@@ -2,7 +2,7 @@
 //
 // The logits are read once: of each group its largest key, and where all tokens' weights matter the
 // sum of each piece. The CTA that brings a row's last piece chooses its token: the k-th largest
-// group (the first of the nucleus: the 128th, the 1024th) bounds the tokens that can be kept from
+// group (for a nucleus: the 64th, then the 1024th) bounds the tokens that can be kept from
 // below, only groups that reach the bound are read again, and their tokens above it are resolved in
 // shared memory. Rows that keep more than fit there are walked whole, from L2. No CTA waits.
 #include "sample_select.cuh"
@@ -34,11 +34,11 @@ __device__ __forceinline__ void read_piece(const SampleParams& p, const char* ro
   const u32 most = __reduce_max_sync(kAll, key);
   const float top = value_of(most);
   float sums[4] = {};
-  if (most == kGreatest) {  // perhaps +inf
+  if (most == kGreatest) {  // +inf, of which differences would be NaN: nothing else counts then
 #pragma unroll
     for (int j = 0; j < kGroupVectors; ++j)
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) sums[e % 4] += ratio(plain(element(raw[j], e)), top, scale);
+      for (int e = 0; e < kVector; ++e) sums[e % 4] += element(raw[j], e) >= top ? 1.0f : 0.0f;
   } else if (most > kNothing) {
 #pragma unroll
     for (int j = 0; j < kGroupVectors; ++j)
@@ -83,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     const int count = (int)min((long long)(p.pieces - first), mine.end - at);
     const char* logits = p.logits + row * p.row_bytes;
     const bool over = p.finished && p.finished[row];
+    const Choice choice(p, row);
     if (!over) {
-      const Choice choice(p, row);
       const float scale = choice.sums() ? choice.scale : 0.0f;
 #pragma unroll 1
       for (int i = warp; i < count; i += kWarps)
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (s.last) {
       if (threadIdx.x == 0) p.counters[row] = 0;
       int token = p.pad_token;
-      if (!over) token = choose(p, row, logits, dynamic, s);
+      if (!over) token = choose(p, row, logits, choice, dynamic, s);
       if (threadIdx.x == 0) finish(p, row, token, over);
       __syncthreads();
     }

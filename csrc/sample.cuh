@@ -8,7 +8,8 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// DTYPE 0 bf16, 1 fp16, 2 fp32; ALIGNED: rows begin at whole 16 bytes; PDL: may be launched early.
+// DTYPE 0 bf16, 1 fp16, 2 fp32; ALIGNED: rows begin and end at whole 16 bytes; PDL: may be launched
+// before the kernel ahead has ended.
 #ifndef DTYPE
 #define DTYPE 0
 #endif
@@ -93,23 +94,22 @@ __device__ __forceinline__ u64 weight(float x, float top, float scale) {
 // Vector `v` of a row: elements from v * kVector, -inf behind the vocabulary.
 __device__ __forceinline__ void load_vector(const char* row, int v, int vocab, u32 (&raw)[4]) {
   constexpr u32 kEmpty = DTYPE == 0 ? 0xff80ff80u : DTYPE == 1 ? 0xfc00fc00u : 0xff800000u;
-  constexpr int kPerWord = kVector / 4;
   const int first = v * kVector;
 #pragma unroll
   for (int i = 0; i < 4; ++i) raw[i] = kEmpty;
-  if (ALIGNED && first + kVector <= vocab) {
-    load_once(row + (long long)v * 16, raw);
-    return;
-  }
+  if constexpr (ALIGNED) {
+    if (first < vocab) load_once(row + v * 16ll, raw);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if constexpr (kPerWord == 1) {
-      if (first + i < vocab) raw[i] = *(const volatile u32*)(row + 4ll * (first + i));
-    } else {
-      const volatile unsigned short* at = (const volatile unsigned short*)row + first + 2 * i;
-      if (first + 2 * i < vocab) raw[i] = (raw[i] & 0xffff0000u) | at[0];
-      if (first + 2 * i + 1 < vocab) raw[i] = (raw[i] & 0xffffu) | (u32)at[1] << 16;
-    }
+    for (int i = 0; i < 4; ++i)
+      if constexpr (DTYPE == 2) {
+        if (first + i < vocab) raw[i] = *(const u32*)(row + 4ll * (first + i));
+      } else {
+        const unsigned short* at = (const unsigned short*)row + first + 2 * i;
+        if (first + 2 * i < vocab) raw[i] = (raw[i] & 0xffff0000u) | at[0];
+        if (first + 2 * i + 1 < vocab) raw[i] = (raw[i] & 0xffffu) | (u32)at[1] << 16;
+      }
+  }
 }
 
 // Element `e` of a vector.

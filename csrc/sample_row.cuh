@@ -21,9 +21,11 @@ __device__ __forceinline__ u32 load_keys(const SampleParams& p, int row, const R
                                          Shared& s) {
   const u32* from = p.groups + (long long)row * room.groups;
   u32 most = 0;
+#pragma unroll 4
   for (int i = threadIdx.x; i < room.groups; i += THREADS) {
-    room.keys[i] = __ldcg(from + i);
-    most = max(most, room.keys[i]);
+    const u32 key = __ldcg(from + i);
+    room.keys[i] = key;
+    most = max(most, key);
   }
   most = __reduce_max_sync(kAll, most);
   if ((threadIdx.x & 31) == 0) s.warp_sums[threadIdx.x >> 5] = most;
@@ -38,6 +40,7 @@ __device__ __forceinline__ u32 load_keys(const SampleParams& p, int row, const R
 __device__ __forceinline__ int list_groups(const Room& room, u32 least, Shared& s) {
   if (threadIdx.x == 0) s.listed = 0;
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < room.groups; i += THREADS)
     if (room.keys[i] >= least) room.listed[atomicAdd(&s.listed, 1)] = (unsigned short)i;
   __syncthreads();
@@ -55,11 +58,9 @@ __device__ __forceinline__ void visit_listed(const SampleParams& p, const char* 
     const int v = group / 32 * kPieceVectors + group % 32 + 32 * (i % kGroupVectors);
     u32 raw[4];
     load_vector(logits, v, p.vocab, raw);
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      const u32 key = key_of(plain(element(raw, e)));
-      if (key >= least) visit(key, v * kVector + e);
-    }
+    visit_vector(raw, v, [&](u64 order) {
+      if (key_in(order) >= least) visit(order);
+    });
   }
 }
 
@@ -68,7 +69,7 @@ __device__ __forceinline__ int best_token(const SampleParams& p, const char* log
                                           const Room& room, u32 most, Shared& s) {
   if (threadIdx.x == 0) s.token = p.vocab;
   const int listed = list_groups(room, most, s);
-  visit_listed(p, logits, room, listed, most, [&](u32, int id) { atomicMin(&s.token, id); });
+  visit_listed(p, logits, room, listed, most, [&](u64 order) { atomicMin(&s.token, id_of(order)); });
   __syncthreads();
   return s.token;
 }
@@ -79,6 +80,7 @@ __device__ __forceinline__ u64 load_sums(const SampleParams& p, int row, const R
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const float* from = p.sums + (long long)row * p.pieces;
   u64 sum = 0;
+#pragma unroll 1
   for (int piece = warp; piece < p.pieces; piece += kWarps) {
     const u32 most = __reduce_max_sync(kAll, room.keys[piece * 32 + lane]);
     const float share = most == kNothing ? 0.0f : ratio(value_of(most), top, scale);
@@ -92,84 +94,189 @@ __device__ __forceinline__ u64 load_sums(const SampleParams& p, int row, const R
   return sum;
 }
 
+// What a draw that walks pieces, then the tokens of one, takes from the first half to the second.
+struct Walk {
+  int piece;
+  u64 target;
+};
+
+// The piece in which `target` falls, of pieces that weigh room.orders; by one warp.
+__device__ __forceinline__ Walk find_piece(const Room& room, int pieces, u64 target, Shared& s,
+                                           int lane) {
+  const int mine = (pieces + 31) / 32, first = lane * mine;
+  u64 sum = 0;
+#pragma unroll 1
+  for (int i = first; i < min(first + mine, pieces); ++i) sum += room.orders[i];
+  const u64 upto = scan_warp(sum, lane);
+  u64 before = upto - sum;
+  if (before <= target && target < upto) {
+    int piece = first;
+#pragma unroll 1
+    while (target >= before + room.orders[piece]) before += room.orders[piece++];
+    s.bin = piece, s.before = before;
+  }
+  __syncwarp();
+  return {s.bin, target - s.before};
+}
+
+// The token of a piece in which a target falls, to s.token; by one warp. Lanes have neighbouring
+// vectors here, so that tokens come in the order of their ids. `target_of` (all) tells the target.
+template <class Target>
+__device__ __forceinline__ void find_in_piece(const SampleParams& p, const char* logits, int piece,
+                                              const Measure& measure, Shared& s, int lane,
+                                              const Target& target_of) {
+  const int v0 = piece * kPieceVectors + lane * kGroupVectors;
+  u64 sum = 0, before = 0, target = 0;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    if (turn) {
+      const u64 upto = scan_warp(sum, lane);
+      before = upto - sum;
+      target = target_of(__shfl_sync(kAll, upto, 31));
+      if (target < before || target >= upto) return;
+    }
+#pragma unroll 1
+    for (int j = 0; j < kGroupVectors; ++j) {
+      u32 raw[4];
+      load_vector(logits, v0 + j, p.vocab, raw);
+      visit_vector(raw, v0 + j, [&](u64 order) {
+        const u64 here = measure(order);
+        if (turn && before <= target && target < before + here) s.token = id_of(order);
+        before += here;
+      });
+    }
+    sum = before;
+  }
+}
+
 // Without filters: a piece by its weight (in room.orders), then a token of it by its own.
 __device__ __forceinline__ int draw_of_all(const SampleParams& p, const char* logits,
                                            const Room& room, u64 all, float scale,
                                            const Random& random, Shared& s) {
   const int lane = threadIdx.x;
   if (lane < 32) {
-    const int mine = (p.pieces + 31) / 32, first = lane * mine;
-    const u64 piece_target = __umul64hi(random.first, all);
-    u64 sum = 0;
-    for (int i = first; i < min(first + mine, p.pieces); ++i) sum += room.orders[i];
-    u64 upto = scan_warp(sum, lane), before = upto - sum;
-    if (before <= piece_target && piece_target < upto) {
-      int piece = first;
-      while (piece_target >= before + room.orders[piece]) before += room.orders[piece++];
-      s.bin = piece;
-    }
-    __syncwarp();
-    const int piece = s.bin;
-    const u32 most = __reduce_max_sync(kAll, room.keys[piece * 32 + lane]);
-    const float top = value_of(most);
-    // a lane has neighbouring vectors here, so that tokens come in the order of their ids
-    const int v0 = piece * kPieceVectors + lane * kGroupVectors;
-    u64 weights = 0;
-#pragma unroll 1
-    for (int j = 0; j < kGroupVectors; ++j) {
-      u32 raw[4];
-      load_vector(logits, v0 + j, p.vocab, raw);
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) weights += weight(plain(element(raw, e)), top, scale);
-    }
-    upto = scan_warp(weights, lane), before = upto - weights;
-    const u64 target = __umul64hi(random.second, __shfl_sync(kAll, upto, 31));
-    if (before <= target && target < upto) {
-#pragma unroll 1
-      for (int j = 0; j < kGroupVectors; ++j) {
-        u32 raw[4];
-        load_vector(logits, v0 + j, p.vocab, raw);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          const u64 here = weight(plain(element(raw, e)), top, scale);
-          if (before <= target && target < before + here) s.token = (v0 + j) * kVector + e;
-          before += here;
-        }
-      }
-    }
+    const Walk walk = find_piece(room, p.pieces, __umul64hi(random.first, all), s, lane);
+    const u32 most = __reduce_max_sync(kAll, room.keys[walk.piece * 32 + lane]);
+    const Measure measure{0, value_of(most), scale, -INFINITY_F, false};
+    find_in_piece(p, logits, walk.piece, measure, s, lane,
+                  [&](u64 in_piece) { return __umul64hi(random.second, in_piece); });
   }
   __syncthreads();
   return s.token;
 }
 
-// The filters in their order, then the draw: false where the tokens of `source` do not reach as far
-// down as the nucleus of a row, all of whose tokens weigh `all`.
-template <class Source>
-__device__ __forceinline__ bool resolve(const Source& source, const Choice& choice, bool complete,
-                                        u32 most, u64 all, u64 random, u64* buffer, Shared& s,
-                                        int& token) {
-  Measure measure{0, value_of(most), choice.scale, -INFINITY_F, false};
-  u64 low = (u64)kNothing << kIdBits, high = order_of(most, 0);
+// Of more tokens than fit: what is kept of each piece, then the draw as above, by one number.
+__device__ __forceinline__ int draw_of_row(const SampleParams& p, const char* logits,
+                                           const Room& room, const Measure& measure, u64 random,
+                                           Shared& s) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  u64 all = 0;
 #pragma unroll 1
-  for (int stage = choice.top_k ? 0 : choice.nucleus() ? 1 : 2; stage < 3; ++stage) {
-    if (stage == 1 && !choice.nucleus()) continue;
-    if (stage == 2) measure.min_log2 = choice.min_log2;
+  for (int piece = warp; piece < p.pieces; piece += kWarps) {
+    u64 sum = 0;
+#pragma unroll 1
+    for (int j = 0; j < kGroupVectors; ++j) {
+      const int v = piece * kPieceVectors + 32 * j + lane;
+      u32 raw[4];
+      load_vector(logits, v, p.vocab, raw);
+      visit_vector(raw, v, [&](u64 order) { sum += measure(order); });
+    }
+    sum = sum_warp(sum);
+    if (lane == 0) room.orders[piece] = sum;
+    all += sum;
+  }
+  if (lane == 0) s.warp_sums[warp] = all;
+  __syncthreads();
+  if (warp == 0) {
+    all = sum_warp(lane < kWarps ? s.warp_sums[lane] : 0);
+    const Walk walk = find_piece(room, p.pieces, __umul64hi(random, all), s, lane);
+    find_in_piece(p, logits, walk.piece, measure, s, lane, [&](u64) { return walk.target; });
+  }
+  __syncthreads();
+  return s.token;
+}
+
+// Where the nucleus ends, of what weighs `sum`: its tokens have less than that above them.
+__device__ __forceinline__ u64 share_of(float top_p, u64 sum) {
+  return max(__double2ull_ru((double)top_p * (double)sum), 1ull);
+}
+
+// The filters in their order: to `measure` what they keep. False where the tokens of `source` do not
+// reach as far down as the nucleus of a row, all of whose tokens weigh `all`.
+template <class Source>
+__device__ __forceinline__ bool filter(const Source& source, const Choice& choice, bool complete,
+                                       u32 most, u64 all, u64* buffer, Shared& s,
+                                       Measure& measure) {
+  u64 low = (u64)kNothing << kIdBits;
+  const u64 high = order_of(most, 0);
+#pragma unroll 1
+  for (int stage = 0; stage < 2; ++stage) {
+    if (stage ? !choice.nucleus() : !choice.top_k) continue;
     measure.count = stage == 0;
     u64 target = choice.top_k - 1;
-    if (stage > 0) {
-      u64 sum = all;
-      if (stage == 2 || choice.top_k) sum = total(source, measure, s);
-      // the nucleus is what begins below its share: it ends with the token that reaches it
-      const u64 share = __double2ull_ru((double)choice.top_p * (double)sum);
-      target = stage == 2 ? __umul64hi(random, sum) : max(share, 1ull) - 1;
+    if (stage) {
+      const u64 sum = choice.top_k ? total(source, measure, s) : all;
+      target = share_of(choice.top_p, sum) - 1;
     }
     u64 found;
-    if (find(source, measure, target, low, high, buffer, s, found))
+    if (find(source, measure, Search(target, low, high), buffer, s, found))
       measure.cut = low = found;
-    else if (stage == 1 && !complete)
+    else if (stage && !complete)
       return false;
   }
-  token = id_of(measure.cut);
+  measure.count = false;
+  measure.min_log2 = choice.min_log2;
+  return true;
+}
+
+// Filters and draw where there is a few tokens: each by four threads, which look at all others. The
+// same integers as above, in two steps instead of a dozen. False as above.
+__device__ __forceinline__ bool draw_of_few(const Candidates& few, const Choice& choice,
+                                            bool complete, float top, u64 all, u64 random,
+                                            u64* weights, Shared& s) {
+  const int mine = threadIdx.x / 4, part = threadIdx.x % 4, count = few.count;
+  const bool here = mine < count;
+  const u64 order = here ? few.orders[mine] : 0;
+  const float x = value_of(key_in(order));
+  const u64 own = here ? weight(x, top, choice.scale) : 0;
+  if (here && part == 0) weights[mine] = own;
+  __syncthreads();
+  u64 above = 0;
+  u32 rank = 0;
+#pragma unroll 1
+  for (int i = part; i < count; i += 4)
+    if (few.orders[i] > order) above += weights[i], ++rank;
+#pragma unroll
+  for (int by = 1; by < 4; by *= 2) {
+    above += __shfl_xor_sync(kAll, above, by);
+    rank += __shfl_xor_sync(kAll, rank, by);
+  }
+  const u32 left = choice.top_k ? min(choice.top_k, count) : count;
+  if (here && part == 0 && rank == left - 1) s.kept[0] = above + own;
+  __syncthreads();
+  const u64 sum = s.kept[0];
+  bool keep = here && rank < left;
+  if (choice.nucleus()) {
+    const u64 share = share_of(choice.top_p, choice.top_k ? sum : all);
+    if (!complete && sum < share) return false;
+    keep = keep && above < share;
+  }
+  keep = keep && (x - top) * choice.scale >= choice.min_log2;
+  // what is kept is the upper part of the order: the lowest of it knows what all of it weighs
+  const u32 kept = (u32)__syncthreads_count(keep) / 4;
+  if (here && part == 0 && rank == kept - 1) s.kept[1] = above + own, s.at = order;
+  __syncthreads();
+  const u64 target = __umul64hi(random, s.kept[1]), cut = s.at;
+  u64 before = 0;
+#pragma unroll 1
+  for (int i = part; i < count; i += 4) {
+    const u64 other = few.orders[i];
+    if (other >= cut && id_of(other) < id_of(order)) before += weights[i];
+  }
+#pragma unroll
+  for (int by = 1; by < 4; by *= 2) before += __shfl_xor_sync(kAll, before, by);
+  if (keep && part == 0 && before <= target && target < before + own) s.token = id_of(order);
+  __syncthreads();
   return true;
 }
 
@@ -184,10 +291,10 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, const char* l
     const float apart = choice.min_log2 / choice.scale * 1.00001f;
     floor = max(floor, key_of(plain(top + apart - fabsf(top) * 1e-6f - 1e-30f)));
   }
-  int token = 0;
+  Measure measure{0, top, choice.scale, -INFINITY_F, false};
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
-    const int wanted = choice.top_k ? choice.top_k : nucleus ? turn ? 1024 : 128 : 0;
+    const int wanted = choice.top_k ? choice.top_k : nucleus ? turn ? 1024 : 64 : 0;
     u32 least = floor;
     if (wanted && wanted < room.groups && p.vocab > kCandidates) {
       const Measure groups{(u64)(kNothing + 1) << kIdBits, 0.0f, 0.0f, 0.0f, true};
@@ -201,31 +308,40 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, const char* l
     if (listed > kCandidates) break;
     if (threadIdx.x == 0) s.candidates = 0;
     __syncthreads();
-    visit_listed(p, logits, room, listed, least, [&](u32 key, int id) {
+    visit_listed(p, logits, room, listed, least, [&](u64 order) {
       const int slot = atomicAdd(&s.candidates, 1);
-      if (slot < kCandidates) room.orders[slot] = order_of(key, id);
+      if (slot < kCandidates) room.orders[slot] = order;
     });
     __syncthreads();
     const int count = s.candidates;
     __syncthreads();
     if (count > kCandidates) break;
-    const Candidates candidates{room.orders, count};
-    if (resolve(candidates, choice, complete, most, all, random, room.orders, s, token))
-      return token;
+    const Candidates found{room.orders, count};
+    if (count <= kFew) {
+      u64* weights = room.orders + kCandidates / 2;
+      if (draw_of_few(found, choice, complete, top, all, random, weights, s)) return s.token;
+    } else if (filter(found, choice, complete, most, all, room.orders, s, measure)) {
+      const u64 target = __umul64hi(random, total(found, measure, s));
+      u64 order = 0;
+      find(found, measure, Search(target, 0, kIdMask, kIdMask), room.orders, s, order);
+      return id_of(order);
+    }
+    __syncthreads();
   }
-  resolve(Row{logits, p.vocab}, choice, true, most, all, random, room.orders, s, token);
-  return token;
+  filter(Row{logits, p.vocab}, choice, true, most, all, room.orders, s, measure);
+  __syncthreads();
+  return draw_of_row(p, logits, room, measure, random, s);
 }
 
 __device__ __forceinline__ int choose(const SampleParams& p, int row, const char* logits,
-                                      char* dynamic, Shared& s) {
-  const Choice choice(p, row);
+                                      const Choice& choice, char* dynamic, Shared& s) {
   const Room room(dynamic, p.pieces);
+  const u64 seed = p.seeds ? p.seeds[row] : p.seed;
+  const u32 step = p.steps ? p.steps[row] : p.step;
   const u32 most = load_keys(p, row, room, s);
   if (most == kNothing) return 0;
   if (choice.greedy) return best_token(p, logits, room, most, s);
-  const u64 seed = p.seeds ? p.seeds[row] : p.seed;
-  const Random random(seed, p.steps ? p.steps[row] : p.step);
+  const Random random(seed, step);
   u64 all = 0;
   if (choice.sums()) all = load_sums(p, row, room, value_of(most), choice.scale, s);
   if (!choice.filtered()) return draw_of_all(p, logits, room, all, choice.scale, random, s);

@@ -6,12 +6,14 @@
 
 constexpr int kBins = 256;
 constexpr int kBinBits = 8;
-constexpr int kCandidates = 4096;  // tokens that are looked at in shared memory
+constexpr int kCandidates = 4096;    // tokens that are looked at in shared memory
+constexpr int kFew = THREADS / 4;    // tokens of which each may look at all others
 
 struct Shared {
   u32 number[kBins], low[kBins], high[kBins];  // tokens and their weight (64 bits) in each bin
   u64 warp_sums[32];
   u64 before, at;  // what lies above the bin that was found; the token that was found
+  u64 kept[2];     // what top-k leaves, what all filters leave
   int bin, in_bin;
   int listed, candidates, token;
   bool last;
@@ -51,6 +53,7 @@ struct Candidates {
   static constexpr bool kInMemory = false;
   template <class Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
+#pragma unroll 1
     for (int i = threadIdx.x; i < count; i += THREADS) visit(orders[i]);
   }
 };
@@ -62,9 +65,20 @@ struct Groups {
   static constexpr bool kInMemory = false;
   template <class Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
+#pragma unroll 1
     for (int i = threadIdx.x; i < count; i += THREADS) visit((u64)keys[i] << kIdBits);
   }
 };
+
+// The tokens of a vector, those of -inf left out.
+template <class Visit>
+__device__ __forceinline__ void visit_vector(const u32 (&raw)[4], int v, const Visit& visit) {
+#pragma unroll
+  for (int e = 0; e < kVector; ++e) {
+    const u32 key = key_of(plain(element(raw, e)));
+    if (key > kNothing) visit(order_of(key, v * kVector + e));
+  }
+}
 
 // All tokens of a row, in global memory.
 struct Row {
@@ -74,15 +88,14 @@ struct Row {
   template <class Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
     const int vectors = (vocab + kVector - 1) / kVector;
+    u32 raw[4], next[4];
+    load_vector(at, threadIdx.x, vocab, next);
 #pragma unroll 1
     for (int v = threadIdx.x; v < vectors; v += THREADS) {
-      u32 raw[4];
-      load_vector(at, v, vocab, raw);
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        const u32 key = key_of(plain(element(raw, e)));
-        if (key > kNothing) visit(order_of(key, v * kVector + e));
-      }
+      for (int i = 0; i < 4; ++i) raw[i] = next[i];
+      load_vector(at, v + THREADS, vocab, next);
+      visit_vector(raw, v, visit);
     }
   }
 };
@@ -123,15 +136,18 @@ __device__ __forceinline__ void find_bin(u64 target, Shared& s, int lane) {
   s.bin = bin, s.before = before, s.in_bin = (int)s.number[bin];
 }
 
-// Bits of the orders that are known of what is looked for, and what remains above it.
+// Bits of the orders that are known of what is looked for, and what remains above it. With a `mask`
+// of kIdMask tokens are walked by their ids, the lowest first.
 struct Search {
-  u64 target, prefix;
+  u64 target, mask, prefix;
   int shift;
   // All that the orders from `low` to `high` have in common is known from the start.
-  __device__ __forceinline__ Search(u64 target, u64 low, u64 high) : target(target) {
+  __device__ __forceinline__ Search(u64 target, u64 low, u64 high, u64 mask = ~0ull)
+      : target(target), mask(mask) {
     shift = low == high ? 0 : 64 - __clzll((long long)(low ^ high));
     prefix = high >> shift;
   }
+  __device__ __forceinline__ bool has(u64 order) const { return (order & mask) >> shift == prefix; }
   // Learns bits down to bit `stop`, until at most `few` tokens share them. False: the target lies
   // behind all tokens.
   template <class Source>
@@ -140,10 +156,11 @@ struct Search {
 #pragma unroll 1
     while (shift > stop) {
       const int bits = min(kBinBits, shift - stop);
+#pragma unroll 1
       for (int i = threadIdx.x; i < kBins; i += THREADS) s.number[i] = s.low[i] = s.high[i] = 0;
       __syncthreads();
       source.each([&](u64 order) {
-        if (order >> shift != prefix) return;
+        if (!has(order)) return;
         const u64 counts = measure(order);
         if (counts == 0) return;
         const int bin = (int)(order >> (shift - bits)) & ((1 << bits) - 1);
@@ -165,20 +182,19 @@ struct Search {
   }
 };
 
-// The token of `source`, between the orders `low` and `high`, at which the measure passes `target`:
-// what lies above measures at most that, and with it more. False: all measure no more than that.
-// `buffer` has room for kCandidates.
+// The token of `source` at which the measure passes the search's target: what lies above measures at
+// most that, and with it more. False: all measure no more than that. `buffer` has room for
+// kCandidates, which may be those of `source`.
 template <class Source>
-__device__ __forceinline__ bool find(const Source& source, const Measure& measure, u64 target,
-                                     u64 low, u64 high, u64* buffer, Shared& s, u64& found) {
-  Search search(target, low, high);
+__device__ __forceinline__ bool find(const Source& source, const Measure& measure, Search search,
+                                     u64* buffer, Shared& s, u64& found) {
   Candidates few{buffer, 0};
   if constexpr (Source::kInMemory) {
     if (!search.narrow(source, measure, 0, kCandidates, s)) return false;
     if (threadIdx.x == 0) s.candidates = 0;
     __syncthreads();
     source.each([&](u64 order) {
-      if (order >> search.shift != search.prefix || measure(order) == 0) return;
+      if (!search.has(order) || measure(order) == 0) return;
       const int slot = atomicAdd(&s.candidates, 1);
       if (slot < kCandidates) buffer[slot] = order;
     });
@@ -189,7 +205,7 @@ __device__ __forceinline__ bool find(const Source& source, const Measure& measur
   }
   if (!search.narrow(few, measure, 0, 1, s)) return false;
   few.each([&](u64 order) {
-    if (order >> search.shift == search.prefix && measure(order)) s.at = order;
+    if (search.has(order) && measure(order)) s.at = order;
   });
   __syncthreads();
   found = s.at;

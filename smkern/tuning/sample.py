@@ -30,7 +30,10 @@ RESIDENT_WARPS = 32
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleProblem:
-    """One launch over `rows` rows of `vocab` logits. `aligned`: rows begin at whole 16 bytes."""
+    """One launch over `rows` rows of `vocab` logits.
+
+    `aligned`: rows begin and end at whole 16 bytes.
+    """
 
     rows: int
     vocab: int

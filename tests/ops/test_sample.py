@@ -160,7 +160,7 @@ def test_the_arguments_are_the_schemas():
 @needs_compiler
 def test_after_a_warmup_captures_load_nothing(monkeypatch, tmp_path):
     device = HostDevice(tmp_path).patch(monkeypatch)
-    calls = smkern.SampleCalls(500, tuple(DTYPES.values()))
+    calls = smkern.SampleCalls(504, tuple(DTYPES.values()))
     cpu = torch.device("cpu")
     target = Target(-1, 132, (Budget(132, "mask"),), (True,))
     work = work_of(SAMPLE, calls.calls(cpu, True), target, device.eager)

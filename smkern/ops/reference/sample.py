@@ -61,7 +61,7 @@ class Choice:
 
 
 class Drawn(NamedTuple):
-    """A draw: tokens in the order in which they were walked, and where the walk ended.
+    """A draw: tokens in the order of their ids, in which they were walked, and where it ended.
 
     `upto` [n] int64 is what tokens weigh up to and with each of `ids` [n]; the token is the first
     whose `upto` is above `target`.
@@ -131,9 +131,9 @@ def kept(x: Tensor, choice: Choice) -> Tensor:
 
 
 def draw_kept(x: Tensor, choice: Choice) -> Drawn:
-    """A draw with filters: tokens from the likeliest down."""
-    ids = kept(x, choice)
-    upto = weights(x[ids], x[ids[0]], choice).cumsum(0)
+    """A draw with filters."""
+    ids = kept(x, choice).sort().values
+    upto = weights(x[ids], x.max(), choice).cumsum(0)
     return Drawn(ids, upto, philox(choice.seed, choice.step)[0] * int(upto[-1]) >> 64)
 
 

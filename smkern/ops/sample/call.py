@@ -85,7 +85,8 @@ def problem_of(call: Sample, aligned: bool) -> SampleProblem | None:
     batch, vocab = logits.shape
     if not batch:
         return None
-    whole = batch == 1 or row_bytes(logits) % 16 == 0
+    whole = vocab * logits.element_size() % 16 == 0
+    whole = whole and (batch == 1 or row_bytes(logits) % 16 == 0)
     dtype: Any = _NAMES[logits.dtype]
     return SampleProblem(batch, vocab, dtype, aligned and whole)
 

@@ -92,6 +92,15 @@ inline void run(int ctas, const Body& body) {
 inline void __syncthreads() { host::meet(THREADS / 32, THREADS); }
 inline void __syncwarp() { host::meet(threadIdx.x / 32, 32); }
 inline void __threadfence() {}
+inline int __syncthreads_count(int x) {
+  static int count;
+  __syncthreads();
+  count = 0;
+  __syncthreads();
+  count += x != 0;
+  __syncthreads();
+  return count;
+}
 template <class T>
 inline T __shfl_xor_sync(unsigned, T x, int by) {
   return host::exchange(x, [by](T* all, int lane) { return all[lane ^ by]; });
