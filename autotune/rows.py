@@ -33,7 +33,7 @@ HIDDEN = (2048, 4096, 5120)
 """Of Qwen3-30B-A3B; Llama-3.1-8B and Qwen3-8B; Qwen3-14B and -32B."""
 GATED = (12288, 14336, 17408, 25600)
 """I of Qwen3-8B, Llama-3.1-8B, Qwen3-14B and -32B."""
-MAX_CANDIDATES = 12
+MAX_CANDIDATES = 16
 SAME_WITHIN = 1.015
 """Times so close are one; the model's choice is kept then."""
 TABLE_ROWS = 32768
