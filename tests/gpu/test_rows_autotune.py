@@ -25,7 +25,8 @@ def test_every_cell_has_a_winner_and_no_candidate_is_wrong(tmp_path: Path) -> No
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert {line.get("error") for line in lines} == {None}
     cells = CellFile(out, CODEC).load(device_info().name).cells
-    assert len(cells) >= 2 * 2 * len(tuned_cases(rows=(16,)))
+    # 16 SMs by mask and by grid, and the whole device
+    assert len(cells) == 3 * len(tuned_cases(rows=(16, 700)))
     assert all(0.5 < cell.us < 5000 for cell in cells.values())
     assert {key.confined for key in cells} == {"mask", "grid"}
     again = CliRunner().invoke(command, arguments, catch_exceptions=False)
