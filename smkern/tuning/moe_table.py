@@ -17,8 +17,8 @@ from smkern.tuning.moe import (
     MoeConfig,
     MoeOp,
     MoeProblem,
-    PermuteProblem,
     TopkProblem,
+    UnpermuteProblem,
     choose,
     is_legal,
 )
@@ -45,10 +45,9 @@ class MoeKey:
 
     @classmethod
     def of(cls, problem: MoeProblem, budget: Budget) -> MoeKey:
-        known = isinstance(problem, TopkProblem | PermuteProblem)
         return cls(
             problem.op,
-            problem.num_experts if known else 0,
+            0 if isinstance(problem, UnpermuteProblem) else problem.num_experts,
             problem.top_k,
             0 if isinstance(problem, TopkProblem) else problem.hidden,
             bucket(problem.tokens),
