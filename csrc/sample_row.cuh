@@ -2,7 +2,8 @@
 #pragma once
 #include "sample_select.cuh"
 
-// Where the row's own memory lies: keys of all groups, places of those that are read again, tokens.
+// Where the row's own memory lies: keys of all groups, over them the tokens that are looked at,
+// behind both places of the groups that are read again. As smkern/kernels/sample.py counts.
 struct Room {
   u32* keys;
   u64* orders;
@@ -10,30 +11,37 @@ struct Room {
   int groups;
   __device__ __forceinline__ Room(char* dynamic, int pieces) {
     groups = 32 * pieces;
+    keys = (u32*)dynamic;
     orders = (u64*)dynamic;
-    keys = (u32*)(orders + kCandidates);
-    listed = (unsigned short*)(keys + groups);
+    listed = (unsigned short*)(dynamic + max(8 * kCandidates, 4 * groups));
   }
 };
 
-// All keys to shared memory; the row's largest.
-__device__ __forceinline__ u32 load_keys(const SampleParams& p, int row, const Room& room,
-                                         Shared& s) {
+struct Bounds {
+  u32 least, most;
+};
+
+// All keys to shared memory; the row's largest, and the least of a group with any token.
+__device__ __forceinline__ Bounds load_keys(const SampleParams& p, int row, const Room& room,
+                                            Shared& s) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const u32* from = p.groups + (long long)row * room.groups;
-  u32 most = 0;
+  u32 most = 0, least = kAll;
 #pragma unroll 4
   for (int i = threadIdx.x; i < room.groups; i += THREADS) {
     const u32 key = __ldcg(from + i);
     room.keys[i] = key;
     most = max(most, key);
+    if (key > kNothing) least = min(least, key);
   }
-  most = __reduce_max_sync(kAll, most);
-  if ((threadIdx.x & 31) == 0) s.warp_sums[threadIdx.x >> 5] = most;
+  most = __reduce_max_sync(kAll, most), least = __reduce_min_sync(kAll, least);
+  if (lane == 0) s.warp_sums[warp] = (u64)most << 32 | least;
   __syncthreads();
-  most = (threadIdx.x & 31) < kWarps ? (u32)s.warp_sums[threadIdx.x & 31] : 0;
-  most = __reduce_max_sync(kAll, most);
+  const u64 both = s.warp_sums[lane < kWarps ? lane : 0];
+  most = __reduce_max_sync(kAll, (u32)(both >> 32));
+  least = __reduce_min_sync(kAll, (u32)both);
   __syncthreads();
-  return most;
+  return {least, most};
 }
 
 // Lists the groups that reach `least`; returns how many.
@@ -74,7 +82,7 @@ __device__ __forceinline__ int best_token(const SampleParams& p, const char* log
   return s.token;
 }
 
-// Weights of all pieces, relative to the row's best token, to room.orders; their sum.
+// Weights of all pieces, relative to the row's best token, to s.pieces; their sum.
 __device__ __forceinline__ u64 load_sums(const SampleParams& p, int row, const Room& room,
                                          float top, float scale, Shared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -85,7 +93,7 @@ __device__ __forceinline__ u64 load_sums(const SampleParams& p, int row, const R
     const u32 most = __reduce_max_sync(kAll, room.keys[piece * 32 + lane]);
     const float share = most == kNothing ? 0.0f : ratio(value_of(most), top, scale);
     const u64 all = __float2ull_rn(share * __ldcg(from + piece) * kUnit);
-    if (lane == 0) room.orders[piece] = all, sum += all;
+    if (lane == 0) s.pieces[piece] = all, sum += all;
   }
   if (lane == 0) s.warp_sums[warp] = sum;
   __syncthreads();
@@ -100,19 +108,18 @@ struct Walk {
   u64 target;
 };
 
-// The piece in which `target` falls, of pieces that weigh room.orders; by one warp.
-__device__ __forceinline__ Walk find_piece(const Room& room, int pieces, u64 target, Shared& s,
-                                           int lane) {
+// The piece in which `target` falls, of pieces that weigh s.pieces; by one warp.
+__device__ __forceinline__ Walk find_piece(int pieces, u64 target, Shared& s, int lane) {
   const int mine = (pieces + 31) / 32, first = lane * mine;
   u64 sum = 0;
 #pragma unroll 1
-  for (int i = first; i < min(first + mine, pieces); ++i) sum += room.orders[i];
+  for (int i = first; i < min(first + mine, pieces); ++i) sum += s.pieces[i];
   const u64 upto = scan_warp(sum, lane);
   u64 before = upto - sum;
   if (before <= target && target < upto) {
     int piece = first;
 #pragma unroll 1
-    while (target >= before + room.orders[piece]) before += room.orders[piece++];
+    while (target >= before + s.pieces[piece]) before += s.pieces[piece++];
     s.bin = piece, s.before = before;
   }
   __syncwarp();
@@ -149,13 +156,13 @@ __device__ __forceinline__ void find_in_piece(const SampleParams& p, const char*
   }
 }
 
-// Without filters: a piece by its weight (in room.orders), then a token of it by its own.
+// Without filters: a piece by its weight (in s.pieces), then a token of it by its own.
 __device__ __forceinline__ int draw_of_all(const SampleParams& p, const char* logits,
                                            const Room& room, u64 all, float scale,
                                            const Random& random, Shared& s) {
   const int lane = threadIdx.x;
   if (lane < 32) {
-    const Walk walk = find_piece(room, p.pieces, __umul64hi(random.first, all), s, lane);
+    const Walk walk = find_piece(p.pieces, __umul64hi(random.first, all), s, lane);
     const u32 most = __reduce_max_sync(kAll, room.keys[walk.piece * 32 + lane]);
     const Measure measure{0, value_of(most), scale, -INFINITY_F, false};
     find_in_piece(p, logits, walk.piece, measure, s, lane,
@@ -167,8 +174,7 @@ __device__ __forceinline__ int draw_of_all(const SampleParams& p, const char* lo
 
 // Of more tokens than fit: what is kept of each piece, then the draw as above, by one number.
 __device__ __forceinline__ int draw_of_row(const SampleParams& p, const char* logits,
-                                           const Room& room, const Measure& measure, u64 random,
-                                           Shared& s) {
+                                           const Measure& measure, u64 random, Shared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   u64 all = 0;
 #pragma unroll 1
@@ -182,14 +188,14 @@ __device__ __forceinline__ int draw_of_row(const SampleParams& p, const char* lo
       visit_vector(raw, v, [&](u64 order) { sum += measure(order); });
     }
     sum = sum_warp(sum);
-    if (lane == 0) room.orders[piece] = sum;
+    if (lane == 0) s.pieces[piece] = sum;
     all += sum;
   }
   if (lane == 0) s.warp_sums[warp] = all;
   __syncthreads();
   if (warp == 0) {
     all = sum_warp(lane < kWarps ? s.warp_sums[lane] : 0);
-    const Walk walk = find_piece(room, p.pieces, __umul64hi(random, all), s, lane);
+    const Walk walk = find_piece(p.pieces, __umul64hi(random, all), s, lane);
     find_in_piece(p, logits, walk.piece, measure, s, lane, [&](u64) { return walk.target; });
   }
   __syncthreads();
@@ -229,12 +235,12 @@ __device__ __forceinline__ bool filter(const Source& source, const Choice& choic
   return true;
 }
 
-// Filters and draw where there is a few tokens: each by four threads, which look at all others. The
+// Filters and draw where there is a few tokens: each by kParts threads, which look at all others. The
 // same integers as above, in two steps instead of a dozen. False as above.
 __device__ __forceinline__ bool draw_of_few(const Candidates& few, const Choice& choice,
                                             bool complete, float top, u64 all, u64 random,
                                             u64* weights, Shared& s) {
-  const int mine = threadIdx.x / 4, part = threadIdx.x % 4, count = few.count;
+  const int mine = threadIdx.x / kParts, part = threadIdx.x % kParts, count = few.count;
   const bool here = mine < count;
   const u64 order = here ? few.orders[mine] : 0;
   const float x = value_of(key_in(order));
@@ -244,10 +250,10 @@ __device__ __forceinline__ bool draw_of_few(const Candidates& few, const Choice&
   u64 above = 0;
   u32 rank = 0;
 #pragma unroll 1
-  for (int i = part; i < count; i += 4)
+  for (int i = part; i < count; i += kParts)
     if (few.orders[i] > order) above += weights[i], ++rank;
 #pragma unroll
-  for (int by = 1; by < 4; by *= 2) {
+  for (int by = 1; by < kParts; by *= 2) {
     above += __shfl_xor_sync(kAll, above, by);
     rank += __shfl_xor_sync(kAll, rank, by);
   }
@@ -263,27 +269,28 @@ __device__ __forceinline__ bool draw_of_few(const Candidates& few, const Choice&
   }
   keep = keep && (x - top) * choice.scale >= choice.min_log2;
   // what is kept is the upper part of the order: the lowest of it knows what all of it weighs
-  const u32 kept = (u32)__syncthreads_count(keep) / 4;
+  const u32 kept = (u32)__syncthreads_count(keep) / kParts;
   if (here && part == 0 && rank == kept - 1) s.kept[1] = above + own, s.at = order;
   __syncthreads();
   const u64 target = __umul64hi(random, s.kept[1]), cut = s.at;
   u64 before = 0;
 #pragma unroll 1
-  for (int i = part; i < count; i += 4) {
+  for (int i = part; i < count; i += kParts) {
     const u64 other = few.orders[i];
     if (other >= cut && id_of(other) < id_of(order)) before += weights[i];
   }
 #pragma unroll
-  for (int by = 1; by < 4; by *= 2) before += __shfl_xor_sync(kAll, before, by);
+  for (int by = 1; by < kParts; by *= 2) before += __shfl_xor_sync(kAll, before, by);
   if (keep && part == 0 && before <= target && target < before + own) s.token = id_of(order);
   __syncthreads();
   return true;
 }
 
 // The row's token with any filter.
-__device__ __forceinline__ int draw_of_kept(const SampleParams& p, const char* logits,
-                                            const Room& room, const Choice& choice, u32 most,
+__device__ __forceinline__ int draw_of_kept(const SampleParams& p, int row, const char* logits,
+                                            const Room& room, const Choice& choice, Bounds keys,
                                             u64 all, u64 random, Shared& s) {
+  const u32 most = keys.most;
   const bool nucleus = choice.nucleus();
   const float top = value_of(most);
   u32 floor = kNothing + 1;  // reached by all that min-p keeps, and perhaps by a little more
@@ -294,11 +301,12 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, const char* l
   Measure measure{0, top, choice.scale, -INFINITY_F, false};
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
+    if (turn) load_keys(p, row, room, s);  // tokens lie over them
     const int wanted = choice.top_k ? choice.top_k : nucleus ? turn ? 1024 : 64 : 0;
     u32 least = floor;
     if (wanted && wanted < room.groups && p.vocab > kCandidates) {
       const Measure groups{(u64)(kNothing + 1) << kIdBits, 0.0f, 0.0f, 0.0f, true};
-      Search search(wanted - 1, (u64)kNothing << kIdBits, order_of(most, 0));
+      Search search(wanted - 1, (u64)keys.least << kIdBits, order_of(most, 0));
       // a bound that 32 more groups reach serves as well
       if (search.narrow(Groups{room.keys, room.groups}, groups, kIdBits, 32, s))
         least = max(least, (u32)(search.prefix << search.shift >> kIdBits));
@@ -330,7 +338,7 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, const char* l
   }
   filter(Row{logits, p.vocab}, choice, true, most, all, room.orders, s, measure);
   __syncthreads();
-  return draw_of_row(p, logits, room, measure, random, s);
+  return draw_of_row(p, logits, measure, random, s);
 }
 
 __device__ __forceinline__ int choose(const SampleParams& p, int row, const char* logits,
@@ -338,14 +346,15 @@ __device__ __forceinline__ int choose(const SampleParams& p, int row, const char
   const Room room(dynamic, p.pieces);
   const u64 seed = p.seeds ? p.seeds[row] : p.seed;
   const u32 step = p.steps ? p.steps[row] : p.step;
-  const u32 most = load_keys(p, row, room, s);
+  const Bounds keys = load_keys(p, row, room, s);
+  const u32 most = keys.most;
   if (most == kNothing) return 0;
   if (choice.greedy) return best_token(p, logits, room, most, s);
   const Random random(seed, step);
   u64 all = 0;
   if (choice.sums()) all = load_sums(p, row, room, value_of(most), choice.scale, s);
   if (!choice.filtered()) return draw_of_all(p, logits, room, all, choice.scale, random, s);
-  return draw_of_kept(p, logits, room, choice, most, all, random.first, s);
+  return draw_of_kept(p, row, logits, room, choice, keys, all, random.first, s);
 }
 
 // What a drawn token does to its request; by one thread.

@@ -6,12 +6,13 @@
 
 constexpr int kBins = 256;
 constexpr int kBinBits = 8;
-constexpr int kCandidates = 4096;    // tokens that are looked at in shared memory
-constexpr int kFew = THREADS / 4;    // tokens of which each may look at all others
+constexpr int kCandidates = 2048;  // tokens that are looked at in shared memory
+constexpr int kParts = THREADS >= 512 ? 4 : THREADS >= 256 ? 2 : 1;
+constexpr int kFew = THREADS / kParts;  // tokens of which each, by kParts threads, looks at all
 
 struct Shared {
   u32 number[kBins], low[kBins], high[kBins];  // tokens and their weight (64 bits) in each bin
-  u64 warp_sums[32];
+  u64 warp_sums[32], pieces[kMostPieces];
   u64 before, at;  // what lies above the bin that was found; the token that was found
   u64 kept[2];     // what top-k leaves, what all filters leave
   int bin, in_bin;

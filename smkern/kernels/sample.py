@@ -24,7 +24,7 @@ from smkern.tuning.sample import (
 Launch = Callable[..., None]
 """launch(stream, *addresses, workspace, *numbers): see `params_packer`."""
 
-CANDIDATES = 4096
+CANDIDATES = 2048
 """csrc/sample_select.cuh's kCandidates: tokens that are looked at in shared memory."""
 _PARAMS = struct.Struct("15Q 3q 8i 3f 4x")
 _DTYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
@@ -54,8 +54,8 @@ class SampleVariant:
 
 
 def shared_bytes(problem: SampleProblem) -> int:
-    """Dynamic shared memory: the tokens that are looked at, keys of all groups, a list of them."""
-    return 8 * CANDIDATES + (4 + 2) * problem.groups
+    """Dynamic shared memory: all groups' keys or the tokens that are looked at; a list of groups."""
+    return max(8 * CANDIDATES, 4 * problem.groups) + 2 * problem.groups
 
 
 def params_packer(problem: SampleProblem, grid: Grid) -> Callable[..., bytes]:

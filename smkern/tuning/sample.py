@@ -22,8 +22,12 @@ MAX_ROWS = COUNTER_BYTES // 4
 """Rows that a workspace has counters for."""
 GROUP_VECTORS = 8
 """Vectors of 16 bytes that a lane reads at a time: a group, of which the largest is kept."""
-WARPS = (16, 32)
-"""Warps of the CTAs that there are: one CTA an SM wants all that registers hold."""
+WARPS = (4, 8, 16, 32)
+"""Warps of the CTAs that there are: one CTA an SM wants all that registers hold; where SMs are few,
+small ones read while others end their rows.
+
+All of them are loaded at a kind's first call, so that no other budget or size compiles anything.
+"""
 RESIDENT_WARPS = 32
 """Warps that an SM's registers hold: 64 a thread."""
 
@@ -111,7 +115,7 @@ def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ..
     return tuple(
         SampleConfig(warps, ctas, pdl)
         for warps in WARPS
-        for ctas in (1, 2)
+        for ctas in (1, 2, 4, 8)
         for pdl in (True, False)
         if warps * ctas <= RESIDENT_WARPS
     )
@@ -130,8 +134,10 @@ class SampleConstants:
     """An empty kernel in a graph."""
     overlap_us: float = 1.0
     """What of that a launch saves which begins before the one ahead has ended."""
-    finish_us: float = 6.0
-    """From a row's last piece to its token."""
+    finish_us: float = 5.0
+    """From a row's last piece to its token, by many warps."""
+    warp_us: float = 24.0
+    """What that takes longer by one warp."""
     sm_tbps: float = 0.2
     """What an SM reads at most."""
     half_warps: int = 12
@@ -161,11 +167,10 @@ def predict_us(
         budget.num_sms, confined=budget.confined
     )  # fmt: skip
     reading = max(share / rate, problem.bytes_moved / bandwidth)
-    ends = -(-problem.rows // grid.num_ctas) * known.finish_us
-    # while one CTA of an SM ends a row, the others read
-    hidden = ends * (on_sm - 1) / on_sm if problem.rows > grid.num_ctas else 0.0
+    # a CTA's rows follow each other; while it ends one, others read
+    ends = -(-problem.rows // grid.num_ctas) * (known.finish_us + known.warp_us / config.num_warps)
     start = known.launch_us - (known.overlap_us if config.pdl else 0.0)
-    return float(start + reading + ends - hidden)
+    return float(start + reading + ends)
 
 
 def choose(

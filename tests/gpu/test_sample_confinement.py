@@ -33,7 +33,9 @@ LINE = """
     atomicAdd((int*)((char*)p.counters + 32768) + trace_sm, 1);
   }
 """
-CONFIGS = pytest.mark.parametrize("config", [SampleConfig(16, 2), SampleConfig(32, 1)], ids=str)
+CONFIGS = pytest.mark.parametrize(
+    "config", [SampleConfig(4, 8), SampleConfig(16, 2), SampleConfig(32, 1)], ids=str
+)
 
 
 @pytest.fixture(scope="module")

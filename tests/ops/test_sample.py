@@ -164,7 +164,7 @@ def test_after_a_warmup_captures_load_nothing(monkeypatch, tmp_path):
     cpu = torch.device("cpu")
     target = Target(-1, 132, (Budget(132, "mask"),), (True,))
     work = work_of(SAMPLE, calls.calls(cpu, True), target, device.eager)
-    assert (work.choices, work.variants, len(work.compile)) == (3, 6, 6)
+    assert (work.choices, work.variants, len(work.compile)) == (3, 12, 12)
     for launch in work.launches:
         launch()
     assert not work_of(SAMPLE, calls.calls(cpu, True), target, device.eager).compile

@@ -100,7 +100,7 @@ def sample(
     smallest set of likeliest tokens that has a share `top_p` of what top-k left), min-p (tokens at
     least `min_p` times as likely as the best). Tokens are ordered by logit, equal ones by id, so
     top-k keeps k tokens and no more. Rows with different parameters, greedy ones among them, are
-    one launch, which reads the logits once (rows whose filters keep more than 4096 tokens again,
+    one launch, which reads the logits once (rows whose filters keep more than 2048 tokens again,
     from L2), and sorts nothing.
 
     The token of a row follows from its logits, parameters, seed and step alone: neither the batch

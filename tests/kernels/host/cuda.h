@@ -123,6 +123,9 @@ inline unsigned __ballot_sync(unsigned, bool x) {
 inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   return host::exchange(x, [](unsigned* all, int) { return *std::max_element(all, all + 32); });
 }
+inline unsigned __reduce_min_sync(unsigned, unsigned x) {
+  return host::exchange(x, [](unsigned* all, int) { return *std::min_element(all, all + 32); });
+}
 template <class T>
 inline T atomicAdd(T* at, T by) {
   const T old = *at;
