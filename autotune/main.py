@@ -49,7 +49,9 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 @click.command("autotune")
 @click.option(
     "--op",
-    type=click.Choice(["gemm", "gemm_swiglu", "attention", "append", "rows"]),
+    type=click.Choice(
+        ["gemm", "gemm_swiglu", "attention", "append", "rows", "moe", "grouped_gemm"]
+    ),
     default="gemm",
     show_default=True,
 )
@@ -58,7 +60,11 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 @click.option(
     "--shapes", type=ShapeList(), help="Weights, as NxK,NxK (IxK of gemm_swiglu's [2I, K])."
 )
-@click.option("--ms", type=IntList(), help="Rows of the activations. Default: the bench's.")
+@click.option(
+    "--ms",
+    type=IntList(),
+    help="Rows of the activations. Default: the bench's.",
+)
 @click.option("--budgets", type=IntList(), help="SM counts: 16,32 or 16-132:2.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
 @click.option(
@@ -115,7 +121,7 @@ def command(
     --op gemm_swiglu tunes GEMMs with SwiGLU, which share the GEMM's table: fused, or the plain GEMM
     followed by silu_and_mul. --op attention takes decode batches and prompts of usual lengths for
     the models of --heads, --op append steps of a few tokens and of many, --op rows norms and
-    activations of few rows and of many.
+    activations of few rows and of many, --op moe and --op grouped_gemm a mixture of experts.
     """
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     if op == "attention":
@@ -144,6 +150,15 @@ def command(
         each = rows.tuned_cases(rows=sizes)
         steps_of_rows = rows.Request(each, counts, modes, contended, time_limit_s, _command_line())
         _tune_other(op, rows, steps_of_rows, out, raw_path, fresh=fresh, dry_run=dry_run)
+        return
+    if op in ("moe", "grouped_gemm"):
+        from smkern.autotune import moe
+
+        family = moe.MOE if op == "moe" else moe.GROUPED
+        each_moe = family.tuned_cases(ms or (moe.QUICK_TOKENS if quick else moe.TOKENS))
+        counts = budgets or (moe.QUICK_BUDGETS if quick else moe.BUDGETS)
+        layers = moe.Request(each_moe, counts, modes, contended, time_limit_s, _command_line())
+        _tune_other(op, family, layers, out, raw_path, fresh=fresh, dry_run=dry_run)
         return
     if op == "gemm_swiglu":
         epilogues = (Epilogue(swiglu=True),)

@@ -70,10 +70,10 @@ class GroupedConfig:
     confines. `eager`: give a stage back when its product is done, not a step later.
     """
 
-    kernel: GroupedKernel
-    block_m: int
-    block_n: int
-    block_k: int
+    kernel: GroupedKernel = "ws"
+    block_m: int = 16
+    block_n: int = 64
+    block_k: int = 128
     num_warps: int = 4
     num_stages: int = 3
     swap: bool = False
@@ -81,9 +81,6 @@ class GroupedConfig:
     eager: bool = False
     pdl: bool = True
 
-
-DEFAULT = GroupedConfig("ws", 16, 64, 128)
-"""What a table's cells leave out."""
 
 _STREAMING = {"swap": True, "eager": True}
 _GATED = (

@@ -12,7 +12,7 @@ from smkern.device import Confinement
 from smkern.errors import BudgetError
 from smkern.tuning.attention.shapes import AttentionDtype
 from smkern.tuning.cells import Rows, load_cells
-from smkern.tuning.grouped import DEFAULT, Budget, GroupedConfig, GroupedProblem, choose, is_legal
+from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, choose, is_legal
 from smkern.tuning.near import NearTable, bucket
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class GroupedKey:
         return (self.rows,)
 
 
-CODEC: Rows[GroupedKey, GroupedConfig] = Rows(GroupedKey, DEFAULT)
+CODEC: Rows[GroupedKey, GroupedConfig] = Rows(GroupedKey, GroupedConfig())
 
 
 class GroupedTable(NearTable[GroupedKey, GroupedConfig]):
