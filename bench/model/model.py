@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smkern import ops
 from smkern.bench.model.cases import CONTEXT, ModelPlan
 from smkern.bench.ops.sampling import Settings
 from smkern.bench.stage import Place
@@ -23,7 +24,6 @@ from smkern.models import (
     Weights,
     preset,
 )
-from smkern.models import operators as ops
 
 PAGE_SIZE = 16
 ROOM = CONTEXT + PAGE_SIZE

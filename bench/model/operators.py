@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from smkern import ops
 from smkern.bench.model.model import DecodeLoop, Model, draw_of
 from smkern.bench.timing import Call
 from smkern.models import Step
-from smkern.models import operators as ops
 from smkern.models.weights import DenseLayer, MoeLayer
 
 OnLayer = Callable[[Any, int], Any]

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from smkern import ops
 from smkern.bench.model.model import Model
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing, current_stream
 from smkern.models import Step
-from smkern.models import operators as ops
 from smkern.models.weights import DenseLayer
 
 ROUNDS = 2

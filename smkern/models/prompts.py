@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import torch
 
+from smkern import ops
 from smkern.kv import KvPool, Staging
-from smkern.models import operators as ops
 from smkern.models.arena import Arena
 from smkern.models.decoder import Decoder
 from smkern.models.scheduler import Chunk

@@ -1,21 +1,19 @@
-"""Decode graphs: nothing allocated or loaded in a replay, rows that finish, sampling, host cost."""
+"""Decode graphs: nothing allocated or loaded in a replay, rows that finish, sampling."""
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 
 import pytest
 import torch
 
 import smkern
-from smkern.models import Arena, Decoder, ModelConfig, Step, Weights, layer_launch_us, preset
+from smkern.models import Decoder, ModelConfig, Weights, preset
 from tests.gpu.models.support import MOST, decode_graph
 from tests.models.peers import FAMILIES, Session, hf_config, prompts
 
 COUNTS = (5, 64, 100)
 PAD = 3
-LAYER_LAUNCH_US = 120.0
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -112,33 +110,9 @@ def test_sampling_follows_from_seed_and_position(decoder: Decoder):
     graph.close()
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b"])
-def test_launching_a_layer_is_cheap(name: str):
-    """Weights of one layer; the device is kept ahead of the host by a small batch."""
-    config = preset(name).replace(num_layers=1, max_position=4096)
-    decoder = Decoder(config, Weights.random(config, 0, "cuda"))
-    batch = 64
-    shape = (2, batch, config.num_kv_heads, 16, config.head_dim)
-    caches = [tuple(torch.zeros(shape, dtype=config.dtype, device="cuda").transpose(2, 3))]
-    step = Step.make(
-        Arena(config, batch, batch, "cuda"),
-        token_ids=torch.zeros(batch, dtype=torch.int32, device="cuda"),
-        kv_lens=torch.ones(batch, dtype=torch.int32, device="cuda"),
-        page_table=torch.arange(batch, dtype=torch.int32, device="cuda")[:, None],
-        caches=caches,
-        max_kv_len=16,
-    )
-    decoder.forward(step)
-    assert layer_launch_us(decoder, step.planned()) <= LAYER_LAUNCH_US
-
-
 def test_random_weights_are_drawn_on_the_device():
     config = preset("qwen3-8b").replace(num_layers=8)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
     weights = Weights.random(config, 1, "cuda")
-    torch.cuda.synchronize()
-    assert time.perf_counter() - begin < 5.0
     assert weights.layers[7].qkv.float().std().item() == pytest.approx(0.02, rel=0.01)
     again = Weights.random(config.replace(num_layers=1), 1, "cuda")
     assert torch.equal(again.layers[0].qkv, weights.layers[0].qkv)
