@@ -14,7 +14,7 @@ MODULE = "tests.gpu.moe_sanitizer"
 
 
 def run_kernel(kernel: str) -> None:
-    """A layer of few tokens and of many, choices and offsets of garbage, rows that are not whole."""
+    """A layer of few tokens and of many, choices and offsets of garbage, rows that are apart."""
     import smkern
     from tests.gpu.moe_support import BF16, Experts, permuted, routed
 
