@@ -9,26 +9,40 @@
 
 #include "sample_row.cuh"
 
-// A warp's piece of a row: keys of its groups, and the sum of its weights where `scale` is not 0.
-__device__ __forceinline__ void read_piece(const SampleParams& p, const char* row, long long at,
-                                           int piece, float scale, int lane) {
-  u32 raw[kGroupVectors][4];
+using Piece = u32[kGroupVectors][4];  // a lane's share of one: a group
+
+__device__ __forceinline__ bool is_whole(const SampleParams& p, int piece) {
+  return ALIGNED && (piece + 1) * kPieceVectors * kVector <= p.vocab;
+}
+
+__device__ __forceinline__ void load_piece(const SampleParams& p, const char* row, int piece,
+                                           int lane, Piece& raw) {
   const int first = piece * kPieceVectors + lane;
-  if (ALIGNED && (piece + 1) * kPieceVectors * kVector <= p.vocab) {
+  if (is_whole(p, piece)) {
 #pragma unroll
     for (int j = 0; j < kGroupVectors; ++j) load_once(row + (first + 32 * j) * 16ll, raw[j]);
   } else {
 #pragma unroll
     for (int j = 0; j < kGroupVectors; ++j) load_vector(row, first + 32 * j, p.vocab, raw[j]);
   }
+}
+
+__device__ __forceinline__ u32 best_of(const u32 (&raw)[4]) {
+  return max_raw(max_raw(raw[0], raw[1]), max_raw(raw[2], raw[3]));
+}
+
+// A warp's piece: the keys of its groups, and where `scale` is not 0 the sum of its weights, its best
+// token's being 1.
+__device__ __forceinline__ void read_piece(const SampleParams& p, const char* row, u32* keys,
+                                           float* sum_at, int piece, float scale, int lane) {
+  Piece raw;
+  load_piece(p, row, piece, lane, raw);
   u32 best = raw[0][0];
 #pragma unroll
-  for (int j = 0; j < kGroupVectors; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) best = max_raw(best, raw[j][i]);
+  for (int j = 0; j < kGroupVectors; ++j) best = max_raw(best, best_of(raw[j]));
   const u32 both[4] = {best, best, best, best};
   const u32 key = max(key_of(plain(element(both, 0))), key_of(plain(element(both, 1))));
-  p.groups[(at * p.pieces + piece) * 32 + lane] = key;
+  keys[lane] = key;
   if (scale == 0.0f) return;
 
   const u32 most = __reduce_max_sync(kAll, key);
@@ -48,7 +62,7 @@ __device__ __forceinline__ void read_piece(const SampleParams& p, const char* ro
   float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll
   for (int by = 16; by; by /= 2) sum += __shfl_xor_sync(kAll, sum, by);
-  if (lane == 0) p.sums[at * p.pieces + piece] = sum;
+  if (lane == 0) *sum_at = sum;
 }
 
 // The pieces of a CTA, from `begin` to `end` of all rows' one after the other.
@@ -87,8 +101,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (!over) {
       const float scale = choice.sums() ? choice.scale : 0.0f;
 #pragma unroll 1
-      for (int i = warp; i < count; i += kWarps)
-        read_piece(p, logits, row, first + i, scale, lane);
+      for (int piece = first + warp; piece < first + count; piece += kWarps) {
+        const long long place = (long long)row * p.pieces + piece;
+        read_piece(p, logits, p.groups + place * 32, p.sums + place, piece, scale, lane);
+      }
     }
     // the last to arrive sees what all have written: fences on both sides of the count
     __syncthreads();

@@ -112,12 +112,15 @@ __device__ __forceinline__ void load_vector(const char* row, int v, int vocab, u
   }
 }
 
-// Element `e` of a vector.
+// Element `e` of a word, and of a vector.
+constexpr int kPerWord = kVector / 4;
+__device__ __forceinline__ float part(u32 word, int e) {
+  if constexpr (DTYPE == 2) return __uint_as_float(word);
+  if constexpr (DTYPE == 0) return __uint_as_float(e ? word & 0xffff0000u : word << 16);
+  return half_to_float(e ? word >> 16 : word & 0xffffu);
+}
 __device__ __forceinline__ float element(const u32 (&raw)[4], int e) {
-  if constexpr (DTYPE == 2) return __uint_as_float(raw[e]);
-  const u32 word = raw[e >> 1];
-  if constexpr (DTYPE == 0) return __uint_as_float(e & 1 ? word & 0xffff0000u : word << 16);
-  return half_to_float(e & 1 ? word >> 16 : word & 0xffffu);
+  return part(raw[e / kPerWord], e % kPerWord);
 }
 
 // The larger of each element; NaN loses.

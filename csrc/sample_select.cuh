@@ -71,13 +71,17 @@ struct Groups {
   }
 };
 
-// The tokens of a vector, those of -inf left out.
+// The tokens of a vector, those of -inf left out; word by word, or the code would be long.
 template <class Visit>
-__device__ __forceinline__ void visit_vector(const u32 (&raw)[4], int v, const Visit& visit) {
+__device__ __forceinline__ void visit_vector(u32 (&raw)[4], int v, const Visit& visit) {
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
 #pragma unroll
-  for (int e = 0; e < kVector; ++e) {
-    const u32 key = key_of(plain(element(raw, e)));
-    if (key > kNothing) visit(order_of(key, v * kVector + e));
+    for (int e = 0; e < kPerWord; ++e) {
+      const u32 key = key_of(plain(part(raw[0], e)));
+      if (key > kNothing) visit(order_of(key, v * kVector + i * kPerWord + e));
+    }
+    raw[0] = raw[1], raw[1] = raw[2], raw[2] = raw[3];
   }
 }
 
