@@ -30,6 +30,9 @@ MAX_HELD = 64
 """Elements of a row that a thread holds at most: above that the compiler spills."""
 MAX_PREFETCHED = 40
 """The same where the next row is on its way meanwhile."""
+MAX_FAR = 32
+"""The same where the next three are."""
+SHARED_PER_SM = 227 * 1024
 RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
 REGISTERS_PER_SM = 65536
 WARPS_PER_SM = 64
@@ -73,8 +76,8 @@ class RowsProblem:
 class RowsConfig:
     """One way to run it. `ctas_per_sm` and `pdl` count only where a mask confines.
 
-    `vectors` are 16-byte loads of a thread (norms have what a row needs), `stages` 2: a norm's next
-    row is on its way while one is worked on. `pdl`: it may begin before the launch ahead has ended.
+    `vectors` are 16-byte loads of a thread (norms have what a row needs), `stages` 2 or 4: a norm's
+    next row, or next three, are on their way while one is worked on. `pdl`: it may begin before the launch ahead has ended.
     """
 
     num_warps: int = 4
@@ -109,6 +112,14 @@ def registers(problem: RowsProblem, config: RowsConfig) -> int:
     return min(255, 24 + quarters * held(problem, config) // 4)
 
 
+def shared_bytes(problem: RowsProblem, config: RowsConfig) -> int:
+    """Shared memory of a CTA's rows on their way."""
+    if not problem.is_norm:
+        return 0
+    rows = PASSES[problem.op] // 2
+    return (config.stages - 1) * rows * 2 * WHOLE * sum(pieces(problem.width, config.num_warps))
+
+
 def block(config: RowsConfig) -> int:
     """Columns of an item that is no whole row."""
     return config.num_warps * config.vectors * WHOLE
@@ -137,7 +148,7 @@ def shapes_of(problem: RowsProblem) -> tuple[RowsConfig, ...]:
     for warps in WARPS:
         if warps > max(4, count):
             continue
-        for stages, most in ((1, MAX_HELD), (2, MAX_PREFETCHED)):
+        for stages, most in ((1, MAX_HELD), (2, MAX_PREFETCHED), (4, MAX_FAR)):
             config = RowsConfig(warps, 1, 1, stages)
             if held(problem, config) <= most and (stages == 1 or warps <= 8):
                 found.append(config)
@@ -150,6 +161,7 @@ def candidates(problem: RowsProblem, budget: Budget) -> tuple[RowsConfig, ...]:
     for config in shapes_of(problem):
         fitting = REGISTERS_PER_SM // (32 * registers(problem, config))
         most = min(WARPS_PER_SM, fitting) // config.num_warps
+        most = min(most, SHARED_PER_SM // (shared_bytes(problem, config) + 1024))
         for ctas in RESIDENT if budget.confined == "mask" else (1,):
             if ctas == 1 or ctas <= most:
                 found.append(replace(config, ctas_per_sm=ctas))
