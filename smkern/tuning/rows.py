@@ -184,7 +184,7 @@ class RowsConstants:
     element_us: float = 0.008
     """What an element more of a thread adds to that."""
     hidden: float = 0.45
-    """What is left of the chain where the next item is on its way."""
+    """What is left of the chain where the next item is on its way; its square, of three."""
     sm_tbps: float = 0.2
     """What an SM moves at most, reads and writes together."""
     efficiency: float = 0.9
@@ -213,7 +213,8 @@ def predict_us(
     on_sm = -(-ctas // budget.num_sms)
     rounds = -(-items // ctas)
     chain = known.chain_us + known.element_us * held(problem, config)
-    serial = chain * (1 + (rounds - 1) * (known.hidden if config.stages > 1 else 1.0))
+    left = known.hidden ** (config.stages.bit_length() - 1)
+    serial = chain * (1 + (rounds - 1) * left)
     busiest = problem.bytes_moved * rounds * on_sm / max(items, 1) / (1e6 * known.sm_tbps)
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
     memory = problem.bytes_moved / (known.efficiency * bandwidth)
