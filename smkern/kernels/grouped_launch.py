@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smkern.kernels.aot import KernelSource, Launch, LoadedKernel, compile_source
-from smkern.kernels.compile import Artifact, _store_layout
+from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import (
     TENSOR_MAP_BYTES,
     check,
@@ -52,6 +52,7 @@ class GroupedVariant:
     num_stages: int
     swap: bool
     eager: bool
+    tails: bool
     swiglu: bool
     experts: int
     unit: int
@@ -72,7 +73,8 @@ def variant_of(problem: GroupedProblem, config: GroupedConfig, capability: int) 
     made = [x for x in configs_of(problem, capability) if _same_kernel(x, config)]
     return GroupedVariant(
         config.kernel, problem.dtype, config.block_m, config.block_n, config.block_k,
-        config.num_warps, config.num_stages, config.swap, config.eager, problem.swiglu,
+        config.num_warps, config.num_stages, config.swap, config.eager, config.tails,
+        problem.swiglu,
         max(32, power_of_two(problem.num_experts)), VECTOR if problem.aligned else 1,
         made[0].ctas_per_sm if made else config.ctas_per_sm, capability,
     )  # fmt: skip
@@ -131,11 +133,6 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
         signature[name] = f"tensordesc<{variant.dtype}[{box}, {depth}],{layout!r}>"
     signature |= {"out_ptr": f"*{variant.dtype}", "offsets_ptr": "*i32"}
     signature |= dict.fromkeys(WS_NUMBERS, "i32")
-    x, y = variant.block_m, variant.block_n
-    if variant.swap:
-        x, y = y, x
-    warps_x = warps if x >= 16 * warps else 4
-    part = max(16, min(y, 64 * 32 * warps // x))
     each = variant.experts // 32
     constants = {
         "BLOCK_M": variant.block_m,
@@ -145,17 +142,12 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
         "EAGER": variant.eager,
         "GLU": variant.swiglu,
         "SWAP": variant.swap,
-        "PART_Y": part,
+        "TAILS": variant.tails,
         "EXPERTS": variant.experts,
         # every warp holds all experts, so that its search needs no other warp
         "COPY_LAYOUT": gl.BlockedLayout([each], [32], [1], [0]),
         "LAYOUT": gl.BlockedLayout([each], [32], [warps], [0]),
-        "MMA": gl.NVMMADistributedLayout(
-            version=[3, 0],
-            warps_per_cta=[warps_x, warps // warps_x],
-            instr_shape=[16, min(y * warps_x // warps, 256), 16],
-        ),
-        "STORED": _store_layout(gl, x, part, warps, variant.swap),
+        "WARPS": warps,
         "COPY_REGS": COPY_REGS,
     }
     signature |= dict.fromkeys(constants, "constexpr")

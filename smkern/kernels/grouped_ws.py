@@ -7,6 +7,7 @@ the matrix unit's row side: `a`, or `w` when SWAP; GLU has a second weight tile,
 the gate's columns, and a second accumulator.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -19,6 +20,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smkern.kernels.gemm_ws import _finish
+
+
+@triton.constexpr_function
+def stored_columns(x, y, warps):
+    """How many columns the epilogue stages in shared memory at a time: 64 elements a thread."""
+    return max(16, min(y, 64 * 32 * warps // x))
+
+
+@triton.constexpr_function
+def product_layout(x, y, warps):
+    """Of an accumulator [x, y]: 16 rows a warp, where there are so many."""
+    warps_x = warps if x >= 16 * warps else 4
+    return gl.NVMMADistributedLayout(
+        version=[3, 0],
+        warps_per_cta=[warps_x, warps // warps_x],
+        instr_shape=[16, min(y * warps_x // warps, 256), 16],
+    )
+
+
+@triton.constexpr_function
+def stored_layout(x, y, warps, swap):
+    """16 bytes a thread, contiguous along the output's rows (X when swapped)."""
+    if swap:
+        lanes = min(32, x // 8)
+        return gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, warps], [0, 1])
+    lanes = min(32, y // 8)
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @gluon.jit
@@ -116,57 +144,92 @@ def _wait(acc, up, GLU: gl.constexpr, OUTSTANDING: gl.constexpr):
 
 
 @gluon.jit
+def _multiply_tile(
+    a_bufs, w_bufs, full, empty, out_ptr, row, end, tile_n, n, out_stride, k_iters, stage, phase,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, EAGER: gl.constexpr,
+    GLU: gl.constexpr, SWAP: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """One tile's products, of the first ROWS rows that were copied, and its store."""
+    HALVES: gl.constexpr = 2 if GLU else 1
+    OUTSTANDING: gl.constexpr = 0 if EAGER else 1
+    X: gl.constexpr = BLOCK_N if SWAP else ROWS
+    Y: gl.constexpr = ROWS if SWAP else BLOCK_N
+    MMA: gl.constexpr = product_layout(X, Y, WARPS)
+    PART_Y: gl.constexpr = stored_columns(X, Y, WARPS)
+    STORED: gl.constexpr = stored_layout(X, PART_Y, WARPS, SWAP)
+    acc = gl.zeros([X, Y], gl.float32, layout=MMA)
+    up = gl.zeros([X, Y], gl.float32, layout=MMA)
+    for k in range(k_iters):
+        mbarrier.wait(full.index(stage), phase)
+        a = a_bufs.index(stage).slice(0, ROWS)
+        acc = _product(a, w_bufs.index(stage * HALVES), acc, k > 0, SWAP)
+        if GLU:
+            up = _product(a, w_bufs.index(stage * HALVES + 1), up, k > 0, SWAP)
+        acc, up = _wait(acc, up, GLU, OUTSTANDING)
+        # eagerly this stage may be overwritten now, else the one before
+        if EAGER:
+            mbarrier.arrive(empty.index(stage), count=1)
+        else:
+            previous = gl.where(stage == 0, STAGES - 1, stage - 1)
+            mbarrier.arrive(empty.index(previous), count=1, pred=k > 0)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+    acc, up = _wait(acc, up, GLU, 0)
+    if not EAGER:
+        previous = gl.where(stage == 0, STAGES - 1, stage - 1)
+        mbarrier.arrive(empty.index(previous), count=1)
+    if GLU:
+        acc = acc / (1.0 + gl.exp(-acc)) * up
+    row0 = row
+    col0 = tile_n * BLOCK_N
+    if SWAP:
+        row0 = tile_n * BLOCK_N
+        col0 = row
+    _finish(
+        acc, row0, col0, out_ptr, out_ptr, out_ptr, end, n, out_stride, out_stride,
+        out_ptr, 0, 0, 0, 1, 1, 1, 1, 0, 1, False, PART_Y, STORED, SWAP, False, False, "none",
+    )  # fmt: skip
+    return stage, phase
+
+
+@gluon.jit
 def _multiply_warps(
     a_bufs, w_bufs, full, empty, out_ptr, offsets_ptr, rows, num_experts, n, out_stride, tiles_n,
     k_iters,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, EAGER: gl.constexpr,
-    GLU: gl.constexpr, SWAP: gl.constexpr, PART_Y: gl.constexpr, EXPERTS: gl.constexpr,
-    LAYOUT: gl.constexpr, MMA: gl.constexpr, STORED: gl.constexpr,
+    GLU: gl.constexpr, SWAP: gl.constexpr, TAILS: gl.constexpr, EXPERTS: gl.constexpr,
+    LAYOUT: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    HALVES: gl.constexpr = 2 if GLU else 1
-    OUTSTANDING: gl.constexpr = 0 if EAGER else 1
-    X: gl.constexpr = BLOCK_N if SWAP else BLOCK_M
-    Y: gl.constexpr = BLOCK_M if SWAP else BLOCK_N
+    """With TAILS the last rows of an expert are a half or a quarter of a tile, if they fit one."""
     gdc_wait()
     ends = _tile_ends(offsets_ptr, rows, num_experts, tiles_n, BLOCK_M, EXPERTS, LAYOUT)
     stage = 0
     phase = 0
     for tile in range(gl.program_id(0), gl.max(ends, 0), gl.num_programs(0)):
         _, row, end, tile_n = _tile(tile, ends, offsets_ptr, rows, BLOCK_M)
-        acc = gl.zeros([X, Y], gl.float32, layout=MMA)
-        up = gl.zeros([X, Y], gl.float32, layout=MMA)
-        for k in range(k_iters):
-            mbarrier.wait(full.index(stage), phase)
-            a = a_bufs.index(stage)
-            acc = _product(a, w_bufs.index(stage * HALVES), acc, k > 0, SWAP)
-            if GLU:
-                up = _product(a, w_bufs.index(stage * HALVES + 1), up, k > 0, SWAP)
-            acc, up = _wait(acc, up, GLU, OUTSTANDING)
-            # eagerly this stage may be overwritten now, else the one before
-            if EAGER:
-                mbarrier.arrive(empty.index(stage), count=1)
+        if TAILS:
+            if end - row <= BLOCK_M // 4:
+                stage, phase = _multiply_tile(
+                    a_bufs, w_bufs, full, empty, out_ptr, row, end, tile_n, n, out_stride, k_iters,
+                    stage, phase, BLOCK_M // 4, BLOCK_N, STAGES, EAGER, GLU, SWAP, WARPS,
+                )  # fmt: skip
+            elif end - row <= BLOCK_M // 2:
+                stage, phase = _multiply_tile(
+                    a_bufs, w_bufs, full, empty, out_ptr, row, end, tile_n, n, out_stride, k_iters,
+                    stage, phase, BLOCK_M // 2, BLOCK_N, STAGES, EAGER, GLU, SWAP, WARPS,
+                )  # fmt: skip
             else:
-                previous = gl.where(stage == 0, STAGES - 1, stage - 1)
-                mbarrier.arrive(empty.index(previous), count=1, pred=k > 0)
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
-        acc, up = _wait(acc, up, GLU, 0)
-        if not EAGER:
-            previous = gl.where(stage == 0, STAGES - 1, stage - 1)
-            mbarrier.arrive(empty.index(previous), count=1)
-        if GLU:
-            acc = acc / (1.0 + gl.exp(-acc)) * up
-        row0 = row
-        col0 = tile_n * BLOCK_N
-        if SWAP:
-            row0 = tile_n * BLOCK_N
-            col0 = row
-        _finish(
-            acc, row0, col0, out_ptr, out_ptr, out_ptr, end, n, out_stride, out_stride,
-            out_ptr, 0, 0, 0, 1, 1, 1, 1, 0, 1, False, PART_Y, STORED, SWAP, False, False, "none",
-        )  # fmt: skip
+                stage, phase = _multiply_tile(
+                    a_bufs, w_bufs, full, empty, out_ptr, row, end, tile_n, n, out_stride, k_iters,
+                    stage, phase, BLOCK_M, BLOCK_N, STAGES, EAGER, GLU, SWAP, WARPS,
+                )  # fmt: skip
+        else:
+            stage, phase = _multiply_tile(
+                a_bufs, w_bufs, full, empty, out_ptr, row, end, tile_n, n, out_stride, k_iters,
+                stage, phase, BLOCK_M, BLOCK_N, STAGES, EAGER, GLU, SWAP, WARPS,
+            )  # fmt: skip
 
 
 @gluon.jit
@@ -174,9 +237,9 @@ def grouped_ws(
     a_desc, w_desc, out_ptr, offsets_ptr, rows, num_experts, n, expert_rows, half_rows, out_stride,
     tiles_n, k_iters,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    EAGER: gl.constexpr, GLU: gl.constexpr, SWAP: gl.constexpr, PART_Y: gl.constexpr,
-    EXPERTS: gl.constexpr, COPY_LAYOUT: gl.constexpr, LAYOUT: gl.constexpr, MMA: gl.constexpr,
-    STORED: gl.constexpr, COPY_REGS: gl.constexpr,
+    EAGER: gl.constexpr, GLU: gl.constexpr, SWAP: gl.constexpr, TAILS: gl.constexpr,
+    EXPERTS: gl.constexpr, COPY_LAYOUT: gl.constexpr, LAYOUT: gl.constexpr, WARPS: gl.constexpr,
+    COPY_REGS: gl.constexpr,
 ):  # fmt: skip
     """out [rows, 8n]: rows offsets[e] to offsets[e + 1] are a @ w[e]^T, or silu(gate) * up.
 
@@ -202,8 +265,7 @@ def grouped_ws(
                 (
                     a_bufs, w_bufs, full, empty, out_ptr, offsets_ptr, rows, num_experts, n,
                     out_stride, tiles_n, k_iters,
-                    BLOCK_M, BLOCK_N, STAGES, EAGER, GLU, SWAP, PART_Y, EXPERTS, LAYOUT, MMA,
-                    STORED,
+                    BLOCK_M, BLOCK_N, STAGES, EAGER, GLU, SWAP, TAILS, EXPERTS, LAYOUT, WARPS,
                 ),
             ),
             (

@@ -68,6 +68,8 @@ class GroupedConfig:
     Tiles are block_m rows by block_n output columns. `swap`: weights on the matrix unit's row side.
     `ctas_per_sm` and `pdl` (start while the kernel before still runs) count only where a mask
     confines. `eager`: give a stage back when its product is done, not a step later.
+    `tails` (with `swap`): an expert's last rows are multiplied as a half or a quarter of a tile if
+    they fit one.
     """
 
     kernel: GroupedKernel = "ws"
@@ -79,6 +81,7 @@ class GroupedConfig:
     swap: bool = False
     ctas_per_sm: int = 1
     eager: bool = False
+    tails: bool = False
     pdl: bool = True
 
 
@@ -90,8 +93,8 @@ _GATED = (
     GroupedConfig("ws", 32, 64, 64, 4, 5, ctas_per_sm=2, **_STREAMING),
     GroupedConfig("ws", 64, 64, 128, 4, 4, **_STREAMING),
     GroupedConfig("ws", 64, 64, 64, 4, 4, ctas_per_sm=2, **_STREAMING),
-    GroupedConfig("ws", 64, 128, 64, 4, 5),
-    GroupedConfig("ws", 128, 64, 64, 8, 6),
+    GroupedConfig("ws", 128, 64, 64, 4, 6, swap=True, tails=True),
+    GroupedConfig("ws", 128, 128, 64, 8, 4, swap=True, tails=True),
     GroupedConfig("ws", 128, 128, 64, 8, 4),
     GroupedConfig("ws", 256, 64, 64, 8, 4),
 )
@@ -102,8 +105,9 @@ _PLAIN = (
     GroupedConfig("ws", 32, 64, 128, 4, 4, ctas_per_sm=2, **_STREAMING),
     GroupedConfig("ws", 64, 128, 128, 4, 4, **_STREAMING),
     GroupedConfig("ws", 64, 64, 64, 4, 6, ctas_per_sm=2, **_STREAMING),
-    GroupedConfig("ws", 64, 256, 64, 4, 5),
-    GroupedConfig("ws", 128, 128, 64, 8, 6),
+    GroupedConfig("ws", 128, 128, 64, 4, 6, swap=True, tails=True),
+    GroupedConfig("ws", 128, 256, 64, 8, 4, swap=True, tails=True),
+    GroupedConfig("ws", 256, 128, 64, 8, 4, swap=True, tails=True),
     GroupedConfig("ws", 128, 256, 64, 8, 4),
     GroupedConfig("ws", 256, 128, 64, 8, 4),
 )
@@ -142,9 +146,10 @@ def is_legal(
     """Whether kernels are made for a configuration; PDL and CTAs an SM do not choose kernels."""
     wanted = configs_of(problem, capability)
     return any(
-        (x.kernel, x.block_m, x.block_n, x.block_k, x.num_warps, x.num_stages, x.swap, x.eager)
+        (x.kernel, x.block_m, x.block_n, x.block_k, x.num_warps, x.num_stages, x.swap, x.eager,
+         x.tails)
         == (config.kernel, config.block_m, config.block_n, config.block_k, config.num_warps,
-            config.num_stages, config.swap, config.eager)
+            config.num_stages, config.swap, config.eager, config.tails)
         and config.ctas_per_sm <= x.ctas_per_sm
         for x in wanted
     )  # fmt: skip
@@ -231,7 +236,9 @@ def predict_us(
     steps = ceil(problem.k / config.block_k)
     step_bytes = 2 * config.block_k * (config.block_m + problem.halves * config.block_n)
     step_us = resident * max(
-        _tensor_us(problem, config, profile) / (known.tensor * share),
+        _tensor_us(problem, config, profile)
+        * _multiplied(problem, config)
+        / (known.tensor * share),
         step_bytes / (1e6 * _sm_tbps(config, step_bytes * resident, known) * share),
     )
     busy = ceil(tiles / ctas) * (steps * step_us + known.tile_us)
@@ -250,6 +257,14 @@ def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: CeilingS
     elif config.kernel == "ws":
         rows = max(rows, 64)
     return 2 * rows * columns * config.block_k / (4096 * profile.info.sm_clock_mhz)
+
+
+def _multiplied(problem: GroupedProblem, config: GroupedConfig) -> float:
+    """Share of the tiles' rows that is multiplied: of an expert's last tile 11/16 with `tails`."""
+    if not config.tails:
+        return 1.0
+    tiles = row_tiles(problem.rows, problem.num_experts, config.block_m)
+    return 1 - 5 / 16 * problem.active / tiles
 
 
 def _sm_tbps(config: GroupedConfig, in_a_stage: int, known: GroupedConstants) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ def test_every_variant_fits(problem: GroupedProblem, tmp_path: Path) -> None:
         assert "UTMALDG.2D" in code
         assert waits_first(code)
         assert len(artifact.boxes) == 2
+        # a whole tile's products, a half's and a quarter's
+        shapes = set(re.findall(r"HGMMA\.64x(\d+)x16", code))
+        assert len(shapes) == (3 if config.tails else 1), (config, shapes)
 
 
 def test_parameters_are_packed_in_the_kernels_order() -> None:
