@@ -50,7 +50,7 @@ def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
 @click.option(
     "--op",
     type=click.Choice(
-        ["gemm", "gemm_swiglu", "attention", "append", "rows", "moe", "grouped_gemm"]
+        ["gemm", "gemm_swiglu", "attention", "append", "rows", "sample", "moe", "grouped_gemm"]
     ),
     default="gemm",
     show_default=True,
@@ -121,7 +121,8 @@ def command(
     --op gemm_swiglu tunes GEMMs with SwiGLU, which share the GEMM's table: fused, or the plain GEMM
     followed by silu_and_mul. --op attention takes decode batches and prompts of usual lengths for
     the models of --heads, --op append steps of a few tokens and of many, --op rows norms and
-    activations of few rows and of many, --op moe and --op grouped_gemm a mixture of experts.
+    activations of few rows and of many, --op sample decode batches, --op moe and --op grouped_gemm
+    a mixture of experts.
     """
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     if op == "attention":
@@ -150,6 +151,14 @@ def command(
         each = rows.tuned_cases(rows=sizes)
         steps_of_rows = rows.Request(each, counts, modes, contended, time_limit_s, _command_line())
         _tune_other(op, rows, steps_of_rows, out, raw_path, fresh=fresh, dry_run=dry_run)
+        return
+    if op == "sample":
+        from smkern.autotune import sample
+
+        drawn = sample.tuned_cases(rows=ms or (sample.QUICK_ROWS if quick else sample.ROWS))
+        counts = budgets or (sample.QUICK_BUDGETS if quick else sample.BUDGETS)
+        draws = sample.Request(drawn, counts, modes, contended, time_limit_s, _command_line())
+        _tune_other(op, sample, draws, out, raw_path, fresh=fresh, dry_run=dry_run)
         return
     if op in ("moe", "grouped_gemm"):
         from smkern.autotune import moe

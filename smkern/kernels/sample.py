@@ -54,7 +54,7 @@ class SampleVariant:
 
 
 def shared_bytes(problem: SampleProblem) -> int:
-    """Dynamic shared memory: all groups' keys or the tokens looked at; behind them a list of groups."""
+    """Dynamic shared memory: all groups' keys or the tokens looked at; then a list of groups."""
     return max(8 * CANDIDATES, 4 * problem.groups) + 2 * problem.groups
 
 

@@ -7,7 +7,7 @@ piece is summed by one warp in one order, and all that goes across pieces is a s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from smkern.device import Budget as Budget
@@ -111,19 +111,18 @@ def workspace_bytes(problem: SampleProblem) -> int:
 def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ...]:
     """What is tuned over and what the model chooses from."""
     if budget.confined != "mask":
-        return tuple(SampleConfig(warps, 1, False) for warps in WARPS)
+        return tuple(SampleConfig(warps, 1) for warps in WARPS)
     return tuple(
-        SampleConfig(warps, ctas, pdl)
+        SampleConfig(warps, ctas)
         for warps in WARPS
         for ctas in (1, 2, 4, 8)
-        for pdl in (True, False)
         if warps * ctas <= RESIDENT_WARPS
     )
 
 
 def is_legal(problem: SampleProblem, config: SampleConfig, budget: Budget) -> bool:
     """Whether a configuration is one that kernels are made for in this budget."""
-    return config in candidates(problem, budget)
+    return replace(config, pdl=True) in candidates(problem, budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,8 @@ def predict_us(
     reading = max(share / rate, problem.bytes_moved / bandwidth)
     # a CTA's rows follow each other; while it ends one, others read
     ends = -(-problem.rows // grid.num_ctas) * (known.finish_us + known.warp_us / config.num_warps)
-    start = known.launch_us - (known.overlap_us if config.pdl else 0.0)
+    overlaps = config.pdl and budget.confined == "mask"
+    start = known.launch_us - (known.overlap_us if overlaps else 0.0)
     return float(start + reading + ends)
 
 

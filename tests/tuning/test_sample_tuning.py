@@ -67,11 +67,12 @@ def test_the_grid_keeps_the_budget_and_leaves_no_row_out(rows, confined):
 
 def test_choices():
     grid = Budget(16, "grid")
-    assert not any(config.pdl for config in candidates(BASE, grid))
+    apart = SampleConfig(16, 2, pdl=False)
+    assert is_legal(BASE, apart, Budget(16, "mask"))
+    assert not is_legal(BASE, apart, grid), "one CTA an SM where no mask confines"
     assert choose(BASE, grid, Profile()).num_warps == max(WARPS), "one CTA an SM wants warps"
     mask = Budget(132, "mask")
     assert choose(BASE, mask, Profile()) in candidates(BASE, mask)
-    assert choose(BASE, mask, Profile()).pdl
 
 
 def test_more_rows_take_longer_and_more_sms_do_not():

@@ -196,7 +196,7 @@ def finish_rows(
         stop_tokens: [batch, n] int32 or None.
         pad_token: What finished rows emit.
     """
-    over = torch.zeros(len(tokens), dtype=torch.bool) if finished is None else finished != 0
+    over = torch.zeros_like(tokens, dtype=torch.bool) if finished is None else finished != 0
     ends = torch.zeros_like(over)
     if stop_tokens is not None:
         ends |= (stop_tokens == tokens[:, None]).any(1)

@@ -21,13 +21,14 @@ from smkern.ops.sample.check import check_memory
 from smkern.ops.small import Small, check_small, run
 from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.ops.small_library import register
-from smkern.tuning.sample import Budget, SampleConfig, SampleProblem, choose, workspace_bytes
+from smkern.tuning.sample import Budget, SampleConfig, SampleProblem, workspace_bytes
 
 
 @cache
 def sample_dispatcher(index: int) -> SmallDispatcher[SampleProblem, SampleConfig]:
-    """The dispatcher of a device that is present: its profile, its kernels."""
+    """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.device import load_profile
+    from smkern.tuning.sample_table import load_sample_table, select_sample
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -37,20 +38,22 @@ def sample_dispatcher(index: int) -> SmallDispatcher[SampleProblem, SampleConfig
 
         return SampleKernels(10 * major + minor)
 
-    return SmallDispatcher(profile, kernels, partial(choose, profile=profile))
+    table = load_sample_table(profile.info.name)
+    return SmallDispatcher(profile, kernels, partial(select_sample, profile=profile, table=table))
 
 
-def sample_on_cpu(call: Sample) -> Tensor:
-    """The reference on a checked call; brings the state up to date."""
+def by_reference(call: Sample) -> Tensor:
+    """The reference on a checked call, of any device; brings the state up to date."""
     choices, finished = choices_of(call), call.finished
     over = [False] * len(choices) if finished is None else (finished != 0).tolist()
-    tokens = [
+    drawn = [
         0 if is_over else reference.sample_row(row, choice)
         for row, choice, is_over in zip(call.logits, choices, over, strict=True)
     ]
+    tokens = torch.tensor(drawn, dtype=torch.int32, device=call.logits.device)
     return reference.finish_rows(
-        torch.tensor(tokens, dtype=torch.int32), finished=finished, lengths=call.lengths,
-        max_lengths=call.max_lengths, stop_tokens=call.stop_tokens, pad_token=int(call.pad_token),
+        tokens, finished=finished, lengths=call.lengths, max_lengths=call.max_lengths,
+        stop_tokens=call.stop_tokens, pad_token=int(call.pad_token),
     )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ SAMPLE: Small[SampleProblem] = Small(
     shapes=lambda call: (((call.logits.shape[0],), torch.int32),),
     problem=problem_of,
     numbers=numbers_of,
-    reference=sample_on_cpu,
+    reference=by_reference,
     dispatcher=sample_dispatcher,
     vectors=("logits",),
     in_place=(("lengths", "steps"),),
