@@ -23,8 +23,9 @@ VECTOR = 8
 """16-bit elements of a 16-byte load."""
 WARPS = (4, 16)
 """Warps of the CTAs that there are: small ones for a partition, large ones for one CTA an SM."""
-RESIDENT = 32
-"""Warps that an SM's registers hold of these kernels, at 64 a thread."""
+RESIDENT, RESIDENT_WIDE = 32, 16
+"""Warps that an SM's registers hold, at 64 a thread; at 128, which permutations take that count or
+have large CTAs."""
 TABLES: Mapping[int, int] = {4: 32, 16: 16}
 """Warps to the elements a thread of what a permutation compares, or copies, at a time."""
 COUNTED = 1024
@@ -181,9 +182,15 @@ def candidates(problem: MoeProblem, budget: Budget) -> tuple[MoeConfig, ...]:
         MoeConfig(warps, ctas, counted)
         for warps in WARPS
         for ctas in ((1, 2, 4, 8) if budget.confined == "mask" else (1,))
-        if warps * ctas <= RESIDENT
         for counted in ways(problem)
+        if warps * ctas <= most_warps(problem, warps, counted)
     )
+
+
+def most_warps(problem: MoeProblem, num_warps: int, counted: bool) -> int:
+    """Warps of such CTAs that an SM holds."""
+    wide = isinstance(problem, PermuteProblem) and (counted or num_warps > 4)
+    return RESIDENT_WIDE if wide else RESIDENT
 
 
 def is_legal(problem: MoeProblem, config: MoeConfig, budget: Budget) -> bool:

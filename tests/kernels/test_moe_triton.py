@@ -23,10 +23,12 @@ from smkern.kernels.moe_launch import (
 )
 from smkern.tuning.moe import (
     COUNTED,
+    Budget,
     MoeConfig,
     PermuteProblem,
     TopkProblem,
     UnpermuteProblem,
+    candidates,
     group_tokens,
 )
 
@@ -128,6 +130,16 @@ def test_a_row_is_summed_in_one_order_whatever_the_cta(
     for variant in MoeKernels(90).variants(problem):
         variant.compile()
     assert len(layouts) <= 2, layouts  # of the experts, and of the chosen
+
+
+@pytest.mark.parametrize("problem", [TOPK, PERMUTE, UNPERMUTE])
+def test_candidates_are_resident_at_once(problem: Any, tmp_path: Path) -> None:
+    """CTAs that an SM cannot hold would run one after the other."""
+    for config in candidates(problem, Budget(132, "mask")):
+        for variant in variants_of(problem, config, 90):
+            artifact = variant.compile()
+            registers = usage(artifact, tmp_path)[0] * artifact.num_threads
+            assert registers * config.ctas_per_sm <= 65_536, (config, variant)
 
 
 def test_a_variant_holds_nothing_of_budgets_and_tokens() -> None:

@@ -143,7 +143,7 @@ def test_most_tiles_bound_any_deal() -> None:
 
 
 def test_cells_serve_their_neighbours(tmp_path: Any) -> None:
-    config = MoeConfig(16, 2, counted=True, pdl=False)
+    config = MoeConfig(16, 1, counted=True, pdl=False)
     base = replace(SMALL["permute"], tokens=2000)
     key = moe_table.MoeKey.of(base, WHOLE)
     file = CellFile(tmp_path / "moe.json", moe_table.CODEC)
