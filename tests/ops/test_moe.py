@@ -114,6 +114,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "permute experts": (
         lambda: smkern.moe_permute(rows(), torch.zeros(5, 2).int(), 0), "num_experts=0",
     ),
+    "topk out": (
+        lambda: smkern.topk_softmax(rows(), 2, out=rows()),  # type: ignore[arg-type]
+        r"out is Tensor of 5: pass \(weights, experts\)",
+    ),
     "permute out": (
         lambda: smkern.moe_permute(
             rows(), torch.zeros(5, 2).int(), 4, out=(rows(9), OFFSETS, integers(*range(10)))

@@ -92,3 +92,17 @@ def row_step(x: Tensor | None, width: int) -> int:
 def whole(width: int, *rows: Tensor | None) -> bool:
     """Whether rows come in whole 16-byte pieces, but for their base address."""
     return width % VECTOR == 0 and not any(row_step(x, width) % VECTOR for x in rows)
+
+
+def results_of(out: Any, *names: str) -> tuple[Any, ...]:
+    """The tensors of an optional `out`, None for each that is to be made.
+
+    Raises:
+        ArgumentError: anything but a sequence of so many.
+    """
+    if out is None:
+        return (None,) * len(names)
+    if not isinstance(out, tuple | list) or len(out) != len(names):
+        given = f"{type(out).__name__} of {len(out)}" if hasattr(out, "__len__") else repr(out)
+        raise ArgumentError(f"out is {given}: pass ({', '.join(names)}), or None")
+    return tuple(out)

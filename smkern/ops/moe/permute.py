@@ -16,6 +16,7 @@ from smkern.ops.moe.check import (
     check_table,
     check_top_k,
     gpu_dtype,
+    results_of,
     row_step,
     whole,
 )
@@ -130,7 +131,7 @@ def moe_permute(
         >>> rows[:, 0].tolist(), offsets.tolist(), index.tolist()
         ([1.0, 2.0, 1.0, 2.0], [0, 2, 2, 4], [2, 0, 1, 3])
     """
-    rows, offsets, index = (None, None, None) if out is None else out
+    rows, offsets, index = results_of(out, "rows", "expert_offsets", "index")
     if num_experts.__class__ is not int and not torch.compiler.is_compiling():
         num_experts = numbers.as_int("num_experts", num_experts, 1)
     found: tuple[Tensor, Tensor, Tensor] = run(

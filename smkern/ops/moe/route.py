@@ -14,6 +14,7 @@ from smkern.ops.moe.check import (
     check_experts,
     check_rows,
     check_top_k,
+    results_of,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.reference import moe as reference
@@ -115,7 +116,7 @@ def topk_softmax(
         >>> weights.tolist(), experts.tolist()
         ([[0.5, 0.5]], [[1, 2]])
     """
-    weights, experts = (None, None) if out is None else out
+    weights, experts = results_of(out, "weights", "experts")
     if top_k.__class__ is not int and not torch.compiler.is_compiling():
         top_k = numbers.as_int("top_k", top_k, 1)
     found: tuple[Tensor, Tensor] = run(
