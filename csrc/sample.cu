@@ -31,10 +31,11 @@ __device__ __forceinline__ u32 best_of(const u32 (&raw)[4]) {
   return max_raw(max_raw(raw[0], raw[1]), max_raw(raw[2], raw[3]));
 }
 
-// A warp's piece: the keys of its groups, and where `scale` is not 0 the sum of its weights, its best
-// token's being 1.
+// A warp's piece: the keys of its groups (also to `near`, if there), and where `scale` is not 0 the
+// sum of its weights, its best token's being 1.
 __device__ __forceinline__ void read_piece(const SampleParams& p, const char* row, u32* keys,
-                                           float* sum_at, int piece, float scale, int lane) {
+                                           u32* near, float* sum_at, int piece, float scale,
+                                           int lane) {
   Piece raw;
   load_piece(p, row, piece, lane, raw);
   u32 best = raw[0][0];
@@ -43,6 +44,7 @@ __device__ __forceinline__ void read_piece(const SampleParams& p, const char* ro
   const u32 both[4] = {best, best, best, best};
   const u32 key = max(key_of(plain(element(both, 0))), key_of(plain(element(both, 1))));
   keys[lane] = key;
+  if (near) near[lane] = key;
   if (scale == 0.0f) return;
 
   const u32 most = __reduce_max_sync(kAll, key);
@@ -67,15 +69,15 @@ __device__ __forceinline__ void read_piece(const SampleParams& p, const char* ro
 
 // The pieces of a CTA, from `begin` to `end` of all rows' one after the other.
 struct Range {
-  long long begin, end;
+  int begin, end;
   __device__ __forceinline__ Range(const SampleParams& p, int cta, int ctas) {
     if (p.ctas_per_row) {  // each row has CTAs of its own
       const int row = cta / p.ctas_per_row, part = cta % p.ctas_per_row;
-      begin = (long long)row * p.pieces + part * p.pieces / p.ctas_per_row;
-      end = (long long)row * p.pieces + (part + 1) * p.pieces / p.ctas_per_row;
+      begin = row * p.pieces + part * p.pieces / p.ctas_per_row;
+      end = row * p.pieces + (part + 1) * p.pieces / p.ctas_per_row;
     } else {
       const long long all = (long long)p.rows * p.pieces;
-      begin = all * cta / ctas, end = all * (cta + 1) / ctas;
+      begin = (int)(all * cta / ctas), end = (int)(all * (cta + 1) / ctas);
     }
   }
 };
@@ -90,34 +92,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   }
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const Range mine(p, blockIdx.x, gridDim.x);
-  long long at = mine.begin;
+  const Room room(dynamic, p.pieces);
+  int at = mine.begin;
 #pragma unroll 1
   while (at < mine.end) {
-    const int row = (int)(at / p.pieces), first = (int)(at - (long long)row * p.pieces);
-    const int count = (int)min((long long)(p.pieces - first), mine.end - at);
+    const int row = at / p.pieces, first = at - row * p.pieces;
+    const int count = min(p.pieces - first, mine.end - at);
     const char* logits = p.logits + row * p.row_bytes;
-    const bool over = p.finished && p.finished[row];
+    const bool over = p.finished && p.finished[row], alone = count == p.pieces;
     const Choice choice(p, row);
     if (!over) {
       const float scale = choice.sums() ? choice.scale : 0.0f;
 #pragma unroll 1
       for (int piece = first + warp; piece < first + count; piece += kWarps) {
         const long long place = (long long)row * p.pieces + piece;
-        read_piece(p, logits, p.groups + place * 32, p.sums + place, piece, scale, lane);
+        u32* const near = alone ? room.keys + piece * 32 : nullptr;
+        read_piece(p, logits, p.groups + place * 32, near, p.sums + place, piece, scale, lane);
       }
     }
-    // the last to arrive sees what all have written: fences on both sides of the count
     __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      s.last = atomicAdd(p.counters + row, count) + count == p.pieces;
-      __threadfence();
+    if (!alone) {  // the last to arrive sees what all have written: fences on both sides of the count
+      if (threadIdx.x == 0) {
+        __threadfence();
+        s.last = atomicAdd(p.counters + row, count) + count == p.pieces;
+        __threadfence();
+        if (s.last) p.counters[row] = 0;
+      }
+      __syncthreads();
     }
-    __syncthreads();
-    if (s.last) {
-      if (threadIdx.x == 0) p.counters[row] = 0;
+    if (alone || s.last) {
       int token = p.pad_token;
-      if (!over) token = choose(p, row, logits, choice, dynamic, s);
+      if (!over) token = choose(p, row, logits, choice, alone, room, s);
       if (threadIdx.x == 0) finish(p, row, token, over);
       __syncthreads();
     }

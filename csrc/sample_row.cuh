@@ -21,16 +21,17 @@ struct Bounds {
   u32 least, most;
 };
 
-// All keys to shared memory; the row's largest, and the least of a group with any token.
-__device__ __forceinline__ Bounds load_keys(const SampleParams& p, int row, const Room& room,
-                                            Shared& s) {
+// All keys to shared memory, unless they are there; the row's largest, and the least of a group with
+// any token.
+__device__ __forceinline__ Bounds load_keys(const SampleParams& p, int row, bool are_there,
+                                            const Room& room, Shared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const u32* from = p.groups + (long long)row * room.groups;
   u32 most = 0, least = kAll;
 #pragma unroll 4
   for (int i = threadIdx.x; i < room.groups; i += THREADS) {
-    const u32 key = __ldcg(from + i);
-    room.keys[i] = key;
+    const u32 key = are_there ? room.keys[i] : __ldcg(from + i);
+    if (!are_there) room.keys[i] = key;
     most = max(most, key);
     if (key > kNothing) least = min(least, key);
   }
@@ -301,7 +302,7 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, int row, cons
   Measure measure{0, top, choice.scale, -INFINITY_F, false};
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
-    if (turn) load_keys(p, row, room, s);  // tokens lie over them
+    if (turn) load_keys(p, row, false, room, s);  // tokens lie over them
     const int wanted = choice.top_k ? choice.top_k : nucleus ? turn ? 1024 : 64 : 0;
     u32 least = floor;
     if (wanted && wanted < room.groups && p.vocab > kCandidates) {
@@ -342,11 +343,11 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, int row, cons
 }
 
 __device__ __forceinline__ int choose(const SampleParams& p, int row, const char* logits,
-                                      const Choice& choice, char* dynamic, Shared& s) {
-  const Room room(dynamic, p.pieces);
+                                      const Choice& choice, bool keys_are_there,
+                                      const Room& room, Shared& s) {
   const u64 seed = p.seeds ? p.seeds[row] : p.seed;
   const u32 step = p.steps ? p.steps[row] : p.step;
-  const Bounds keys = load_keys(p, row, room, s);
+  const Bounds keys = load_keys(p, row, keys_are_there, room, s);
   const u32 most = keys.most;
   if (most == kNothing) return 0;
   if (choice.greedy) return best_token(p, logits, room, most, s);

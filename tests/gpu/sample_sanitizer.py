@@ -17,14 +17,14 @@ def run_kernel(kernel: str) -> None:
     import torch
 
     import smkern
-    from tests.ops.sample_cases import DTYPES, KINDS, logits_of, odd_rows, options_of, wrong_rows
+    from tests.ops.sample_cases import KINDS, logits_of, odd_rows, options_of, wrong_rows
 
-    for dtype in DTYPES.values():
+    for dtype in (torch.bfloat16, torch.float32):
         for kind in KINDS:
             options, on_host = options_of(kind, 8, "cuda"), options_of(kind, 8)
-            cases = [logits_of(8, vocab, dtype, s) for vocab in (7, 5003) for s in (3.0, 0.0)]
-            cases.append(odd_rows(dtype, 4999))
-            cases.append(logits_of(8, 5003, dtype)[:, 1:])
+            cases = [logits_of(8, vocab, dtype, s) for vocab in (7, 5000) for s in (3.0, 0.0)]
+            cases.append(odd_rows(dtype, 2999))
+            cases.append(logits_of(8, 2900, dtype)[:, 1:])
             for logits in cases:
                 for num_sms in (3, None):
                     state = {

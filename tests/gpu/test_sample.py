@@ -12,6 +12,7 @@ import smkern
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import Sample, choices_of
+from tests.gpu.sample_support import precompile
 from tests.ops.sample_cases import (
     DTYPES,
     KINDS,
@@ -26,6 +27,12 @@ from tests.ops.sample_cases import (
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 VOCABS = (1, 7, 1000, 4096, 4097, 32_003, 128_256, 151_936, 262_144)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    if torch.cuda.is_available():
+        precompile()
 
 
 def draw(logits: Tensor, **options: Any) -> Tensor:
