@@ -9,10 +9,14 @@ namespace decode {
 
 // Floats of a team's staged sums: 4 warps, `rows` packed rows; 4 more a row spread the banks.
 __host__ __device__ constexpr int stage_floats(int rows) { return 4 * rows * (D + 4 + 2); }
+// Floats of a team's folded sums, one slot a thread; 0 where a thread would need several.
+__host__ __device__ constexpr int fold_floats(int rows) {
+  return rows * (D / 4) <= kTeamThreads ? 6 * rows * (D / 4) : 0;
+}
 // 16 bytes are counted for a Note, which takes 24: before it lies an even multiple of 16, so that
 // what fills up 128 (the swizzle counts in them) is 16 at least.
 __host__ __device__ constexpr int team_bytes(int rows) {
-  return (4 * kRing + 4 * stage_floats(rows) + 16 + 127) / 128 * 128;
+  return (4 * kRing + 4 * (stage_floats(rows) + fold_floats(rows)) + 16 + 127) / 128 * 128;
 }
 
 __device__ __forceinline__ void team_barrier(int team) {
@@ -75,12 +79,34 @@ __device__ __forceinline__ void stage_sums(float* stage, const AttentionParams& 
     }
 }
 
-// The team's four staged sums, added in the warps' order, become output or a partial.
-__device__ __forceinline__ void combine(const float* stage, const AttentionParams& p, Item item,
-                                        int head, const Lane& l, float v_scale) {
-  const int rows = p.decode_rows;
-  const bool whole = item[NUM_PIECES] == 1;  // else a partial: its rows need no place of theirs
-  int q_start = 0, q_len = 0, first_row = 0;
+// Add a piece's sums to this thread's slot `i` of the pieces before, with merge_rows' arithmetic.
+__device__ __forceinline__ void fold(float* slots, int rows, int i, bool first, float4& sum,
+                                     float& top, float& norm) {
+  float4& kept = ((float4*)slots)[i];
+  float2& stats = ((float2*)(slots + rows * D))[i];
+  const float4 before = first ? make_float4(0, 0, 0, 0) : kept;
+  const float2 its = first ? make_float2(kMinusInf, 0) : stats;
+  if (top == kMinusInf) {
+    sum = before, top = its.x, norm = its.y;
+  } else {
+    const float high = fmaxf(its.x, top);
+    const float shrink = exp2_fast(its.x - high), weight = exp2_fast(top - high);
+    top = high;
+    norm = fmaf(its.y, shrink, weight * norm);
+    sum.x = fmaf(before.x, shrink, weight * sum.x), sum.y = fmaf(before.y, shrink, weight * sum.y);
+    sum.z = fmaf(before.z, shrink, weight * sum.z), sum.w = fmaf(before.w, shrink, weight * sum.w);
+  }
+  kept = sum, stats = make_float2(top, norm);
+}
+
+// The team's four staged sums, added in the warps' order, become output or a partial. Of a row
+// block whose pieces are all this team's (`owned`) no partial is left: a thread folds its sums into
+// those of the pieces before, as `merge_rows` would, and the last piece's become output.
+__device__ __forceinline__ void combine(float* stage, const AttentionParams& p, Item item, int head,
+                                        bool owned, const Lane& l, float v_scale) {
+  const int rows = p.decode_rows, piece = item[PIECE], pieces = item[NUM_PIECES];
+  const bool whole = pieces == 1 || (owned && piece == pieces - 1);
+  int q_start = 0, q_len = 0, first_row = 0;  // a partial's rows need no place of theirs
   if (whole) q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
   const long long part = (long long)(item[FIRST_SLOT] + item[PIECE]) * p.num_kv_heads + head;
   const float2* stats = (const float2*)(stage + 4 * rows * (D + 4));
@@ -89,7 +115,7 @@ __device__ __forceinline__ void combine(const float* stage, const AttentionParam
     float2 its[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) its[w] = stats[w * rows + r];
-    const float high = fmaxf(fmaxf(its[0].x, its[1].x), fmaxf(its[2].x, its[3].x));
+    float high = fmaxf(fmaxf(its[0].x, its[1].x), fmaxf(its[2].x, its[3].x));
     const float base = high == kMinusInf ? 0.0f : high;
     float4 sum = make_float4(0, 0, 0, 0);
     float total = 0.0f;
@@ -102,10 +128,11 @@ __device__ __forceinline__ void combine(const float* stage, const AttentionParam
       sum.x = fmaf(weight, x.x, sum.x), sum.y = fmaf(weight, x.y, sum.y);
       sum.z = fmaf(weight, x.z, sum.z), sum.w = fmaf(weight, x.w, sum.w);
     }
+    if (owned) fold(stage + stage_floats(rows), rows, i, piece == 0, sum, high, total);
     if (whole) {
       const Row row(p, q_start, q_len, first_row + r, head);
       if (row.valid) store_row(p, row, i % (D / 4) * 4, sum, high, total, v_scale);
-    } else {
+    } else if (!owned) {
       ((float4*)(p.workspace + p.decode_out))[part * (rows * (D / 4)) + i] = sum;
       if (i % (D / 4) == 0)
         ((float2*)(p.workspace + p.decode_stats))[part * rows + r] = make_float2(high, total);
@@ -129,7 +156,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   const u32 values = kept(ring + kSlot + values_at(l.lane), l.lane);
   const u32 lane_at = kept(ring + chunk_at(l.lane / kLaneChunks, l.lane % kLaneChunks), l.lane);
   float* stage = (float*)(mine + 4 * kRing);
-  Note& note = *(Note*)(stage + stage_floats(p.decode_rows));
+  Note& note = *(Note*)(stage + stage_floats(p.decode_rows) + fold_floats(p.decode_rows));
   if (l.thread == 0) {
     barrier_init(shared_address(&note.staged), 4);
     barrier_init(shared_address(&note.added), 4);
@@ -151,12 +178,14 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   stream.copy_values(p, lane_at + kSlot, l);
 
   // The unit whose sums are staged but not added yet, and how often that has been.
+  constexpr int kOwned = 2;
   Item staged_item = item;
   int staged_head = 0, parity = 0;
-  int staged = 0;
+  int staged = 0;  // 1, or kOwned
+  int owned_end = first_unit;  // units before it are of row blocks that this team has all pieces of
   const auto add_staged = [&] {
     barrier_wait(shared_address(&note.staged), parity);
-    combine(stage, p, staged_item, staged_head, l, v_scale);
+    combine(stage, p, staged_item, staged_head, staged == kOwned, l, v_scale);
     arrive_warp(note.added, l.lane);
     staged = 0;
   };
@@ -188,6 +217,10 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   };
 
   for (bool first = true; unit < end_unit; first = false) {  // a unit a turn
+    if (item[PIECE] == 0 && fold_floats(p.decode_rows)) {
+      const int pieces = item[NUM_PIECES];
+      if (pieces > 1 && unit + pieces <= end_unit) owned_end = unit + pieces;
+    }
     float o[kBlocks][ROWS8][4] = {};
     float top[ROWS8][2], norm[ROWS8][2];
 #pragma unroll
@@ -251,13 +284,14 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     }
     stage_sums(stage, p, o, top, norm, l);
     arrive_warp(note.staged, l.lane);
-    staged = 1, staged_item = item, staged_head = head;
+    const bool owned = unit < owned_end;
+    staged = owned ? kOwned : 1, staged_item = item, staged_head = head;
 
     settle();
     const int pieces = item[NUM_PIECES], counter = item[COUNTER] * heads + head;
-    if (pieces == 1 || counter != run_counter) {
+    if (pieces == 1 || owned || counter != run_counter) {
       count_run();
-      run_counter = pieces > 1 ? counter : -1;
+      run_counter = pieces > 1 && !owned ? counter : -1;
       run_item = item, run_head = head, run_length = 0;
     }
     ++run_length;

@@ -77,7 +77,8 @@ class RowsConfig:
     """One way to run it. `ctas_per_sm` and `pdl` count only where a mask confines.
 
     `vectors` are 16-byte loads of a thread (norms have what a row needs), `stages` 2 or 4: a norm's
-    next row, or next three, are on their way while one is worked on. `pdl`: it may begin before the launch ahead has ended.
+    next row, or next three, are on their way while one is worked on. `pdl`: it may begin before the
+    launch ahead has ended.
     """
 
     num_warps: int = 4

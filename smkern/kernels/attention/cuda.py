@@ -23,7 +23,12 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     Budget,
 )
-from smkern.tuning.attention.space import cache_bytes, cuda_team_bytes, most_teams
+from smkern.tuning.attention.space import (
+    CUDA_TEAM_THREADS,
+    cache_bytes,
+    cuda_team_bytes,
+    most_teams,
+)
 
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
@@ -36,7 +41,6 @@ MIN_BOX = 16
 ROW_UNIT = 32
 """Bytes that cache strides are passed in: 2**32 of them cover 128 GiB."""
 _PLAN_THREADS = 1024
-_TEAM_THREADS = 128
 _PREFILL_THREADS = 384
 _PARAMS = struct.Struct("12Q 6q 4q 2I 12i 4f")
 
@@ -63,7 +67,8 @@ class CudaVariant:
 
     @property
     def threads(self) -> int:
-        return _TEAM_THREADS * self.teams if self.kernel == "attention_decode" else _PREFILL_THREADS
+        decode = self.kernel == "attention_decode"
+        return CUDA_TEAM_THREADS * self.teams if decode else _PREFILL_THREADS
 
 
 def prefill_bytes(head_dim: int) -> int:

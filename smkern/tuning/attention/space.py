@@ -28,6 +28,7 @@ AVAILABLE: tuple[AttentionKernel, ...] = ("cuda", "triton")
 """Kernels that exist. "cutlass" keeps a place in the dispatch and is never legal."""
 CUDA_CAPABILITY = (9, 0)
 CUDA_HEAD_DIMS = (64, 96, 128, 256)
+CUDA_TEAM_THREADS = 128
 MAX_HEAD_DIM = 256
 TEAMS = (2, 3, 4)
 """Teams of four warps that a CUDA decode CTA may have; small budgets want the most that fit."""
@@ -135,11 +136,14 @@ def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
 
 
 def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
-    """Shared memory of a CUDA decode team with `rows` packed rows: its rings, then staged sums.
+    """Shared memory of a CUDA decode team with `rows` packed rows: rings, staged and folded sums.
 
     csrc/attention_decode.cuh's team_bytes.
     """
-    used = cuda_ring_bytes(head_dim, element_bytes) + 16 * rows * (head_dim + 6) + 16
+    slots = rows * head_dim // 4
+    folded = 24 * slots if slots <= CUDA_TEAM_THREADS else 0
+    staged = 16 * rows * (head_dim + 6)
+    used = cuda_ring_bytes(head_dim, element_bytes) + staged + folded + 16
     return -(-used // 128) * 128
 
 
