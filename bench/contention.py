@@ -127,6 +127,7 @@ class _Queue:
         return stop < self.calls
 
     def marks_us(self, origin: Any) -> list[float]:
+        self.load.stream.synchronize()  # the device's own wait may end before a partition's graphs
         return [1e3 * origin.elapsed_time(event) for event in self.events]
 
 

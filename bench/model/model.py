@@ -153,7 +153,7 @@ class DecodeLoop:
         """Run a step; ValueError where it ended a request or its logits are not finite."""
         with current_stream(self.place.stream):
             self.call(0)
-        torch.cuda.synchronize()
+        self._wait()
         batch = len(self.lengths)
         if bool(self.graph.inputs.finished.any()):
             raise ValueError(f"{model}, batch {batch}: a step ended a request")
@@ -161,8 +161,13 @@ class DecodeLoop:
             raise ValueError(f"{model}, batch {batch}: logits are not finite")
 
     def close(self) -> None:
-        torch.cuda.synchronize()
+        self._wait()
         self.graph.close()
+
+    def _wait(self) -> None:
+        """For the place's stream too: the device's own wait may end before its graphs do."""
+        self.place.stream.synchronize()
+        torch.cuda.synchronize()
 
 
 def draw_of(inputs: DecodeInputs) -> Callable[[Tensor], Any]:
