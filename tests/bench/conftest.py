@@ -16,6 +16,9 @@ class FakeStream:
     def wait_event(self, event) -> None:
         assert event.at_us is not None, "waits on an event that was never recorded"
 
+    def synchronize(self) -> None:
+        pass
+
 
 class FakeCuda:
     def __init__(self) -> None:
