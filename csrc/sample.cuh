@@ -30,6 +30,7 @@ constexpr int kPieceVectors = 32 * kGroupVectors;
 constexpr int kIdBits = 18;  // vocabularies of up to 262,144 tokens
 constexpr u32 kIdMask = (1u << kIdBits) - 1;
 constexpr int kMostPieces = (1 << kIdBits) / (kPieceVectors * 4);
+constexpr int kNowhere = 1 << 24;  // a vector behind every vocabulary
 constexpr u32 kAll = 0xffffffffu;
 constexpr u32 kNothing = 0x007fffffu;   // the key of -inf
 constexpr u32 kGreatest = 0xff7fffffu;  // the key of the largest finite float

@@ -61,15 +61,26 @@ template <class Visit>
 __device__ __forceinline__ void visit_listed(const SampleParams& p, const char* logits,
                                              const Room& room, int listed, u32 least,
                                              const Visit& visit) {
+  constexpr int kAhead = 3;  // loads that do not wait for each other
 #pragma unroll 1
-  for (int i = threadIdx.x; i < listed * kGroupVectors; i += THREADS) {
-    const int group = room.listed[i / kGroupVectors];
-    const int v = group / 32 * kPieceVectors + group % 32 + 32 * (i % kGroupVectors);
-    u32 raw[4];
-    load_vector(logits, v, p.vocab, raw);
-    visit_vector(raw, v, [&](u64 order) {
-      if (key_in(order) >= least) visit(order);
-    });
+  for (int i0 = threadIdx.x; i0 < listed * kGroupVectors; i0 += kAhead * THREADS) {
+    u32 raw[kAhead][4];
+    int v[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int i = i0 + k * THREADS;
+      v[k] = kNowhere;
+      if (i < listed * kGroupVectors) {
+        const int group = room.listed[i / kGroupVectors];
+        v[k] = group / 32 * kPieceVectors + group % 32 + 32 * (i % kGroupVectors);
+      }
+      load_vector(logits, v[k], p.vocab, raw[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k)
+      visit_vector(raw[k], v[k], [&](u64 order) {
+        if (key_in(order) >= least) visit(order);
+      });
   }
 }
 
@@ -103,104 +114,101 @@ __device__ __forceinline__ u64 load_sums(const SampleParams& p, int row, const R
   return sum;
 }
 
-// What a draw that walks pieces, then the tokens of one, takes from the first half to the second.
-struct Walk {
-  int piece;
-  u64 target;
-};
-
-// The piece in which `target` falls, of pieces that weigh s.pieces; by one warp.
-__device__ __forceinline__ Walk find_piece(int pieces, u64 target, Shared& s, int lane) {
-  const int mine = (pieces + 31) / 32, first = lane * mine;
-  u64 sum = 0;
+// The place in which a target falls, of `count` places that weigh s.pieces: to s.bin, what remains of
+// the target to s.before. `target_of` tells it, of what all weigh. By the first warp; all wait.
+template <class Target>
+__device__ __forceinline__ void find_place(int count, const Target& target_of, Shared& s) {
+  const int lane = threadIdx.x;
+  if (lane < 32) {
+    const int mine = (count + 31) / 32, first = lane * mine;
+    u64 sum = 0;
 #pragma unroll 1
-  for (int i = first; i < min(first + mine, pieces); ++i) sum += s.pieces[i];
-  const u64 upto = scan_warp(sum, lane);
-  u64 before = upto - sum;
-  if (before <= target && target < upto) {
-    int piece = first;
+    for (int i = first; i < min(first + mine, count); ++i) sum += s.pieces[i];
+    const u64 upto = scan_warp(sum, lane);
+    const u64 target = target_of(__shfl_sync(kAll, upto, 31));
+    u64 before = upto - sum;
+    if (before <= target && target < upto) {
+      int place = first;
 #pragma unroll 1
-    while (target >= before + s.pieces[piece]) before += s.pieces[piece++];
-    s.bin = piece, s.before = before;
+      while (target >= before + s.pieces[place]) before += s.pieces[place++];
+      s.bin = place, s.before = target - before;
+    }
   }
-  __syncwarp();
-  return {s.bin, target - s.before};
+  __syncthreads();
 }
 
-// The token of a piece in which a target falls, to s.token; by one warp. Lanes have neighbouring
-// vectors here, so that tokens come in the order of their ids. `target_of` (all) tells the target.
+// The token of a piece in which a target falls, tokens in the order of their ids: by their vectors.
 template <class Target>
-__device__ __forceinline__ void find_in_piece(const SampleParams& p, const char* logits, int piece,
-                                              const Measure& measure, Shared& s, int lane,
-                                              const Target& target_of) {
-  const int v0 = piece * kPieceVectors + lane * kGroupVectors;
-  u64 sum = 0, before = 0, target = 0;
+__device__ __forceinline__ int draw_of_piece(const SampleParams& p, const char* logits, int piece,
+                                             const Measure& measure, const Target& target_of,
+                                             Shared& s) {
+  static_assert(kMostPieces >= kPieceVectors, "vectors take the pieces' room");
 #pragma unroll 1
-  for (int turn = 0; turn < 2; ++turn) {
-    if (turn) {
-      const u64 upto = scan_warp(sum, lane);
-      before = upto - sum;
-      target = target_of(__shfl_sync(kAll, upto, 31));
-      if (target < before || target >= upto) return;
-    }
-#pragma unroll 1
-    for (int j = 0; j < kGroupVectors; ++j) {
-      u32 raw[4];
-      load_vector(logits, v0 + j, p.vocab, raw);
-      visit_vector(raw, v0 + j, [&](u64 order) {
-        const u64 here = measure(order);
-        if (turn && before <= target && target < before + here) s.token = id_of(order);
-        before += here;
-      });
-    }
-    sum = before;
+  for (int i = threadIdx.x; i < kPieceVectors; i += THREADS) {
+    const int v = piece * kPieceVectors + i;
+    u64 sum = 0;
+    u32 raw[4];
+    load_vector(logits, v, p.vocab, raw);
+    visit_vector(raw, v, [&](u64 order) { sum += measure(order); });
+    s.pieces[i] = sum;
   }
+  __syncthreads();
+  find_place(kPieceVectors, target_of, s);
+  if (threadIdx.x == 0) {
+    const int v = piece * kPieceVectors + s.bin;
+    const u64 target = s.before;
+    u64 before = 0;
+    u32 raw[4];
+    load_vector(logits, v, p.vocab, raw);
+    visit_vector(raw, v, [&](u64 order) {
+      const u64 here = measure(order);
+      if (before <= target && target < before + here) s.token = id_of(order);
+      before += here;
+    });
+  }
+  __syncthreads();
+  return s.token;
 }
 
 // Without filters: a piece by its weight (in s.pieces), then a token of it by its own.
 __device__ __forceinline__ int draw_of_all(const SampleParams& p, const char* logits,
-                                           const Room& room, u64 all, float scale,
-                                           const Random& random, Shared& s) {
-  const int lane = threadIdx.x;
-  if (lane < 32) {
-    const Walk walk = find_piece(p.pieces, __umul64hi(random.first, all), s, lane);
-    const u32 most = __reduce_max_sync(kAll, room.keys[walk.piece * 32 + lane]);
-    const Measure measure{0, value_of(most), scale, -INFINITY_F, false};
-    find_in_piece(p, logits, walk.piece, measure, s, lane,
-                  [&](u64 in_piece) { return __umul64hi(random.second, in_piece); });
-  }
+                                           const Room& room, float scale, const Random& random,
+                                           Shared& s) {
+  find_place(p.pieces, [&](u64 all) { return __umul64hi(random.first, all); }, s);
+  const int piece = s.bin;
   __syncthreads();
-  return s.token;
+  const u32 most = __reduce_max_sync(kAll, room.keys[piece * 32 + (threadIdx.x & 31)]);
+  const Measure measure{0, value_of(most), scale, -INFINITY_F, false};
+  return draw_of_piece(p, logits, piece, measure,
+                       [&](u64 all) { return __umul64hi(random.second, all); }, s);
 }
 
 // Of more tokens than fit: what is kept of each piece, then the draw as above, by one number.
 __device__ __forceinline__ int draw_of_row(const SampleParams& p, const char* logits,
                                            const Measure& measure, u64 random, Shared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  u64 all = 0;
 #pragma unroll 1
   for (int piece = warp; piece < p.pieces; piece += kWarps) {
+    const int first = piece * kPieceVectors + lane;
     u64 sum = 0;
+    u32 raw[4], next[4];
+    load_vector(logits, first, p.vocab, next);
 #pragma unroll 1
-    for (int j = 0; j < kGroupVectors; ++j) {
-      const int v = piece * kPieceVectors + 32 * j + lane;
-      u32 raw[4];
-      load_vector(logits, v, p.vocab, raw);
+    for (int v = first; v < first + kPieceVectors; v += 32) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) raw[i] = next[i];
+      load_vector(logits, v + 32, p.vocab, next);
       visit_vector(raw, v, [&](u64 order) { sum += measure(order); });
     }
     sum = sum_warp(sum);
     if (lane == 0) s.pieces[piece] = sum;
-    all += sum;
-  }
-  if (lane == 0) s.warp_sums[warp] = all;
-  __syncthreads();
-  if (warp == 0) {
-    all = sum_warp(lane < kWarps ? s.warp_sums[lane] : 0);
-    const Walk walk = find_piece(p.pieces, __umul64hi(random, all), s, lane);
-    find_in_piece(p, logits, walk.piece, measure, s, lane, [&](u64) { return walk.target; });
   }
   __syncthreads();
-  return s.token;
+  find_place(p.pieces, [&](u64 all) { return __umul64hi(random, all); }, s);
+  const int piece = s.bin;
+  const u64 rest = s.before;
+  __syncthreads();
+  return draw_of_piece(p, logits, piece, measure, [&](u64) { return rest; }, s);
 }
 
 // Where the nucleus ends, of what weighs `sum`: its tokens have less than that above them.
@@ -354,7 +362,7 @@ __device__ __forceinline__ int choose(const SampleParams& p, int row, const char
   const Random random(seed, step);
   u64 all = 0;
   if (choice.sums()) all = load_sums(p, row, room, value_of(most), choice.scale, s);
-  if (!choice.filtered()) return draw_of_all(p, logits, room, all, choice.scale, random, s);
+  if (!choice.filtered()) return draw_of_all(p, logits, room, choice.scale, random, s);
   return draw_of_kept(p, row, logits, room, choice, keys, all, random.first, s);
 }
 
