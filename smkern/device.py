@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from smkern.errors import DeviceError, ProfileError
+from smkern.errors import BudgetError, DeviceError, ProfileError
 
 Confinement = Literal["mask", "grid"]
 Placement = Literal["spread", "default"]
@@ -39,6 +39,12 @@ class Budget:
     num_sms: int
     confined: Confinement = "grid"
     clusters: bool = True
+
+
+def check_budget(budget: Budget) -> None:
+    """Raise BudgetError for a budget below one SM."""
+    if budget.num_sms < 1:
+        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from smkern.device import Confinement
-from smkern.errors import BudgetError
+from smkern.device import Confinement, check_budget
 from smkern.tuning.append import (
     AppendConfig,
     AppendOp,
@@ -78,10 +77,9 @@ class AppendTable(NearTable[AppendKey, AppendConfig]):
 
     def lookup(self, problem: AppendProblem, budget: Budget) -> AppendConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None."""
-        for config in self.near(AppendKey.of(problem, budget)):
-            if is_legal(problem, config, budget):
-                return config
-        return None
+        return self.nearest(
+            AppendKey.of(problem, budget), lambda config: is_legal(problem, config, budget)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +99,7 @@ def select_append(
     Raises:
         BudgetError: a budget below one SM.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     found = None if table is None else table.lookup(problem, budget)
     config = found or choose(problem, budget, profile)
     source: Literal["table", "model"] = "model" if found is None else "table"

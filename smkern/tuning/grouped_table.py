@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.device import Confinement
-from smkern.errors import BudgetError
+from smkern.device import Confinement, check_budget
 from smkern.tuning.attention.shapes import AttentionDtype
 from smkern.tuning.cells import Rows, load_cells
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, choose, is_legal
@@ -66,10 +65,10 @@ class GroupedTable(NearTable[GroupedKey, GroupedConfig]):
         self, problem: GroupedProblem, budget: Budget, capability: int
     ) -> GroupedConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None."""
-        for config in self.near(GroupedKey.of(problem, budget)):
-            if is_legal(problem, config, budget, capability):
-                return config
-        return None
+        return self.nearest(
+            GroupedKey.of(problem, budget),
+            lambda config: is_legal(problem, config, budget, capability),
+        )
 
 
 def select_grouped(
@@ -80,8 +79,7 @@ def select_grouped(
     Raises:
         BudgetError: a budget below one SM.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     major, minor = profile.info.capability
     capability = 10 * major + minor
     found = None if table is None else table.lookup(problem, budget, capability)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.device import Confinement
-from smkern.errors import BudgetError
+from smkern.device import Confinement, check_budget
 from smkern.tuning.cells import Rows, load_cells
 from smkern.tuning.moe import (
     Budget,
@@ -76,10 +75,9 @@ class MoeTable(NearTable[MoeKey, MoeConfig]):
 
     def lookup(self, problem: MoeProblem, budget: Budget) -> MoeConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None."""
-        for config in self.near(MoeKey.of(problem, budget)):
-            if is_legal(problem, config, budget):
-                return config
-        return None
+        return self.nearest(
+            MoeKey.of(problem, budget), lambda config: is_legal(problem, config, budget)
+        )
 
 
 def select_moe(
@@ -90,8 +88,7 @@ def select_moe(
     Raises:
         BudgetError: a budget below one SM.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     found = None if table is None else table.lookup(problem, budget)
     return found or choose(problem, budget, profile)
 

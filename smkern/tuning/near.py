@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import log2
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -68,3 +68,7 @@ class NearTable(Generic[K, C]):
             if max(octaves) <= NEAR:
                 found.append((sum(octaves), key))
         return (self.cells[key].config for _, key in sorted(found))
+
+    def nearest(self, wanted: K, is_legal: Callable[[C], bool]) -> C | None:
+        """The first of them that is legal where it is wanted, or None."""
+        return next(filter(is_legal, self.near(wanted)), None)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.device import Confinement
-from smkern.errors import BudgetError
+from smkern.device import Confinement, check_budget
 from smkern.tuning.cells import Rows, load_cells
 from smkern.tuning.near import NearTable, bucket
 from smkern.tuning.rows import (
@@ -68,10 +67,9 @@ class RowsTable(NearTable[RowsKey, RowsConfig]):
 
     def lookup(self, problem: RowsProblem, budget: Budget) -> RowsConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None."""
-        for config in self.near(RowsKey.of(problem, budget)):
-            if is_legal(problem, config, budget):
-                return config
-        return None
+        return self.nearest(
+            RowsKey.of(problem, budget), lambda config: is_legal(problem, config, budget)
+        )
 
 
 def select_rows(
@@ -82,8 +80,7 @@ def select_rows(
     Raises:
         BudgetError: a budget below one SM.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     found = None if table is None else table.lookup(problem, budget)
     return found or choose(problem, budget, profile)
 

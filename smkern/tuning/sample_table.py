@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.device import Confinement
-from smkern.errors import BudgetError
+from smkern.device import Confinement, check_budget
 from smkern.tuning.cells import Rows, load_cells
 from smkern.tuning.near import NearTable, bucket
 from smkern.tuning.sample import (
@@ -66,10 +65,9 @@ class SampleTable(NearTable[SampleKey, SampleConfig]):
 
     def lookup(self, problem: SampleProblem, budget: Budget) -> SampleConfig | None:
         """The configuration of the nearest cell in exactly `budget`, or None."""
-        for config in self.near(SampleKey.of(problem, budget)):
-            if is_legal(problem, config, budget):
-                return config
-        return None
+        return self.nearest(
+            SampleKey.of(problem, budget), lambda config: is_legal(problem, config, budget)
+        )
 
 
 def select_sample(
@@ -80,8 +78,7 @@ def select_sample(
     Raises:
         BudgetError: a budget below one SM.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     found = None if table is None else table.lookup(problem, budget)
     return found or choose(problem, budget, profile)
 

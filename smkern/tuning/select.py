@@ -8,7 +8,8 @@ from itertools import product
 from math import log
 from typing import TYPE_CHECKING, Literal
 
-from smkern.errors import ArgumentError, BudgetError
+from smkern.device import check_budget
+from smkern.errors import ArgumentError
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import (
     Budget,
@@ -60,8 +61,7 @@ def select_gemm(
         BudgetError: a budget below one SM.
         ArgumentError: no kernel of `kernels` can serve the problem.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     constants = constants or load_constants(profile.info.name)
     if problem.batch_invariant:
         capability = profile.info.capability

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from smkern.errors import ArgumentError, BudgetError
+from smkern.device import check_budget
+from smkern.errors import ArgumentError
 from smkern.tuning.attention import space
 from smkern.tuning.attention.model import predict_us
 from smkern.tuning.attention.shapes import (
@@ -60,8 +61,7 @@ def select_attention(
         BudgetError: a budget below one SM.
         ArgumentError: `backend`, or every kernel, cannot serve the problem on this device.
     """
-    if budget.num_sms < 1:
-        raise BudgetError(f"num_sms is {budget.num_sms}; give at least 1")
+    check_budget(budget)
     capability = profile.info.capability
     if backend not in (None, *space.AVAILABLE):
         raise ArgumentError(

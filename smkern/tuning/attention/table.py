@@ -115,10 +115,11 @@ class AttentionTable(NearTable[AttentionKey, AttentionConfig]):
         The kernel must be the one that the problem takes anyway, or a table would turn bits.
         """
         kernel = space.served_by(problem, budget, capability)
-        for config in self.near(AttentionKey.of(problem, budget)):
-            if config.kernel == kernel and space.is_legal(problem, config, budget, capability):
-                return config
-        return None
+
+        def fits(config: AttentionConfig) -> bool:
+            return config.kernel == kernel and space.is_legal(problem, config, budget, capability)
+
+        return self.nearest(AttentionKey.of(problem, budget), fits)
 
 
 def load_attention_table(gpu: str) -> AttentionTable:
