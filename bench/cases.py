@@ -107,25 +107,8 @@ def _range(part: str) -> list[int]:
     return list(range(int(first), int(last or first) + 1, int(step or 1)))
 
 
-def common_options(suite: str, *, gpu: str = "h200") -> Callable[[Any], Any]:
-    """The options every suite takes: --out --resume --quick --shapes --ms --budgets."""
-    default = Path("bench") / "results" / gpu / f"{suite}.json"
-    options = [
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path, dir_okay=False),
-            default=default,
-            show_default=True,
-            help="Results file.",
-        ),
-        click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others."),
-        click.option("--quick", is_flag=True, help="A few cells only: seconds of GPU time."),
-        click.option("--shapes", type=ShapeList(), default=None, help="Weights, as NxK,NxK."),
-        click.option("--ms", type=IntList(), default=None, help="Rows of the activations."),
-        click.option(
-            "--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:2"
-        ),
-    ]
+def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorators as one, the first outermost."""
 
     def decorate(function: Any) -> Any:
         for option in reversed(options):
@@ -133,3 +116,30 @@ def common_options(suite: str, *, gpu: str = "h200") -> Callable[[Any], Any]:
         return function
 
     return decorate
+
+
+def file_options(suite: str, *, quick: str, gpu: str = "h200") -> Callable[[Any], Any]:
+    """The options --out, --resume and --quick, which `quick` is the help of."""
+    return stacked(
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path, dir_okay=False),
+            default=Path("bench") / "results" / gpu / f"{suite}.json",
+            show_default=True,
+            help="Results file.",
+        ),
+        click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others."),
+        click.option("--quick", is_flag=True, help=quick),
+    )
+
+
+def common_options(suite: str, *, gpu: str = "h200") -> Callable[[Any], Any]:
+    """The options every GEMM suite takes: --out --resume --quick --shapes --ms --budgets."""
+    return stacked(
+        file_options(suite, quick="A few cells only: seconds of GPU time.", gpu=gpu),
+        click.option("--shapes", type=ShapeList(), default=None, help="Weights, as NxK,NxK."),
+        click.option("--ms", type=IntList(), default=None, help="Rows of the activations."),
+        click.option(
+            "--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:2"
+        ),
+    )

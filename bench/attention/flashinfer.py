@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smkern.bench.attention.operands import AttentionOperands, AttentionSet, Layout
+from smkern.bench.peers import flashinfer_with
 from smkern.bench.timing import Call
 
 WORKSPACE_BYTES = 512 << 20
@@ -30,12 +31,11 @@ class FlashInfer:
 
     @classmethod
     def find(cls) -> FlashInfer:
-        try:
-            import flashinfer
-        except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
-            return cls(None, None, f"{type(error).__name__}: {error}".splitlines()[0], None)
+        flashinfer, about = flashinfer_with()
+        if flashinfer is None:
+            return cls(None, None, about, None)
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-        return cls(flashinfer, str(flashinfer.__version__), None, workspace)
+        return cls(flashinfer, about, None, workspace)
 
     def calls(self, ops: AttentionOperands) -> Iterator[tuple[str, Layout, Callable[[], Call]]]:
         """(provider, layout, what makes its call) of every way FlashInfer has for the case.

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.cases import IntList
+from smkern.bench.cases import IntList, file_options
 from smkern.bench.cells import failed_cell
 from smkern.bench.contest import cell_head
 from smkern.bench.gemm import Deadline, report
@@ -224,15 +224,7 @@ def run(
 
 
 @click.command("model")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("bench") / "results" / "h200" / "model.json",
-    show_default=True,
-    help="Results file.",
-)
-@click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others.")
-@click.option("--quick", is_flag=True, help="Two batches of one model in two budgets.")
+@file_options("model", quick="Two batches of one model in two budgets.")
 @click.option("--models", default=None, help="Presets: qwen3-8b,llama-3.1-8b")
 @click.option("--batches", type=IntList(), default=None, help="Decode batches: 1,64")
 @click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")

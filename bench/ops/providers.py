@@ -12,6 +12,7 @@ from smkern.bench.contest import Contender
 from smkern.bench.ops import experts, products, row_wise, sampling
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
+from smkern.bench.peers import flashinfer_with
 from smkern.bench.providers import dispatcher_of, precompile, settled_problem
 from smkern.bench.stage import Place
 from smkern.bench.timing import Call
@@ -52,19 +53,8 @@ PEERS = ("torch", "torch:compile", "other")
 """Who takes part: torch's sequence, what its compiler makes of it, anything else that is quick."""
 
 
-def find_flashinfer() -> tuple[Any, str | None]:
-    """FlashInfer with its version, or None and why it is not there."""
-    try:
-        import flashinfer
-        import flashinfer.activation
-        import flashinfer.gemm
-        import flashinfer.norm
-        import flashinfer.page
-        import flashinfer.rope
-        import flashinfer.sampling
-    except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
-        return None, f"{type(error).__name__}: {error}".splitlines()[0]
-    return flashinfer, str(flashinfer.__version__)
+find_flashinfer = partial(flashinfer_with, "activation", "gemm", "norm", "page", "rope", "sampling")
+"""FlashInfer with what the operators have peers of; or None and why it is not there."""
 
 
 def missing(ops: Collection[str]) -> dict[str, str]:

@@ -13,9 +13,8 @@ from smkern.bench.append.cases import AppendCase
 from smkern.bench.append.group import AppendRunner
 from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import AppendPeers
-from smkern.bench.cases import IntList
-from smkern.bench.gemm import Deadline, report
-from smkern.bench.named import groups_of
+from smkern.bench.frame import Given, Sizes, suite_options
+from smkern.bench.gemm import Deadline
 from smkern.bench.ops.cases import (
     ALL_CASES,
     BUDGETS,
@@ -37,12 +36,12 @@ from smkern.bench.ops.providers import (
     missing,
 )
 from smkern.bench.ops.rows import summarize
+from smkern.bench.peers import noted, peers_named
 from smkern.bench.power import power_meter
-from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.results import Results
 from smkern.bench.sitting import Sitting
 from smkern.bench.stage import Stage
-from smkern.device import device_info, load_profile
-from smkern.errors import SmkernError
+from smkern.device import load_profile
 
 APPEND_PEERS = {"torch": "torch", "torch:compile": "torch:compile", "other": "flashinfer"}
 """The suite's peers, and the append suite's that are theirs."""
@@ -59,10 +58,7 @@ def run(
     device: str = "cuda",
 ) -> int:
     """Measure what `results` lacks; how many groups are left."""
-    flashinfer, about = find_flashinfer()
-    results.meta["flashinfer"] = None if flashinfer is None else about
-    if flashinfer is None:
-        click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
+    flashinfer = noted(find_flashinfer(), results.meta)
     groups = _there(groups, results)
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
         profile, meter = load_profile(), power_meter()
@@ -104,58 +100,28 @@ def _there(groups: Sequence[OpGroup], results: Results) -> list[OpGroup]:
     return [group for group in groups if group.case.op not in absent]
 
 
-def _peers_named(text: str) -> tuple[str, ...]:
-    """Names apart by commas; ValueError for one that is nobody's."""
-    names, known = tuple(name for name in text.split(",") if name), (*PEERS, *SLOW_TO_BUILD)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"no peer is named {name!r}; there are {', '.join(known)}")
-    return names
-
-
 @click.command("ops")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("bench") / "results" / "h200" / "ops.json",
-    show_default=True,
-    help="Results file.",
+@suite_options(
+    "ops",
+    quick="Three cases in two budgets: seconds of GPU time.",
+    cases="sample,rms_norm-64",
+    peers=PEERS,
 )
-@click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others.")
-@click.option("--quick", is_flag=True, help="Three cases in two budgets: seconds of GPU time.")
-@click.option("--cases", default=None, help="Parts of case names: sample,rms_norm-64")
-@click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
-@click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
-@click.option("--peers", default=",".join(PEERS), show_default=True, help="Beside whom.")
-@click.option("--again/--no-again", default=True, help="Measure losing groups a second time.")
-def command(
-    out: Path,
-    resume: bool,
-    quick: bool,
-    cases: str | None,
-    budgets: Any,
-    time_limit_s: float | None,
-    peers: str,
-    again: bool,
-) -> None:
+def command(**options: Any) -> None:
     """Time a layer's operators in SM partitions and on the whole chip.
 
     Each group of cells is one operator at one size in one budget: smkern; the sequence of torch's
     operators that it replaces, as it is and compiled; what torch, cuBLAS and FlashInfer have of
     their own, in the spread and in the default partition.
     """
-    try:
-        total = device_info().num_sms
-        chosen = cases_named(cases.split(",")) if cases else (QUICK_CASES if quick else ALL_CASES)
-        counts = budgets or tuple(n for n in (QUICK_BUDGETS if quick else BUDGETS) if n <= total)
-        results = open_results(out, resume=resume, meta=collect_meta())
-        deadline = Deadline.after(time_limit_s)
-        groups = groups_of(chosen, counts)
-        left = run(groups, results, out, deadline, again=again, peers=_peers_named(peers))
-    except (SmkernError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(report(results.summary))
-    click.echo(f"{len(results.by_key)} cells in {out}; {left} groups left (go on with --resume)")
+    given = Given(**options)
+    sizes = Sizes(ALL_CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS, cases_named)
+
+    def measured(groups: list[OpGroup], results: Results, deadline: Deadline) -> int:
+        peers = peers_named(given.peers, (*PEERS, *SLOW_TO_BUILD))
+        return run(groups, results, given.out, deadline, again=given.again, peers=peers)
+
+    given.measure(sizes, measured)
 
 
 if __name__ == "__main__":

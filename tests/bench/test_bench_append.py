@@ -75,7 +75,7 @@ def on_cpu(cuda, monkeypatch, small_operands):
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
-    monkeypatch.setattr(suite, "device_info", lambda: load_profile("h200").info)
+    monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)
     monkeypatch.setattr(suite, "AppendOperands", small_operands)
     monkeypatch.setattr(suite, "find_flashinfer", lambda: (None, "not here"))
     ours = slowed(append_providers.our_call, cuda, 200.0)

@@ -130,16 +130,10 @@ def test_a_wrapper_is_made_once_and_a_failure_is_kept(monkeypatch):
 
 
 def test_absent_flashinfer_says_why_and_has_no_ways(monkeypatch):
-    import builtins
+    def without(name):
+        raise ImportError(f"No module named {name!r}")
 
-    real = builtins.__import__
-
-    def without(name, *args, **options):
-        if name == "flashinfer":
-            raise ImportError("No module named 'flashinfer'")
-        return real(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("smkern.bench.peers.import_module", without)
     absent = FlashInfer.find()
     assert absent.reason == "ImportError: No module named 'flashinfer'"
     assert list(absent.calls(AttentionOperands(DECODE, device="cpu"))) == []

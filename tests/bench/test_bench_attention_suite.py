@@ -44,7 +44,7 @@ def on_cpu(cuda, monkeypatch):
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
-    monkeypatch.setattr(suite, "device_info", lambda: load_profile("h200").info)
+    monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)
     monkeypatch.setattr(suite, "AttentionOperands", partial(AttentionOperands, device="cpu"))
     monkeypatch.setattr(FlashInfer, "find", lambda: FlashInfer(None, None, "not here", None))
     monkeypatch.setattr(attention_providers, "our_call", our_call)

@@ -190,7 +190,7 @@ def on_cpu(cuda, monkeypatch):
     monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
-    monkeypatch.setattr(suite, "device_info", lambda: load_profile("h200").info)
+    monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)
     monkeypatch.setattr(suite, "find_flashinfer", lambda: (None, "not here"))
     monkeypatch.setattr(suite, "run", partial(suite.run, device="cpu"))
     monkeypatch.setattr(suite, "missing", lambda ops: {})

@@ -1,0 +1,38 @@
+"""Who takes part beside smkern: FlashInfer where it is installed, and peers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
+    """FlashInfer, these modules of it imported, with its version; or None and why not."""
+    try:
+        flashinfer = import_module("flashinfer")
+        for part in parts:
+            import_module(f"flashinfer.{part}")
+    except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return flashinfer, str(flashinfer.__version__)
+
+
+def noted(found: tuple[Any, str | None], meta: dict[str, Any]) -> Any:
+    """The FlashInfer that was found, its version kept in `meta`; or None, and says why."""
+    flashinfer, about = found
+    meta["flashinfer"] = None if flashinfer is None else about
+    if flashinfer is None:
+        click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
+    return flashinfer
+
+
+def peers_named(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Names apart by commas; ValueError for one that is none of `known`."""
+    names = tuple(name for name in text.split(",") if name)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no peer is named {name!r}; there are {', '.join(known)}")
+    return names
