@@ -2,11 +2,10 @@
 //
 // The logits are read once: of each group its largest key, and where all tokens' weights matter the
 // sum of each piece. The CTA that brings a row's last piece chooses its token: the k-th largest
-// group (for a nucleus: the 64th, then the 1024th) bounds the tokens that can be kept from
-// below, only groups that reach the bound are read again, and their tokens above it are resolved in
-// shared memory. Rows that keep more than fit there are walked whole, from L2. No CTA waits.
-#include "sample_select.cuh"
-
+// group (for a nucleus the 64th, then the 1024th) bounds from below what can be kept, only groups
+// that reach the bound are read again, and their tokens above it are resolved in shared memory. A
+// row of which more is kept than fits there is walked whole, from L2: one walk tells a filter's bin,
+// one brings that bin's tokens, a last one draws. No CTA waits.
 #include "sample_row.cuh"
 
 using Piece = u32[kGroupVectors][4];  // a lane's share of one: a group

@@ -222,8 +222,9 @@ template <class Source>
 __device__ __forceinline__ bool filter(const Source& source, const Choice& choice, bool complete,
                                        u32 most, u64 all, u64* buffer, Shared& s,
                                        Measure& measure) {
-  u64 low = (u64)kNothing << kIdBits;
-  const u64 high = order_of(most, 0);
+  u64 low = Source::kInMemory ? 0 : (u64)kNothing << kIdBits;
+  const u64 rows = Source::kInMemory ? (1 << kRowBits) - 1 : 0;
+  const u64 high = rows << kOrderBits | order_of(most, 0);
 #pragma unroll 1
   for (int stage = 0; stage < 2; ++stage) {
     if (stage ? !choice.nucleus() : !choice.top_k) continue;
@@ -317,7 +318,8 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, int row, cons
       const Measure groups{(u64)(kNothing + 1) << kIdBits, 0.0f, 0.0f, 0.0f, true};
       Search search(wanted - 1, (u64)keys.least << kIdBits, order_of(most, 0));
       // a bound that 32 more groups reach serves as well
-      if (search.narrow(Groups{room.keys, room.groups}, groups, kIdBits, 32, s))
+      const Bins bins{s.bins, kBinBits};
+      if (search.narrow(Groups{room.keys, room.groups}, groups, kIdBits, 32, bins, s))
         least = max(least, (u32)(search.prefix << search.shift >> kIdBits));
     }
     const bool complete = choice.top_k || least <= floor;
@@ -345,7 +347,10 @@ __device__ __forceinline__ int draw_of_kept(const SampleParams& p, int row, cons
     }
     __syncthreads();
   }
-  filter(Row{logits, p.vocab}, choice, true, most, all, room.orders, s, measure);
+  // groups reach as far as the upper half of a row's spread, or so: three times that is all of it
+  const float rate = (1 << kRowBits) / (3.0f * (top - value_of(keys.least)));
+  filter(Row{logits, p.vocab, top, rate}, choice, true, most, all, room.orders, s, measure);
+  measure.cut &= (1ull << kOrderBits) - 1;
   __syncthreads();
   return draw_of_row(p, logits, measure, random, s);
 }

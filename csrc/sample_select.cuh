@@ -4,14 +4,15 @@
 #pragma once
 #include "sample.cuh"
 
-constexpr int kBins = 256;
 constexpr int kBinBits = 8;
+constexpr int kRowBits = 10;  // where a row is walked whole, in as few walks as can be
+constexpr int kOrderBits = 32 + kIdBits;
 constexpr int kCandidates = 2048;  // tokens that are looked at in shared memory
 constexpr int kParts = THREADS >= 512 ? 4 : THREADS >= 256 ? 2 : 1;
 constexpr int kFew = THREADS / kParts;  // tokens of which each, by kParts threads, looks at all
 
 struct Shared {
-  u32 number[kBins], low[kBins], high[kBins];  // tokens and their weight (64 bits) in each bin
+  u32 bins[3 << kBinBits];
   u64 warp_sums[32], pieces[kMostPieces];
   u64 before, at;  // what lies above the bin that was found; the token that was found
   u64 kept[2];     // what top-k leaves, what all filters leave
@@ -33,6 +34,24 @@ __device__ __forceinline__ u64 scan_warp(u64 x, int lane) {
   }
   return x;
 }
+
+// Bins of tokens, and 64 bits of what they count for.
+struct Bins {
+  u32* at;
+  int bits;
+  __device__ __forceinline__ u32& number(int bin) const { return at[bin]; }
+  __device__ __forceinline__ u32& low(int bin) const { return at[bin + (1 << bits)]; }
+  __device__ __forceinline__ u32& high(int bin) const { return at[bin + (2 << bits)]; }
+  __device__ __forceinline__ u64 sum(int bin) const { return (u64)high(bin) << 32 | low(bin); }
+  __device__ __forceinline__ void add(int bin, u64 counts) const {
+    const u32 more = (u32)counts, old = atomicAdd(&low(bin), more);
+    const u32 carried = (u32)(counts >> 32) + (old + more < more);
+    if (carried) atomicAdd(&high(bin), carried);
+    atomicAdd(&number(bin), 1u);
+  }
+};
+
+static_assert(12 << kRowBits <= 8 * kCandidates, "a row's bins take its tokens' room");
 
 // What a token counts for: 1, or its weight; 0 below the cuts.
 struct Measure {
@@ -85,11 +104,17 @@ __device__ __forceinline__ void visit_vector(u32 (&raw)[4], int v, const Visit& 
   }
 }
 
-// All tokens of a row, in global memory.
+// All tokens of a row, in global memory. Their orders begin with a bin of their distance from the
+// top, which says nothing new: one walk of even bins then tells more than the bits of floats would.
 struct Row {
   const char* at;
   int vocab;
+  float top, rate;  // bins of a logit's distance
   static constexpr bool kInMemory = true;
+  __device__ __forceinline__ u64 place(u64 order) const {
+    const float bin = fminf((top - value_of(key_in(order))) * rate, (1 << kRowBits) - 1.0f);
+    return (u64)((1 << kRowBits) - 1 - (int)bin) << kOrderBits | order;
+  }
   template <class Visit>
   __device__ __forceinline__ void each(const Visit& visit) const {
     const int vectors = (vocab + kVector - 1) / kVector;
@@ -100,7 +125,7 @@ struct Row {
 #pragma unroll
       for (int i = 0; i < 4; ++i) raw[i] = next[i];
       load_vector(at, v + THREADS, vocab, next);
-      visit_vector(raw, v, visit);
+      visit_vector(raw, v, [&](u64 order) { visit(place(order)); });
     }
   }
 };
@@ -119,14 +144,13 @@ __device__ __forceinline__ u64 total(const Source& source, const Measure& measur
 }
 
 // The bin in which `target` falls, bins walked from the last, by one warp; -1 where they end above.
-__device__ __forceinline__ void find_bin(u64 target, Shared& s, int lane) {
-  constexpr int kMine = kBins / 32;
-  const int last = kBins - 1 - kMine * lane;
-  u64 mine = 0;
-#pragma unroll
-  for (int i = 0; i < kMine; ++i) mine += (u64)s.high[last - i] << 32 | s.low[last - i];
-  const u64 upto = scan_warp(mine, lane);
-  u64 before = upto - mine;
+__device__ __forceinline__ void find_bin(u64 target, const Bins& bins, Shared& s, int lane) {
+  const int mine = 1 << bins.bits >> 5, last = (1 << bins.bits) - 1 - mine * lane;
+  u64 sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < mine; ++i) sum += bins.sum(last - i);
+  const u64 upto = scan_warp(sum, lane);
+  u64 before = upto - sum;
   const bool here = before <= target && target < upto;
   const u32 any = __ballot_sync(kAll, here);
   if (any == 0 && lane == 0) s.bin = -1;
@@ -134,11 +158,11 @@ __device__ __forceinline__ void find_bin(u64 target, Shared& s, int lane) {
   int bin = last;
 #pragma unroll 1
   for (;; --bin) {
-    const u64 in_bin = (u64)s.high[bin] << 32 | s.low[bin];
+    const u64 in_bin = bins.sum(bin);
     if (target < before + in_bin) break;
     before += in_bin;
   }
-  s.bin = bin, s.before = before, s.in_bin = (int)s.number[bin];
+  s.bin = bin, s.before = before, s.in_bin = (int)bins.number(bin);
 }
 
 // Bits of the orders that are known of what is looked for, and what remains above it. With a `mask`
@@ -157,25 +181,20 @@ struct Search {
   // behind all tokens.
   template <class Source>
   __device__ __forceinline__ bool narrow(const Source& source, const Measure& measure, int stop,
-                                         int few, Shared& s) {
+                                         int few, const Bins& bins, Shared& s) {
 #pragma unroll 1
     while (shift > stop) {
-      const int bits = min(kBinBits, shift - stop);
+      const int bits = min(bins.bits, shift - stop);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < kBins; i += THREADS) s.number[i] = s.low[i] = s.high[i] = 0;
+      for (int i = threadIdx.x; i < 3 << bins.bits; i += THREADS) bins.at[i] = 0;
       __syncthreads();
       source.each([&](u64 order) {
         if (!has(order)) return;
         const u64 counts = measure(order);
-        if (counts == 0) return;
-        const int bin = (int)(order >> (shift - bits)) & ((1 << bits) - 1);
-        const u32 low = (u32)counts, old = atomicAdd(&s.low[bin], low);
-        const u32 high = (u32)(counts >> 32) + (old + low < low);
-        if (high) atomicAdd(&s.high[bin], high);
-        atomicAdd(&s.number[bin], 1u);
+        if (counts) bins.add((int)((order & mask) >> (shift - bits)) & ((1 << bits) - 1), counts);
       });
       __syncthreads();
-      if (threadIdx.x < 32) find_bin(target, s, threadIdx.x);
+      if (threadIdx.x < 32) find_bin(target, bins, s, threadIdx.x);
       __syncthreads();
       if (s.bin < 0) return false;
       target -= s.before;
@@ -189,13 +208,14 @@ struct Search {
 
 // The token of `source` at which the measure passes the search's target: what lies above measures at
 // most that, and with it more. False: all measure no more than that. `buffer` has room for
-// kCandidates, which may be those of `source`.
+// kCandidates, which may be those of `source`; for a row's bins, too.
 template <class Source>
 __device__ __forceinline__ bool find(const Source& source, const Measure& measure, Search search,
                                      u64* buffer, Shared& s, u64& found) {
   Candidates few{buffer, 0};
   if constexpr (Source::kInMemory) {
-    if (!search.narrow(source, measure, 0, kCandidates, s)) return false;
+    const Bins wide{(u32*)buffer, kRowBits};
+    if (!search.narrow(source, measure, 0, kCandidates, wide, s)) return false;
     if (threadIdx.x == 0) s.candidates = 0;
     __syncthreads();
     source.each([&](u64 order) {
@@ -208,7 +228,7 @@ __device__ __forceinline__ bool find(const Source& source, const Measure& measur
   } else {
     few = source;
   }
-  if (!search.narrow(few, measure, 0, 1, s)) return false;
+  if (!search.narrow(few, measure, 0, 1, Bins{s.bins, kBinBits}, s)) return false;
   few.each([&](u64 order) {
     if (search.has(order) && measure(order)) s.at = order;
   });

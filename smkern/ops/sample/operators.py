@@ -103,8 +103,10 @@ def sample(
     smallest set of likeliest tokens that has a share `top_p` of what top-k left), min-p (tokens at
     least `min_p` times as likely as the best). Tokens are ordered by logit, equal ones by id, so
     top-k keeps k tokens and no more. Rows with different parameters, greedy ones among them, are
-    one launch, which reads the logits once (rows whose filters keep more than 2048 tokens again,
-    from L2), and sorts nothing.
+    one launch, which reads the logits once and sorts nothing. Rows that keep more than 2048 tokens
+    are read again, from L2 where it holds them: once to draw, twice for top-k and for top-p.
+
+    A draw walks what is kept in the order of ids, to the random share of it that Philox gives.
 
     The token of a row follows from its logits, parameters, seed and step alone: neither the batch
     nor the budget plays a part, to the last bit. Shares are integers in units of 2^-40 of the best
