@@ -46,6 +46,11 @@ extern "C" int run(const SampleParams* p, int ctas, int shared_bytes) {
   free(host_dynamic);
   return whole;
 }
+extern "C" long long loaded() {
+  const long long bytes = host::loaded;
+  host::loaded = 0;
+  return bytes;
+}
 extern "C" int params_bytes() { return sizeof(SampleParams); }
 """
 
@@ -86,6 +91,7 @@ def host_kernel(folder: Path, dtype: str, aligned: bool, threads: int) -> ctypes
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     library = ctypes.CDLL(str(path.with_suffix(".so")))
+    library.loaded.restype = ctypes.c_longlong
     assert library.params_bytes() == kernels._PARAMS.size
     return library
 
@@ -95,7 +101,8 @@ class HostDevice:
     """A device whose kernels are the host's: streams, budgets, what was launched.
 
     `config`: instead of the model's choice. A stream 7 has the whole device, others what `budgets`
-    says. `launches`: (CTAs, threads, overlap) each.
+    says. `launches`: (CTAs, threads, overlap) each. `loaded`: bytes of logits that the last one
+    read, where rows are whole 16 bytes.
     """
 
     folder: Path
@@ -105,6 +112,7 @@ class HostDevice:
     is_capturing: bool = False
     budgets: dict[int, Budget] = field(default_factory=lambda: {7: Budget(132, "mask", True)})
     launches: list[tuple[int, int, bool]] = field(default_factory=list)
+    loaded: int = 0
     kernels: SampleKernels = field(default_factory=lambda: SampleKernels(90))
     eager: EagerSmall[SampleProblem] = field(init=False)
     workspaces: Workspaces = field(init=False)
@@ -138,6 +146,7 @@ class HostDevice:
             self.launches.append((num_ctas, threads, overlap))
             whole = function.run(ctypes.c_void_p(params[0]), num_ctas, shared_bytes)
             assert whole, "wrote behind its shared memory"
+            self.loaded = function.loaded()
             return 0
 
         return run

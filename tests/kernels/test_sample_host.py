@@ -144,3 +144,26 @@ def test_the_grid_keeps_the_budget(device, config):
             assert 1 <= ctas <= most
             assert threads == 32 * config.num_warps
             assert overlap == (config.pdl and stream != 3)
+
+
+READS = {
+    "greedy": ({}, 3.0, 1.01),
+    "temperature": ({"temperature": 1.0}, 3.0, 1.03),
+    "top-k": ({"temperature": 1.0, "top_k": 50}, 3.0, 1.1),
+    "top-k-top-p": ({"temperature": 0.8, "top_k": 50, "top_p": 0.95}, 4.0, 1.1),
+    "top-p": ({"temperature": 0.8, "top_p": 0.9}, 8.0, 1.6),
+    "min-p": ({"temperature": 0.8, "min_p": 0.05}, 4.0, 1.1),
+    "much-k": ({"temperature": 1.0, "top_k": 20_000}, 1.0, 4.2),
+    "flat-top-p": ({"temperature": 1.0, "top_p": 0.9}, 1.0, 4.8),
+    "flat-both": ({"temperature": 1.0, "top_k": 50_000, "top_p": 0.9}, 1.0, 7.3),
+}
+
+
+@pytest.mark.parametrize(("options", "spread", "most"), READS.values(), ids=READS)
+def test_reads_of_the_logits(device, options, spread, most):
+    """How often a row is read: at most three times unless much of a flat one is kept."""
+    logits = logits_of(4, 151_936, torch.bfloat16, spread)
+    options = options | ({"seeds": torch.arange(4)} if options else {})
+    device.budgets[7] = Budget(4, "mask")
+    assert torch.equal(device(logits, **options), wanted(logits, **options))
+    assert 1.0 <= device.loaded / logits.nbytes <= most

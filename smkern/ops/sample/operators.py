@@ -104,7 +104,8 @@ def sample(
     least `min_p` times as likely as the best). Tokens are ordered by logit, equal ones by id, so
     top-k keeps k tokens and no more. Rows with different parameters, greedy ones among them, are
     one launch, which reads the logits once and sorts nothing. Rows that keep more than 2048 tokens
-    are read again, from L2 where it holds them: once to draw, twice for top-k and for top-p.
+    are read again, from L2 where it holds them: once to draw, twice for top-k and twice for top-p,
+    and once more for both.
 
     A draw walks what is kept in the order of ids, to the random share of it that Philox gives.
 
