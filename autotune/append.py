@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import nan
@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smkern.autotune import sitting
+from smkern.autotune import raw, sitting
 from smkern.autotune.attention_cases import Heads
 from smkern.autotune.places import Place, memory_bound_neighbour
+from smkern.autotune.rounds import time_candidates
 from smkern.autotune.sitting import Outcome, Request, Sitting
 from smkern.bench.append.cases import AppendCase, Kind
 from smkern.bench.append.group import TOLERANCE
 from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import call_of, problem_of_case
-from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
+from smkern.bench.timing import Call
 from smkern.bench.timing import try_eagerly as run_once
 from smkern.device import Budget, Profile
 from smkern.errors import SmkernError
@@ -71,13 +72,8 @@ class AppendMeasurement:
             "num_sms": budget.num_sms,
             "confined": budget.confined,
             "config": config_to_json(self.config, AppendConfig()),
-            "predicted_us": round(self.predicted_us, 3),
         }
-        if self.contended:
-            row["contended"] = True
-        if self.error is not None:
-            return row | {"error": self.error}
-        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
+        return row | raw.result_of(self)
 
 
 def tuned_cases(
@@ -159,7 +155,9 @@ class AppendTuner:
             if call is not None:
                 calls[config] = call
         with memory_bound_neighbour(place.neighbour_stream) if contended else nullcontext():
-            timings = self._time(calls, place, min(predicted.values()), errors)
+            timings = time_candidates(
+                calls, place, min(predicted.values()), errors, budget_us=self.budget_us
+            )
         found = []
         for config in wanted:
             timing = timings.get(config)
@@ -204,27 +202,6 @@ class AppendTuner:
             return call
         errors[config] = message
         return None
-
-    def _time(
-        self,
-        calls: Mapping[AppendConfig, Call],
-        place: Place,
-        expected_us: float,
-        errors: dict[AppendConfig, str],
-    ) -> dict[AppendConfig, Timing]:
-        if not calls:
-            return {}
-        names = {str(index): config for index, config in enumerate(calls)}
-        cases = {
-            name: Case(calls[config], place.stream, calls_for(expected_us, at_most=32), index)
-            for index, (name, config) in enumerate(names.items())
-        }
-        round_us = sum(expected_us * case.calls for case in cases.values())
-        rounds = rounds_for(round_us, budget_us=self.budget_us, at_least=3, at_most=9)
-        failed: dict[str, str] = {}
-        timings = time_interleaved(cases, rounds=rounds, errors=failed)
-        errors.update({names[name]: message for name, message in failed.items()})
-        return {names[name]: timing for name, timing in timings.items()}
 
 
 def _call(ops: AppendOperands, launch: Any, place: Place) -> Call:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.autotune import sitting
+from smkern.autotune import raw, sitting
 from smkern.autotune.attention_cases import problem_of
 from smkern.autotune.places import Place, memory_bound_neighbour
+from smkern.autotune.rounds import time_candidates
 from smkern.bench.attention.operands import AttentionOperands
-from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
+from smkern.bench.timing import Call, Timing
 from smkern.bench.timing import try_eagerly as run_once
 from smkern.errors import SmkernError
 from smkern.kernels.attention.args import AttentionArguments
@@ -68,13 +69,8 @@ class AttentionMeasurement:
             "num_sms": budget.num_sms,
             "confined": budget.confined,
             "config": config_to_json(self.config, DEFAULT_CONFIG),
-            "predicted_us": round(self.predicted_us, 3),
         }
-        if self.contended:
-            row["contended"] = True
-        if self.error is not None:
-            return row | {"error": self.error}
-        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
+        return row | raw.result_of(self)
 
 
 @dataclass(slots=True)
@@ -240,18 +236,10 @@ class AttentionTuner:
     ) -> dict[AttentionConfig, Timing]:
         if not calls:
             return {}
-        expected = min(predicted[config] for config in calls)
-        cases = {
-            str(index): Case(call, place.stream, calls_for(expected, at_most=20), index)
-            for index, call in enumerate(calls.values())
-        }
-        round_us = sum(expected * case.calls for case in cases.values())
-        rounds = rounds_for(round_us, budget_us=self.budget_us, at_least=3, at_most=9)
-        failed: dict[str, str] = {}
-        timings = time_interleaved(cases, rounds=rounds, errors=failed)
-        names = dict(zip(cases, calls, strict=True))
-        errors.update({names[name]: message for name, message in failed.items()})
-        return {names[name]: timing for name, timing in timings.items()}
+        expected_us = min(predicted[config] for config in calls)
+        return time_candidates(
+            calls, place, expected_us, errors, budget_us=self.budget_us, at_most=20
+        )
 
 
 def best_cell(

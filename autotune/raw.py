@@ -49,13 +49,33 @@ class Measurement:
             "confined": budget.confined,
             "clusters": budget.clusters,
             "config": config_to_json(self.config),
-            "predicted_us": round(self.predicted_us, 3),
         }
-        if self.contended:
-            row["contended"] = True
-        if self.error is not None:
-            return row | {"error": self.error}
-        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
+        return row | result_of(self)
+
+
+class Result(Protocol):
+    """What became of a candidate, of any operator; see `Measurement`."""
+
+    @property
+    def us(self) -> float: ...
+    @property
+    def noise(self) -> float: ...
+    @property
+    def predicted_us(self) -> float: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def contended(self) -> bool: ...
+
+
+def result_of(item: Result) -> dict[str, Any]:
+    """The end of a candidate's line: what was predicted, and its time or how it failed."""
+    row: dict[str, Any] = {"predicted_us": round(item.predicted_us, 3)}
+    if item.contended:
+        row["contended"] = True
+    if item.error is not None:
+        return row | {"error": item.error}
+    return row | {"us": round(item.us, 3), "noise": round(item.noise, 4)}
 
 
 class Line(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from math import nan
@@ -11,8 +11,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from smkern.autotune import raw
 from smkern.autotune.places import Place, memory_bound_neighbour
-from smkern.bench.timing import Call, Case, Timing, calls_for, rounds_for, time_interleaved
+from smkern.autotune.rounds import time_candidates
+from smkern.bench.timing import Call
 from smkern.bench.timing import try_eagerly as run_once
 from smkern.device import Budget
 from smkern.errors import SmkernError
@@ -48,13 +50,8 @@ class SmallMeasurement(Generic[P, C]):
             "num_sms": self.budget.num_sms,
             "confined": self.budget.confined,
             "config": config_to_json(config, type(config)()),
-            "predicted_us": round(self.predicted_us, 3),
         }
-        if self.contended:
-            row["contended"] = True
-        if self.error is not None:
-            return row | {"error": self.error}
-        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
+        return row | raw.result_of(self)
 
 
 @dataclass(slots=True)
@@ -114,7 +111,9 @@ class SmallTuner(Generic[P, C]):
             if call is not None:
                 calls[config] = call
         with memory_bound_neighbour(place.neighbour_stream) if contended else nullcontext():
-            timings = self._time(calls, place, min(predicted.values()), errors)
+            timings = time_candidates(
+                calls, place, min(predicted.values()), errors, budget_us=self.budget_us
+            )
         found = []
         for config in wanted:
             timing = timings.get(config)
@@ -187,23 +186,6 @@ class SmallTuner(Generic[P, C]):
             launch(stream, *given[i % count])
 
         return call
-
-    def _time(
-        self, calls: Mapping[C, Call], place: Place, expected_us: float, errors: dict[C, str]
-    ) -> dict[C, Timing]:
-        if not calls:
-            return {}
-        names = {str(index): config for index, config in enumerate(calls)}
-        cases = {
-            name: Case(calls[config], place.stream, calls_for(expected_us, at_most=32), index)
-            for index, (name, config) in enumerate(names.items())
-        }
-        round_us = sum(expected_us * case.calls for case in cases.values())
-        rounds = rounds_for(round_us, budget_us=self.budget_us, at_least=3, at_most=9)
-        failed: dict[str, str] = {}
-        timings = time_interleaved(cases, rounds=rounds, errors=failed)
-        errors.update({names[name]: message for name, message in failed.items()})
-        return {names[name]: timing for name, timing in timings.items()}
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:

@@ -66,7 +66,7 @@ def asked(monkeypatch):
     def run_once(call, stream):
         call(0)
 
-    monkeypatch.setattr(attention_measure, "time_interleaved", time_interleaved)
+    monkeypatch.setattr("smkern.autotune.rounds.time_interleaved", time_interleaved)
     monkeypatch.setattr(attention_measure, "run_once", run_once)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return found
