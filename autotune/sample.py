@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from smkern.autotune import sitting
-from smkern.autotune.places import Place
-from smkern.autotune.rows import best_cell
-from smkern.autotune.sitting import Outcome, Request, Sitting
+from smkern.autotune.family import Family
+from smkern.autotune.sitting import Request
 from smkern.autotune.small import SmallTuner
 from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
 from smkern.bench.operands import MIN_TOTAL_BYTES
-from smkern.device import Budget, Profile
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE, sample_dispatcher
-from smkern.tuning.cells import CellFile
-from smkern.tuning.sample import SampleConfig, SampleProblem, candidates, choose, predict_us
+from smkern.tuning.sample import SampleProblem, candidates, choose, predict_us
 from smkern.tuning.sample_table import CODEC, SampleKey
 
 __all__ = ["BUDGETS", "QUICK_BUDGETS", "Request", "describe", "tune", "tuned_cases"]
@@ -57,46 +52,9 @@ class SampleCase:
         return min(64, max(2, -(-MIN_TOTAL_BYTES // self.problem.bytes_moved)))
 
 
-class Job(NamedTuple):
-    """One cell to measure."""
-
-    case: SampleCase
-    place: Place
-
-
 def tuned_cases(*, rows: Sequence[int] = ROWS) -> list[SampleCase]:
     """Every vocabulary for every batch."""
     return [SampleCase(n, vocab) for vocab in VOCABS for n in rows]
-
-
-def listed(problem: SampleProblem, budget: Budget, profile: Profile) -> tuple[SampleConfig, ...]:
-    """The candidates of a cell, the model's choice first, then by its prediction.
-
-    Where launches may overlap, the two first are also measured apart.
-    """
-
-    def order(config: SampleConfig) -> tuple[bool, float]:
-        first = config == choose(problem, budget, profile)
-        return not first, predict_us(problem, config, budget, profile)
-
-    found = sorted(candidates(problem, budget), key=order)
-    apart = [replace(x, pdl=False) for x in found[:2]] if budget.confined == "mask" else []
-    return (*found, *apart)
-
-
-def describe(request: Request[SampleCase], profile: Profile) -> None:
-    """Print what would be measured on the profile's GPU; needs none."""
-    sitting.describe(request, profile, lambda case, budget: listed(case.problem, budget, profile))
-
-
-def jobs_of(
-    request: Request[SampleCase], places: Sequence[Place], done: Callable[[SampleKey], bool]
-) -> Iterator[Job]:
-    """Cells that are not done, a case after the other, so that its operands are made once."""
-    for case in request.cases:
-        for place in places:
-            if not done(SampleKey.of(case.problem, place.budget)):
-                yield Job(case, place)
 
 
 def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
@@ -121,29 +79,17 @@ def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
     return [call() for _ in range(case.num_sets)]
 
 
-def tuner_of(case: SampleCase, dispatcher: Any, device: str = "cuda") -> SmallTuner[Any, Any]:
-    """What measures a case's cells."""
-
-    def predict(problem: SampleProblem, config: SampleConfig, budget: Budget) -> float:
-        return predict_us(problem, config, budget, dispatcher.profile)
-
-    return SmallTuner(SAMPLE, dispatcher, calls_of(case, device), predict, tolerance=TOLERANCE)
-
-
-def tune(request: Request[SampleCase], out: Path, raw_path: Path, *, fresh: bool) -> None:
-    """Measure the cells that the table at `out` lacks (with `fresh` all), and write them there."""
-    started = Sitting(request, CellFile(out, CODEC), raw_path, fresh)
-    dispatcher = sample_dispatcher(0)
-    profile = dispatcher.profile
-
-    def measure(tuner: SmallTuner[Any, Any], job: Job) -> Outcome[SampleKey, SampleConfig]:
-        wanted = listed(job.case.problem, job.place.budget, profile)
-        found = tuner.measure(job.place, wanted, contended=request.contended)
-        return Outcome(found, SampleKey.of(job.case.problem, job.place.budget), best_cell(found))
-
-    started.run(
-        profile,
-        lambda places, done: jobs_of(request, places, done),
-        lambda case: tuner_of(case, dispatcher),
-        measure,
-    )
+FAMILY = Family(
+    key=SampleKey.of,
+    codec=CODEC,
+    candidates=lambda problem, budget, profile: candidates(problem, budget),
+    choose=choose,
+    predict=predict_us,
+    dispatcher=sample_dispatcher,
+    calls=lambda case, device: (SAMPLE, calls_of(case, device)),
+    tuner=partial(SmallTuner, tolerance=TOLERANCE),
+    compiles=False,
+)
+describe, tune = FAMILY.describe, FAMILY.tune
+listed, jobs_of = FAMILY.listed, FAMILY.jobs_of
+tuner_of, best_cell = FAMILY.tuner_of, FAMILY.best_cell
