@@ -125,4 +125,4 @@ def test_dry_run_says_what_would_be_measured() -> None:
     command = ["--op", "sample", "--dry-run", "--quick", "--budgets", "16,32"]
     ran = CliRunner().invoke(main.command, command)
     assert ran.exit_code == 0, ran.output
-    assert "8 cells" in ran.output or "16 cells" in ran.output
+    assert ran.output.splitlines()[-1].startswith("8 cells")
