@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -54,20 +55,37 @@ def imagined_budget(
     )
 
 
-def check_sizes(sizes: dict[str, int]) -> None:
+def check_sizes(sizes: Mapping[str, int]) -> None:
     """Raise ArgumentError for a size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ArgumentError(f"{name}={size}: sizes are at least 1, an empty GEMM runs nothing")
 
 
-def _problem(
-    sizes: tuple[int, int, int], dtype: torch.dtype, epilogue: Epilogue, aligned: bool, same: bool
-) -> GemmProblem:
-    check_sizes(dict(zip("mnk", sizes, strict=True)))
-    m, n, k = sizes
+def explain_product(
+    sizes: Mapping[str, int],
+    epilogue: Epilogue,
+    *,
+    dtype: torch.dtype,
+    aligned: bool,
+    batch_invariant: bool,
+    backend: str | None,
+    num_sms: Any,
+    confined: Confinement | None,
+    clusters: bool | None,
+    device: int | None,
+) -> Explanation:
+    """Which configuration a product takes; `sizes`: rows of a, columns of out and of a, by name."""
+    dispatcher, stream = dispatcher_and_budget(device)
+    total = dispatcher.profile.info.num_sms
+    budget = imagined_budget(num_sms, confined, clusters, stream, total)
+    check_sizes(sizes)
+    m, n, k = sizes.values()
+    fits = aligned and n % 8 == 0 and k % 8 == 0
+    rows_of_w = 2 * n if epilogue.swiglu else n
     name = validate.dtype_name(dtype)
-    return GemmProblem(m, n, k, name, epilogue, aligned and n % 8 == 0 and k % 8 == 0, same)
+    problem = GemmProblem(m, rows_of_w, k, name, epilogue, fits, batch_invariant)
+    return dispatcher.explain(problem, budget, backend)
 
 
 def explain_gemm(
@@ -120,11 +138,11 @@ def explain_gemm(
         True
     """
     validate.check_choices(activation, backend)
-    dispatcher, stream = dispatcher_and_budget(device)
-    budget = imagined_budget(num_sms, confined, clusters, stream, dispatcher.profile.info.num_sms)
-    epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
-    problem = _problem((m, n, k), dtype, epilogue, aligned, batch_invariant)
-    return dispatcher.explain(problem, budget, backend)
+    return explain_product(
+        {"m": m, "n": n, "k": k}, Epilogue(bias, residual, activation),  # type: ignore[arg-type]
+        dtype=dtype, aligned=aligned, batch_invariant=batch_invariant, backend=backend,
+        num_sms=num_sms, confined=confined, clusters=clusters, device=device,
+    )  # fmt: skip
 
 
 def gemm_workspace_bytes(

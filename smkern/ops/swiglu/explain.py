@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from smkern.ops import explain, validate
+from smkern.ops import validate
 from smkern.ops.dispatch import Explanation
+from smkern.ops.explain import explain_product
 from smkern.ops.swiglu.eager import SWIGLU
-from smkern.tuning.config import Confinement, GemmProblem
+from smkern.tuning.config import Confinement
 
 
 def explain_gemm_swiglu(
@@ -54,14 +55,11 @@ def explain_gemm_swiglu(
         True
     """
     validate.check_choices(None, backend)
-    dispatcher, stream = explain.dispatcher_and_budget(device)
-    total = dispatcher.profile.info.num_sms
-    budget = explain.imagined_budget(num_sms, confined, clusters, stream, total)
-    fits = aligned and inner % 8 == 0 and k % 8 == 0
-    explain.check_sizes({"m": m, "inner": inner, "k": k})
-    name = validate.dtype_name(dtype)
-    problem = GemmProblem(m, 2 * inner, k, name, SWIGLU, fits, batch_invariant)
-    return dispatcher.explain(problem, budget, backend)
+    return explain_product(
+        {"m": m, "inner": inner, "k": k}, SWIGLU, dtype=dtype, aligned=aligned,
+        batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, confined=confined,
+        clusters=clusters, device=device,
+    )  # fmt: skip
 
 
 def gemm_swiglu_workspace_bytes(
