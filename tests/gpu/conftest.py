@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import smkern
 from tests.gpu.sanitizing import find_sanitizer, sanitized, verdict
 
 
@@ -33,6 +34,13 @@ def _awaited() -> Iterator[None]:
     yield
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Iterator[smkern.Ladder]:
+    """Partitions of 16 and of 40 SMs, and what they leave."""
+    with smkern.ladder([16, 40]) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

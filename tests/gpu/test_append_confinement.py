@@ -11,6 +11,7 @@ from smkern.tuning.append import AppendConfig, Budget
 from tests.gpu.append_support import capability, check, cloned
 from tests.gpu.append_trace import TracedAppend
 from tests.gpu.attention.support import at_most
+from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
 from tests.ops.append_cases import Case, make
 
@@ -19,75 +20,43 @@ CASE = Case(((700, 900), (1, 40), (300, 300), (8, 64)), q_heads=32, kv_heads=8, 
 CONFIGS = pytest.mark.parametrize("config", [AppendConfig(4, 4), AppendConfig(16, 1)], ids=str)
 
 
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
+class Traced(TracedAppend):
+    """The append of the case by a configuration in a budget."""
 
+    def __init__(self, config: AppendConfig, budget: Budget) -> None:
+        super().__init__(make(CASE, "cuda"), config, budget, capability())
 
-def traced(config: AppendConfig, budget: Budget) -> TracedAppend:
-    return TracedAppend(make(CASE, "cuda"), config, budget, capability())
+    def reset(self) -> None:
+        for x in (self.out, *self.made[0][3:5]):
+            x.fill_(torch.nan)
+        torch.cuda.synchronize()
 
-
-def check_values(run: TracedAppend) -> None:
-    made = cloned(run.made)
-    made[0][3].fill_(torch.nan)
-    made[0][4].fill_(torch.nan)
-    check(made, run.made, run.out)
-
-
-def wipe(run: TracedAppend) -> None:
-    for x in (run.out, *run.made[0][3:5]):
-        x.fill_(torch.nan)
-    torch.cuda.synchronize()
+    def check(self) -> None:
+        made = cloned(self.made)
+        made[0][3].fill_(torch.nan)
+        made[0][4].fill_(torch.nan)
+        check(made, self.made, self.out)
 
 
 @CONFIGS
 def test_the_mask_confines_every_cta(ladder, config):
     for decode in (16, 40):
         for partition in ladder.split(decode=decode):
-            run = traced(config, Budget(partition.num_sms, "mask", partition.clusters))
-            run.launch(partition.raw_stream)
-            partition.synchronize()
-            seen = run.smids()
-            assert set(seen) <= set(partition.smids)
-            assert len(seen) >= 8
-            check_values(run)
+            budget = Budget(partition.num_sms, "mask", partition.clusters)
+            check_masked(Traced(config, budget), partition)
 
 
 @CONFIGS
 def test_the_mask_confines_a_replayed_graph(ladder, config):
     partition = ladder.split(decode=16).decode
-    run = traced(config, Budget(16, "mask", partition.clusters))
-    with partition.capture() as graph:
-        run.launch(torch.cuda.current_stream().cuda_stream)
-    for _ in range(3):
-        wipe(run)
-        partition.launch(graph)
-        partition.synchronize()
-        assert set(run.smids()) <= set(partition.smids)
-        check_values(run)
-    graph.close()
+    check_replayed(Traced(config, Budget(16, "mask", partition.clusters)), partition)
 
 
 @CONFIGS
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
 def test_the_grid_caps_the_sms(config, num_sms):
     num_sms = at_most(num_sms)
-    run = traced(config, Budget(num_sms, "grid"))
-    stream = torch.cuda.current_stream().cuda_stream
-    for _ in range(2):
-        wipe(run)
-        run.launch(stream)
-        assert sum(run.smids().values()) <= num_sms
-        check_values(run)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run.launch(torch.cuda.current_stream().cuda_stream)
-    wipe(run)
-    graph.replay()
-    assert sum(run.smids().values()) <= num_sms
-    check_values(run)
+    check_capped(Traced(config, Budget(num_sms, "grid")), num_sms)
 
 
 def test_a_spinning_neighbour_does_not_hold_it_up(ladder):

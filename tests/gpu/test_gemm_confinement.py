@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import smkern
-from smkern.ops.eager import eager_gemm
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
+from tests.gpu.confinement import check_dispatched, replay_product
 from tests.gpu.gemm_support import Case, check, operands, precompile_all
 from tests.gpu.smid_trace import Traced
 
@@ -27,12 +26,6 @@ def _name(config: GemmConfig) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     precompile_all((CASE.problem, config) for config in CONFIGS)
-
-
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
@@ -57,17 +50,8 @@ def test_the_mask_confines_every_cta(ladder, config):
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_a_replayed_graph(ladder, config):
     x = operands(CASE)
-    partition = ladder.split(decode=16).decode
-    traced = Traced(CASE.problem, config, Budget(16, "mask", partition.clusters))
-    torch.cuda.synchronize()
-    with partition.capture() as graph:
-        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
-    for _ in range(3):
-        partition.launch(graph)
-        partition.synchronize()
-        assert set(traced.smids()) <= set(partition.smids)
+    replay_product(ladder, CASE.problem, config, x)
     check(CASE, x)
-    del graph
 
 
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
@@ -102,10 +86,5 @@ def test_a_grid_budget_inside_a_partition(ladder):
 
 @pytest.mark.parametrize(("confined", "num_sms"), [("grid", 24), ("mask", 40)])
 def test_every_dispatched_grid_is_within_the_budget(confined, num_sms):
-    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
-    budget = Budget(num_sms, confined)
-    for m in (1, 64, 300, 1000, 4096):
-        problem = Case(m, 4096, 4096).problem
-        config = dispatcher.select(problem, budget, "own").config
-        plan = dispatcher.prepare(problem, config, budget)
-        assert plan.num_ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
+    problems = (Case(m, 4096, 4096).problem for m in (1, 64, 300, 1000, 4096))
+    check_dispatched(problems, Budget(num_sms, confined))

@@ -11,6 +11,7 @@ import smkern
 from smkern.errors import WarmupError
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from smkern.tuning.space import COUNTER_BYTES
+from tests.gpu.confinement import check_partition_graphs
 from tests.gpu.gemm_support import (
     Case,
     Holder,
@@ -69,24 +70,7 @@ def test_every_replay_starts_from_zero_counters():
 
 def test_graphs_of_partitions():
     a, w, _ = _tensors(SPLIT)
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                out = torch.empty(8, 64, dtype=HALF, device="cuda")
-                torch.cuda.synchronize()
-                with partition:
-                    want = smkern.gemm(a, w)
-                torch.cuda.synchronize()
-                with partition.capture() as graph:
-                    smkern.gemm(a, w, out=out)
-                for _ in range(3):
-                    out.fill_(float("nan"))
-                    torch.cuda.synchronize()
-                    partition.launch(graph)
-                    partition.synchronize()
-                    assert torch.equal(out, want)
-                del want, graph
+    check_partition_graphs(lambda out: smkern.gemm(a, w, out=out))
 
 
 def test_a_capture_that_would_load_a_kernel_is_refused():

@@ -9,6 +9,7 @@ import smkern
 from smkern.errors import WarmupError
 from smkern.ops.eager import eager_gemm
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
+from tests.gpu.confinement import check_dispatched, check_partition_graphs, replay_product
 from tests.gpu.gemm_support import Holder, finishes, precompile_all
 from tests.gpu.smid_trace import Traced
 from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
@@ -33,12 +34,6 @@ def _compiled() -> None:
     precompile_all((CASE.problem, config) for config in CONFIGS)
 
 
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_every_cta(ladder, config):
     x = operands(CASE)
@@ -57,17 +52,8 @@ def test_the_mask_confines_every_cta(ladder, config):
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_a_replayed_graph(ladder, config):
     x = operands(CASE)
-    partition = ladder.split(decode=16).decode
-    traced = Traced(CASE.problem, config, Budget(16, "mask", partition.clusters))
-    torch.cuda.synchronize()
-    with partition.capture() as graph:
-        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
-    for _ in range(3):
-        partition.launch(graph)
-        partition.synchronize()
-        assert set(traced.smids()) <= set(partition.smids)
+    replay_product(ladder, CASE.problem, config, x)
     check(CASE, x)
-    del graph
 
 
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
@@ -83,13 +69,8 @@ def test_the_grid_caps_the_sms(config, num_sms):
 
 @pytest.mark.parametrize(("confined", "num_sms"), [("grid", 24), ("mask", 40)])
 def test_every_dispatched_grid_is_within_the_budget(confined, num_sms):
-    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
-    budget = Budget(num_sms, confined)
-    for m in (1, 64, 300, 1000, 4096):
-        problem = Case(m, 14336, 4096).problem
-        config = dispatcher.select(problem, budget, "own").config
-        plan = dispatcher.prepare(problem, config, budget)
-        assert plan.num_ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
+    problems = (Case(m, 14336, 4096).problem for m in (1, 64, 300, 1000, 4096))
+    check_dispatched(problems, Budget(num_sms, confined))
 
 
 @pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[4]], ids=_name)
@@ -118,24 +99,7 @@ def test_no_cta_waits_for_another(config):
 @pytest.mark.parametrize("backend", [None, "own", "unfused"])
 def test_graphs_of_partitions(backend):
     x = operands(Case(8, 512, 8192))
-    with smkern.ladder([16, 48]) as ladder:
-        for decode in (16, 48):
-            split = ladder.split(decode=decode)
-            for partition in (split.decode, split.prefill):
-                out = torch.empty(8, 512, dtype=HALF, device="cuda")
-                torch.cuda.synchronize()
-                with partition:
-                    want = smkern.gemm_swiglu(x.a, x.w, backend=backend)
-                torch.cuda.synchronize()
-                with partition.capture() as graph:
-                    smkern.gemm_swiglu(x.a, x.w, out=out, backend=backend)
-                for _ in range(3):
-                    out.fill_(float("nan"))
-                    torch.cuda.synchronize()
-                    partition.launch(graph)
-                    partition.synchronize()
-                    assert torch.equal(out, want)
-                del want, graph
+    check_partition_graphs(lambda out: smkern.gemm_swiglu(x.a, x.w, out=out, backend=backend))
 
 
 def test_a_capture_that_would_load_a_kernel_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from smkern.ops.small_warmup import aligned
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import MoeConfig
 from tests.gpu.attention.support import at_most
+from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
 from tests.gpu.moe_support import BF16, NAN, capability, routed, same_bits
 from tests.gpu.small_trace import Notes
@@ -63,12 +65,6 @@ NAMES = ("topk_softmax", "moe_permute", "moe_permute-counted", "moe_unpermute", 
 EACH = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
-
-
 class Traced:
     """A call's launch in a budget, leaving counts of CTAs an SM."""
 
@@ -97,6 +93,9 @@ class Traced:
     def launch(self, stream: int) -> None:
         self._launch(stream, *self._given)
 
+    def smids(self) -> Counter[int]:
+        return self.notes.smids()
+
     def check(self) -> None:
         """Every run has the same bits, and the first is right."""
         torch.cuda.synchronize()
@@ -118,48 +117,22 @@ class Traced:
 def test_the_mask_confines_every_cta(ladder, name):
     for decode in (16, 40):
         for partition in ladder.split(decode=decode):
-            run = Traced(name, Budget(partition.num_sms, "mask", partition.clusters))
-            run.launch(partition.raw_stream)
-            partition.synchronize()
-            seen = run.notes.smids()
-            assert set(seen) <= set(partition.smids)
-            assert len(seen) >= 8
-            run.check()
+            budget = Budget(partition.num_sms, "mask", partition.clusters)
+            check_masked(Traced(name, budget), partition)
 
 
 @EACH
 def test_the_mask_confines_a_replayed_graph(ladder, name):
     partition = ladder.split(decode=16).decode
-    run = Traced(name, Budget(16, "mask", partition.clusters))
-    with partition.capture() as graph:
-        run.launch(torch.cuda.current_stream().cuda_stream)
-    for _ in range(3):
-        run.reset()
-        partition.launch(graph)
-        partition.synchronize()
-        assert set(run.notes.smids()) <= set(partition.smids)
-        run.check()
-    graph.close()
+    check_replayed(Traced(name, Budget(16, "mask", partition.clusters)), partition)
 
 
 @EACH
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
 def test_the_grid_caps_the_sms(name, num_sms):
     num_sms = at_most(num_sms)
-    stream = torch.cuda.current_stream().cuda_stream
     run = Traced(name, Budget(num_sms, "grid"))
-    for _ in range(2):
-        run.reset()
-        run.launch(stream)
-        assert sum(run.notes.smids().values()) <= num_sms * run.launches
-        run.check()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run.launch(torch.cuda.current_stream().cuda_stream)
-    run.reset()
-    graph.replay()
-    assert sum(run.notes.smids().values()) <= num_sms * run.launches
-    run.check()
+    check_capped(run, num_sms * run.launches)
 
 
 def test_a_spinning_neighbour_does_not_hold_it_up(ladder):

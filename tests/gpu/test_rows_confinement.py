@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from smkern.kernels.rows_launch import RowsKernels
 from smkern.ops.rows.call import numbers_of, problem_of
 from smkern.tuning.rows import RowsConfig
 from tests.gpu.attention.support import at_most
+from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
 from tests.gpu.rows_support import OPERATORS, capability, check, cloned, make
 from tests.gpu.small_trace import Notes
@@ -27,12 +29,6 @@ CONFIGS = {
 
 def configs(op: str) -> tuple[RowsConfig, ...]:
     return CONFIGS["norm" if "norm" in op else "other"]
-
-
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
 
 
 class Traced:
@@ -58,6 +54,9 @@ class Traced:
     def launch(self, stream: int) -> None:
         self._launch(stream, *self._addresses, *numbers_of(self.call))
 
+    def smids(self) -> Counter[int]:
+        return self.notes.smids()
+
     def check(self) -> None:
         check(self.fresh, self.call)
 
@@ -67,50 +66,23 @@ def test_the_mask_confines_every_cta(ladder, op):
     for config in configs(op):
         for decode in (16, 40):
             for partition in ladder.split(decode=decode):
-                run = Traced(op, config, Budget(partition.num_sms, "mask", partition.clusters))
-                run.launch(partition.raw_stream)
-                partition.synchronize()
-                seen = run.notes.smids()
-                assert set(seen) <= set(partition.smids)
-                assert len(seen) >= 8
-                run.check()
+                budget = Budget(partition.num_sms, "mask", partition.clusters)
+                check_masked(Traced(op, config, budget), partition)
 
 
 @EACH
 def test_the_mask_confines_a_replayed_graph(ladder, op):
     partition = ladder.split(decode=16).decode
     for config in configs(op):
-        run = Traced(op, config, Budget(16, "mask", partition.clusters))
-        with partition.capture() as graph:
-            run.launch(torch.cuda.current_stream().cuda_stream)
-        for _ in range(3):
-            run.reset()
-            partition.launch(graph)
-            partition.synchronize()
-            assert set(run.notes.smids()) <= set(partition.smids)
-            run.check()
-        graph.close()
+        check_replayed(Traced(op, config, Budget(16, "mask", partition.clusters)), partition)
 
 
 @EACH
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
 def test_the_grid_caps_the_sms(op, num_sms):
     num_sms = at_most(num_sms)
-    stream = torch.cuda.current_stream().cuda_stream
     for config in configs(op):
-        run = Traced(op, config, Budget(num_sms, "grid"))
-        for _ in range(2):
-            run.reset()
-            run.launch(stream)
-            assert sum(run.notes.smids().values()) <= num_sms
-            run.check()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run.launch(torch.cuda.current_stream().cuda_stream)
-        run.reset()
-        graph.replay()
-        assert sum(run.notes.smids().values()) <= num_sms
-        run.check()
+        check_capped(Traced(op, config, Budget(num_sms, "grid")), num_sms)
 
 
 @EACH

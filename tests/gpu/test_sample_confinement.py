@@ -61,12 +61,6 @@ def kernels(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
-
-
 class Traced:
     """A call for a budget, its launches leaving counts of CTAs an SM."""
 

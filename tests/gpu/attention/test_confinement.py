@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import smkern
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from smkern.tuning.attention.space import default_config
 from tests.gpu.attention.cases import Case, Step, make_step
@@ -26,12 +25,6 @@ KERNELS = pytest.mark.parametrize("kernel", BACKENDS)
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     return TracedKernels(tmp_path_factory.mktemp("traced"))
-
-
-@pytest.fixture(scope="module")
-def ladder():
-    with smkern.ladder([16, 40]) as made:
-        yield made
 
 
 def config_of(kernel: str, step: Step, confined: str) -> AttentionConfig:

@@ -1,0 +1,121 @@
+"""What the tests of confinement share: a launch whose CTAs leave the SMs that they ran on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import smkern
+from smkern.ops.eager import eager_gemm
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from tests.gpu.smid_trace import Traced
+
+
+class Run(Protocol):
+    """A call's launch in a budget."""
+
+    def launch(self, stream: int) -> None: ...
+
+    def smids(self) -> Counter[int]:
+        """CTAs of the launches since the last call, by SM."""
+        ...
+
+    def reset(self) -> None:
+        """Inputs as they were, results poisoned."""
+        ...
+
+    def check(self) -> None:
+        """Hold the results against the reference."""
+        ...
+
+
+def check_masked(run: Run, partition: Any) -> None:
+    """A launch on the partition's stream runs inside, on eight SMs or more."""
+    run.launch(partition.raw_stream)
+    partition.synchronize()
+    seen = run.smids()
+    assert set(seen) <= set(partition.smids)
+    assert len(seen) >= 8
+    run.check()
+
+
+def check_replayed(run: Run, partition: Any) -> None:
+    """So does a graph of it, each time."""
+    with partition.capture() as graph:
+        run.launch(torch.cuda.current_stream().cuda_stream)
+    for _ in range(3):
+        run.reset()
+        partition.launch(graph)
+        partition.synchronize()
+        assert set(run.smids()) <= set(partition.smids)
+        run.check()
+    graph.close()
+
+
+def check_capped(run: Run, most_ctas: int) -> None:
+    """Launches on the current stream, and a graph, have `most_ctas` CTAs at most."""
+    stream = torch.cuda.current_stream().cuda_stream
+    for _ in range(2):
+        run.reset()
+        run.launch(stream)
+        assert sum(run.smids().values()) <= most_ctas
+        run.check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run.launch(torch.cuda.current_stream().cuda_stream)
+    run.reset()
+    graph.replay()
+    assert sum(run.smids().values()) <= most_ctas
+    run.check()
+
+
+def replay_product(ladder: Any, problem: GemmProblem, config: GemmConfig, x: Any) -> None:
+    """A graph of a product of the operands x, three times, each inside 16 SMs of the ladder."""
+    partition = ladder.split(decode=16).decode
+    traced = Traced(problem, config, Budget(16, "mask", partition.clusters))
+    torch.cuda.synchronize()
+    with partition.capture() as graph:
+        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
+    for _ in range(3):
+        partition.launch(graph)
+        partition.synchronize()
+        assert set(traced.smids()) <= set(partition.smids)
+    # before what it writes to
+    del graph
+
+
+def check_dispatched(problems: Iterable[GemmProblem], budget: Budget) -> None:
+    """What is dispatched to has no more CTAs than the budget lets it."""
+    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
+    for problem in problems:
+        config = dispatcher.select(problem, budget, "own").config
+        plan: Any = dispatcher.prepare(problem, config, budget)
+        on_sm = config.ctas_per_sm if budget.confined == "mask" else 1
+        assert plan.num_ctas <= budget.num_sms * on_sm
+
+
+def check_partition_graphs(call: Callable[[Tensor | None], Tensor]) -> None:
+    """In four partitions a graph of `call(out)` has the bits of `call(None)`, each time."""
+    with smkern.ladder([16, 48]) as ladder:
+        for decode in (16, 48):
+            split = ladder.split(decode=decode)
+            for partition in (split.decode, split.prefill):
+                torch.cuda.synchronize()
+                with partition:
+                    want = call(None)
+                torch.cuda.synchronize()
+                out = torch.empty_like(want)
+                torch.cuda.synchronize()
+                with partition.capture() as graph:
+                    call(out)
+                for _ in range(3):
+                    out.fill_(float("nan"))
+                    torch.cuda.synchronize()
+                    partition.launch(graph)
+                    partition.synchronize()
+                    assert torch.equal(out, want)
+                del want, graph
