@@ -315,7 +315,7 @@ def test_without_a_gpu_the_command_says_so():
 
 
 def test_a_wrong_case_name_is_an_error(monkeypatch):
-    import smkern.bench.attention.suite as module
+    import smkern.bench.frame as module
 
     monkeypatch.setattr(module, "device_info", lambda: load_profile("h200").info)
     ran = CliRunner().invoke(command, ["--cases", "no-such"])
