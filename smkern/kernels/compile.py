@@ -111,9 +111,7 @@ def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: d
     if variant.kernel == "pointer":
         signature.update(dict.fromkeys(("x_stride", "y_stride", "k"), "i32"))
     elif variant.kernel == "ws":
-        signature |= {"early": "i32", "ahead_ptr": "i64", "ahead_total": "i32"}
-        signature |= {"ahead_rows": "i32", "ahead_segment": "i64", "ahead_row": "i64"}
-        signature["ahead_bytes"] = "i32"
+        signature["early"] = "i32"
     signature.update(dict.fromkeys(constants, "constexpr"))
     if variant.kernel == "pointer" and variant.unit == 8:
         aligned_operands = ["x_ptr", "y_ptr"]
@@ -202,7 +200,6 @@ def _ws_source(variant: Variant):
         "MMA": mma(y),
         "EXTRA_MMA": mma(extra or y),
         "LAYOUT": _store_layout(gl, *_stored(variant, x, part), warps, variant.swap),
-        "LINE": gl.BlockedLayout([1], [32], [warps], [0]),
         "COPY_REGS": 24,
     }
     signature, attrs = _signature(gemm_ws, variant, constants, operands)

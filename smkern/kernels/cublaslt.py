@@ -206,14 +206,13 @@ class CublasLtPlan:
 
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        static_weights: bool = False, ahead: Any = None,
-    ) -> Callable[..., None]:  # fmt: skip
-        """`launch` for operands whose rows lie so far apart, as `GemmPlan.bind`, without hints."""
+        static_weights: bool = False,
+    ) -> Callable[[int, int, int, int, int, int, int], None]:  # fmt: skip
+        """`launch` for operands whose rows lie so far apart, as `GemmPlan.bind`."""
 
         def launch(
-            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int,
-            next_weights: int = 0,
-        ) -> None:  # fmt: skip
+            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
+        ) -> None:
             self.launch(
                 a, w, out, bias, residual, a_stride, w_stride, out_stride, residual_stride,
                 workspace, stream,

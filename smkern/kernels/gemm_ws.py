@@ -161,33 +161,14 @@ def _finish(
 
 
 @gluon.jit
-def _fetch_ahead(ptr, total, rows, segment_step, row_step, row_bytes, LINE: gl.constexpr):
-    """Ask for the heads of `total` rows of the next launch's weights to be brought into L2.
-
-    They lie in segments of `rows`; steps and sizes are bytes. Nothing is read, so nothing waits.
-    """
-    width: gl.constexpr = 32 * LINE.warps_per_cta[0]
-    for first in range(gl.program_id(0) * width, total, gl.num_programs(0) * width):
-        at = gl.minimum(first + gl.arange(0, width, layout=LINE), total - 1)
-        segment = at // rows
-        address = ptr + segment.to(gl.int64) * segment_step
-        address += (at - segment * rows).to(gl.int64) * row_step
-        gl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; // $0", "=r,l,r", [address, row_bytes],
-            dtype=gl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _multiply_warps(
     x_bufs, y_bufs, extra_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials, counters,
     m, n, out_stride, residual_stride,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-    ahead_ptr, ahead_total, ahead_rows, ahead_segment, ahead_row, ahead_bytes,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, STAGES: gl.constexpr,
     EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr, SWAP: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr, MMA: gl.constexpr,
-    EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr, LINE: gl.constexpr,
+    EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     TILE: gl.constexpr = BLOCK_X * (BLOCK_Y + EXTRA_Y)
     MAIN: gl.constexpr = BLOCK_X * BLOCK_Y
@@ -239,10 +220,6 @@ def _multiply_warps(
         if not EAGER:
             previous = gl.where(stage == 0, STAGES - 1, stage - 1)
             mbarrier.arrive(empty.index(previous), count=1)
-        if (ahead_total > 0) & (i == segments - 1):  # memory is idle from here to the next launch
-            _fetch_ahead(
-                ahead_ptr, ahead_total, ahead_rows, ahead_segment, ahead_row, ahead_bytes, LINE
-            )
 
         row0 = tile_x * BLOCK_X
         col0 = tile_y * (BLOCK_Y + EXTRA_Y)
@@ -284,12 +261,10 @@ def gemm_ws(
     x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters,
     m, n, out_stride, residual_stride,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
-    ahead_ptr, ahead_total, ahead_rows, ahead_segment, ahead_row, ahead_bytes,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, EAGER: gl.constexpr, PART_Y: gl.constexpr, STREAM: gl.constexpr,
     SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACT: gl.constexpr,
-    MMA: gl.constexpr, EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr, LINE: gl.constexpr,
-    COPY_REGS: gl.constexpr,
+    MMA: gl.constexpr, EXTRA_MMA: gl.constexpr, LAYOUT: gl.constexpr, COPY_REGS: gl.constexpr,
 ):  # fmt: skip
     """out [m, 8n] = act(x @ y^T + bias) + residual, or silu(gate) * up; n and strides in eights.
 
@@ -329,9 +304,8 @@ def gemm_ws(
                     x_bufs, y_bufs, extra_bufs, full, empty, out_ptr, bias_ptr, residual_ptr,
                     partials, counters, m, n, out_stride, residual_stride,
                     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group,
-                    ahead_ptr, ahead_total, ahead_rows, ahead_segment, ahead_row, ahead_bytes,
                     BLOCK_X, BLOCK_Y, EXTRA_Y, STAGES, EAGER, PART_Y, STREAM, SWAP, BIAS, RESIDUAL,
-                    ACT, MMA, EXTRA_MMA, LAYOUT, LINE,
+                    ACT, MMA, EXTRA_MMA, LAYOUT,
                 ),
             ),
             (

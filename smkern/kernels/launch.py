@@ -103,48 +103,20 @@ def _streamed_tiles(tiles: int, ctas: int) -> int:
 
 
 # What a call changes, in the order of a binding's buffer, 8 bytes each.
-_DYNAMIC = struct.Struct("8Q")
-_OUT, _BIAS, _RESIDUAL, _PARTIALS, _COUNTERS, _X, _Y, _AHEAD = range(8)
+_DYNAMIC = struct.Struct("7Q")
+_OUT, _BIAS, _RESIDUAL, _PARTIALS, _COUNTERS, _X, _Y = range(7)
 _DYNAMIC_BYTES = 64
 
-Launch = Callable[..., None]
-"""launch(a, w, out, bias, residual, workspace, stream, ahead=0): addresses, 0 for what is absent.
-
-`ahead`: of the weights whose `Ahead` it was bound with.
-"""
-AHEAD_BYTES = 128 << 10
-"""What is brought into L2 ahead of the next launch for each SM: what memory does in 3 us."""
-AHEAD_ROWS = 64
-"""The lowest tile of weights: a first wave reads so many rows an SM at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """How the next launch's weights lie: `segments` of `rows` of `row_bytes`, steps in bytes."""
-
-    segments: int
-    rows: int
-    segment_step: int
-    row_step: int
-    row_bytes: int
-
-    def clipped(self, num_sms: int) -> tuple[int, int, int, int, int]:
-        """What the kernel is given: heads of the rows that a first wave begins with.
-
-        Rows in all, rows of a segment, steps of segments and rows, bytes of a row.
-        """
-        rows = min(self.rows, -(-AHEAD_ROWS * num_sms // self.segments))
-        each = AHEAD_BYTES * num_sms // (rows * self.segments) // 256 * 256
-        size = min(max(each, 256), self.row_bytes // 16 * 16)
-        return rows * self.segments, rows, self.segment_step, self.row_step, size
+Launch = Callable[[int, int, int, int, int, int, int], None]
+"""launch(a, w, out, bias, residual, workspace, stream): addresses, 0 for what is absent."""
 
 
 class GemmPlan:
     """One problem, configuration and budget, ready to launch; safe to call from several threads."""
 
     __slots__ = (
-        "_artifact", "_bound", "_function", "_num_sms", "_problem", "config", "num_ctas",
-        "overlap", "schedule", "variant", "workspace_bytes",
+        "_artifact", "_bound", "_function", "_problem", "config", "num_ctas", "overlap",
+        "schedule", "variant", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -159,8 +131,7 @@ class GemmPlan:
         partial_bytes = schedule.partial_slots * 4 * variant.block_x * variant.block_y
         self.workspace_bytes = COUNTER_BYTES + partial_bytes if partial_bytes else 0
         self._problem, self._artifact, self._function = problem, artifact, function
-        self._num_sms = budget.num_sms
-        self._bound: dict[tuple[int, int, int, int, bool, Ahead | None], Launch] = {}
+        self._bound: dict[tuple[int, int, int, int, bool], Launch] = {}
 
     def launch(
         self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
@@ -176,15 +147,14 @@ class GemmPlan:
 
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        static_weights: bool = False, ahead: Ahead | None = None,
+        static_weights: bool = False,
     ) -> Launch:  # fmt: skip
         """The launch for operands whose rows lie so many elements apart: 3 us of host time.
 
         With `static_weights` nothing that runs writes w: a launch that overlaps the kernel before
-        it fetches its first weights at once. With `ahead` a launch that ends brings the first of
-        the next one's into L2.
+        it fetches its first weights at once.
         """
-        key = (a_stride, w_stride, out_stride, residual_stride, static_weights, ahead)
+        key = (a_stride, w_stride, out_stride, residual_stride, static_weights)
         found = self._bound.get(key)
         if found is None:
             if len(self._bound) >= _MAX_BOUND:
@@ -194,7 +164,7 @@ class GemmPlan:
 
     def _bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        static_weights: bool, ahead: Ahead | None,
+        static_weights: bool,
     ) -> Launch:  # fmt: skip
         swap, artifact = self.config.swap, self._artifact
         buffer = ctypes.create_string_buffer(4 * TENSOR_MAP_BYTES + 256)
@@ -205,11 +175,9 @@ class GemmPlan:
         if self.variant.uses_tma:
             self._encode_maps(maps_at, x_stride, y_stride)
         early = self.config.num_stages if static_weights and self.overlap else 0
-        coming = (0, 1, 0, 0, 0) if ahead is None else ahead.clipped(self._num_sms)
         params = self._parameters(
-            buffer, maps_at, dynamic_at, (x_stride, y_stride, out_stride, residual_stride),
-            (early, *coming),
-        )  # fmt: skip
+            buffer, maps_at, dynamic_at, (x_stride, y_stride, out_stride, residual_stride), early
+        )
         x_map, y_map = maps_at, maps_at + TENSOR_MAP_BYTES
         a_map, w_map = (y_map, x_map) if swap else (x_map, y_map)
         uses_tma, offset, lock = self.variant.uses_tma, dynamic_at - start, threading.Lock()
@@ -222,17 +190,16 @@ class GemmPlan:
         w_mapped = 0
 
         def launch(
-            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int,
-            next_weights: int = 0,
-        ) -> None:  # fmt: skip
+            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
+        ) -> None:
             nonlocal w_mapped
             with lock:
                 if swap:
                     pack(buffer, offset, out, bias, residual, workspace + COUNTER_BYTES,
-                         workspace, w, a, next_weights)  # fmt: skip
+                         workspace, w, a)  # fmt: skip
                 else:
                     pack(buffer, offset, out, bias, residual, workspace + COUNTER_BYTES,
-                         workspace, a, w, next_weights)  # fmt: skip
+                         workspace, a, w)  # fmt: skip
                 code = 0
                 if uses_tma:
                     code = replace(a_map, a)
@@ -262,29 +229,29 @@ class GemmPlan:
 
     def _parameters(
         self, buffer: Any, maps_at: int, dynamic_at: int, strides: tuple[int, int, int, int],
-        hints: tuple[int, ...],
+        early: int,
     ) -> Any:  # fmt: skip
         """Write the constants behind the dynamic part; addresses of all parameters, in order."""
         s, p, unit = self.schedule, self._problem, self._artifact.unit
         x_stride, y_stride, out_stride, residual_stride = (stride // unit for stride in strides)
         constants = (
             p.m, p.out_columns // unit, out_stride, residual_stride, s.tiles_x, s.tiles_y,
-            s.k_iters, s.whole_tiles, s.stream_iters, s.quantum, s.group, *hints, x_stride,
+            s.k_iters, s.whole_tiles, s.stream_iters, s.quantum, s.group, early, x_stride,
             y_stride, p.k // unit, 0,
         )  # fmt: skip
         constants_at = dynamic_at + _DYNAMIC_BYTES
         at_offset = constants_at - ctypes.addressof(buffer)
         struct.pack_into(f"{len(constants)}q", buffer, at_offset, *constants)
-        dynamic = [dynamic_at + 8 * i for i in range(8)]
-        *common, x_step, y_step, k, zero = (constants_at + 8 * i for i in range(len(constants)))
-        early, *coming = common[-len(hints) :]
-        common = common[: -len(hints)]
+        dynamic = [dynamic_at + 8 * i for i in range(7)]
+        *common, ahead, x_step, y_step, k, zero = (
+            constants_at + 8 * i for i in range(len(constants))
+        )
         if self.variant.uses_tma:
             # a descriptor is the map, its shape and its strides; the kernels read the map only
             operands = []
             for side, box in enumerate(self._artifact.boxes):
                 operands += [maps_at + side * TENSOR_MAP_BYTES, *[zero] * (2 * len(box))]
-            rest = [early, dynamic[_AHEAD], *coming] if self.variant.kernel == "ws" else []
+            rest = [ahead] if self.variant.kernel == "ws" else []
         else:
             operands, rest = [dynamic[_X], dynamic[_Y]], [x_step, y_step, k]
         # the two last are Triton's scratch pointers, unused

@@ -12,10 +12,6 @@ from smkern.models.config import ModelConfig, MoeConfig
 from smkern.models.step import Step
 from smkern.models.weights import DenseLayer, Layer, MoeLayer, Weights
 
-Following = tuple[Tensor | None, Tensor | None, Tensor | None]
-MAX_PREFETCH_TOKENS = 256
-"""Above, a product's tail is nothing beside its time."""
-
 
 class Decoder:
     """The forward of a model; it keeps no state but its weights, and writes the paged cache only.
@@ -27,7 +23,6 @@ class Decoder:
         config: The model.
         weights: Its weights, on the device to run on.
         max_position: Positions of the table of cosines and sines. None: `config.max_position`.
-        prefetch: Whether products of few tokens bring the next one's weights into L2 as they end.
 
     Attributes:
         config, weights, device: As given.
@@ -42,12 +37,7 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: Weights,
-        *,
-        max_position: int | None = None,
-        prefetch: bool = True,
+        self, config: ModelConfig, weights: Weights, *, max_position: int | None = None
     ) -> None:
         if weights.config != config:
             raise ConfigError(
@@ -70,7 +60,6 @@ class Decoder:
         self.weights = weights
         self.max_position = positions
         self.cos_sin = config.rope.table(positions, self.device)
-        self._after = _following(weights) if prefetch and config.moe is None else None
 
     def embed(self, step: Step) -> Tensor:
         """Rows of the embedding into the residual stream: `step.buffers.hidden`.
@@ -102,11 +91,10 @@ class Decoder:
         layer, b, num_sms = self.weights.layers[index], step.buffers, step.num_sms
         eps = self.config.rms_eps
         ops.rms_norm(b.hidden, layer.input_norm, eps=eps, out=b.normed, num_sms=num_sms)
-        o_next, gate_up_next, down_next = self._next_weights(index, step)
-        self._attention(layer, index, step, o_next)
+        self._attention(layer, index, step)
         ops.rms_norm(b.hidden, layer.post_norm, eps=eps, out=b.normed, num_sms=num_sms)
         if isinstance(layer, DenseLayer):
-            _dense(layer, b, num_sms, gate_up_next, down_next)
+            _dense(layer, b, num_sms)
         else:
             assert b.moe is not None
             assert self.config.moe is not None
@@ -134,13 +122,7 @@ class Decoder:
             self.layer(index, step)
         return self.head(step)
 
-    def _next_weights(self, index: int, step: Step) -> Following:
-        """What follows a layer's out-projection, its gate and up, and its down-projection."""
-        if self._after is None or step.num_tokens > MAX_PREFETCH_TOKENS:
-            return None, None, None
-        return self._after[index]
-
-    def _attention(self, layer: Layer, index: int, step: Step, o_next: Tensor | None) -> None:
+    def _attention(self, layer: Layer, index: int, step: Step) -> None:
         """From the normed rows to the residual stream."""
         b, num_sms = step.buffers, step.num_sms
         k_cache, v_cache = step.caches[index]
@@ -156,39 +138,17 @@ class Decoder:
         )  # fmt: skip
         ops.gemm(
             b.attended_rows, layer.o, residual=b.hidden, out=b.hidden, static_weights=True,
-            prefetch=o_next, num_sms=num_sms,
+            num_sms=num_sms,
         )  # fmt: skip
 
 
-def _following(weights: Weights) -> list[Following]:
-    """By layer, the weights behind its out-projection, its gate and up, its down-projection."""
-    layers = weights.layers
-    found: list[Following] = []
-    for index, layer in enumerate(layers):
-        assert isinstance(layer, DenseLayer)
-        last = index + 1 == len(layers)
-        after = weights.lm_head if last else layers[index + 1].qkv
-        found.append((layer.gate_up.unflatten(0, (2, -1)), layer.down, after))
-    return found
-
-
-def _dense(
-    layer: DenseLayer,
-    b: Buffers,
-    num_sms: int | None,
-    gate_up_next: Tensor | None,
-    down_next: Tensor | None,
-) -> None:
+def _dense(layer: DenseLayer, b: Buffers, num_sms: int | None) -> None:
     """SwiGLU, added to the residual stream."""
     assert b.gated is not None
-    ops.gemm_swiglu(
-        b.normed, layer.gate_up, out=b.gated, static_weights=True, prefetch=gate_up_next,
-        num_sms=num_sms,
-    )  # fmt: skip
+    ops.gemm_swiglu(b.normed, layer.gate_up, out=b.gated, static_weights=True, num_sms=num_sms)
     ops.gemm(
-        b.gated, layer.down, residual=b.hidden, out=b.hidden, static_weights=True,
-        prefetch=down_next, num_sms=num_sms,
-    )  # fmt: skip
+        b.gated, layer.down, residual=b.hidden, out=b.hidden, static_weights=True, num_sms=num_sms
+    )
 
 
 def _experts(

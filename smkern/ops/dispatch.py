@@ -34,7 +34,7 @@ class Plan(Protocol):
 
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        static_weights: bool = False, ahead: Any = None,
+        static_weights: bool = False,
     ) -> Callable[..., None]: ...  # fmt: skip
 
 

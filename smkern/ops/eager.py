@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
-from smkern.kernels.launch import Ahead
 from smkern.ops import aliasing, validate
 from smkern.ops.dispatch import Dispatcher, epilogue_of, keep
 from smkern.ops.reference import gemm as reference
@@ -59,38 +57,6 @@ def kind(x: Any) -> Any:
 def pointer(x: Any) -> int:
     """The address of an optional tensor; 0 for what is none."""
     return x.data_ptr() if isinstance(x, Tensor) else 0
-
-
-def ahead_of(prefetch: Any, device: torch.device) -> Ahead | None:
-    """How the weights of the next launch lie; None without any, or not in whole 16 bytes.
-
-    Raises:
-        ArgumentError: what is no matrix of weights on this device.
-    """
-    if prefetch is None:
-        return None
-    if not isinstance(prefetch, Tensor) or prefetch.dim() not in (2, 3):
-        shape = list(prefetch.shape) if isinstance(prefetch, Tensor) else type(prefetch).__name__
-        raise ArgumentError(
-            f"prefetch is {shape}: pass the next launch's weights, [N, K], or [2, I, K] of gate "
-            "and up"
-        )
-    if prefetch.device != device or prefetch.stride(-1) != 1:
-        raise ArgumentError(
-            f"prefetch is on {prefetch.device} with inner stride {prefetch.stride(-1)}: wanted "
-            f"{device} and 1"
-        )
-    item, outer = prefetch.element_size(), prefetch.dim() == 3
-    steps = [step * item for step in prefetch.stride()[:-1]]
-    if any(at % 16 for at in (prefetch.data_ptr(), *steps)) or not prefetch.numel():
-        return None
-    return Ahead(
-        segments=prefetch.shape[0] if outer else 1,
-        rows=prefetch.shape[-2],
-        segment_step=steps[0] if outer else 0,
-        row_step=steps[-1],
-        row_bytes=prefetch.shape[-1] * item,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +115,13 @@ class EagerGemm:
         backend: Any,
         num_sms: Any,
         static_weights: bool = False,
-        prefetch: Tensor | None = None,
     ) -> Tensor:
         index = self.index
         if self._current_device() != index:
             with torch.cuda.device(index):
                 return self(
                     a, w, bias, residual, activation, out, workspace,
-                    batch_invariant, backend, num_sms, static_weights, prefetch,
+                    batch_invariant, backend, num_sms, static_weights,
                 )  # fmt: skip
         stream = self._current_stream(index)
         budget = self._budget(stream, index)
@@ -175,16 +140,11 @@ class EagerGemm:
             residual_key = (
                 residual.shape, residual.stride(), residual.dtype, residual.get_device(),
             )  # fmt: skip
-        next_ptr, next_key = 0, None
-        if prefetch is not None:
-            next_ptr = pointer(prefetch)
-            next_key = (kind(prefetch), next_ptr & 15)
         aligned = not (a_ptr | w_ptr | out_ptr | bias_ptr | residual_ptr) & 15
         key = (
             a.shape, a.stride(), a.dtype, w.shape, w.stride(), w.dtype, w.get_device(),
             out_key, bias_key, residual_key, activation, batch_invariant, backend, static_weights,
-            next_key, num_sms, num_sms.__class__, budget.num_sms, budget.confined, budget.clusters,
-            aligned,
+            num_sms, num_sms.__class__, budget.num_sms, budget.confined, budget.clusters, aligned,
         )  # fmt: skip
         try:
             record = self._records.get(key)
@@ -193,7 +153,7 @@ class EagerGemm:
         if record is None:
             record = self._prepare(
                 key, a, w, bias, residual, activation, out, batch_invariant, backend, num_sms,
-                static_weights, prefetch, budget, aligned,
+                static_weights, budget, aligned,
             )  # fmt: skip
         if out is None:
             out = a.new_empty(record.size)
@@ -222,7 +182,7 @@ class EagerGemm:
         elif record.workspace_bytes:
             workspace_ptr = self.workspaces.pointer(stream, record.workspace_bytes)
         try:
-            launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream, next_ptr)
+            launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
         except BaseException:
             self.workspaces.discard(stream)
             raise
@@ -241,7 +201,6 @@ class EagerGemm:
         backend: Any,
         num_sms: Any,
         static_weights: bool,
-        prefetch: Any,
         stream_budget: Budget,
         aligned: bool,
     ) -> Record:
@@ -250,7 +209,6 @@ class EagerGemm:
         In a capture the dispatcher may have had to choose differently: such a record is not kept.
         """
         m, n, k, epilogue = self.check(a, w, bias, residual, out, activation, backend)
-        ahead = ahead_of(prefetch, a.device)
         columns = n // 2 if epilogue.swiglu else n
         info = self.dispatcher.profile.info
         validate.check_cuda(a, info.capability)
@@ -274,7 +232,6 @@ class EagerGemm:
                 columns if out is None else aliasing.row_stride(out),
                 aliasing.row_stride(residual),
                 static_weights=bool(static_weights),
-                ahead=ahead,
             )
             workspace_bytes = plan.workspace_bytes
         record = Record(

@@ -34,7 +34,6 @@ def gemm(
     batch_invariant: bool = False,
     backend: str | None = None,
     static_weights: bool = False,
-    prefetch: Tensor | None = None,
     num_sms: int | None = None,
 ) -> Tensor:
     """out = act(a @ w.T + bias) + residual, on at most `num_sms` SMs.
@@ -61,8 +60,6 @@ def gemm(
         static_weights: The promise that nothing in flight on this stream writes `w`: inside a
             partition the launch then fetches its first weights while the kernel before it still
             runs. It changes no result.
-        prefetch: Weights that the next launch on this stream reads, [N, K], or [2, I, K] of gate
-            and up: their beginning is brought into L2 while this launch ends. It changes no result.
         num_sms: SMs to use at most. None: all that the current stream's partition has. Below
             that, the grid alone confines.
 
@@ -109,7 +106,7 @@ def gemm(
         validate.check_matrix("w", w)
     return eager_gemm(a.get_device())(
         a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
-        static_weights, prefetch,
+        static_weights,
     )  # fmt: skip
 
 

@@ -58,8 +58,6 @@ class FakePlan:
     workspace_bytes: int
     launches: list[tuple[int, ...]] = field(default_factory=list)
     static_weights: list[bool] = field(default_factory=list)
-    ahead: list[tuple[Any, int]] = field(default_factory=list)
-    """How the weights of the next launch lie, and where, by launch."""
 
     def launch(
         self, a: int, w: int, out: int, bias: int, residual: int, a_stride: int, w_stride: int,
@@ -83,13 +81,11 @@ class FakePlan:
             out=result,
         )
 
-    def bind(self, *strides: int, static_weights: bool = False, ahead: Any = None) -> Any:
+    def bind(self, *strides: int, static_weights: bool = False) -> Any:
         """As a plan's: the launch for these strides."""
         self.static_weights.append(static_weights)
 
-        def launch(a: int, w: int, out: int, bias: int, res: int, workspace: int, stream: int,
-                   next_weights: int = 0) -> None:  # fmt: skip
-            self.ahead.append((ahead, next_weights))
+        def launch(a: int, w: int, out: int, bias: int, res: int, workspace: int, stream: int):
             self.launch(a, w, out, bias, res, *strides, workspace, stream)
 
         return launch

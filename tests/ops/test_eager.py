@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
-from smkern.kernels.launch import Ahead
 from smkern.ops.reference import gemm as reference
 from smkern.tuning.config import Budget
 from smkern.tuning.space import COUNTER_BYTES
@@ -67,35 +66,6 @@ def test_the_promise_of_static_weights_reaches_the_launch(device):
     for promise in (False, True, False):
         device.gemm(a, w, static_weights=promise)
     assert device.kernels.plans[-1].static_weights == [False, True]
-
-
-def test_the_next_launchs_weights_reach_the_launch(device):
-    a, w, *_ = operands()
-    rows = torch.randn(40, 64).to(HALF)
-    pairs = rows.unflatten(0, (2, 20))[:, :, :32]
-    odd = torch.randn(40 * 64 + 1).to(HALF)[1:].view(40, 64)
-    for prefetch in (None, rows, pairs, odd, rows):
-        device.gemm(a, w, prefetch=prefetch)
-    plan = device.kernels.plans[-1]
-    whole, half = Ahead(1, 40, 0, 128, 128), Ahead(2, 20, 2560, 128, 64)
-    at = rows.data_ptr()
-    assert plan.ahead == [(None, 0), (whole, at), (half, at), (None, odd.data_ptr()), (whole, at)]
-    assert plan.problem.aligned, "a hint chooses no kernel"
-
-
-@pytest.mark.parametrize("prefetch", [3, torch.zeros(8), torch.zeros(8, 16).t()])
-def test_what_is_no_matrix_of_weights_is_no_hint(device, prefetch):
-    a, w, *_ = operands()
-    with pytest.raises(ArgumentError, match="prefetch is"):
-        device.gemm(a, w, prefetch=prefetch)
-
-
-def test_a_hint_is_clipped_to_what_a_first_wave_begins_with():
-    gate_up = Ahead(2, 12288, 12288 * 8192, 8192, 8192)
-    assert gate_up.clipped(132) == (8448, 4224, 12288 * 8192, 8192, 2048)
-    assert gate_up.clipped(16) == (1024, 512, 12288 * 8192, 8192, 2048)
-    assert Ahead(1, 4096, 0, 24576, 24576).clipped(132) == (4096, 4096, 0, 24576, 4096)
-    assert Ahead(1, 24, 0, 128, 120).clipped(132) == (24, 24, 0, 128, 112)
 
 
 def test_the_streams_partition_is_the_default_and_the_limit(device):

@@ -28,7 +28,6 @@ def gemm_swiglu(
     batch_invariant: bool = False,
     backend: str | None = None,
     static_weights: bool = False,
-    prefetch: Tensor | None = None,
     num_sms: int | None = None,
 ) -> Tensor:
     """out = silu(a @ gate.T) * (a @ up.T), on at most `num_sms` SMs.
@@ -51,8 +50,6 @@ def gemm_swiglu(
         static_weights: The promise that nothing in flight on this stream writes `w_gate_up`: inside
             a partition the launch then fetches its first weights while the kernel before it still
             runs. It changes no result.
-        prefetch: Weights that the next launch on this stream reads, [N, K], or [2, I, K] of gate
-            and up: their beginning is brought into L2 while this launch ends. It changes no result.
         num_sms: SMs to use at most. None: all that the current stream's partition has. Below
             that, the grid alone confines.
 
@@ -94,7 +91,7 @@ def gemm_swiglu(
         validate.check_matrix("w_gate_up", w_gate_up)
     return eager_swiglu(a.get_device())(
         a, w_gate_up, None, None, None, out, workspace, batch_invariant, backend, num_sms,
-        static_weights, prefetch,
+        static_weights,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from smkern.ops.dispatch import Plan, Silu
 from smkern.ops.small_dispatch import SmallDispatcher
@@ -71,9 +70,9 @@ class UnfusedPlan:
 
     def bind(
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        static_weights: bool = False, ahead: Any = None,
-    ) -> Callable[..., None]:  # fmt: skip
-        """As `GemmPlan.bind`; nothing is brought ahead."""
+        static_weights: bool = False,
+    ) -> Callable[[int, int, int, int, int, int, int], None]:  # fmt: skip
+        """As `GemmPlan.bind`."""
         gemm = self._gemm.bind(
             a_stride, w_stride, self._problem.n, 0, static_weights=static_weights
         )
@@ -81,9 +80,8 @@ class UnfusedPlan:
         offset = self._gate_up_at
 
         def launch(
-            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int,
-            next_weights: int = 0,
-        ) -> None:  # fmt: skip
+            a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
+        ) -> None:
             gate_up = workspace + offset
             gemm(a, w, gate_up, 0, 0, workspace, stream)
             silu(gate_up, out, stream)
