@@ -33,6 +33,5 @@ def draw(results: Results, folder: Path) -> list[Path]:
             budgets = sorted(points)
             label = name.removeprefix(f"{op}-")
             panel.plot(budgets, [points[n] for n in budgets], marker="o", markersize=3, label=label)
-        panel.set_ylim(bottom=0)
         panel.legend(fontsize=7)
-    return [save(figure, panels, folder / "ops.png")]
+    return [save(figure, panels, folder / "ops.png", legend=False)]

@@ -63,18 +63,19 @@ def line(
         values = [points[n] for n in budgets]
         options = {"markersize": 4, **STYLES[name], **style}
         panel.plot(budgets, values, label=label or LABELS[name], **options)
-        panel.set_ylim(bottom=0)
 
 
-def save(figure: Figure, panels: Sequence[Axes], path: Path) -> Path:
-    """Write the figure with one legend for all panels; no date goes into the file."""
+def save(figure: Figure, panels: Sequence[Axes], path: Path, *, legend: bool = True) -> Path:
+    """Write the figure, from 0 up, with one legend for all panels; no date goes into the file."""
     labels: dict[str, Any] = {}
     for panel in panels:
+        panel.set_ylim(bottom=0)  # now that all lines are there: it fixes the top too
         handles, names = panel.get_legend_handles_labels()
         labels.update(zip(names, handles, strict=True))
-    figure.legend(
-        list(labels.values()), list(labels), loc="outside lower center", ncols=3, fontsize=9
-    )
+    if legend:
+        figure.legend(
+            list(labels.values()), list(labels), loc="outside lower center", ncols=3, fontsize=9
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     return path
