@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, WarmupError
+from smkern.ops.kept import keep
+from smkern.ops.plans import Kernels, Library, Plan, Silu
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import CostConstants
@@ -18,50 +20,6 @@ from smkern.tuning.table import load_constants
 if TYPE_CHECKING:
     from smkern.device import Profile
     from smkern.tuning.table import Table
-
-MAX_CACHED = 1 << 15
-"""Plans, selections and records kept, of each; a plan holds about 4 KiB, so 128 MiB at most."""
-
-
-class Plan(Protocol):
-    """A prepared launch: raw addresses, strides in elements, a workspace and a stream."""
-
-    @property
-    def workspace_bytes(self) -> int: ...
-
-    @property
-    def launch(self) -> Callable[..., None]: ...
-
-    def bind(
-        self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
-        static_weights: bool = False,
-    ) -> Callable[..., None]: ...  # fmt: skip
-
-
-class Kernels(Protocol):
-    """Compiles, loads and prepares launches on one device."""
-
-    def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool: ...
-
-    def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> Plan: ...
-
-
-class Library(Protocol):
-    """A vendor library that plans its own launches."""
-
-    def plan(self, problem: GemmProblem, budget: Budget) -> Plan: ...
-
-
-class Silu(Protocol):
-    """What follows the plain GEMM where SwiGLU runs unfused: out = silu(gate) * up, by rows."""
-
-    def is_loaded(self, problem: GemmProblem) -> bool: ...
-
-    def bind(
-        self, problem: GemmProblem, budget: Budget, out_stride: int
-    ) -> Callable[[int, int, int], None]:
-        """launch(gate and up [m, n], out [m, n / 2], stream), by addresses."""
-        ...
 
 
 def model_rows(m: int) -> int:
@@ -333,20 +291,6 @@ class Dispatcher:
 
     def _predict(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> float:
         return cost_model.predict_us(problem, config, budget, self.profile, self.constants)
-
-
-def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep `value` under `key`; a full dictionary is emptied before.
-
-    Raises:
-        ArgumentError: something in the key cannot be one.
-    """
-    if len(kept) >= MAX_CACHED:
-        kept.clear()
-    try:
-        kept[key] = value
-    except TypeError:
-        raise ArgumentError("an argument has a type that no option has") from None
 
 
 def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:

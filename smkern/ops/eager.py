@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from smkern.ops import aliasing, validate
-from smkern.ops.dispatch import Dispatcher, epilogue_of, keep
+from smkern.ops.dispatch import Dispatcher, epilogue_of
+from smkern.ops.kept import keep
 from smkern.ops.reference import gemm as reference
 from smkern.ops.workspace import Workspaces, check_workspace
 from smkern.tuning.config import Budget, Epilogue, GemmProblem

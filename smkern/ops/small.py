@@ -52,8 +52,8 @@ from torch.nn import Parameter
 
 from smkern.ops import validate
 from smkern.ops.aliasing import span_bytes
-from smkern.ops.dispatch import MAX_CACHED, keep
 from smkern.ops.eager import Streams, runtime_streams
+from smkern.ops.kept import MAX_CACHED, keep
 from smkern.ops.small_check import Shapes, check_pair, check_small
 from smkern.ops.small_dispatch import Launch, P, SmallDispatcher
 from smkern.ops.workspace import Workspaces

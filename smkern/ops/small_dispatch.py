@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from smkern.device import Budget
 from smkern.errors import WarmupError
-from smkern.ops.dispatch import keep
+from smkern.ops.kept import keep
 
 if TYPE_CHECKING:
     from smkern.device import Profile

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import WarmupError
-from smkern.ops.dispatch import keep
+from smkern.ops.kept import keep
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget
 from smkern.tuning.append_table import AppendTable, Selection, load_append_table, select_append
 

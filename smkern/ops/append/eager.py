@@ -21,8 +21,8 @@ from smkern.ops.append.call import Call, check_call, is_aligned, problem_of
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import AppendDispatcher, Launch, load_append_dispatcher
 from smkern.ops.attention.host import host_budget
-from smkern.ops.dispatch import MAX_CACHED, keep
 from smkern.ops.eager import Streams, kind, pointer, runtime_streams
+from smkern.ops.kept import MAX_CACHED, keep
 from smkern.ops.reference import append as reference
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments
-from smkern.ops.dispatch import keep
+from smkern.ops.kept import keep
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,

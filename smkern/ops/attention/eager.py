@@ -35,8 +35,8 @@ from smkern.ops.attention.plan import (
     empty_plan,
     shape_of_plan,
 )
-from smkern.ops.dispatch import keep
 from smkern.ops.eager import Streams, kind, pointer, runtime_streams
+from smkern.ops.kept import keep
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 

@@ -16,8 +16,8 @@ from smkern.ops.attention import numbers
 from smkern.ops.attention.aliasing import check_overlap
 from smkern.ops.attention.host import host_budget
 from smkern.ops.attention.shared import writable
-from smkern.ops.dispatch import keep
 from smkern.ops.eager import Streams, runtime_streams
+from smkern.ops.kept import keep
 from smkern.ops.library import NAMESPACE
 from smkern.ops.reference import attention as reference
 

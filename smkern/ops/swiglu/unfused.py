@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from smkern.ops.dispatch import Plan, Silu
+from smkern.ops.plans import Plan, Silu
 from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.tuning import space
 from smkern.tuning.config import Budget, GemmProblem
