@@ -27,6 +27,8 @@ from tests.ops.sample_cases import (
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 VOCABS = (1, 7, 1000, 4096, 4097, 32_003, 128_256, 151_936, 262_144)
+FLAT_TOO = (4097, 151_936)
+"""Where logits that hardly differ are tried too: the host's reference sorts all of them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +57,7 @@ def test_values(dtype, kind):
     for vocab in VOCABS:
         options = options_of(kind, 6, "cuda")
         on_host = options_of(kind, 6)
-        for spread in (3.0, 0.1, 0.0):
+        for spread in (3.0, 0.1, 0.0) if vocab in FLAT_TOO else (3.0,):
             logits = logits_of(6, vocab, dtype, spread)
             got = draw(logits.cuda(), **options).cpu()
             assert not wrong_rows(logits, got, **on_host), (vocab, spread)
