@@ -14,13 +14,8 @@ from smkern.autotune.sitting import Request
 from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
 from smkern.bench.operands import MIN_TOTAL_BYTES
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul
-from smkern.ops.rows.operators import (
-    ADD_RMS_NORM,
-    EMBEDDING,
-    RMS_NORM,
-    SILU_AND_MUL,
-    rows_dispatcher,
-)
+from smkern.ops.rows.dispatch import rows_dispatcher
+from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.small import Small
 from smkern.tuning.rows import RowsOp, RowsProblem, candidates, choose, predict_us
 from smkern.tuning.rows_table import CODEC, RowsKey

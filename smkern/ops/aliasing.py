@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from smkern.errors import ArgumentError
 
 VECTOR_BYTES = 16
 """What TMA and 16-byte loads need of every base address and row pitch."""
+
+
+def pointer(x: Any) -> int:
+    """The address of an optional tensor; 0 for what is none."""
+    return x.data_ptr() if isinstance(x, Tensor) else 0
 
 
 def row_stride(x: Tensor | None) -> int:

@@ -18,46 +18,9 @@ from smkern.ops import aliasing, validate
 from smkern.ops.dispatch import Dispatcher, epilogue_of
 from smkern.ops.kept import keep
 from smkern.ops.reference import gemm as reference
+from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, check_workspace
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """What the eager path asks of the runtime; a test puts a fake in its place.
-
-    `current_device()` → index; `current_stream(index)` → raw stream;
-    `budget(raw_stream, index)` → what that stream has; `capturing()` → of the current stream.
-    """
-
-    current_device: Callable[[], int]
-    current_stream: Callable[[int], int]
-    budget: Callable[[int, int], Budget]
-    capturing: Callable[[], bool]
-
-
-def runtime_streams() -> Streams:
-    """Torch's streams, and what the partition room knows of them."""
-    from smkern.partition import budget_of_stream
-
-    return Streams(
-        torch._C._cuda_getDevice,
-        torch._C._cuda_getCurrentRawStream,
-        budget_of_stream,
-        torch._C._cuda_isCurrentStreamCapturing,
-    )
-
-
-def kind(x: Any) -> Any:
-    """What a record depends on of an optional tensor; a number stands for itself."""
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, x.get_device()
-    return x
-
-
-def pointer(x: Any) -> int:
-    """The address of an optional tensor; 0 for what is none."""
-    return x.data_ptr() if isinstance(x, Tensor) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +254,7 @@ def load_dispatcher(index: int) -> Dispatcher:
         return CublasLt(index)
 
     def silu() -> Any:
-        from smkern.ops.rows.operators import rows_dispatcher
+        from smkern.ops.rows.dispatch import rows_dispatcher
         from smkern.ops.swiglu.unfused import RowsSilu
 
         return RowsSilu(rows_dispatcher(index))

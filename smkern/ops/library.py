@@ -10,9 +10,9 @@ from torch import Tensor
 
 from smkern.ops import aliasing, validate
 from smkern.ops.eager import eager_gemm
+from smkern.ops.namespace import NAMESPACE
 from smkern.ops.reference import gemm as reference
 
-NAMESPACE = "smkern"
 _OPTIONS = (
     "Tensor? bias=None, Tensor? residual=None, str? activation=None, "
     "bool batch_invariant=False, str? backend=None, bool static_weights=False, "

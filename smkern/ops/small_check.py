@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,8 @@ from smkern.ops.aliasing import span_bytes
 from smkern.ops.attention import numbers as checks
 from smkern.ops.attention.aliasing import overlaps
 from smkern.ops.attention.shared import writable
-from smkern.ops.eager import kind
-
-if TYPE_CHECKING:
-    from smkern.ops.small import Small
-
-Shapes = tuple[tuple[Any, torch.dtype], ...]
-"""Shape and dtype of each result."""
+from smkern.ops.kept import kind
+from smkern.ops.small import Shapes, Small
 
 
 def check_small(op: Small[Any], call: Any) -> Shapes:

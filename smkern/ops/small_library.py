@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.library import NAMESPACE
-from smkern.ops.small import Small, run_here
+from smkern.ops.namespace import NAMESPACE
+from smkern.ops.small import Small
 from smkern.ops.small_check import check_small
+from smkern.ops.small_eager import run_here
 
 
 def register(*ops: Small[Any]) -> torch.library.Library:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from smkern.ops.eager import pointer
-from smkern.ops.small import EagerSmall, Small, eager_small
+from smkern.ops.aliasing import pointer
+from smkern.ops.small import Small
 from smkern.ops.small_check import check_small
 from smkern.ops.small_dispatch import Compile, Variant
+from smkern.ops.small_eager import EagerSmall, eager_small
 from smkern.ops.warming import Target, Work
 
 

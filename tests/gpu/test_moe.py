@@ -17,7 +17,7 @@ from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import eager_small
+from smkern.ops.small_eager import eager_small
 from smkern.ops.small_warmup import aligned
 from smkern.tuning.moe import Budget, PermuteProblem, TopkProblem, UnpermuteProblem, candidates
 from tests.gpu.attention.cases import fresh_seed

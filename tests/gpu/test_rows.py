@@ -14,7 +14,7 @@ from smkern.device import Budget
 from smkern.errors import ArgumentError, BudgetError, WarmupError
 from smkern.kernels.rows_launch import RowsKernels
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, numbers_of, problem_of
-from smkern.ops.small import eager_small
+from smkern.ops.small_eager import eager_small
 from smkern.tuning.rows import candidates
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.attention.support import at_most

@@ -201,7 +201,7 @@ def test_a_graph_draws_on_and_ends_rows():
 
 def test_a_capture_that_would_load_a_kernel_is_refused(monkeypatch):
     from smkern.ops.sample.operators import SAMPLE
-    from smkern.ops.small import eager_small
+    from smkern.ops.small_eager import eager_small
 
     draw(torch.randn(1, 64, device="cuda"))
     kernels = eager_small(SAMPLE, torch.cuda.current_device()).dispatcher.kernels()

@@ -22,11 +22,11 @@ from torch import Tensor
 from smkern.kernels import sample as kernels
 from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import SampleKernels, SampleVariant
-from smkern.ops.eager import Streams
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
-from smkern.ops.small import EagerSmall
 from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.small_eager import EagerSmall
+from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.rules import COUNTER_BYTES
 from smkern.tuning.sample import Budget, SampleConfig, SampleProblem

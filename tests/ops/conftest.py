@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from smkern.ops.dispatch import Dispatcher
-from smkern.ops.eager import EagerGemm, Streams
+from smkern.ops.eager import EagerGemm
 from smkern.ops.reference import gemm as reference
 from smkern.ops.reference import swiglu
+from smkern.ops.streams import Streams
 from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops.eager import Streams
-from smkern.ops.small import EagerSmall, Small
+from smkern.ops.small import Small
 from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.small_eager import EagerSmall
+from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget
 from tests.ops.conftest import FakeProfile

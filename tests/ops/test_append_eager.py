@@ -14,9 +14,9 @@ from smkern.kernels.append_launch import AppendArguments
 from smkern.ops.append.call import Call
 from smkern.ops.append.dispatch import AppendDispatcher
 from smkern.ops.append.eager import EagerAppend
-from smkern.ops.eager import Streams
 from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
+from smkern.ops.streams import Streams
 from smkern.tuning.append import AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
 from tests.ops.conftest import FakeProfile

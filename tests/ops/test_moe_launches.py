@@ -12,16 +12,17 @@ from torch import Tensor
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.grouped_launch import GroupedKernels
 from smkern.kernels.moe_launch import MoeKernels
-from smkern.ops.eager import Streams
 from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import EagerSmall, Small
+from smkern.ops.small import Small
 from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.small_eager import EagerSmall
 from smkern.ops.small_warmup import work_of
+from smkern.ops.streams import Streams
 from smkern.ops.warming import Target
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget

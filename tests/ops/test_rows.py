@@ -10,14 +10,15 @@ import torch
 import smkern
 from smkern.errors import ArgumentError, BudgetError
 from smkern.kernels.rows_launch import PARAMETERS
-from smkern.ops.eager import Streams
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, numbers_of, problem_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.rows.warmup import RowsCalls
-from smkern.ops.small import EagerSmall, Small
+from smkern.ops.small import Small
 from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.small_eager import EagerSmall
 from smkern.ops.small_library import schema_of
 from smkern.ops.small_warmup import work_of
+from smkern.ops.streams import Streams
 from smkern.ops.warming import Target
 from smkern.tuning.config import Budget
 from smkern.tuning.rows import RowsConfig, RowsProblem

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
-from smkern.ops.small import run, run_on_cpu
+from smkern.ops.small_eager import run_on_cpu
 from smkern.ops.small_library import register, schema_of, through_library
+from smkern.ops.small_run import run
 from smkern.ops.small_warmup import joined, work_of
 from smkern.ops.warming import Target
 from smkern.tuning.config import Budget

@@ -16,14 +16,15 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.append_launch import AppendArguments
 from smkern.ops import validate
+from smkern.ops.aliasing import pointer
 from smkern.ops.append import aliasing
 from smkern.ops.append.call import Call, check_call, is_aligned, problem_of
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import AppendDispatcher, Launch, load_append_dispatcher
 from smkern.ops.attention.host import host_budget
-from smkern.ops.eager import Streams, kind, pointer, runtime_streams
-from smkern.ops.kept import MAX_CACHED, keep
+from smkern.ops.kept import MAX_CACHED, keep, kind
 from smkern.ops.reference import append as reference
+from smkern.ops.streams import Streams, runtime_streams
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from smkern.kernels.attention.args import ALIGNMENT, AttentionArguments, Workspa
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.triton_launch import is_aligned
 from smkern.ops import validate
-from smkern.ops.aliasing import span_bytes
+from smkern.ops.aliasing import pointer, span_bytes
 from smkern.ops.attention import aliasing, check
 from smkern.ops.attention.call import Call, check_call, problem_of
 from smkern.ops.attention.dispatch import (
@@ -35,8 +35,8 @@ from smkern.ops.attention.plan import (
     empty_plan,
     shape_of_plan,
 )
-from smkern.ops.eager import Streams, kind, pointer, runtime_streams
-from smkern.ops.kept import keep
+from smkern.ops.kept import keep, kind
+from smkern.ops.streams import Streams, runtime_streams
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 

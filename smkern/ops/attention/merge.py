@@ -16,10 +16,10 @@ from smkern.ops.attention import numbers
 from smkern.ops.attention.aliasing import check_overlap
 from smkern.ops.attention.host import host_budget
 from smkern.ops.attention.shared import writable
-from smkern.ops.eager import Streams, runtime_streams
 from smkern.ops.kept import keep
-from smkern.ops.library import NAMESPACE
+from smkern.ops.namespace import NAMESPACE
 from smkern.ops.reference import attention as reference
+from smkern.ops.streams import Streams, runtime_streams
 
 if TYPE_CHECKING:
     from smkern.kernels.attention.merge_triton import MergeVariant

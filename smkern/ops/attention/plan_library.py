@@ -22,7 +22,7 @@ from smkern.ops.attention.plan import (
     plan_from_numbers,
     shape_of_plan,
 )
-from smkern.ops.library import NAMESPACE
+from smkern.ops.namespace import NAMESPACE
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 _GIVEN = "Tensor kv_lens, Tensor? cu_q_lens"

@@ -21,8 +21,9 @@ from smkern.ops.moe.check import (
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import Shapes, Small, run
+from smkern.ops.small import Shapes, Small
 from smkern.ops.small_library import register
+from smkern.ops.small_run import run
 from smkern.tuning.moe import UnpermuteProblem
 
 

@@ -13,7 +13,8 @@ from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
-from smkern.ops.small import Small, check_small
+from smkern.ops.small import Small
+from smkern.ops.small_check import check_small
 from smkern.ops.small_warmup import joined, work_of
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.moe import VECTOR

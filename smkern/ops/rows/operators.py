@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import Any
-
 from torch import Tensor
 
 from smkern.ops.reference import rows as reference
@@ -20,29 +17,11 @@ from smkern.ops.rows.call import (
     problem_of,
     result_of,
 )
-from smkern.ops.small import Small, run
-from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.rows.dispatch import rows_dispatcher
+from smkern.ops.small import Small
 from smkern.ops.small_library import register
-from smkern.tuning.rows import RowsConfig, RowsProblem
-
-
-@cache
-def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
-    """The dispatcher of a device that is present: its profile, its table, its kernels."""
-    from smkern.device import load_profile
-    from smkern.tuning.rows_table import load_rows_table, select_rows
-
-    profile = load_profile(index)
-    major, minor = profile.info.capability
-
-    def kernels() -> Any:
-        from smkern.kernels.rows_launch import RowsKernels
-
-        return RowsKernels(10 * major + minor)
-
-    table = load_rows_table(profile.info.name)
-    return SmallDispatcher(profile, kernels, partial(select_rows, profile=profile, table=table))
-
+from smkern.ops.small_run import run
+from smkern.tuning.rows import RowsProblem
 
 RMS_NORM: Small[RowsProblem] = Small(
     name="rms_norm",

@@ -18,9 +18,11 @@ from smkern.ops.sample.call import (
     problem_of,
 )
 from smkern.ops.sample.check import check_memory
-from smkern.ops.small import Small, check_small, run
+from smkern.ops.small import Small
+from smkern.ops.small_check import check_small
 from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.ops.small_library import register
+from smkern.ops.small_run import run
 from smkern.tuning.sample import Budget, SampleConfig, SampleProblem, workspace_bytes
 
 

@@ -9,7 +9,7 @@ import torch
 
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
-from smkern.ops.small import check_small
+from smkern.ops.small_check import check_small
 from smkern.ops.small_warmup import work_of
 from smkern.ops.warming import Target, Work, room
 

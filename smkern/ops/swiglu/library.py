@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.ops import aliasing, validate
-from smkern.ops.library import NAMESPACE
+from smkern.ops.namespace import NAMESPACE
 from smkern.ops.reference.swiglu import gemm_swiglu as reference
 from smkern.ops.swiglu.eager import check_swiglu, eager_swiglu
 

@@ -18,8 +18,8 @@ from smkern.ops.attention.call import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention
 from smkern.ops.attention.plan import PlanNumbers
-from smkern.ops.eager import Streams
 from smkern.ops.reference import attention as reference
+from smkern.ops.streams import Streams
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from tests.ops.conftest import FakeProfile
 

@@ -1,0 +1,4 @@
+"""Where in torch.library every family registers its operators."""
+
+NAMESPACE = "smkern"
+"""`torch.ops.smkern`."""

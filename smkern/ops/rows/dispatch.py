@@ -1,0 +1,27 @@
+"""From a problem over rows to its launch on one device."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.tuning.rows import RowsConfig, RowsProblem
+
+
+@cache
+def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
+    """The dispatcher of a device that is present: its profile, its table, its kernels."""
+    from smkern.device import load_profile
+    from smkern.tuning.rows_table import load_rows_table, select_rows
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.rows_launch import RowsKernels
+
+        return RowsKernels(10 * major + minor)
+
+    table = load_rows_table(profile.info.name)
+    return SmallDispatcher(profile, kernels, partial(select_rows, profile=profile, table=table))
