@@ -9,7 +9,7 @@ from smkern import ops
 from smkern.bench.model.model import DecodeLoop, Model, draw_of
 from smkern.bench.timing import Call
 from smkern.models import Step
-from smkern.models.weights import DenseLayer, MoeLayer
+from smkern.models.layers import DenseLayer, MoeLayer
 
 OnLayer = Callable[[Any, int], Any]
 

@@ -13,7 +13,7 @@ from smkern.bench.model.model import Model
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing, current_stream
 from smkern.models import Step
-from smkern.models.weights import DenseLayer
+from smkern.models.layers import DenseLayer
 
 ROUNDS = 2
 """Measured passes of each; one more goes before them."""

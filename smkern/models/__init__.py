@@ -13,12 +13,13 @@ from smkern.models.decoder import Decoder
 from smkern.models.generate import LLM
 from smkern.models.graph import DecodeGraph, DecodeInputs
 from smkern.models.host_cost import layer_launch_us
+from smkern.models.layers import AttentionWeights, DenseLayer, Layer, MoeLayer
 from smkern.models.presets import preset, presets
 from smkern.models.request import Completion, Piece
 from smkern.models.sampling import SamplingParams
 from smkern.models.step import Step
 from smkern.models.warming import ModelCalls
-from smkern.models.weights import AttentionWeights, DenseLayer, Layer, MoeLayer, Weights
+from smkern.models.weights import Weights
 
 __all__ = [
     "Arena",

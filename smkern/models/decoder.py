@@ -9,8 +9,9 @@ from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models.arena import Buffers, MoeBuffers
 from smkern.models.config import ModelConfig, MoeConfig
+from smkern.models.layers import DenseLayer, Layer, MoeLayer
 from smkern.models.step import Step
-from smkern.models.weights import DenseLayer, Layer, MoeLayer, Weights
+from smkern.models.weights import Weights
 
 
 class Decoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from smkern.errors import WeightsError
 from smkern.models.config import DTYPES, ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.names import fused_names, is_ignorable, named_weights
-from smkern.models.weights import Weights
+from smkern.models.tensors import WeightTensors
 from smkern.ops.warming import Bar
+
+W = TypeVar("W", bound=WeightTensors)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -25,13 +27,14 @@ SHOWN = 8
 
 def load(
     path: Path,
+    empty: Callable[[ModelConfig, torch.device | str], W],
     *,
     config: ModelConfig | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
     progress: bool,
-) -> Weights:
-    """Weights from a folder; see `Weights.load`."""
+) -> W:
+    """Weights from a folder, copied into what `empty` makes; see `Weights.load`."""
     if config is None:
         config = ModelConfig.from_hf(path)
     if dtype is not None:
@@ -43,7 +46,7 @@ def load(
         if not files or SINGLE in handles:
             files = {name: file for file, names in held.items() for name in names}
         _check_shards(files, held)
-        weights = Weights.empty(config, device)
+        weights = empty(config, device)
 
         def read(name: str) -> Tensor:
             return _read(handles[files[name]], name, path / files[name])
@@ -79,7 +82,7 @@ def find_files(path: Path) -> dict[str, str]:
 
 
 def fill(
-    weights: Weights,
+    weights: WeightTensors,
     names: Iterable[str],
     read: Callable[[str], Tensor],
     source: str,

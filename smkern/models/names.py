@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from smkern.models.weights import Layer, MoeLayer, Weights
+from smkern.models.layers import Layer, MoeLayer
+from smkern.models.tensors import WeightTensors
 
 IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v)_scale", r".*\.masked_bias")
 """Names that checkpoints have though nothing is read from them: what follows from config.json, and
 scales of fp8 caches."""
 
 
-def named_weights(weights: Weights) -> dict[str, Tensor]:
+def named_weights(weights: WeightTensors) -> dict[str, Tensor]:
     """Views of all weights, by the names that checkpoints have for them."""
     found = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.final_norm}
     if weights.lm_head is not weights.embed:
@@ -25,7 +26,7 @@ def named_weights(weights: Weights) -> dict[str, Tensor]:
     return found
 
 
-def fused_names(weights: Weights) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+def fused_names(weights: WeightTensors) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
     """Tensors that stand for several of `named_weights`, as transformers 5 holds experts.
 
     Returns:
@@ -44,7 +45,7 @@ def fused_names(weights: Weights) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
     return found
 
 
-def is_ignorable(name: str, weights: Weights) -> bool:
+def is_ignorable(name: str, weights: WeightTensors) -> bool:
     """Whether a tensor that none of ours is may be passed over.
 
     That is what `IGNORABLE` lists, a copy of a tied head, and layers behind the last.
@@ -57,7 +58,7 @@ def is_ignorable(name: str, weights: Weights) -> bool:
     return layer is not None and int(layer[1]) >= weights.config.num_layers
 
 
-def _layer(weights: Weights, layer: Layer) -> Iterator[tuple[str, Tensor]]:
+def _layer(weights: WeightTensors, layer: Layer) -> Iterator[tuple[str, Tensor]]:
     config = weights.config
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm
