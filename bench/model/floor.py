@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from smkern.bench.summary import TFLOPS_PER_SM
 
 if TYPE_CHECKING:
-    from smkern.models.config import ModelConfig, MoeConfig
+    from smkern.models.architecture import MoeConfig
+    from smkern.models.config import ModelConfig
 
 ELEMENT_BYTES = 2
 """Of weights, activations and the cache: bf16."""

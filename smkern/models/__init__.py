@@ -7,8 +7,9 @@
 ...     decoder.layer(0, step)                                         # on this partition's SMs
 """
 
+from smkern.models.architecture import MoeConfig
 from smkern.models.arena import Arena, Buffers, MoeBuffers
-from smkern.models.config import ModelConfig, MoeConfig
+from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.generate import LLM
 from smkern.models.graph import DecodeGraph, DecodeInputs

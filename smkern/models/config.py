@@ -6,50 +6,22 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from smkern.errors import ConfigError
+from smkern.models.architecture import (
+    ARCHITECTURES,
+    DTYPES,
+    Architecture,
+    MoeConfig,
+    check_count,
+)
+from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
 from smkern.ops.attention.numbers import HEAD_DIMS
 from smkern.ops.rope import Rope
-
-Architecture = Literal["llama", "qwen3", "qwen3_moe"]
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": "llama",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-}
-"""Hugging Face's class of a model, and what it is called here."""
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """A layer's mixture of experts.
-
-    Attributes:
-        num_experts: Experts of a layer.
-        top_k: Experts of a token.
-        intermediate_size: Width of one expert.
-        renormalize: Whether the weights of a token's experts are divided by their sum.
-    """
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int
-    renormalize: bool = True
-
-    def __post_init__(self) -> None:
-        _check_count("num_experts", self.num_experts)
-        _check_count("top_k", self.top_k)
-        _check_count("moe intermediate_size", self.intermediate_size)
-        if self.top_k > self.num_experts:
-            raise ConfigError(
-                f"top_k={self.top_k} of {self.num_experts} experts: a token can go to each expert "
-                "once; lower num_experts_per_tok"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +79,14 @@ class ModelConfig:
         names = ("vocab_size", "hidden_size", "num_layers", "num_q_heads", "num_kv_heads",
                  "head_dim", "max_position")  # fmt: skip
         for name in names:
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         if (self.architecture == "qwen3_moe") != (self.moe is not None):
             raise ConfigError(
                 f"architecture {self.architecture!r} with moe={self.moe}: qwen3_moe has experts, "
                 "the others have none"
             )
         if self.moe is None:
-            _check_count("intermediate_size", self.intermediate_size)
+            check_count("intermediate_size", self.intermediate_size)
         _check_heads(self)
         if self.rms_eps < 0 or self.initializer_range < 0:
             raise ConfigError(
@@ -136,13 +108,11 @@ class ModelConfig:
             ConfigError: no such file, an architecture that is not there, or one of its options
                 that the operators do not serve.
         """
-        from smkern.models.from_hf import config_from_hf
-
         if isinstance(source, (str, Path)):
             source = read_config(Path(source))
         elif not isinstance(source, Mapping):
             source = source.to_dict()
-        return config_from_hf(source)
+        return cls(**fields_from_hf(source))
 
     def replace(self, **changes: Any) -> ModelConfig:
         """This configuration with other values, for instance `num_layers=4`."""
@@ -195,11 +165,6 @@ class ModelConfig:
             layer += self.moe.num_experts * (expert + hidden)
         tables = (1 if self.tied else 2) * self.vocab_size * hidden
         return self.num_layers * layer + tables + hidden
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
 
 
 def _check_heads(config: ModelConfig) -> None:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
+from smkern.models.architecture import MoeConfig
 from smkern.models.arena import Buffers, MoeBuffers
-from smkern.models.config import ModelConfig, MoeConfig
+from smkern.models.config import ModelConfig
 from smkern.models.layers import DenseLayer, Layer, MoeLayer
 from smkern.models.step import Step
 from smkern.models.weights import Weights

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models.config import ARCHITECTURES, DTYPES, Architecture, ModelConfig, MoeConfig
+from smkern.models.architecture import ARCHITECTURES, DTYPES, Architecture, MoeConfig
 from smkern.ops.rope import Rope
 
 _MODEL_TYPES: Mapping[str, Architecture] = {
@@ -18,8 +18,8 @@ _MODEL_TYPES: Mapping[str, Architecture] = {
 }
 
 
-def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
-    """The configuration that the contents of a config.json describe.
+def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the `ModelConfig` that the contents of a config.json describe.
 
     Raises:
         ConfigError: naming the entry, its value, what is served and what to do.
@@ -38,24 +38,24 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
     except ArgumentError as reason:
         raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=_need(hf, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=0 if moe is not None else _need(hf, "intermediate_size"),
-        num_layers=_need(hf, "num_hidden_layers"),
-        num_q_heads=num_q_heads,
-        num_kv_heads=_get(hf, "num_key_value_heads", num_q_heads),
-        head_dim=head_dim,
-        rope=rope,
-        max_position=_need(hf, "max_position_embeddings"),
-        rms_eps=float(_get(hf, "rms_norm_eps", 1e-6)),
-        tied=bool(_get(hf, "tie_word_embeddings", False)),
-        moe=moe,
-        initializer_range=float(_get(hf, "initializer_range", 0.02)),
-        dtype=_dtype(hf),
-        eos_token_ids=_token_ids(hf.get("eos_token_id")),
-    )
+    return {
+        "architecture": architecture,
+        "vocab_size": _need(hf, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": 0 if moe is not None else _need(hf, "intermediate_size"),
+        "num_layers": _need(hf, "num_hidden_layers"),
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": _get(hf, "num_key_value_heads", num_q_heads),
+        "head_dim": head_dim,
+        "rope": rope,
+        "max_position": _need(hf, "max_position_embeddings"),
+        "rms_eps": float(_get(hf, "rms_norm_eps", 1e-6)),
+        "tied": bool(_get(hf, "tie_word_embeddings", False)),
+        "moe": moe,
+        "initializer_range": float(_get(hf, "initializer_range", 0.02)),
+        "dtype": _dtype(hf),
+        "eos_token_ids": _token_ids(hf.get("eos_token_id")),
+    }
 
 
 def _get(hf: Mapping[str, Any], name: str, default: Any) -> Any:

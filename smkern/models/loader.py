@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from smkern.errors import WeightsError
-from smkern.models.config import DTYPES, ModelConfig
+from smkern.models.architecture import DTYPES
+from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.names import fused_names, is_ignorable, named_weights
 from smkern.models.tensors import WeightTensors

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from smkern.errors import ConfigError
-from smkern.models.config import ModelConfig, MoeConfig
+from smkern.models.architecture import MoeConfig
+from smkern.models.config import ModelConfig
 from smkern.ops.rope import Llama3, Rope
 
 

@@ -1,0 +1,53 @@
+"""Which decoders there are: their architectures, their dtypes, their mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from smkern.errors import ConfigError
+
+Architecture = Literal["llama", "qwen3", "qwen3_moe"]
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+"""Hugging Face's class of a model, and what it is called here."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """A layer's mixture of experts.
+
+    Attributes:
+        num_experts: Experts of a layer.
+        top_k: Experts of a token.
+        intermediate_size: Width of one expert.
+        renormalize: Whether the weights of a token's experts are divided by their sum.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("num_experts", self.num_experts)
+        check_count("top_k", self.top_k)
+        check_count("moe intermediate_size", self.intermediate_size)
+        if self.top_k > self.num_experts:
+            raise ConfigError(
+                f"top_k={self.top_k} of {self.num_experts} experts: a token can go to each expert "
+                "once; lower num_experts_per_tok"
+            )
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ConfigError unless a value is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
