@@ -232,7 +232,8 @@ class CudaAttention:
                 self._plan = load_function(cubin, "attention_plan", 4 * MAX_BATCH + 64)
                 self._record("attention_plan")
         layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
-        overlap = budget.confined == "mask"
+        # older GPUs know no such launches, and the kernel for them does not wait
+        overlap = budget.confined == "mask" and self.capability >= 90
         run = launcher(self._plan, 1, _PLAN_THREADS, shared, overlap=overlap)
         lock = threading.Lock()
         numbers = (
