@@ -86,6 +86,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "weight dtype": (lambda: smkern.rms_norm(rows(), ONES.half()), "weight is torch.float16"),
     "eps": (lambda: smkern.rms_norm(rows(), ONES, eps=-1.0), "eps=-1.0"),
     "eps text": (lambda: smkern.rms_norm(rows(), ONES, eps="x"), "no number"),
+    "eps beyond fp32": (lambda: smkern.rms_norm(rows(), ONES, eps=1e39), "largest of fp32"),
+    "eps beyond floats": (lambda: smkern.rms_norm(rows(), ONES, eps=10**400), "eps=inf"),
     "residual": (lambda: smkern.add_rms_norm(rows(), rows(4), ONES), "residual has shape"),
     "residual dtype": (
         lambda: smkern.add_rms_norm(rows(), rows().half(), ONES), "residual is torch.float16",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from math import isfinite
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from smkern.errors import ArgumentError
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
 MAX_SIZE = 2**31 - 1
+MAX_FLOAT = torch.finfo(torch.float32).max
 
 
 def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> int:
@@ -29,13 +29,17 @@ def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> in
 
 
 def as_float(name: str, value: Any, *, positive: bool = False) -> float:
-    """A finite number (above 0 where wanted); ArgumentError for anything else."""
+    """A number that fp32 holds (above 0 where wanted); ArgumentError for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{name}={value!r} is no number: pass a float, or None") from None
-    if not isfinite(number) or (positive and number <= 0):
+    except OverflowError:  # of a whole number
+        number = float("inf")
+    if not abs(number) <= MAX_FLOAT or (positive and number <= 0):
         wanted = "a finite number above 0" if positive else "a finite number"
+        if MAX_FLOAT < abs(number) < float("inf"):
+            wanted += f" of at most {MAX_FLOAT:g}, the largest of fp32"
         raise ArgumentError(f"{name}={number!r}: pass {wanted}, or None")
     return number
 
