@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from secrets import token_bytes
 from typing import NamedTuple
 
 from smkern.errors import ArgumentError, OutOfPagesError
@@ -184,29 +185,33 @@ class PageLedger:
         """
         # The last block first: it is worth nothing without those before it.
         pages = self.get(request).pages[::-1]
-        del self._requests[request]
+        # An event that raises when it is asked must not take the pages with it.
         while self._releases and self._releases[0][0].query():
             self._drop(self._releases.popleft()[1])
-        if event is None or event.query():
+        is_over = event is None or event.query()
+        del self._requests[request]
+        if event is None or is_over:
             self._drop(pages)
         else:
             self._releases.append((event, pages))
 
     def poll(self) -> int:
         """Drop what was released and is no longer read; returns the releases still waiting."""
-        waiting: deque[tuple[Event, list[int]]] = deque()
-        for event, pages in self._releases:
-            if event.query():
+        # All are asked first: one that raises must not leave pages dropped that are still listed.
+        asked = [(release, release[0].query()) for release in self._releases]
+        self._releases = deque(release for release, is_over in asked if not is_over)
+        for (_, pages), is_over in asked:
+            if is_over:
                 self._drop(pages)
-            else:
-                waiting.append((event, pages))
-        self._releases = waiting
-        return len(waiting)
+        return len(self._releases)
 
     def forget(self) -> None:
         """Forget every known prefix; requests keep their pages."""
         self.states.forget_cached()
         self.index.clear()
+        # What they compute from now on attends to what is forgotten, so nobody may find it either.
+        for held in self._requests.values():
+            held.digest = token_bytes(len(held.digest))
 
     def _drop(self, pages: Iterable[int]) -> None:
         for page in pages:

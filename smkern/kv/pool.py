@@ -210,7 +210,8 @@ class KvPool:
         return self._ledger.poll()
 
     def forget_prefixes(self) -> None:
-        """Forget every cached block: after a change of weights, say. Requests keep their pages."""
+        """Forget every cached block: after a change of weights, say. Requests keep their pages, and
+        what they commit from now on is not found either."""
         self._ledger.forget()
 
     def pages(self, request: Hashable, start: int = 0, stop: int | None = None) -> tuple[int, ...]:

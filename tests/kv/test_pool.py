@@ -110,6 +110,55 @@ def test_forgotten_prefixes_are_not_found() -> None:
     assert pool.usage.free == 8
 
 
+def test_what_a_request_computes_behind_forgotten_prefixes_is_not_found() -> None:
+    pool = pool_of()
+    prompt = list(range(48))
+    pool.allocate("a", prompt)
+    pool.commit("a", prompt[:16])
+    pool.forget_prefixes()
+    pool.commit("a", prompt[16:])  # attends to the first block, which is of old weights
+    pool.allocate("b", prompt)
+    pool.commit("b", prompt[:16])
+    assert pool.match_prefix([*prompt, 1]) == 16
+    pool.check()
+    pool.release("a")
+    pool.release("b")
+    pool.check()
+
+
+def test_an_event_that_raises_when_it_is_asked_takes_no_page() -> None:
+    class Over:
+        is_over = False
+
+        def query(self) -> bool:
+            return self.is_over
+
+    class Failing:
+        def query(self) -> bool:
+            raise RuntimeError("planted")
+
+    pool = pool_of()
+    pool.allocate("a", [1] * 40)
+    with pytest.raises(RuntimeError, match="planted"):
+        pool.release("a", Failing())
+    assert pool.requests == ("a",)
+    pool.check()
+    first, second = Over(), Over()
+    pool.allocate("b", [2] * 40)
+    pool.release("a", first)
+    pool.release("b", second)
+    first.is_over = True
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Over, "query", lambda x: x is first or Failing().query())
+        with pytest.raises(RuntimeError, match="planted"):
+            pool.poll()
+    pool.check()
+    second.is_over = True
+    assert pool.poll() == 0
+    assert pool.usage.free == 8
+    pool.check()
+
+
 def test_out_of_pages_says_what_there_is_and_changes_nothing() -> None:
     pool = pool_of(4)
     pool.allocate("a", [1] * 33)
