@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from smkern.errors import OutOfPagesError, RequestError
@@ -17,8 +17,19 @@ Prompt = str | Sequence[int]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Several prompts, also where one was given alone."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+    """Several prompts, also where one was given alone.
+
+    Raises:
+        RequestError: what is no sequence.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts are a {type(prompts).__name__}: pass a text, a list of token ids, or a list "
+            "of these"
+        )
+    if len(prompts) and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -81,6 +92,11 @@ class Admission:
         if isinstance(prompt, str):
             assert tokenizer is not None
             ids = tokenizer.encode(prompt)
+        elif not isinstance(prompt, Iterable):
+            raise RequestError(
+                f"prompt {index} is {prompt!r}: pass a text or a list of token ids; a tensor's are "
+                "its tolist()"
+            )
         else:
             ids = [*prompt]
         self._check_tokens(index, ids)
@@ -132,8 +148,12 @@ def _for_each(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
+    each = list(params) if isinstance(params, Sequence) else [params]
+    for given in each:
+        if not isinstance(given, SamplingParams):
+            raise RequestError(f"params={given!r}: pass SamplingParams, one for all or one each")
+    if len(each) != count:
         raise RequestError(
-            f"{len(params)} SamplingParams for {count} prompts: pass one for all, or one each"
+            f"{len(each)} SamplingParams for {count} prompts: pass one for all, or one each"
         )
-    return list(params)
+    return each

@@ -22,6 +22,7 @@ from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
 from smkern.ops.attention.numbers import HEAD_DIMS
 from smkern.ops.rope import Rope
+from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class ModelConfig:
             )
         if self.moe is None:
             check_count("intermediate_size", self.intermediate_size)
+        else:
+            _check_experts(self.moe)
         _check_heads(self)
         if self.rms_eps < 0 or self.initializer_range < 0:
             raise ConfigError(
@@ -165,6 +168,15 @@ class ModelConfig:
             layer += self.moe.num_experts * (expert + hidden)
         tables = (1 if self.tied else 2) * self.vocab_size * hidden
         return self.num_layers * layer + tables + hidden
+
+
+def _check_experts(moe: MoeConfig) -> None:
+    """Raise ConfigError unless routing serves so many experts."""
+    if moe.num_experts > MAX_EXPERTS or moe.top_k > MAX_TOP_K:
+        raise ConfigError(
+            f"{moe.top_k} of {moe.num_experts} experts a token: routing serves at most "
+            f"{MAX_TOP_K} of {MAX_EXPERTS}; choose another model"
+        )
 
 
 def _check_heads(config: ModelConfig) -> None:

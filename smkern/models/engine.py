@@ -85,8 +85,7 @@ class Engine:
             while not scheduler.is_idle:
                 yield self._forward(scheduler)
         finally:
-            with self._place():
-                scheduler.abort(self._event())
+            scheduler.abort(self._last_event())
             self._rows.clear()
             self._busy = False
 
@@ -144,9 +143,13 @@ class Engine:
     def _place(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._partition is None else self._partition
 
-    def _event(self) -> Event | None:
+    def _last_event(self) -> Event | None:
+        """Behind all that was launched; None where it is over."""
+        if self._partition is not None and self._partition.closed:
+            return None  # closing waited for it
         if self._decoder.device.type == "cpu":
             return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._decoder.device))
+        with self._place():
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._decoder.device))
         return event

@@ -28,15 +28,16 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
     _check_served(hf, architecture)
     num_q_heads = _need(hf, "num_attention_heads")
     hidden_size = _need(hf, "hidden_size")
-    head_dim = hf.get("head_dim")
-    if head_dim is None:
-        if architecture != "llama":
-            raise ConfigError("head_dim is missing: add it to config.json")
+    if hf.get("head_dim") is not None:
+        head_dim = _need(hf, "head_dim")
+    elif architecture != "llama":
+        raise ConfigError("head_dim is missing: add it to config.json")
+    else:
         head_dim = hidden_size // max(num_q_heads, 1)
     moe = _moe(hf) if architecture == "qwen3_moe" else None
     try:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
-    except ArgumentError as reason:
+    except (ArgumentError, AttributeError, TypeError, ValueError, OverflowError) as reason:
         raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
     return {
         "architecture": architecture,
@@ -49,12 +50,12 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": head_dim,
         "rope": rope,
         "max_position": _need(hf, "max_position_embeddings"),
-        "rms_eps": float(_get(hf, "rms_norm_eps", 1e-6)),
+        "rms_eps": _number(hf, "rms_norm_eps", 1e-6),
         "tied": bool(_get(hf, "tie_word_embeddings", False)),
         "moe": moe,
-        "initializer_range": float(_get(hf, "initializer_range", 0.02)),
+        "initializer_range": _number(hf, "initializer_range", 0.02),
         "dtype": _dtype(hf),
-        "eos_token_ids": _token_ids(hf.get("eos_token_id")),
+        "eos_token_ids": token_ids("eos_token_id", hf.get("eos_token_id")),
     }
 
 
@@ -70,13 +71,28 @@ def _need(hf: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def _number(hf: Mapping[str, Any], name: str, default: float) -> float:
+    value = _get(hf, name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e30:
+        raise ConfigError(f"{name}={value!r}: config.json must give it as a finite number")
+    return float(value)
+
+
+def _names(hf: Mapping[str, Any], name: str) -> list[str]:
+    given = hf.get(name) or []
+    if not isinstance(given, (list, tuple)) or any(not isinstance(x, str) for x in given):
+        raise ConfigError(f"{name}={given!r}: config.json must give it as a list of names")
+    return list(given)
+
+
 def _architecture(hf: Mapping[str, Any]) -> Architecture:
-    named = hf.get("architectures") or []
+    named = _names(hf, "architectures")
     for name in named:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    if not named and hf.get("model_type") in _MODEL_TYPES:
-        return _MODEL_TYPES[hf["model_type"]]
+    model_type = str(hf.get("model_type"))
+    if not named and model_type in _MODEL_TYPES:
+        return _MODEL_TYPES[model_type]
     raise ConfigError(
         f"architectures={named} with model_type={hf.get('model_type')!r}: there is "
         f"{sorted(ARCHITECTURES)}; choose a model of one of these"
@@ -102,7 +118,7 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
                 "checkpoint, or choose another model"
             )
     windows = hf.get("sliding_window")
-    layers = [kind for kind in hf.get("layer_types") or [] if kind != "full_attention"]
+    layers = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
     # Qwen3 writes a window that use_sliding_window turns off
     used = bool(hf.get("use_sliding_window", architecture == "llama"))
     if layers or (windows is not None and used):
@@ -131,7 +147,13 @@ def _dtype(hf: Mapping[str, Any]) -> torch.dtype:
     return names[name]
 
 
-def _token_ids(given: Any) -> tuple[int, ...]:
-    if given is None:
-        return ()
-    return (given,) if isinstance(given, int) else tuple(int(token) for token in given)
+def token_ids(name: str, given: Any) -> tuple[int, ...]:
+    """The token ids of an entry that holds one, several or none.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    found = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in found):
+        raise ConfigError(f"{name}={given!r}: give a token id, a list of them, or null")
+    return tuple(found)

@@ -18,6 +18,7 @@ from smkern.models.arena import Arena
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.engine import Engine
+from smkern.models.from_hf import token_ids
 from smkern.models.hub import read_json
 from smkern.models.presets import preset, presets
 from smkern.models.request import Completion, Piece, Request
@@ -249,7 +250,7 @@ def _end_tokens(config: ModelConfig, folder: Path) -> tuple[int, ...]:
     """The tokens that end a text: those of config.json, and of generation_config.json."""
     path = folder / "generation_config.json"
     given: Any = read_json(path, ConfigError).get("eos_token_id") if path.is_file() else None
-    more = given if isinstance(given, list) else [] if given is None else [given]
+    more = token_ids(f"eos_token_id in {path}", given)
     return tuple(dict.fromkeys((*config.eos_token_ids, *more)))
 
 

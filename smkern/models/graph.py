@@ -255,6 +255,9 @@ class DecodeGraph:
         """Load every kernel by running with rows put aside as finished, then capture."""
         device, partition = self.decoder.device, self.partition
         inputs = self.inputs
+        if partition is not None:
+            # the device's own wait may end before a graph on this stream that writes these inputs
+            partition.stream.synchronize()
         kept = inputs.finished.clone(), inputs.token_ids.clone()
         inputs.finished.fill_(True)
         torch.cuda.synchronize(device)

@@ -66,12 +66,13 @@ def find_files(path: Path) -> dict[str, str]:
         index = read_json(path / INDEX, WeightsError).get("weight_map")
         if not isinstance(index, dict) or not index:
             raise WeightsError(f"{path / INDEX} has no weight_map: download it again")
-        for file in dict.fromkeys(index.values()):
+        for file in index.values():
             if not isinstance(file, str) or PurePosixPath(file).name != file:
                 raise WeightsError(
                     f"{path / INDEX} names the file {file!r}, wanted one of its own folder: "
                     "download it again"
                 )
+        for file in dict.fromkeys(index.values()):
             if not (path / file).is_file():
                 raise WeightsError(f"{path / file} is missing, {INDEX} names it: download it")
         return {str(name): file for name, file in index.items()}

@@ -75,10 +75,14 @@ class SamplingParams:
             refuse("min_p", "a number of 0 to 1, where 0 keeps all")
         if self.seed is not None and not _is_int(self.seed, 0, MAX_SEED):
             refuse("seed", f"a whole number of 0 to {MAX_SEED}, or None")
-        if any(not isinstance(text, str) or not text for text in self.stops):
+        if not isinstance(self.stop, (str, tuple, list)) or any(
+            not isinstance(text, str) or not text for text in self.stops
+        ):
             refuse("stop", "a text, or a tuple of texts, none of them empty")
-        if any(not _is_int(token, 0, vocab_size - 1) for token in self.stop_token_ids):
-            refuse("stop_token_ids", f"token ids of 0 to {vocab_size - 1}")
+        if not isinstance(self.stop_token_ids, (tuple, list, set, frozenset)) or any(
+            not _is_int(token, 0, vocab_size - 1) for token in self.stop_token_ids
+        ):
+            refuse("stop_token_ids", f"a tuple of token ids of 0 to {vocab_size - 1}")
 
 
 def _is_int(value: Any, least: int, most: int) -> bool:
@@ -86,4 +90,9 @@ def _is_int(value: Any, least: int, most: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False

@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from None
     try:
         made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as reason:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
         raise ConfigError(
             f"{folder} holds no tokenizer that transformers reads ({reason}): copy the model's "
             "tokenizer files there, pass tokenizer=<folder>, or pass token ids"

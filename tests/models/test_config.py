@@ -100,6 +100,17 @@ REFUSED = [
     ({"hidden_size": True}, "hidden_size=True"),
     ({"num_hidden_layers": 0}, "num_layers=0"),
     ({"head_dim": None}, "head_dim is missing"),
+    ({"head_dim": "64"}, "head_dim='64': config.json must give it as a whole number"),
+    ({"architectures": 3}, "architectures=3: config.json must give it as a list"),
+    ({"architectures": [["x"]]}, "architectures="),
+    ({"layer_types": 2}, "layer_types=2"),
+    ({"rms_norm_eps": "x"}, "rms_norm_eps='x': config.json must give it as a finite number"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
+    ({"initializer_range": []}, r"initializer_range=\[\]"),
+    ({"eos_token_id": "x"}, "eos_token_id='x': give a token id"),
+    ({"eos_token_id": [[1]]}, "eos_token_id="),
+    ({"rope_parameters": "x"}, "the rotary embedding cannot be served"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "the rotary embedding"),
 ]
 
 
@@ -116,6 +127,8 @@ def test_what_cannot_be_served_is_named(changes, message):
         ({"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\]"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         ({"num_experts_per_tok": 9}, "top_k=9 of 8 experts"),
+        ({"num_experts": 513}, "513 experts a token: routing serves at most 32 of 512"),
+        ({"num_experts": 64, "num_experts_per_tok": 33}, "33 of 64 experts a token"),
         ({"num_experts": None, "num_local_experts": None}, "num_local_experts=None"),
     ],
 )

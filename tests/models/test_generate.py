@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.errors import ArgumentError, ConfigError, OutOfPagesError, RequestError
+from smkern.errors import (
+    ArgumentError,
+    ConfigError,
+    OutOfPagesError,
+    PartitionError,
+    RequestError,
+)
 from smkern.models import LLM, Decoder, MoeConfig, SamplingParams, Weights
 from smkern.models.scheduler import Scheduler, Work
 from tests.models.generation import (
@@ -219,10 +225,16 @@ def test_an_error_in_a_forward_leaks_nothing(
         ([1, VOCAB], {}, f"prompt 1 has {VOCAB} at position 1: .* 0 to {VOCAB - 1}"),
         ([1, -1], {}, "prompt 1 has -1 at position 1"),
         ([1.5], {}, "prompt 1 has 1.5"),
+        (1.5, {}, "prompt 1 is 1.5: pass a text or a list of token ids"),
+        (None, {}, "prompt 1 is None"),
         ([1] * 257, {}, "prompt 1 has 257 tokens, the context holds 256"),
         ("text", {}, "prompt 1 is a text, and there is no tokenizer"),
         ([1], {"stop": "x"}, "prompt 1 stops at .*, and there is no tokenizer"),
         ([1], {"stop": ("",)}, "prompt 1: stop="),
+        ([1], {"stop": None}, "prompt 1: stop=None: pass a text"),
+        ([1], {"stop_token_ids": 2}, "prompt 1: stop_token_ids=2: pass a tuple of token ids"),
+        ([1], {"stop_token_ids": None}, "prompt 1: stop_token_ids=None"),
+        ([1], {"temperature": 10**400}, "prompt 1: temperature=1000"),
         ([1], {"temperature": -0.1}, "prompt 1: temperature=-0.1: pass a finite number"),
         ([1], {"temperature": float("nan")}, "prompt 1: temperature=nan"),
         ([1], {"top_p": 0.0}, "prompt 1: top_p=0.0: pass a number above 0"),
@@ -251,6 +263,41 @@ def test_what_can_never_fit_is_refused_by_name() -> None:
         llm.generate([[1], [1] * 50], greedy(16))
     assert len(llm.generate([[1] * 50], greedy(15))[0].tokens) == 15
     assert_nothing_leaked(llm)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, torch.tensor([1, 2])])
+def test_what_is_no_list_of_prompts_is_named(prompts: Any) -> None:
+    with pytest.raises(RequestError, match=f"prompts are a {type(prompts).__name__}: pass"):
+        make_llm().generate(prompts)
+
+
+@pytest.mark.parametrize("params", [5, {"temperature": 1.0}, [{"temperature": 1.0}]])
+def test_params_of_another_kind_are_named(params: Any) -> None:
+    with pytest.raises(RequestError, match="pass SamplingParams, one for all or one each"):
+        make_llm().generate([[1]], params)
+
+
+class ClosedPartition:
+    """Of a partition, what a run that ends behind its closing asks."""
+
+    closed, num_sms = True, 1
+
+    def __enter__(self) -> None:
+        raise PartitionError("closed")
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def test_a_partition_that_closes_under_a_run_leaks_nothing(prompts: list[list[int]]) -> None:
+    llm = make_llm()
+    stream = llm.stream(prompts, greedy())
+    next(stream)
+    llm._engine._partition = ClosedPartition()  # type: ignore[assignment]
+    with pytest.raises(PartitionError):
+        list(stream)
+    llm._engine._partition = None
+    assert_nothing_leaked(llm)
+    assert len(llm.generate(prompts, greedy())) == len(prompts)
 
 
 def test_counts_of_params_and_of_prompts_agree() -> None:

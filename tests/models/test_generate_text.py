@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +12,21 @@ import torch
 
 from smkern.errors import ConfigError, RequestError
 from smkern.models import LLM
-from smkern.models.text import TextStream
+from smkern.models.text import TextStream, load_tokenizer
 from tests.models.generation import Letters, greedy, make_llm, one_thread
-from tests.models.peers import Peer
+from tests.models.peers import Peer, hf_config
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     with one_thread():
         yield
+
+
+@pytest.fixture
+def peer_folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(hf_config("qwen3").to_dict()))
+    return tmp_path
 
 
 def ids_of(text: str) -> list[int]:
@@ -35,6 +42,21 @@ def pushed(ids: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], Text
             break
     pieces.append(stream.finish())
     return pieces, stream
+
+
+@pytest.mark.parametrize("config", ["[]", '{"tokenizer_class": 5}', "{"])
+def test_a_tokenizer_that_is_none_is_named(tmp_path: Path, config: str) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ConfigError, match="holds no tokenizer that transformers reads"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("ends", [{}, "x", [[1]], 1.5, True])
+def test_end_tokens_that_are_none_are_named(peer_folder: Path, ends: object) -> None:
+    (peer_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(ConfigError, match=r"eos_token_id in .*generation_config\.json="):
+        LLM(peer_folder, device="cpu")
 
 
 def test_text_comes_token_by_token() -> None:

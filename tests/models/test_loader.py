@@ -176,6 +176,12 @@ class TestShards:
         with pytest.raises(WeightsError, match="wanted one of its own folder"):
             Weights.load(shards)
 
+    @pytest.mark.parametrize("file", [["x"], {}, 5, None])
+    def test_an_index_whose_file_is_no_name(self, shards: Path, file):
+        self._index(shards, lambda m: m.update({NORM: file}))
+        with pytest.raises(WeightsError, match="wanted one of its own folder"):
+            Weights.load(shards)
+
     @pytest.mark.parametrize("contents", ["{", "[]", "{}", '{"weight_map": 3}'])
     def test_an_index_that_is_none(self, shards: Path, contents):
         (shards / INDEX).write_text(contents)
