@@ -23,6 +23,12 @@ def test_a_layer_is_the_linear_of_torch(shape: tuple[int, ...], bias: bool) -> N
     torch.testing.assert_close(layer(x), wanted, rtol=1e-2, atol=1e-2)
 
 
+def test_rows_of_another_width_are_named() -> None:
+    layer = Linear(64, 48, dtype=torch.bfloat16).requires_grad_(False)
+    with pytest.raises(ArgumentError, match=r"input has shape \[2, 32\], .* takes rows of 64"):
+        layer(torch.ones(2, 32, dtype=torch.bfloat16))
+
+
 @torch.no_grad()
 def test_a_model_keeps_its_parameters_and_its_logits() -> None:
     model = model_of("Llama", "smkern").bfloat16()

@@ -31,6 +31,10 @@ class Linear(nn.Linear):
                 f"a gradient through {self} is wanted, smkern.gemm has no backward: call the model "
                 "under torch.no_grad(), or leave this layer out of swap_linear"
             )
+        if input.shape[-1:] != (self.in_features,):
+            raise ArgumentError(
+                f"input has shape {list(input.shape)}, {self} takes rows of {self.in_features}"
+            )
         rows = input.reshape(-1, self.in_features)
         return gemm(rows, self.weight, bias=self.bias).view(*input.shape[:-1], self.out_features)
 
