@@ -23,6 +23,8 @@ from smkern.models.hub import read_config
 from smkern.ops.attention.numbers import HEAD_DIMS
 from smkern.ops.rope import Rope
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K
+from smkern.tuning.rows import MAX_WIDTH
+from smkern.tuning.sample import MAX_VOCAB
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class ModelConfig:
                  "head_dim", "max_position")  # fmt: skip
         for name in names:
             check_count(name, getattr(self, name))
+        _check_widths(self)
         if (self.architecture == "qwen3_moe") != (self.moe is not None):
             raise ConfigError(
                 f"architecture {self.architecture!r} with moe={self.moe}: qwen3_moe has experts, "
@@ -168,6 +171,19 @@ class ModelConfig:
             layer += self.moe.num_experts * (expert + hidden)
         tables = (1 if self.tied else 2) * self.vocab_size * hidden
         return self.num_layers * layer + tables + hidden
+
+
+def _check_widths(config: ModelConfig) -> None:
+    """Raise ConfigError unless norms and sampling serve rows so wide."""
+    widths = (
+        ("hidden_size", MAX_WIDTH, "norms serve"),
+        ("vocab_size", MAX_VOCAB, "sampling serves"),
+    )
+    for name, most, served in widths:
+        if getattr(config, name) > most:
+            raise ConfigError(
+                f"{name}={getattr(config, name)}: {served} at most {most}; choose another model"
+            )
 
 
 def _check_experts(moe: MoeConfig) -> None:

@@ -99,6 +99,8 @@ REFUSED = [
     ({"hidden_size": None}, "hidden_size=None: config.json must give it"),
     ({"hidden_size": True}, "hidden_size=True"),
     ({"num_hidden_layers": 0}, "num_layers=0"),
+    ({"hidden_size": 16_385}, "hidden_size=16385: norms serve at most 16384"),
+    ({"vocab_size": 262_145}, "vocab_size=262145: sampling serves at most 262144"),
     ({"head_dim": None}, "head_dim is missing"),
     ({"head_dim": "64"}, "head_dim='64': config.json must give it as a whole number"),
     ({"architectures": 3}, "architectures=3: config.json must give it as a list"),
