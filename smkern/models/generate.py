@@ -56,7 +56,7 @@ class LLM:
         max_step_tokens: Tokens of a forward; longer prompts run in chunks.
         max_context: Tokens of a request, prompt included. None: the model's context.
         prefix_cache: Whether prefixes are found again.
-        partition: Where all runs. None: on the current stream.
+        partition: Where all runs. None: on the whole device, also inside a `with partition:`.
         num_sms: SMs of every operator. None: all that the partition has.
         progress: Draw a progress bar while weights load.
 
