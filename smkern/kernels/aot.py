@@ -126,12 +126,12 @@ class KernelSet:
         """Whether `load` would compile and load nothing."""
         return key in self._loaded
 
-    def load(self, key: Hashable, source_of: Callable[[], KernelSource]) -> LoadedKernel:
-        """The kernel under `key`, compiled and loaded by its source if it is new."""
+    def load(self, key: Hashable, compiled: Callable[[], Artifact]) -> LoadedKernel:
+        """The kernel under `key`, compiled by `compiled` and loaded if it is new."""
         with self._lock:
             found = self._loaded.get(key)
             if found is None:
-                artifact = compile_source(source_of())
+                artifact = compiled()
                 function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
                 found = self._loaded[key] = LoadedKernel(artifact, function)
                 ledger().append(key)

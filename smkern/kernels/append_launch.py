@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from smkern.kernels.aot import KernelSet, KernelSource, compile_source
 from smkern.kernels.compile import Artifact
-from smkern.kernels.driver import Run, check, launcher, load_function
-from smkern.kernels.launch import ledger
+from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.append import (
     VECTOR,
     WARPS,
@@ -47,9 +45,7 @@ _INT32 = ("table_ptr", "indptr_ptr", "lens_ptr", "cu_ptr", "positions_ptr")
 _ROWS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "k_cache_ptr", "v_cache_ptr")
 _NATIVE_E4M3 = 89
 """The first capability that converts to e4m3 itself."""
-# 8 bytes each; Triton's two scratch pointers, unused, are last
-_PACKED = struct.Struct(f"<{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 3 + "2Q")
-_WORDS = _PACKED.size // 8
+_FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * len(SCALARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,7 @@ class AppendVariant:
             "FP8": fp8,
             "UNIT": self.unit,
             "T_UNIT": self.table_unit,
-            "PDL": self.capability >= 90,
+            "PDL": self.capability >= OVERLAP_FROM,
         }
 
 
@@ -184,10 +180,6 @@ def variants_of(problem: AppendProblem, capability: int) -> tuple[AppendVariant,
 
 def compile_append(variant: AppendVariant) -> Artifact:
     """Compile one kernel (or take it from Triton's cache). Needs no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from smkern.kernels.append_triton import append_rows
 
     cache = variant.cache_dtype
@@ -199,22 +191,12 @@ def compile_append(variant: AppendVariant) -> Artifact:
     signature |= dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), f"*{variant.weight_dtype}")
     signature |= {"cos_sin_ptr": f"*{variant.table_dtype}"} | dict.fromkeys(STRIDES, "i64")
     signature |= dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(SCALARS, "fp32")
-    signature |= dict.fromkeys(variant.constants, "constexpr")
-    attrs: dict[tuple[int], list[list[Any]]] = {}
-    if variant.aligned:
-        names = append_rows.arg_names
-        whole = (*_ROWS, "cos_sin_ptr", "q_norm_ptr", "k_norm_ptr")
-        attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
-    kernel = triton.compile(
-        ASTSource(append_rows, signature, variant.constants, attrs),
-        target=GPUTarget("cuda", variant.capability, 32),
-        options={"num_warps": variant.num_warps},
+    whole = (*_ROWS, "cos_sin_ptr", "q_norm_ptr", "k_norm_ptr") if variant.aligned else ()
+    return compile_source(
+        KernelSource(
+            append_rows, signature, variant.constants, whole, variant.num_warps, variant.capability
+        )
     )
-    meta = kernel.metadata
-    return Artifact(
-        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
-        shared_bytes=meta.shared, swizzles=(), boxes=(), unit=variant.unit,
-    )  # fmt: skip
 
 
 class AppendKernels:
@@ -227,45 +209,25 @@ class AppendKernels:
 
     def __init__(self, device_index: int, capability: int) -> None:
         self.device_index, self.capability = device_index, capability
-        self._loaded: dict[AppendVariant, tuple[Artifact, ctypes.c_void_p]] = {}
-        self._lock = threading.Lock()
+        self._set = KernelSet()
 
     def is_loaded(self, problem: AppendProblem) -> bool:
         """Whether `prepare` would compile and load nothing."""
-        return all(x in self._loaded for x in variants_of(problem, self.capability))
+        return all(self._set.is_loaded(x) for x in variants_of(problem, self.capability))
 
     def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> AppendLaunch:
         """The launch of a problem within a budget; loads all kernels of its kind if new."""
-        with self._lock:
-            for variant in variants_of(problem, self.capability):
-                if variant not in self._loaded:
-                    artifact = compile_append(variant)
-                    function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
-                    self._loaded[variant] = artifact, function
-                    ledger().append(variant)
-        variant = variant_of(problem, config, self.capability)
-        artifact, function = self._loaded[variant]
-        ctas = num_ctas(problem, config, budget)
-        overlap = config.overlap and budget.confined == "mask" and self.capability >= 90
-        run = launcher(function, ctas, artifact.num_threads, artifact.shared_bytes, overlap=overlap)
-        return _bind(problem, variant, run, ctas)
+        for variant in variants_of(problem, self.capability):
+            self._set.load(variant, partial(compile_append, variant))
+        mine = variant_of(problem, config, self.capability)
+        overlap = may_overlap(config.overlap, budget, self.capability)
+        kernel = self._set.load(mine, partial(compile_append, mine))
+        run = kernel.bind(_FORMAT, num_ctas(problem, config, budget), overlap=overlap)
 
+        def launch(a: AppendArguments, stream: int) -> None:
+            run(stream, *values(problem, mine, a))
 
-def _bind(problem: AppendProblem, variant: AppendVariant, run: Run, ctas: int) -> AppendLaunch:
-    """A launch with a parameter buffer of its own."""
-    buffer = ctypes.create_string_buffer(_PACKED.size)
-    start = ctypes.addressof(buffer)
-    params = (ctypes.c_void_p * _WORDS)(*(start + 8 * i for i in range(_WORDS)))
-    lock, pack = threading.Lock(), _PACKED.pack_into
-
-    def launch(a: AppendArguments, stream: int) -> None:
-        with lock:
-            pack(buffer, 0, *values(problem, variant, a), 0, 0)
-            code = run(stream, params)
-        if code:
-            check(code, f"launching {ctas} CTAs of {variant}")
-
-    return launch
+        return launch
 
 
 def first_step(batch: int) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smkern.errors import DeviceError
+
+if TYPE_CHECKING:
+    from smkern.device import Budget
 
 TENSOR_MAP_BYTES = 128
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -83,6 +86,18 @@ class _LaunchConfig(ctypes.Structure):
 
 
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+OVERLAP_FROM = 90
+"""The first capability whose launches can overlap; kernels for older ones do not wait."""
+
+
+def may_overlap(wanted: bool, budget: Budget, capability: int) -> bool:
+    """Whether a launch that wants to may begin while the kernel before it ends.
+
+    Without a mask two launches at once would have more SMs than the budget.
+    """
+    return wanted and budget.confined == "mask" and capability >= OVERLAP_FROM
+
 
 Run = Callable[[int, Any], int]
 """run(stream, params) → the driver's code; `params` are the addresses of the parameters."""

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.kernels.aot import KernelSource, Launch, LoadedKernel, compile_source
+from smkern.kernels.aot import KernelSet, KernelSource, Launch, LoadedKernel, compile_source
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import (
+    OVERLAP_FROM,
     TENSOR_MAP_BYTES,
     check,
     encode_tensor_map,
     launcher,
-    load_function,
+    may_overlap,
     replace_address,
 )
-from smkern.kernels.launch import ledger
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of, num_ctas
 from smkern.tuning.moe import VECTOR, power_of_two
 
@@ -107,7 +107,7 @@ def _pointer_source(variant: GroupedVariant) -> KernelSource:
     return KernelSource(
         fn=grouped_pointer,
         signature={k: f"*{variant.dtype}" if kind == "*x" else kind for k, kind in kinds},
-        constants=pointer_constants(variant) | {"PDL": variant.capability >= 90},
+        constants=pointer_constants(variant) | {"PDL": variant.capability >= OVERLAP_FROM},
         aligned=("a_ptr", "w_ptr", "out_ptr") if variant.unit == VECTOR else (),
         num_warps=variant.num_warps,
         capability=variant.capability,
@@ -181,8 +181,7 @@ class GroupedKernels:
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
-        self._loaded: dict[GroupedVariant, LoadedKernel] = {}
-        self._lock = threading.Lock()
+        self._set = KernelSet()
 
     def variants(self, problem: GroupedProblem) -> tuple[GroupedVariant, ...]:
         """All kernels of a problem's kind, of every number of rows and budget."""
@@ -193,22 +192,16 @@ class GroupedKernels:
 
     def is_loaded(self, problem: GroupedProblem) -> bool:
         """Whether `prepare` would compile and load nothing."""
-        return all(variant in self._loaded for variant in self.variants(problem))
+        return all(self._set.is_loaded(variant) for variant in self.variants(problem))
 
     def prepare(self, problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> Launch:
         """launch(stream, a, w, offsets, out); loads all kernels of the problem's kind if new."""
         mine = variant_of(problem, config, self.capability)
-        with self._lock:
-            for variant in (*self.variants(problem), mine):
-                if variant not in self._loaded:
-                    artifact = variant.compile()
-                    function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
-                    self._loaded[variant] = LoadedKernel(artifact, function)
-                    ledger().append(variant)
-            loaded = self._loaded[mine]
+        for variant in self.variants(problem):
+            self._set.load(variant, variant.compile)
+        loaded = self._set.load(mine, mine.compile)
         ctas = num_ctas(problem, config, budget)
-        # without a mask two launches at once would have twice the budget
-        overlap = config.pdl and budget.confined == "mask" and self.capability >= 90
+        overlap = may_overlap(config.pdl, budget, self.capability)
         if mine.kernel == "ws":
             return _bind_ws(problem, mine, loaded, ctas, overlap)
         run = loaded.bind("4Q10q", ctas, overlap=overlap)

@@ -18,6 +18,7 @@ from smkern.kernels.driver import (
     encode_tensor_map,
     launcher,
     load_function,
+    may_overlap,
     replace_address,
 )
 from smkern.kernels.variants import Variant, variant_of
@@ -124,8 +125,8 @@ class GemmPlan:
         artifact: Artifact, function: ctypes.c_void_p,
     ) -> None:  # fmt: skip
         schedule = make_schedule(problem, config, budget)
-        # without a mask two launches at once would have twice the budget
-        self.overlap = config.overlap and config.kernel == "ws" and budget.confined == "mask"
+        wanted = config.overlap and config.kernel == "ws"
+        self.overlap = may_overlap(wanted, budget, variant.capability)
         self.config, self.schedule, self.variant = config, schedule, variant
         self.num_ctas = schedule.num_ctas
         partial_bytes = schedule.partial_slots * 4 * variant.block_x * variant.block_y

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
+from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.kernels.launch import COUNTER_BYTES
 from smkern.tuning.moe import (
     COUNTED,
@@ -89,7 +90,7 @@ class MoeVariant:
         return KernelSource(
             fn=getattr(room, self.kernel),
             signature=names,
-            constants=dict(self.constants) | {"PDL": self.capability >= 90},
+            constants=dict(self.constants) | {"PDL": self.capability >= OVERLAP_FROM},
             aligned=tuple(x for x in _ROWS if x in names) if self.aligned else (),
             num_warps=self.num_warps,
             capability=self.capability,
@@ -215,12 +216,11 @@ class MoeKernels:
     def prepare(self, problem: MoeProblem, config: MoeConfig, budget: Budget) -> Launch:
         """The launch of a problem; loads all kernels of its kind that are new."""
         for variant in self.variants(problem):
-            self._set.load(variant, variant.source)
+            self._set.load(variant, variant.compile)
         ctas = num_ctas(problem, config, budget)
-        # without a mask two launches at once would have twice the budget
-        overlap = config.pdl and budget.confined == "mask" and self.capability >= 90
+        overlap = may_overlap(config.pdl, budget, self.capability)
         bound = [
-            self._set.load(variant, variant.source).bind(variant.format, ctas, overlap=overlap)
+            self._set.load(variant, variant.compile).bind(variant.format, ctas, overlap=overlap)
             for variant in variants_of(problem, config, self.capability)
         ]
         if isinstance(problem, PermuteProblem):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from smkern.kernels.aot import KernelSet, KernelSource, compile_source
 from smkern.kernels.compile import Artifact
+from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.rows import (
     VECTOR,
     Budget,
@@ -44,7 +45,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Run-time parameters of each kernel in its order: addresses, steps between rows in units of
 `RowsVariant.unit` elements (between ids: in ids), numbers."""
-_PDL_FROM = 90
 _FEW = 16
 """Elements of a row to a thread up to which it holds their weights, too: loaded beside the first
 row, they are there when its sum is."""
@@ -92,7 +92,7 @@ class RowsVariant:
             found |= {"STAGES": self.stages, "EARLY": few or self.stages > 1}
         else:
             found |= {"BLOCK": block(RowsConfig(self.num_warps, self.vectors))}
-        return found | {"UNIT": self.unit, "PDL": self.capability >= _PDL_FROM}
+        return found | {"UNIT": self.unit, "PDL": self.capability >= OVERLAP_FROM}
 
     def source(self) -> KernelSource:
         """What compiles it."""
@@ -162,13 +162,12 @@ class RowsKernels:
     def prepare(self, problem: RowsProblem, config: RowsConfig, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads all kernels of its kind if new."""
         for variant in self.variants(problem):
-            self._set.load(variant, variant.source)
+            self._set.load(variant, variant.compile)
         variant = variant_of(problem, config, self.capability)
-        kernel = self._set.load(variant, variant.source)
+        kernel = self._set.load(variant, variant.compile)
         words = {"i64": "q", "i32": "q", "fp32": "f4x"}
         fmt = "".join(words.get(kind, "Q") for kind in PARAMETERS[problem.op].values())
-        # in grid mode the next launch's CTAs would run beside ours, above the budget
-        overlap = config.pdl and budget.confined == "mask" and self.capability >= _PDL_FROM
+        overlap = may_overlap(config.pdl, budget, self.capability)
         return kernel.bind(fmt, num_ctas(problem, config, budget), overlap=overlap)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import check, launcher, load_function
+from smkern.kernels.driver import OVERLAP_FROM, check, launcher, load_function, may_overlap
 from smkern.kernels.launch import ledger
 from smkern.tuning.rules import COUNTER_BYTES
 from smkern.tuning.sample import (
@@ -28,7 +28,6 @@ CANDIDATES = 2048
 """csrc/sample_select.cuh's kCandidates: tokens that are looked at in shared memory."""
 _PARAMS = struct.Struct("15Q 3q 8i 3f 4x")
 _DTYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
-_OVERLAPS = 90
 """The first capability with programmatic dependent launch."""
 
 
@@ -43,8 +42,9 @@ class SampleVariant:
 
     @property
     def defines(self) -> tuple[str, ...]:
+        pdl = self.capability >= OVERLAP_FROM
         sizes = {"DTYPE": _DTYPES[self.dtype], "ALIGNED": self.aligned,
-                 "THREADS": 32 * self.num_warps, "PDL": self.capability >= _OVERLAPS}  # fmt: skip
+                 "THREADS": 32 * self.num_warps, "PDL": pdl}  # fmt: skip
         return tuple(f"{name}={int(value)}" for name, value in sizes.items())
 
     def compile(self) -> bytes:
@@ -125,7 +125,7 @@ class SampleKernels:
                     ledger().append(variant)
         variant = SampleVariant(problem.dtype, problem.aligned, config.num_warps, self.capability)
         grid, lock = grid_of(problem, config, budget), threading.Lock()
-        overlap = config.pdl and budget.confined == "mask" and self.capability >= _OVERLAPS
+        overlap = may_overlap(config.pdl, budget, self.capability)
         run = launcher(
             self._loaded[variant], grid.num_ctas, 32 * config.num_warps, shared_bytes(problem),
             overlap=overlap,

@@ -14,7 +14,7 @@ from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import check, launcher, load_function
+from smkern.kernels.driver import check, launcher, load_function, may_overlap
 from smkern.kernels.variants import SHARED_LIMIT
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
@@ -199,7 +199,7 @@ class CudaAttention:
         variant = variant_of(problem, config)
         function = self._function(variant)
         grid, shared = budget.num_sms, shared_bytes(variant, problem.shape.decode_rows)
-        overlap = config.overlap and budget.confined == "mask"
+        overlap = may_overlap(config.overlap, budget, self.capability)
         run = launcher(function, grid, variant.threads, shared, overlap=overlap)
         pack = params_packer(problem)
         maps, lock = OperandMaps(problem), threading.Lock()
@@ -232,8 +232,7 @@ class CudaAttention:
                 self._plan = load_function(cubin, "attention_plan", 4 * MAX_BATCH + 64)
                 self._record("attention_plan")
         layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
-        # older GPUs know no such launches, and the kernel for them does not wait
-        overlap = budget.confined == "mask" and self.capability >= 90
+        overlap = may_overlap(True, budget, self.capability)
         run = launcher(self._plan, 1, _PLAN_THREADS, shared, overlap=overlap)
         lock = threading.Lock()
         numbers = (
