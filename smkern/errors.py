@@ -55,3 +55,19 @@ class WeightsError(SmkernError, ValueError):
 
 class RequestError(SmkernError, ValueError):
     """A request that a model cannot serve: its prompt, its length or its sampling values."""
+
+
+class DecisionError(SmkernError, ValueError):
+    """A policy's decision that cannot be carried out, or a policy that raised."""
+
+
+class StalledError(SmkernError, RuntimeError):
+    """Work that cannot be launched now, or a device on which nothing has ended for too long."""
+
+
+class ModelError(SmkernError, RuntimeError):
+    """A model that raised while its work was launched; the requests of that launch have failed."""
+
+
+class CancelledError(SmkernError, RuntimeError):
+    """A request that was cancelled, by its owner or because the runtime was closed."""

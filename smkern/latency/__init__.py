@@ -1,0 +1,5 @@
+"""How long a step will take: what a launch is made of, and who predicts it."""
+
+from smkern.latency.work import Chunk, Size
+
+__all__ = ["Chunk", "Size"]

@@ -1,0 +1,49 @@
+"""What a launch of a model is made of: plain numbers that a predictor can price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    """New tokens of a prompt behind what its cache holds.
+
+    Attributes:
+        new: Tokens that are computed.
+        cached: Tokens in front of them whose keys and values are there.
+    """
+
+    new: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One launch: some layers of some prompts, a decode step, or both in one forward.
+
+    Attributes:
+        chunks: Prompts' tokens.
+        layers: Layers of them that this launch runs; a decode step runs all.
+        num_layers: Layers of the model.
+        head: Whether logits are made and tokens drawn for the chunks.
+        batch: Rows of a decode step, those of its graph's padding left out.
+        total_kv: Keys that these rows read together.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+    layers: int = 0
+    num_layers: int = 1
+    head: bool = False
+    batch: int = 0
+    total_kv: int = 0
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of prompts that are computed."""
+        return sum(chunk.new for chunk in self.chunks)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether prompts and decode rows share the forward."""
+        return bool(self.chunks) and self.batch > 0

@@ -1,0 +1,45 @@
+"""What a policy answers: the next thing to do, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from smkern.policies.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do next; the `Multiplexer` checks it and carries it out.
+
+    Attributes:
+        rung: SMs of the decode side of a split, or None: aggregated, prompts' chunks and decode
+            rows in one forward on the whole device.
+        prefill: Ids of waiting requests that begin as a batch, where none runs or `preempt` is set;
+            aggregated: those whose chunks join the next forward, the first served first.
+        chunk_tokens: New tokens of that batch or forward, at most; a prompt that does not fit is
+            cut there. None: what the buffers hold.
+        layers: Layers of the running batch to launch now; 0: none now.
+        steps: Decode steps to launch back to back, k >= 1. Fewer where pages are short.
+        join: "polled": a side goes on when its own work is over. "gang": both wait for each other
+            at the end of what this decision launches.
+        preempt: `prefill` runs before the running batch, which goes on afterwards; one level deep.
+        pause_decode: No decode step now.
+    """
+
+    rung: int | None = None
+    prefill: tuple[int, ...] = ()
+    chunk_tokens: int | None = None
+    layers: int = 0
+    steps: int = 1
+    join: Literal["polled", "gang"] = "polled"
+    preempt: bool = False
+    pause_decode: bool = False
+
+
+class Policy(Protocol):
+    """A function of a snapshot; it may keep notes of its own, and never waits."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The next thing to do."""
+        ...

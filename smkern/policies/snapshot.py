@@ -1,0 +1,105 @@
+"""What a policy sees: the state of a `Multiplexer` as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Trigger = Literal["arrival", "decode", "prefill", "idle"]
+"""Why a policy is asked: a request came, a decode step ended, a group of prefill layers ended, or
+nothing runs and something waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request whose prompt is not computed yet.
+
+    Attributes:
+        id: Its name in decisions.
+        arrival_us: When it was submitted.
+        tokens: Of its prompt, to be computed; those in the cache, or computed in chunks, left out.
+        cached: Tokens in front of them.
+        priority: Higher goes first.
+        deadline_us: When its first token is wanted; infinity where it was not said.
+        pages: Pages that its admission takes.
+    """
+
+    id: int
+    arrival_us: float
+    tokens: int
+    cached: int = 0
+    priority: int = 0
+    deadline_us: float = float("inf")
+    pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillView:
+    """A batch of prompts on its way through the layers.
+
+    Attributes:
+        ids: Its requests.
+        chunks: (new tokens, cached tokens) of each.
+        layers_launched: Layers launched so far.
+        started_us: When its first layers were launched.
+        priority: The highest of its requests.
+        deadline_us: The earliest of its requests.
+    """
+
+    ids: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...]
+    layers_launched: int
+    started_us: float
+    priority: int = 0
+    deadline_us: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A moment of a `Multiplexer`.
+
+    Attributes:
+        now_us: The clock.
+        trigger: Why the policy is asked.
+        waiting: Requests to be prefilled, the first to be served first (priority, then arrival).
+        prefill: The batch whose layers run, if any.
+        preempted: The batch that it preempted, if any.
+        running_kv: Tokens of each decoding request.
+        token_age_us: Time since the last delivered token of the request that waits longest; 0
+            where nothing decodes.
+        decode_queued: Decode steps launched and not over.
+        prefill_queued: Groups of prefill layers launched and not over.
+        rung: SMs of the decode side; None: both share the whole device.
+        rungs: What a split may be.
+        num_sms: SMs of the device.
+        num_layers: Layers of the model.
+        free_pages: Pages that can be had.
+        page_size: Tokens of a page.
+        max_running: Requests that may decode at a time.
+        max_prefill: Requests of a prefill batch, at most.
+        max_tokens: New tokens of a prefill batch or a mixed step, at most.
+    """
+
+    now_us: float
+    trigger: Trigger
+    waiting: tuple[Waiting, ...]
+    prefill: PrefillView | None
+    preempted: PrefillView | None
+    running_kv: tuple[int, ...]
+    token_age_us: float
+    decode_queued: int
+    prefill_queued: int
+    rung: int | None
+    rungs: tuple[int, ...]
+    num_sms: int
+    num_layers: int
+    free_pages: int
+    page_size: int
+    max_running: int
+    max_prefill: int
+    max_tokens: int
+
+    @property
+    def batch(self) -> int:
+        """Requests that decode."""
+        return len(self.running_kv)

@@ -1,0 +1,1 @@
+"""Prefill layers and decode graphs side by side on one GPU."""

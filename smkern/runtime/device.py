@@ -1,0 +1,74 @@
+"""The protocol of what work runs on: two lanes in order, events, a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from smkern.latency import Size
+from smkern.runtime.place import Lane, Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Something to launch.
+
+    Attributes:
+        name: What the timeline calls it: "decode", "prefill", "mixed", or an engine's own name.
+        run: Launches it on the current stream, at a place; returns without waiting.
+        size: What it is made of; None: unknown, nothing is predicted of it.
+        launches: Kernels (a graph is one) that it puts into the stream's queue.
+        about: More for the timeline, such as the first layer and the requests.
+    """
+
+    name: str
+    run: Callable[[Place], Any]
+    size: Size | None = None
+    launches: int = 1
+    about: dict[str, Any] | None = None
+
+
+class Event(Protocol):
+    """The end of a launch."""
+
+    def query(self) -> bool:
+        """Whether it is over; never waits.
+
+        Raises:
+            DeviceError: the device reported an error.
+        """
+        ...
+
+    def times_us(self) -> tuple[float, float] | None:
+        """When it began and ended on the device, on the device's clock; None: not known (yet)."""
+        ...
+
+
+class Device(Protocol):
+    """Two lanes of work, events and a clock: a GPU, a CPU, or a simulation.
+
+    Work of one lane runs in the order of its launches, wherever each of them runs.
+    """
+
+    num_sms: int
+    rungs: tuple[int, ...]
+
+    def now_us(self) -> float:
+        """The clock."""
+        ...
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> Event:
+        """Launch behind the lane's earlier work; the event is over when it is.
+
+        What `work.run` raises comes out as it is; nothing was added to the lane then.
+        """
+        ...
+
+    def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
+        """Let time go by until one of the events may be over, or until a moment.
+
+        A GPU's sleeps for microseconds; a simulation's moves its clock to the next end of a launch
+        or to `until_us`, whichever comes first.
+        """
+        ...

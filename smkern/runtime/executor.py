@@ -1,0 +1,139 @@
+"""The protocol between the loop that schedules and what runs a model: on a device or simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from smkern.kv import KvPool
+from smkern.kv.ledger import PageLedger
+from smkern.models.config import ModelConfig
+from smkern.models.request import Request
+from smkern.runtime.device import Device, Work
+
+
+class Piece(NamedTuple):
+    """The next `count` tokens of a prompt from `start` on; all before are in its pages.
+
+    `draws`: all its tokens are computed behind it, so that the next is drawn.
+    """
+
+    request: Request
+    start: int
+    count: int
+    draws: bool
+
+
+@dataclass(slots=True, eq=False)
+class Draw:
+    """Tokens that a launch draws: filled in on the device's side, read when it is over.
+
+    Attributes:
+        requests: A request a row.
+        read: The tokens by row; to be called once the launch is over.
+    """
+
+    requests: tuple[Request, ...]
+    read: Any
+    """Callable[[], list[int]]"""
+
+
+@dataclass(slots=True, eq=False)
+class PrefillRun:
+    """A batch of prompts on its way through the layers.
+
+    Attributes:
+        pieces: A piece a request.
+        slot: 0: the running batch; 1: the one that preempts it. Each has buffers of its own.
+        state: The executor's own.
+        draw: What its last launch draws for the pieces that draw; set by `prefill` with the head.
+    """
+
+    pieces: tuple[Piece, ...]
+    slot: int
+    state: Any = None
+    draw: Draw | None = None
+
+
+@dataclass(slots=True, eq=False)
+class MemoryReport:
+    """Device memory of the runtime, bytes.
+
+    Attributes:
+        graphs: Number of decode graphs.
+        graph_bytes: Of them and their pool.
+        partition_bytes: Of the ladder's contexts and streams.
+        arena_bytes: Of activations.
+        state_bytes: Of slots, tables and staging.
+        kv_bytes: Of the pages.
+    """
+
+    graphs: int = 0
+    graph_bytes: int = 0
+    partition_bytes: int = 0
+    arena_bytes: int = 0
+    state_bytes: int = 0
+    kv_bytes: int = 0
+    by_graph: dict[str, int] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs a model's launches; it schedules nothing and keeps no books of requests' pages.
+
+    Every method prepares work and returns without waiting; what is prepared is launched in the
+    order of the calls, or dropped. The pages of all that is written are there before.
+
+    Attributes:
+        device: What it launches on.
+        config: The model.
+        pool: The books of pages (a `PageLedger` where there is no memory behind them).
+        max_running: Rows that decode at a time.
+        max_prefill: Requests of a prefill batch or of a mixed step's chunks.
+        max_tokens: New tokens of one of these.
+        max_context: Tokens of a request.
+    """
+
+    device: Device
+    config: ModelConfig
+    pool: KvPool | PageLedger
+    max_running: int
+    max_prefill: int
+    max_tokens: int
+    max_context: int
+
+    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+        """Prepare a batch of prompts; nothing is launched. A slot holds one batch at a time."""
+        ...
+
+    def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
+        """Layers first..first+count of a batch; with the first layer what is before it, with the
+        last the head and the draws (`run.draw`)."""
+        ...
+
+    def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
+        """`steps` decode steps of these requests, a work each, launched back to back.
+
+        The first seats the requests: those that come bring the token that their prefill drew (from
+        where it is on the device) or, seated before, their last one. Rows that end on the device
+        (a stop token, a length) draw nothing of worth afterwards.
+        """
+        ...
+
+    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+        """One forward of prompts' chunks and one token of each decoding request, on the whole
+        device. The draw has the pieces that draw, then the requests."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """A request has left, or gave its pages back: what is kept of it is dropped. It may come
+        again with another `begin`, or in `decode` with the tokens it has."""
+        ...
+
+    def memory_report(self) -> MemoryReport:
+        """Device memory of the runtime."""
+        ...
+
+    def close(self) -> None:
+        """Destroy graphs; all launches must be over. Closing twice is fine."""
+        ...

@@ -1,0 +1,224 @@
+"""Two lanes of work on the SMs of one device: who may launch where, and what is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smkern.errors import ArgumentError, StalledError
+from smkern.runtime.device import Device, Event, Work
+from smkern.runtime.place import LANES, Lane, Place
+
+MAX_QUEUED_LAUNCHES = 512
+"""Kernels of a lane that may wait on the device: the driver blocks the caller near 1024."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A launch on its way.
+
+    Attributes:
+        number: Of the interleaver's launches, from 0.
+        lane, place, work: What was launched, and where.
+        launched_us: When the host launched it.
+        event: Its end on the device.
+        seen_us: When the host saw it over; None: not yet.
+    """
+
+    number: int
+    lane: Lane
+    place: Place
+    work: Work
+    launched_us: float
+    event: Event
+    seen_us: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.seen_us is not None
+
+    def query(self) -> bool:
+        """Whether it is over, as the last `poll` saw it or as the device says; never waits."""
+        return self.seen_us is not None or self.event.query()
+
+
+Watch = Callable[[Ticket], None]
+
+
+class Interleaver:
+    """Launches two lanes of work side by side, each on its SMs, and polls what is over.
+
+    An engine that keeps its own scheduler and cache drives this alone, with callables. It knows
+    nothing of models: work is whatever launches kernels on the current stream.
+
+    Each lane runs at a place: its side of a rung, or the whole device. `aim` says where the lanes
+    shall run; the side that shrinks moves with its next launch, the side that grows once the other
+    lane's work that overlaps its new SMs is over, and stays on its old ones until then. So nothing
+    overlaps and nothing drains. With `impatient` the growing side moves at once, and overlaps at
+    most what the other lane has queued.
+
+    Args:
+        device: Lanes, events, clock.
+        impatient: Whether a growing side moves at once.
+        max_queued: Kernels of a lane that may wait on the device.
+        on_launch: Told every launch.
+        on_over: Told every launch that a `poll` saw over.
+
+    Attributes:
+        device: As given.
+
+    Source: MuxWise section 3.2.3, DRIFT section 3.3: layer-wise prefill, events that are polled.
+
+    Example:
+        >>> with smkern.ladder([16, 32]) as ladder:                            # doctest: +SKIP
+        ...     lanes = Interleaver(CudaDevice(ladder))
+        ...     lanes.aim(32)
+        ...     step = lanes.launch("decode", Work("decode", lambda place: graph.replay()))
+        ...     lanes.launch("prefill", Work("prefill", lambda place: layer(0)))
+        ...     while not step.is_over:
+        ...         lanes.wait()
+        ...         lanes.poll()
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        impatient: bool = False,
+        max_queued: int = MAX_QUEUED_LAUNCHES,
+        on_launch: Watch | None = None,
+        on_over: Watch | None = None,
+    ) -> None:
+        if max_queued < 1:
+            raise ArgumentError(f"max_queued={max_queued}: give at least 1")
+        self.device = device
+        self._impatient = impatient
+        self._max_queued = max_queued
+        self._on_launch = on_launch
+        self._on_over = on_over
+        whole = Place.whole(device.num_sms)
+        self._target: dict[Lane, Place] = dict.fromkeys(LANES, whole)
+        self._place: dict[Lane, Place] = dict.fromkeys(LANES, whole)
+        self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
+        self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        self._count = 0
+
+    def aim(self, rung: int | None, *, prefill: int | None = -1) -> None:
+        """Say where the lanes shall run from now on; launches nothing and waits for nothing.
+
+        Args:
+            rung: SMs of the decode side. None: both lanes on the whole device, one after another.
+            prefill: The rung whose complement the prefill lane takes, where it differs from
+                `rung`: None, the whole device, when nothing decodes. -1: `rung`.
+
+        Raises:
+            ArgumentError: a rung that the device does not have.
+        """
+        if prefill == -1:
+            prefill = rung
+        for asked in (rung, prefill):
+            if asked is not None and asked not in self.device.rungs:
+                raise ArgumentError(
+                    f"rung={asked}: this device has the rungs {list(self.device.rungs)}; take one "
+                    "of them, or None for the whole device"
+                )
+        self._target["decode"] = Place.of("decode", rung, self.device.num_sms)
+        self._target["prefill"] = Place.of("prefill", prefill, self.device.num_sms)
+
+    def target(self, lane: Lane) -> Place:
+        """Where a lane shall run."""
+        return self._target[lane]
+
+    def place_for(self, lane: Lane) -> Place | None:
+        """Where the lane's next launch would run; None: it must wait for the other lane."""
+        if self._is_free(lane, self._target[lane]):
+            return self._target[lane]
+        return self._place[lane] if self._is_free(lane, self._place[lane]) else None
+
+    def can_launch(self, lane: Lane, work: Work | None = None) -> bool:
+        """Whether the lane has SMs now, and room in its queue."""
+        launches = 1 if work is None else work.launches
+        room = not self._queued[lane] or self._launches[lane] + launches <= self._max_queued
+        return room and self.place_for(lane) is not None
+
+    def queued(self, lane: Lane) -> int:
+        """Launches of a lane that no `poll` has seen over."""
+        return len(self._queued[lane])
+
+    def last(self, lane: Lane) -> Ticket | None:
+        """The lane's last launch, if no `poll` has seen it over."""
+        return self._queued[lane][-1] if self._queued[lane] else None
+
+    def launch(self, lane: Lane, work: Work) -> Ticket:
+        """Launch work where the lane runs now.
+
+        Raises:
+            StalledError: the lane must wait for the other, or its queue is full: `can_launch` says
+                so beforehand.
+        """
+        place = self.place_for(lane)
+        if place is None or not self.can_launch(lane, work):
+            raise StalledError(
+                f"{work.name!r} cannot be launched on the {lane} lane now: "
+                f"{self._launches[lane]} of {self._max_queued} launches queued, SMs "
+                f"{'free' if place else 'held by the other lane'}; ask can_launch() first, poll "
+                "and try again"
+            )
+        launched_us = self.device.now_us()
+        event = self.device.launch(lane, place, work)
+        ticket = Ticket(self._count, lane, place, work, launched_us, event)
+        self._count += 1
+        self._place[lane] = place
+        self._queued[lane].append(ticket)
+        self._launches[lane] += work.launches
+        if self._on_launch is not None:
+            self._on_launch(ticket)
+        return ticket
+
+    def poll(self) -> list[Ticket]:
+        """What is over since the last poll, each lane in order, decode first; never waits.
+
+        Raises:
+            DeviceError: the device reported an error; the launches stay queued.
+        """
+        over: list[Ticket] = []
+        for lane in LANES:
+            queue = self._queued[lane]
+            while queue and queue[0].event.query():
+                ticket = queue.popleft()
+                self._launches[lane] -= ticket.work.launches
+                ticket.seen_us = self.device.now_us()
+                over.append(ticket)
+                if self._on_over is not None:
+                    self._on_over(ticket)
+        return over
+
+    def wait(self, until_us: float | None = None) -> None:
+        """Let time go by until something may be over, or until a moment."""
+        events = [queue[0].event for queue in self._queued.values() if queue]
+        self.device.wait(events, until_us)
+
+    def drain(self) -> list[Ticket]:
+        """Wait until nothing is queued; what was over."""
+        over = self.poll()
+        while any(self._queued.values()):
+            self.wait()
+            over += self.poll()
+        return over
+
+    def abandon(self) -> list[Ticket]:
+        """Forget what is queued, after an error of the device; what it was."""
+        left = [ticket for lane in LANES for ticket in self._queued[lane]]
+        for lane in LANES:
+            self._queued[lane].clear()
+            self._launches[lane] = 0
+        return left
+
+    def _is_free(self, lane: Lane, place: Place) -> bool:
+        """Whether nothing of the other lane holds SMs of a place."""
+        other: Lane = "prefill" if lane == "decode" else "decode"
+        queue = self._queued[other]
+        if self._impatient and place.side != "whole":
+            return not any(ticket.place.side == "whole" for ticket in queue)
+        return not any(ticket.place.overlaps(place) for ticket in queue)
