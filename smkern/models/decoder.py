@@ -25,13 +25,17 @@ class Decoder:
         config: The model.
         weights: Its weights, on the device to run on.
         max_position: Positions of the table of cosines and sines. None: `config.max_position`.
+        batch_invariant: A token's bits follow from its request alone: not from the batch, the
+            budget, nor how its prompt was cut, provided that each cut but those of a prompt of 8
+            tokens or fewer has more than 8 (attention takes its decode path up to there).
 
     Attributes:
-        config, weights, device: As given.
+        config, weights, device, batch_invariant: As given.
         cos_sin: [max_position, rotary_dim] fp32.
 
     Raises:
-        ConfigError: weights of another model, or fp32 on a GPU.
+        ConfigError: weights of another model, fp32 on a GPU, or `batch_invariant` of a mixture of
+            experts.
         ArgumentError: `max_position` above the model's.
 
     Example:
@@ -39,7 +43,12 @@ class Decoder:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, max_position: int | None = None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        max_position: int | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         if weights.config != config:
             raise ConfigError(
@@ -52,6 +61,8 @@ class Decoder:
                 f"dtype=torch.float32 on {self.device}: GPU operators take torch.bfloat16 and "
                 "torch.float16; load with dtype=torch.bfloat16"
             )
+        if batch_invariant:
+            refuse_experts(config)
         positions = config.max_position if max_position is None else max_position
         if not 1 <= positions <= config.max_position:
             raise ArgumentError(
@@ -61,6 +72,7 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.max_position = positions
+        self.batch_invariant = batch_invariant
         self.cos_sin = config.rope.table(positions, self.device)
 
     def embed(self, step: Step) -> Tensor:
@@ -96,7 +108,7 @@ class Decoder:
         self._attention(layer, index, step)
         ops.rms_norm(b.hidden, layer.post_norm, eps=eps, out=b.normed, num_sms=num_sms)
         if isinstance(layer, DenseLayer):
-            _dense(layer, b, num_sms)
+            self._dense(layer, b, num_sms)
         else:
             assert b.moe is not None
             assert self.config.moe is not None
@@ -111,8 +123,9 @@ class Decoder:
             hidden = ops.embedding(rows, b.hidden, out=b.last, num_sms=num_sms)
         ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
         ops.gemm(
-            b.last_normed, self.weights.lm_head, out=b.logits, static_weights=True, num_sms=num_sms
-        )
+            b.last_normed, self.weights.lm_head, out=b.logits, static_weights=True,
+            batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
         return b.logits
 
     def forward(self, step: Step) -> Tensor:
@@ -128,7 +141,10 @@ class Decoder:
         """From the normed rows to the residual stream."""
         b, num_sms = step.buffers, step.num_sms
         k_cache, v_cache = step.caches[index]
-        ops.gemm(b.normed, layer.qkv, out=b.qkv, static_weights=True, num_sms=num_sms)
+        ops.gemm(
+            b.normed, layer.qkv, out=b.qkv, static_weights=True,
+            batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
         ops.qk_norm_rope_append(
             b.q, b.k, b.v, k_cache, v_cache, step.page_table, step.kv_lens,
             cos_sin=self.cos_sin, q_norm=layer.q_norm, k_norm=layer.k_norm,
@@ -140,17 +156,35 @@ class Decoder:
         )  # fmt: skip
         ops.gemm(
             b.attended_rows, layer.o, residual=b.hidden, out=b.hidden, static_weights=True,
+            batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
+
+    def _dense(self, layer: DenseLayer, b: Buffers, num_sms: int | None) -> None:
+        """SwiGLU, added to the residual stream."""
+        assert b.gated is not None
+        same = self.batch_invariant
+        ops.gemm_swiglu(
+            b.normed, layer.gate_up, out=b.gated, static_weights=True, batch_invariant=same,
             num_sms=num_sms,
+        )  # fmt: skip
+        ops.gemm(
+            b.gated, layer.down, residual=b.hidden, out=b.hidden, static_weights=True,
+            batch_invariant=same, num_sms=num_sms,
         )  # fmt: skip
 
 
-def _dense(layer: DenseLayer, b: Buffers, num_sms: int | None) -> None:
-    """SwiGLU, added to the residual stream."""
-    assert b.gated is not None
-    ops.gemm_swiglu(b.normed, layer.gate_up, out=b.gated, static_weights=True, num_sms=num_sms)
-    ops.gemm(
-        b.gated, layer.down, residual=b.hidden, out=b.hidden, static_weights=True, num_sms=num_sms
-    )
+def refuse_experts(config: ModelConfig) -> None:
+    """A mixture of experts has no batch-invariant forward: a configuration of the grouped GEMM
+    follows from the number of rows and the budget.
+
+    Raises:
+        ConfigError: `config` is one.
+    """
+    if config.moe is not None:
+        raise ConfigError(
+            f"batch_invariant=True of a model with {config.moe.num_experts} experts: the grouped "
+            "GEMM sums in an order that follows from the batch; take a dense model, or leave it out"
+        )
 
 
 def _experts(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from smkern.errors import ArgumentError
 from smkern.models.config import ModelConfig
+from smkern.models.decoder import refuse_experts
 from smkern.ops import (
     AppendCalls,
     AttentionCalls,
@@ -33,9 +34,11 @@ class ModelCalls:
         max_tokens: Tokens of the largest step.
         max_batch: Requests of the largest step, rows of the head.
         max_q_len: New tokens of a request, at most.
+        batch_invariant: As the decoder's.
 
     Raises:
         ArgumentError: numbers or a dtype that cannot be.
+        ConfigError: `batch_invariant` of a mixture of experts.
 
     Example:
         >>> import smkern
@@ -49,11 +52,14 @@ class ModelCalls:
     max_tokens: int = 8192
     max_batch: int = 256
     max_q_len: int = 8192
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_batch", "max_q_len"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)}: give at least 1")
+        if self.batch_invariant:
+            refuse_experts(self.config)
         list(self.calls())
 
     def calls(self) -> Iterator[Warmable]:
@@ -77,15 +83,15 @@ class ModelCalls:
     def _products(self) -> Iterator[Warmable]:
         config, tokens = self.config, self.max_tokens
         hidden, width = config.hidden_size, config.intermediate_size
-        kinds = [validate.dtype_name(config.dtype)]
+        kinds, same = [validate.dtype_name(config.dtype)], [self.batch_invariant]
 
         def products(shapes: list[tuple[int, int]], max_m: int, epilogue: str) -> GemmCalls:
-            return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], [False])
+            return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], same)
 
         plain, added = [(config.qkv_size, hidden)], [(hidden, config.q_size)]
         if config.moe is None:
             added.append((hidden, width))
-            yield SwigluCalls([(width, hidden)], tokens, [config.dtype])
+            yield SwigluCalls([(width, hidden)], tokens, [config.dtype], same)
         else:
             plain.append((config.moe.num_experts, hidden))
         yield products(plain, tokens, "none")

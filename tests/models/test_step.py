@@ -93,6 +93,14 @@ def test_fp32_is_for_the_cpu(config: ModelConfig):
         Decoder(config, Weights.empty(config, "meta"))
 
 
+def test_experts_have_no_batch_invariant_mode():
+    config = ModelConfig.from_hf(hf_config("qwen3_moe")).replace(dtype=torch.float32)
+    weights = Weights.random(config)
+    assert not Decoder(config, weights).batch_invariant
+    with pytest.raises(ConfigError, match="8 experts: the grouped GEMM sums"):
+        Decoder(config, weights, batch_invariant=True)
+
+
 def test_a_launch_is_timed_with_a_plan(config: ModelConfig):
     decoder = Decoder(config, Weights.random(config))
     with pytest.raises(ArgumentError, match=r"pass step\.planned"):

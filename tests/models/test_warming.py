@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.errors import ArgumentError
+from smkern.errors import ArgumentError, ConfigError
 from smkern.models import ModelCalls, preset
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.swiglu import SwigluCalls
@@ -46,3 +46,15 @@ def test_a_mixtures_products():
 def test_numbers_that_cannot_be(name):
     with pytest.raises(ArgumentError, match=f"{name}=0"):
         ModelCalls(preset("qwen3-8b"), **{name: 0})
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_the_decoders_mode_is_warmed(same: bool):
+    for call in ModelCalls(preset("qwen3-8b"), batch_invariant=same).calls():
+        if isinstance(call, GemmCalls | SwigluCalls):
+            assert list(call.batch_invariant) == [same]
+
+
+def test_experts_have_no_batch_invariant_mode():
+    with pytest.raises(ConfigError, match="128 experts: the grouped GEMM sums"):
+        ModelCalls(preset("qwen3-30b-a3b"), batch_invariant=True)
