@@ -1,5 +1,6 @@
 """The paged KV cache: a pool of pages, prefix reuse, page tables on the device."""
 
+from smkern.kv.books import BookPool
 from smkern.kv.ledger import PoolUsage
 from smkern.kv.pool import KvPool
 from smkern.kv.prefix import BlockChain, Event
@@ -7,4 +8,13 @@ from smkern.kv.staging import Staging
 from smkern.kv.storage import KvSizes
 from smkern.kv.tables import PageTables
 
-__all__ = ["KvPool", "KvSizes", "PageTables", "BlockChain", "Event", "PoolUsage", "Staging"]
+__all__ = [
+    "KvPool",
+    "BookPool",
+    "KvSizes",
+    "PageTables",
+    "BlockChain",
+    "Event",
+    "PoolUsage",
+    "Staging",
+]

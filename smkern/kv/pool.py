@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
-from smkern.kv.check import check_ledger
-from smkern.kv.ledger import PageLedger, PoolUsage
-from smkern.kv.prefix import BlockChain, Event
+from smkern.kv.books import BookPool
 from smkern.kv.storage import KvSizes, allocate_storage, layer_views, pages_in_free_memory
 from smkern.kv.tables import PageTables
 from smkern.ops.attention.numbers import as_int
 
 
-class KvPool:
+class KvPool(BookPool):
     """Pages of keys and values for all layers of a model, shared by requests.
 
     A request is any hashable name. `allocate` gives it pages, those of a prefix that is in the
@@ -75,11 +70,10 @@ class KvPool:
         if num_pages is None:
             num_pages = pages_in_free_memory(sizes, where, memory_fraction)
         self.sizes = sizes
-        self.num_pages = num_pages = as_int("num_pages", num_pages, 1)
-        self.storage = allocate_storage(sizes, num_pages, where)
+        super().__init__(as_int("num_pages", num_pages, 1), sizes.page_size, reuse=reuse)
+        self.storage = allocate_storage(sizes, self.num_pages, where)
         self.device = self.storage.device
         self._layers = [layer_views(self.storage, i) for i in range(sizes.num_layers)]
-        self._ledger = PageLedger(num_pages, sizes.page_size, reuse=reuse)
 
     def __repr__(self) -> str:
         held, cached, free = self.usage
@@ -88,164 +82,10 @@ class KvPool:
             f"{held} held, {cached} cached, {free} free)"
         )
 
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page."""
-        return self.sizes.page_size
-
-    @property
-    def usage(self) -> PoolUsage:
-        """Pages held, cached and free."""
-        return self._ledger.usage
-
-    @property
-    def requests(self) -> tuple[Hashable, ...]:
-        """The requests that hold pages."""
-        return tuple(self._ledger.requests)
-
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """k_cache and v_cache of a layer: [pages, page_size, kv_heads, head_dim] views."""
         return self._layers[index]
 
-    def pages_for(self, num_tokens: int) -> int:
-        """Pages that so many tokens take."""
-        return self._ledger.pages_for(num_tokens)
-
     def page_tables(self, rows: int, max_tokens: int) -> PageTables:
         """Tables on this device for `rows` requests of at most `max_tokens` tokens."""
         return PageTables(rows, self.pages_for(max_tokens), device=self.device)
-
-    def chain(self, tokens: Sequence[int], *, salt: str = "") -> BlockChain:
-        """The names of a prompt's blocks, to be kept while its request waits for pages."""
-        return BlockChain(tokens, self.page_size, salt)
-
-    def match_prefix(self, tokens: Sequence[int] | BlockChain, *, salt: str = "") -> int:
-        """Tokens of a prompt that are in the pool: whole pages, and never all of the prompt.
-
-        Args:
-            tokens: Token ids, or their `chain`.
-            salt: Of the prompt; a chain has its own.
-        """
-        return len(self._ledger.match(self._as_chain(tokens, salt))) * self.page_size
-
-    def allocate(
-        self,
-        request: Hashable,
-        tokens: Sequence[int] | BlockChain,
-        *,
-        num_tokens: int | None = None,
-        salt: str = "",
-    ) -> int:
-        """Give a new request pages, all of them or none.
-
-        Args:
-            request: Its name.
-            tokens: Token ids of its prompt, or their `chain`.
-            num_tokens: Tokens to hold, the prompt's included. None: the prompt's.
-            salt: Requests of different salts share no pages; a chain has its own.
-
-        Returns:
-            Tokens at the prompt's start whose keys and values are there already. At least one
-            token is left to compute, since its logits are wanted.
-
-        Raises:
-            ArgumentError: an empty prompt, `num_tokens` below it, or a request that holds pages.
-            OutOfPagesError: too few pages; nothing changed.
-        """
-        chain = self._as_chain(tokens, salt)
-        length = len(chain.tokens)
-        if length < 1:
-            raise ArgumentError(f"request {request!r} has no tokens: pass at least one")
-        if num_tokens is None:
-            num_tokens = length
-        elif num_tokens < length:
-            raise ArgumentError(
-                f"request {request!r} has {length} tokens, num_tokens={num_tokens} is less: leave "
-                "it at None, or count the prompt in"
-            )
-        return self._ledger.allocate(request, chain, num_tokens).cached_tokens
-
-    def extend(self, request: Hashable, num_tokens: int) -> list[int]:
-        """Give a request pages for `num_tokens` tokens in all; returns the new ones.
-
-        Raises:
-            ArgumentError: the request holds nothing.
-            OutOfPagesError: too few pages; it keeps what it has.
-        """
-        return self._ledger.extend(request, num_tokens)
-
-    def commit(
-        self, request: Hashable, tokens: Sequence[int], written: Event | None = None
-    ) -> None:
-        """Say that the request's next tokens are computed, so that others may share full blocks.
-
-        Args:
-            request: Its name.
-            tokens: Token ids, those that follow what was cached or committed.
-            written: After it their keys and values are in the pages. None: they are for all who
-                could ask, for instance since every reader launches on the same stream.
-
-        Raises:
-            ArgumentError: the request holds nothing, or too few pages.
-        """
-        self._ledger.commit(request, tokens, written)
-
-    def release(self, request: Hashable, event: Event | None = None) -> None:
-        """Give a request's pages back.
-
-        Args:
-            request: Its name, which is free from now on.
-            event: Recorded behind the last launch that reads or writes its pages; polled, never
-                waited for. Until it is over no page is given to be written, though cached blocks
-                are shared. None: it is over.
-
-        Raises:
-            ArgumentError: the request holds nothing.
-        """
-        self._ledger.release(request, event)
-
-    def poll(self) -> int:
-        """Ask the events of past releases; returns how many are not over. Calls that lack pages
-        do it themselves."""
-        return self._ledger.poll()
-
-    def forget_prefixes(self) -> None:
-        """Forget every cached block: after a change of weights, say. Requests keep their pages, and
-        what they commit from now on is not found either."""
-        self._ledger.forget()
-
-    def pages(self, request: Hashable, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-        """The page ids of a request, in the order of its tokens; those from `start` to `stop`.
-
-        Raises:
-            ArgumentError: the request holds nothing.
-        """
-        return tuple(self._ledger.get(request).pages[start:stop])
-
-    def num_tokens(self, request: Hashable) -> int:
-        """Tokens of a request that are cached or committed.
-
-        Raises:
-            ArgumentError: the request holds nothing.
-        """
-        return self._ledger.get(request).num_tokens
-
-    def check(self) -> None:
-        """Check the books: every page in one state, each reference owned, nothing written shared.
-
-        O(pages): for tests and for looking at a running pool, not for each step.
-
-        Raises:
-            PoolCorruptError: naming what contradicts what.
-        """
-        check_ledger(self._ledger)
-
-    def _as_chain(self, tokens: Sequence[int] | BlockChain, salt: str) -> BlockChain:
-        if not isinstance(tokens, BlockChain):
-            return BlockChain(tokens, self.page_size, salt)
-        if tokens.page_size != self.page_size or salt:
-            raise ArgumentError(
-                f"a chain of blocks of {tokens.page_size} tokens, salt={salt!r}: this pool has "
-                f"pages of {self.page_size}; make it by KvPool.chain, and give the salt there"
-            )
-        return tokens

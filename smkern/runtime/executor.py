@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from smkern.kv import KvPool
-from smkern.kv.ledger import PageLedger
+from smkern.kv import BookPool
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.runtime.device import Device, Work
@@ -87,7 +86,7 @@ class Executor(Protocol):
     Attributes:
         device: What it launches on.
         config: The model.
-        pool: The books of pages (a `PageLedger` where there is no memory behind them).
+        pool: The books of pages (a `KvPool` where there is memory behind them).
         max_running: Rows that decode at a time.
         max_prefill: Requests of a prefill batch or of a mixed step's chunks.
         max_tokens: New tokens of one of these.
@@ -96,11 +95,13 @@ class Executor(Protocol):
 
     device: Device
     config: ModelConfig
-    pool: KvPool | PageLedger
     max_running: int
     max_prefill: int
     max_tokens: int
     max_context: int
+
+    @property
+    def pool(self) -> BookPool: ...
 
     def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
         """Prepare a batch of prompts; nothing is launched. A slot holds one batch at a time."""
