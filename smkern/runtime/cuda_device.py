@@ -1,0 +1,211 @@
+"""A GPU as two lanes of work: streams, events with times, one clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smkern.device import device_info
+from smkern.errors import ArgumentError, DeviceError
+from smkern.partition import Ladder, Partition
+from smkern.runtime.device import Event, Work
+from smkern.runtime.host_device import host_us
+from smkern.runtime.place import LANES, Lane, Place
+
+DECODE_PRIORITY = -1
+"""Of the decode lane's stream: below 0 is above prefill's."""
+NAP_S = 5e-6
+"""Asked for between two looks; with the timer's slack it lasts some 60 us."""
+ANCHOR_US = 2e6
+"""The clock's event is replaced after so long: torch tells a distance in fp32 milliseconds."""
+_TRIES = 3
+
+
+class Clock:
+    """The device's events on the host's clock.
+
+    The two drift apart by some parts in a million, so what is certain corrects it: nothing begins
+    before it was launched, nor ends after it was seen over.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._at_us, self._event = min(
+            (self._anchor(stream) for _ in range(_TRIES)), key=lambda tried: tried[0]
+        )[1:]
+
+    def times_us(
+        self, begin: Any, end: Any, launched_us: float, seen_us: float
+    ) -> tuple[float, float]:
+        """When two events were, both over; between what the host knows."""
+        begun = self._at_us + 1e3 * self._event.elapsed_time(begin)
+        ended = self._at_us + 1e3 * self._event.elapsed_time(end)
+        shift = max(launched_us - begun, 0.0) or min(seen_us - ended, 0.0)
+        self._at_us += shift
+        if ended - self._at_us > ANCHOR_US:
+            self._event, self._at_us = end, ended + shift
+        return begun + shift, ended + shift
+
+    @staticmethod
+    def _anchor(stream: Any) -> tuple[float, float, Any]:
+        """How long it took to record an event, when that was, and the event."""
+        event = torch.cuda.Event(enable_timing=True)
+        stream.synchronize()
+        before = host_us()
+        event.record(stream)
+        event.synchronize()
+        after = host_us()
+        return after - before, (before + after) / 2, event
+
+
+class CudaEvent:
+    """The end of a launch, with the times of the launch."""
+
+    __slots__ = ("_begin", "_clock", "_end", "_launched_us", "_times")
+
+    def __init__(self, clock: Clock, begin: Any, end: Any, launched_us: float) -> None:
+        self._clock = clock
+        self._begin = begin
+        self._end = end
+        self._launched_us = launched_us
+        self._times: tuple[float, float] | None = None
+
+    def query(self) -> bool:
+        """Whether it is over; never waits.
+
+        Raises:
+            DeviceError: the device reported an error, of this launch or of any before.
+        """
+        if self._times is not None:
+            return True
+        try:
+            if not self._end.query():
+                return False
+            # now: later the distance from the clock's event would be too long for fp32
+            self._times = self._clock.times_us(self._begin, self._end, self._launched_us, host_us())
+        except RuntimeError as error:
+            raise DeviceError(
+                f"the GPU reported an error while work ran: {error}. What is on it is lost: end "
+                "the process, and look for the launch with CUDA_LAUNCH_BLOCKING=1 or "
+                "compute-sanitizer"
+            ) from error
+        return True
+
+    def times_us(self) -> tuple[float, float] | None:
+        """When it began and ended; None: it is not over, or nobody asked."""
+        return self._times
+
+
+class CudaDevice:
+    """A GPU's two lanes: work of a lane runs in order, wherever each of it runs.
+
+    The decode lane is one ordinary stream of high priority: decode graphs run on the partition of
+    their capture, whatever stream launches them, and other work of the lane has the whole device.
+    The prefill lane is the stream of its partition, or an ordinary one for the whole device; the
+    stream that it moves to waits, on the device, for what it has launched.
+
+    Args:
+        ladder: The splits; they stay open as long as anything runs. None: the whole device alone.
+        device: Index of the GPU. None: the ladder's, or torch's current one.
+
+    Attributes:
+        num_sms: SMs of the device.
+        rungs: Of the ladder.
+        index: Of the GPU.
+
+    Raises:
+        DeviceError: no GPU.
+
+    Example:
+        >>> with smkern.ladder([16, 32]) as ladder:                            # doctest: +SKIP
+        ...     lanes = Interleaver(CudaDevice(ladder))
+    """
+
+    def __init__(self, ladder: Ladder | None = None, device: int | None = None) -> None:
+        splits = [] if ladder is None else list(ladder)
+        if device is None:
+            device = splits[0].decode.device if splits else torch.cuda.current_device()
+        elif splits and splits[0].decode.device != device:
+            raise ArgumentError(
+                f"device={device}, the ladder is of GPU {splits[0].decode.device}: make a ladder "
+                "there, or leave device at None"
+            )
+        self.index = device
+        self.num_sms = device_info(device).num_sms
+        self._splits = {split.decode.num_sms: split for split in splits}
+        self.rungs = tuple(sorted(self._splits))
+        self._decode = torch.cuda.Stream(device, priority=DECODE_PRIORITY)
+        self._prefill = torch.cuda.Stream(device)
+        # each lane's stream and the event behind all of it
+        self._last: dict[Lane, tuple[Any, Any] | None] = dict.fromkeys(LANES)
+        self._clock = Clock(self._decode)
+
+    def now_us(self) -> float:
+        return host_us()
+
+    def partition(self, place: Place) -> Partition | None:
+        """The partition of a place; None: the whole device."""
+        if place.side == "whole":
+            return None
+        split = self._splits[place.rung]
+        return split.decode if place.side == "decode" else split.prefill
+
+    def stream(self, lane: Lane, place: Place) -> Any:
+        """The stream that a lane launches on at a place."""
+        if lane == "decode":
+            return self._decode
+        partition = self.partition(place)
+        if partition is None:
+            return self._prefill
+        partition.check_open()
+        return partition.stream
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> CudaEvent:
+        stream = self.stream(lane, place)
+        last = self._last[lane]
+        if last is not None and last[0] is not stream:
+            stream.wait_event(last[1])
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        before = torch.cuda.current_stream(self.index)
+        launched_us = host_us()
+        torch.cuda.set_stream(stream)
+        try:
+            begin.record(stream)
+            work.run(place)
+        finally:
+            # behind what a work launched before it raised, too: the lane goes on after that
+            torch.cuda.set_stream(before)
+            end.record(stream)
+            self._last[lane] = stream, end
+        return CudaEvent(self._clock, begin, end, launched_us)
+
+    def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
+        """Sleep until one of the events may be over, or until a moment; without either, briefly."""
+        try:
+            while not any(event.query() for event in events):
+                if not events and until_us is None:
+                    time.sleep(NAP_S)
+                    return
+                if until_us is not None and host_us() >= until_us:
+                    return
+                time.sleep(NAP_S)
+        except DeviceError:
+            return  # a poll raises it, where it is handled
+
+    def synchronize(self) -> None:
+        """Wait for all work of both lanes, then of the device.
+
+        The device's own wait may end before a graph of a partition does, so each stream is waited
+        for as well.
+        """
+        for last in self._last.values():
+            if last is not None:
+                last[1].synchronize()
+        for split in self._splits.values():
+            for side in split:
+                if not side.closed:
+                    side.stream.synchronize()
+        torch.cuda.synchronize(self.index)
