@@ -80,6 +80,13 @@ class Admission:
             for index, (prompt, wanted) in enumerate(zip(prompts, each, strict=True))
         ]
 
+    def request(self, index: int, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """The request of one prompt, which is named `index`; raises as `requests` does."""
+        (wanted,) = _for_each(params, 1)
+        wanted.check(f"prompt {index}", self._config.vocab_size)
+        tokenizer = self._find_tokenizer(isinstance(prompt, str) or bool(wanted.stops))
+        return self._request(index, prompt, wanted, tokenizer)
+
     def _request(
         self, index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None
     ) -> Request:

@@ -115,9 +115,11 @@ class Executor(Protocol):
     def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
         """`steps` decode steps of these requests, a work each, launched back to back.
 
-        The first seats the requests: those that come bring the token that their prefill drew (from
-        where it is on the device) or, seated before, their last one. Rows that end on the device
-        (a stop token, a length) draw nothing of worth afterwards.
+        The first seats the requests. One that the launch right before on the decode lane drew for
+        (a `mixed`, a `decode`) goes on from where its token is on the device; of any other all
+        tokens are in `request.ids`, so it is seated from the host: also what a prefill batch drew
+        for, whose rows the next batch may have taken by then. Rows that end on the device (a stop
+        token, a length) draw nothing of worth afterwards.
         """
         ...
 

@@ -1,0 +1,207 @@
+"""Who waits, runs or is paused, and which pages that takes: no launches, no clock."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import Literal
+
+from smkern.errors import OutOfPagesError
+from smkern.kv import KvPool
+from smkern.kv.ledger import PageLedger
+from smkern.policies import Waiting
+from smkern.runtime.live import Live
+
+Preemption = Literal["recompute", "keep"]
+
+
+class Books:
+    """The requests of a runtime by stage, and their pages.
+
+    Requests are served by rank: priority, then arrival. When pages run out the last of the running
+    gives way: "recompute" gives its pages back and computes it again later, "keep" lets it pause
+    with its pages until there is room, and recomputes only where nobody could go on otherwise.
+
+    Attributes:
+        pool: The pages.
+        waiting, running, paused: Requests by rank.
+        preemptions: How often somebody gave way.
+        began_anew: Those who lost their pages since this list was last emptied.
+
+    Args:
+        pool: The pages.
+        preemption: How the last gives way.
+        restart: Whether a recomputed request draws its tokens again from its prompt on: then every
+            key is computed the same way, so all bits are the same.
+        max_running: Requests that may decode at a time.
+    """
+
+    def __init__(
+        self, pool: KvPool | PageLedger, preemption: Preemption, restart: bool, max_running: int
+    ) -> None:
+        self.pool = pool
+        self.waiting: list[Live] = []
+        self.running: list[Live] = []
+        self.paused: list[Live] = []
+        self.preemptions = 0
+        self.began_anew: list[Live] = []
+        self._preemption = preemption
+        self._restart = restart
+        self._max_running = max_running
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be had, cached ones included."""
+        usage = self.pool.usage
+        return usage.free + usage.cached
+
+    def __iter__(self) -> Iterator[Live]:
+        yield from (*self.waiting, *self.running, *self.paused)
+
+    def views(self) -> tuple[Waiting, ...]:
+        """What a policy sees of those that wait."""
+        pages = self.pool.pages_for
+        return tuple(live.view(pages) for live in self.waiting)
+
+    def wait(self, live: Live) -> None:
+        """Put a request into the queue, by rank."""
+        live.stage = "waiting"
+        insort(self.waiting, live, key=lambda x: x.rank)
+
+    def run(self, live: Live) -> None:
+        """A request decodes from now on."""
+        live.stage = "running"
+        insort(self.running, live, key=lambda x: x.rank)
+
+    def drop(self, live: Live) -> None:
+        """Take a request out of wherever it is."""
+        for group in (self.waiting, self.running, self.paused):
+            if live in group:
+                group.remove(live)
+
+    def admit(self, live: Live) -> bool:
+        """Give a waiting request the pages of its prompt; False where there are too few."""
+        if live.room:
+            return True
+        request = live.request
+        if request.chain is None:
+            request.chain = self.pool.chain(request.ids)
+        try:
+            cached = self.pool.allocate(request, request.chain)
+        except OutOfPagesError:
+            return False
+        request.chain = None
+        live.computed = request.num_computed = cached
+        live.room = self.pool.pages_for(len(request.ids)) * self.pool.page_size
+        if request.cached_tokens is None:
+            request.cached_tokens = cached
+        return True
+
+    def reserve(self, steps: int) -> int:
+        """Pages for so many decode steps of all that run, or for fewer; how many.
+
+        0: none now; what was given back is still read, or somebody has given way: ask again.
+        """
+        for count in range(steps, 0, -1):
+            if self._extend(count):
+                return count
+        if self.pool.poll():
+            return 0
+        if not self._give_way():
+            return 0
+        return self.reserve(1) if self.running else 0
+
+    def resume(self) -> None:
+        """Let the paused decode again while there is room for a page each."""
+        while self.paused and len(self.running) < self._max_running:
+            live = self.paused[0]
+            # What it drew before it paused is seated again from the host, so it must be there.
+            if live.ahead or (self.running and self.free_pages <= 2 * (len(self.running) + 1)):
+                return
+            self.paused.pop(0)
+            self.run(live)
+
+    def release(self, live: Live) -> None:
+        """Give a request's pages back, for writing once its last launch is over."""
+        if live.room:
+            live.room = 0
+            self.pool.release(live.request, live.last)
+
+    def recompute(self, live: Live) -> None:
+        """Let a request begin anew: it waits, without pages, and keeps what it has drawn."""
+        request = live.request
+        self.commit(live)
+        self.drop(live)
+        self.preemptions += 1
+        self.began_anew.append(live)
+        live.epoch += 1
+        live.ahead = 0
+        self.release(live)
+        live.computed = request.num_computed = 0
+        request.chain = None
+        if self._restart and len(request.ids) > request.prompt_len:
+            live.again = request.ids[request.prompt_len :] + live.again
+            del request.ids[request.prompt_len :]
+        self.wait(live)
+
+    def commit(self, live: Live) -> None:
+        """Let later requests find the blocks whose tokens were drawn and are computed."""
+        request = live.request
+        if not live.room or self._restart:
+            return
+        known = self.pool.num_tokens(request)
+        # The last token drawn is in no page yet.
+        computed = request.ids[known : len(request.ids) - 1]
+        if live.stage in ("running", "paused") and computed:
+            self.pool.commit(request, computed)
+
+    def make_room(self) -> bool:
+        """Where nothing runs and nobody can be admitted: the last that holds pages gives them back.
+
+        Returns:
+            Whether somebody did.
+        """
+        holders = [x for x in (*self.paused, *self.waiting[1:]) if x.room]
+        if not holders:
+            return False
+        self.recompute(max(holders, key=lambda x: x.rank))
+        return True
+
+    def _extend(self, steps: int) -> bool:
+        """Pages for so many steps of all, or none."""
+        page = self.pool.page_size
+        needs: list[tuple[Live, int]] = []
+        missing = 0
+        for live in self.running:
+            tokens = len(live.request.ids) + live.ahead + steps - 1
+            if tokens > live.room:
+                tokens = min(tokens, live.request.max_tokens_held)
+                if tokens > live.room:
+                    pages = -(-tokens // page)
+                    missing += pages - live.room // page
+                    needs.append((live, tokens))
+        if missing:
+            if missing > self.free_pages:
+                self.pool.poll()
+                if missing > self.free_pages:
+                    return False
+            for live, tokens in needs:
+                self.pool.extend(live.request, tokens)
+                live.room = -(-tokens // page) * page
+        return True
+
+    def _give_way(self) -> bool:
+        """The last by rank gives way; False where only the first of those that run is left."""
+        others = [x for x in (*self.paused, *self.waiting) if x.room]
+        candidates = [*self.running[1:], *others]
+        if not candidates:
+            return False
+        live = max(candidates, key=lambda x: x.rank)
+        if live.stage == "running" and self._preemption == "keep":
+            self.drop(live)
+            self.preemptions += 1
+            live.stage = "paused"
+            insort(self.paused, live, key=lambda x: x.rank)
+        else:
+            self.recompute(live)
+        return True

@@ -1,0 +1,321 @@
+"""Requests turned into launches: prefill layers, decode steps, mixed forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from smkern.errors import ModelError
+from smkern.policies import PrefillView
+from smkern.runtime.books import Books
+from smkern.runtime.executor import Draw, Executor, Piece, PrefillRun
+from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.live import Live
+
+DECODE_QUERIES = 8
+"""Chunks of so few tokens take attention's decode path, whose sums run in another order."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch of prompts whose layers are launched in groups."""
+
+    run: PrefillRun
+    lives: list[Live]
+    started_us: float
+    layers: int = 0
+
+    def view(self) -> PrefillView:
+        """What a policy sees of it."""
+        return PrefillView(
+            ids=tuple(live.id for live in self.lives),
+            chunks=tuple((piece.count, piece.start) for piece in self.run.pieces),
+            layers_launched=self.layers,
+            started_us=self.started_us,
+            priority=max(live.priority for live in self.lives),
+            deadline_us=min(live.deadline_us for live in self.lives),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """What is known of a launch until it is over.
+
+    Attributes:
+        lives: Requests whose pages it reads or writes.
+        rows: A request and its epoch for each token that it draws.
+        draw: Reads the tokens.
+        batch: The batch whose last layers it runs.
+    """
+
+    lives: Sequence[Live]
+    rows: list[tuple[Live, int]] = field(default_factory=list)
+    draw: Draw | None = None
+    batch: Batch | None = None
+
+
+class Launches:
+    """Launches what was decided, and remembers what is on its way.
+
+    Args:
+        executor: Prepares the work.
+        lanes: Launches it.
+        books: Requests and pages.
+        invariant: Whether chunks are cut so that attention computes every prompt the same way.
+
+    Attributes:
+        batch: The batch whose layers run.
+        preempted: The one that waits for it.
+        flights: By launch.
+    """
+
+    def __init__(
+        self, executor: Executor, lanes: Interleaver, books: Books, invariant: bool
+    ) -> None:
+        self.batch: Batch | None = None
+        self.preempted: Batch | None = None
+        self.flights: dict[Ticket, Flight] = {}
+        self._executor = executor
+        self._lanes = lanes
+        self._books = books
+        self._least = DECODE_QUERIES if invariant else 0
+        self._num_layers = executor.config.num_layers
+        # Whose tokens the decode lane's last launch drew: they are on the device.
+        self._drawn: set[Live] = set()
+
+    @property
+    def seats(self) -> int:
+        """Requests that may still be admitted."""
+        taken = len(self._books.running) + len(self._books.paused)
+        for batch in (self.batch, self.preempted):
+            taken += 0 if batch is None else len(batch.lives)
+        return self._executor.max_running - taken
+
+    def decode(self, steps: int) -> int:
+        """Launch decode steps of all that run; how many.
+
+        Raises:
+            ModelError: the launch failed; its `lives` are the requests of it.
+        """
+        lives = self._decoding()
+        if not lives:
+            return 0
+        left = max(_left(live) for live in lives)
+        count = self._books.reserve(min(steps, left))
+        self._forget()
+        if not count:
+            return 0
+        lives = self._decoding()
+        by_request = {live.request: live for live in lives}
+        with _Blame(lives):
+            works = self._executor.decode([live.request for live in lives], count)
+        rows: list[tuple[Live, int]] = []
+        launched = 0
+        for work, draw in works:
+            if not self._lanes.can_launch("decode", work):
+                break
+            if not rows:
+                rows = [
+                    (by_request[request], by_request[request].epoch) for request in draw.requests
+                ]
+            with _Blame(lives):
+                ticket = self._lanes.launch("decode", work)
+            self.flights[ticket] = Flight(lives, rows, draw)
+            self._drawn = set(lives)
+            launched += 1
+            for live in lives:
+                live.last = ticket
+                live.ahead += 1
+        return launched
+
+    def mixed(self, lives: Iterable[Live], tokens: int) -> int:
+        """Launch one forward of chunks of these prompts and a token of all that run; its tokens.
+
+        Raises:
+            ModelError: see `decode`; only the prompts' requests have failed.
+        """
+        pieces, chosen = self._pieces(lives, tokens)
+        if not pieces:
+            return 0
+        running = self._decoding()
+        if running and not self._books.reserve(1):
+            running = []
+        if self._books.began_anew:
+            self._forget()
+            running = self._decoding()
+            keep = [i for i, live in enumerate(chosen) if live.room]
+            pieces, chosen = [pieces[i] for i in keep], [chosen[i] for i in keep]
+            if not pieces:
+                return 0
+        with _Blame(chosen):
+            work, draw = self._executor.mixed(pieces, [live.request for live in running])
+            ticket = self._lanes.launch("decode", work)
+        everyone = [*chosen, *running]
+        by_request = {live.request: live for live in everyone}
+        rows = [(by_request[request], by_request[request].epoch) for request in draw.requests]
+        self.flights[ticket] = Flight(everyone, rows, draw)
+        for live in everyone:
+            live.last = ticket
+        for live, _ in rows:
+            live.ahead += 1
+        self._drawn = {live for live, _ in rows}
+        for live, piece in zip(chosen, pieces, strict=True):
+            self._computed(live, piece, ticket)
+            if piece.draws:
+                self._books.drop(live)
+                self._books.run(live)
+        return sum(piece.count for piece in pieces) + len(running)
+
+    def begin(self, lives: Iterable[Live], tokens: int, *, preempt: bool) -> bool:
+        """Make a batch of these prompts, in front of the running one; False where none has pages.
+
+        Raises:
+            ModelError: see `decode`.
+        """
+        pieces, chosen = self._pieces(lives, tokens)
+        if not pieces:
+            return False
+        with _Blame(chosen):
+            run = self._executor.begin(pieces, 0 if self.batch is None else 1 - self.batch.run.slot)
+        assert preempt or self.batch is None
+        self.preempted = self.batch
+        self.batch = Batch(run, chosen, self._lanes.device.now_us())
+        for live in chosen:
+            self._books.drop(live)
+            live.stage = "prefill"
+        return True
+
+    def layers(self, count: int) -> int:
+        """Launch the next layers of the batch; how many.
+
+        Raises:
+            ModelError: see `decode`.
+        """
+        batch = self.batch
+        if batch is None:
+            return 0
+        count = min(count, self._num_layers - batch.layers)
+        with _Blame(batch.lives):
+            work = self._executor.prefill(batch.run, batch.layers, count)
+            if not self._lanes.can_launch("prefill", work):
+                return 0
+            ticket = self._lanes.launch("prefill", work)
+        batch.layers += count
+        flight = self.flights[ticket] = Flight(batch.lives)
+        for live in batch.lives:
+            live.last = ticket
+        if batch.layers == self._num_layers:
+            flight.batch, flight.draw = batch, batch.run.draw
+            self.batch, self.preempted = self.preempted, None
+        return count
+
+    def joined(self, batch: Batch, draw: Draw | None) -> list[tuple[Live, int]]:
+        """A batch is through its last layer: its requests decode, or wait for their next chunk.
+
+        Returns:
+            A request and its epoch for each token drawn.
+        """
+        drawn = () if draw is None else draw.requests
+        by_request = {}
+        for live, piece in zip(batch.lives, batch.run.pieces, strict=True):
+            by_request[live.request] = live
+            if live.stage == "done":  # cancelled meanwhile
+                self._books.release(live)
+                self._executor.forget(live.request)
+                continue
+            self._computed(live, piece, None)
+            if piece.draws:
+                live.ahead += 1
+                self._books.run(live)
+            else:
+                self._books.wait(live)
+        return [(by_request[request], by_request[request].epoch) for request in drawn]
+
+    def lose(self, lives: Sequence[Live]) -> None:
+        """Forget the batches of requests that have failed."""
+        gone = set(lives)
+        if self.preempted is not None and gone & set(self.preempted.lives):
+            self.preempted = None
+        if self.batch is not None and gone & set(self.batch.lives):
+            self.batch, self.preempted = self.preempted, None
+
+    def _decoding(self) -> list[Live]:
+        """Those that run, have tokens to draw when all that is launched is over, and whose last
+        token is known: on the device to the decode lane's last launch, or here."""
+        found = [
+            live
+            for live in self._books.running
+            if _left(live) > 0 and (not live.ahead or live in self._drawn)
+        ]
+        return found[: self._executor.max_running]
+
+    def _pieces(self, lives: Iterable[Live], tokens: int) -> tuple[list[Piece], list[Live]]:
+        """The next chunks of these prompts, those whose pages there are."""
+        pieces: list[Piece] = []
+        chosen: list[Live] = []
+        room, seats = min(tokens, self._executor.max_tokens), self.seats
+        for live in lives:
+            if len(pieces) == min(self._executor.max_prefill, seats) or not room:
+                break
+            if not self._books.admit(live):
+                break
+            length = len(live.request.ids)
+            count = cut(length - live.computed, room, self._least)
+            if not count:
+                break
+            draws = live.computed + count == length
+            pieces.append(Piece(live.request, live.computed, count, draws))
+            chosen.append(live)
+            room -= count
+        return pieces, chosen
+
+    def _computed(self, live: Live, piece: Piece, written: Ticket | None) -> None:
+        """A chunk is in its pages once `written` is over."""
+        end = piece.start + piece.count
+        self._books.pool.commit(live.request, live.request.ids[piece.start : end], written)
+        live.computed = live.request.num_computed = end
+
+    def _forget(self) -> None:
+        """The executor drops what it keeps of those that began anew."""
+        for live in self._books.began_anew:
+            self._executor.forget(live.request)
+        self._books.began_anew.clear()
+
+
+class _Blame:
+    """What a model raises becomes a `ModelError` that knows the requests of the launch."""
+
+    def __init__(self, lives: Sequence[Live]) -> None:
+        self._lives = list(lives)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, LaunchFailed):
+            raise LaunchFailed(self._lives, error) from error
+
+
+class LaunchFailed(ModelError):
+    """A launch raised; `lives` are the requests that have failed by it."""
+
+    def __init__(self, lives: list[Live], reason: Exception) -> None:
+        super().__init__(f"{type(reason).__name__} while work was launched: {reason}")
+        self.lives = lives
+
+
+def cut(remaining: int, room: int, least: int) -> int:
+    """Tokens of a prompt's next chunk; 0: none now.
+
+    No chunk has `least` tokens or fewer, unless the prompt's rest has.
+    """
+    if remaining <= room:
+        return remaining
+    count = min(room, remaining - least - 1) if least else room
+    return count if count > least else 0
+
+
+def _left(live: Live) -> int:
+    """Tokens to draw when all that is launched is over."""
+    request = live.request
+    return request.max_new_tokens - (len(request.ids) - request.prompt_len) - live.ahead
