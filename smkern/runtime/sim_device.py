@@ -1,0 +1,357 @@
+"""A device that is not there: lanes, events and contention on a virtual clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from smkern.errors import ArgumentError, DeviceError, StalledError
+from smkern.latency import Size
+from smkern.latency.predictor import Predictor
+from smkern.runtime.device import Event, Work
+from smkern.runtime.place import LANES, Lane, Place
+
+Fault = Literal["raise", "hang", "error", "lost"]
+"""What a launch may do wrong: its `run` raises; it never ends; asking whether it is over raises;
+or it takes the device, so that asking anything raises, as after an illegal address on a GPU."""
+FAULTS: tuple[Fault, ...] = ("raise", "hang", "error", "lost")
+
+
+class SimEvent:
+    """The end of a launch on the virtual clock.
+
+    Attributes:
+        number: Of the device's launches, from 0.
+        lane: Of the launch.
+        began_us, ended_us: Exact; None: not yet.
+    """
+
+    __slots__ = ("_device", "_fault", "began_us", "ended_us", "lane", "number")
+
+    def __init__(self, device: SimDevice, number: int, lane: Lane, fault: Fault | None) -> None:
+        self._device = device
+        self._fault = fault
+        self.number = number
+        self.lane = lane
+        self.began_us: float | None = None
+        self.ended_us: float | None = None
+
+    def __repr__(self) -> str:
+        return f"SimEvent({self.number}, {self.lane!r}, {self.began_us}, {self.ended_us})"
+
+    @property
+    def never_ends(self) -> bool:
+        return self._fault == "hang"
+
+    @property
+    def takes_device(self) -> bool:
+        return self._fault == "lost"
+
+    def query(self) -> bool:
+        """Whether the launch is over.
+
+        Raises:
+            DeviceError: a fault was put here, or took the device.
+        """
+        lost_by = self._device.lost_by
+        if lost_by is not None:
+            raise DeviceError(
+                f"the simulated device is lost since launch {lost_by} (a fault that was asked "
+                "for): nothing runs on it any more; make another"
+            )
+        if self.ended_us is not None and self._fault == "error":
+            raise DeviceError(
+                f"launch {self.number} on the {self.lane} lane failed (a fault that was asked "
+                "for): its requests are lost, other launches are not"
+            )
+        return self.ended_us is not None
+
+    def times_us(self) -> tuple[float, float] | None:
+        """When it began and ended."""
+        if self.began_us is None or self.ended_us is None:
+            return None
+        return self.began_us, self.ended_us
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """A launch in its lane; times are those that it takes alone."""
+
+    event: SimEvent
+    place: Place
+    size: Size | None
+    alone_us: float
+    launched_us: float = 0.0
+    """How much of it the host has launched: layers come one by one."""
+    done_us: float = 0.0
+    is_launched: bool = False
+
+    @property
+    def left_us(self) -> float:
+        """Of what is launched, what is not done."""
+        return self.launched_us - self.done_us
+
+    @property
+    def is_busy(self) -> bool:
+        return self.done_us < self.launched_us
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_launched and not self.is_busy and not self.event.never_ends
+
+
+class SimDevice:
+    """Two lanes of work on a virtual clock that only launches and waiting move; deterministic.
+
+    A lane's first launch runs; alone it takes `predictor.alone_us`, and while the other lane's
+    first launch runs, `predictor.slowdown` times longer. Where both hold the same SMs (a switch
+    that does not wait), each has half of what is shared. Work without a size takes
+    `about["us"]`. `work.run` is called as on any device; it may do nothing.
+
+    Args:
+        num_sms: SMs of the device.
+        rungs: SMs of the decode side of each split, ascending.
+        predictor: How long work takes.
+        decode_launch_us: Host time to launch a decode graph.
+        prefill_launch_us: Host time to launch a layer of prompts. Layers run as they are launched,
+            so slow launches leave the device idle, as a real host's do.
+        faults: Launch numbers to faults; see `fail_at`.
+
+    Attributes:
+        num_sms, rungs, predictor: As given.
+        launches: Launches so far; the number of the next.
+        launching: The event of the launch whose `run` is being called, else None.
+        lost_by: The launch that took the device, if any.
+        overlap_us: Time for which both lanes ran on the same SMs.
+
+    Raises:
+        ArgumentError: rungs or times that cannot be.
+
+    Example:
+        >>> from smkern.runtime.device import Work
+        >>> from smkern.runtime.interleaver import Interleaver
+        >>> device = SimDevice(132, (32, 64))
+        >>> lanes = Interleaver(device)
+        >>> lanes.aim(64)
+        >>> step = lanes.launch("decode", Work("decode", lambda place: None, about={"us": 10.0}))
+        >>> for _ in range(2):
+        ...     _ = lanes.launch("prefill", Work("layer", lambda place: None, about={"us": 7.0}))
+        >>> lanes.wait(), device.now_us(), [ticket.work.name for ticket in lanes.poll()]
+        (None, 7.0, ['layer'])
+        >>> _ = lanes.drain()
+        >>> device.now_us(), step.event.times_us()
+        (14.0, (0.0, 10.0))
+    """
+
+    def __init__(
+        self,
+        num_sms: int,
+        rungs: Sequence[int] = (),
+        predictor: Predictor | None = None,
+        *,
+        decode_launch_us: float = 0.0,
+        prefill_launch_us: float = 0.0,
+        faults: Mapping[int, Fault] | None = None,
+    ) -> None:
+        if list(rungs) != sorted(set(rungs)) or any(not 0 < rung < num_sms for rung in rungs):
+            raise ArgumentError(
+                f"rungs={list(rungs)}: give ascending SM counts above 0 and below num_sms={num_sms}"
+            )
+        for name, cost in (("decode", decode_launch_us), ("prefill", prefill_launch_us)):
+            if not 0 <= cost < inf:
+                raise ArgumentError(f"{name}_launch_us={cost}: give a finite time of at least 0")
+        self.num_sms = num_sms
+        self.rungs = tuple(rungs)
+        self.predictor = predictor
+        self.launches = 0
+        self.launching: SimEvent | None = None
+        self.lost_by: int | None = None
+        self.overlap_us = 0.0
+        self._decode_launch_us = decode_launch_us
+        self._prefill_launch_us = prefill_launch_us
+        self._faults: dict[int, Fault] = {}
+        self._now = 0.0
+        self._lanes: dict[Lane, deque[_Item]] = {lane: deque() for lane in LANES}
+        self._pair: tuple[_Item, _Item, float, float] | None = None
+        for number, fault in (faults or {}).items():
+            self.fail_at(number, fault)
+
+    def fail_at(self, number: int, fault: Fault) -> None:
+        """Make a launch fail, by its number: `device.launches` is the next one's.
+
+        Raises:
+            ArgumentError: a launch that was made already, or an unknown fault.
+        """
+        if fault not in FAULTS:
+            raise ArgumentError(f"fault={fault!r}: there is {list(FAULTS)}")
+        if number < self.launches:
+            raise ArgumentError(
+                f"launch {number} was made already: give a number of at least {self.launches}"
+            )
+        self._faults[number] = fault
+
+    def now_us(self) -> float:
+        """The clock, of host and device alike."""
+        return self._now
+
+    def spend(self, us: float) -> None:
+        """Let the host do something else for so long."""
+        self._advance(self._now + us)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is queued."""
+        return not any(self._lanes.values())
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> SimEvent:
+        """Launch behind the lane's earlier work; takes the host's time.
+
+        Raises:
+            ArgumentError: a place that is not this device's or not this lane's, or work whose time
+                is not known; nothing was launched.
+            RuntimeError: a fault that was asked for.
+        """
+        self._check_place(lane, place)
+        alone_us = self._alone_us(work, place)
+        number, self.launches = self.launches, self.launches + 1
+        fault = self._faults.pop(number, None)
+        if fault == "raise":
+            raise RuntimeError(f"launch {number}, {work.name!r}, raised (a fault asked for)")
+        event = self.launching = SimEvent(self, number, lane, fault)
+        try:
+            work.run(place)
+        finally:
+            self.launching = None
+        item = _Item(event, place, work.size, alone_us)
+        self._lanes[lane].append(item)
+        self._spend_launching(item)
+        return event
+
+    def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
+        """Move the clock to the end of one of the events, or to a moment.
+
+        Raises:
+            StalledError: nothing will end, and no moment was given: on a GPU this waits for ever.
+        """
+        if self.lost_by is not None or any(event.times_us() is not None for event in events):
+            return
+        if self._advance(inf if until_us is None else until_us, events) or until_us is not None:
+            return
+        if self.lost_by is None:
+            raise StalledError(
+                f"nothing ends on the simulated device after {self._now} us "
+                f"({[len(queue) for queue in self._lanes.values()]} launches queued): give "
+                "until_us, or launch something"
+            )
+
+    def _check_place(self, lane: Lane, place: Place) -> None:
+        rung = None if place.side == "whole" else place.rung
+        if (rung is not None and rung not in self.rungs) or place != Place.of(
+            lane, rung, self.num_sms
+        ):
+            raise ArgumentError(
+                f"{place} on the {lane} lane: this device has {self.num_sms} SMs and the rungs "
+                f"{list(self.rungs)}; a lane runs on its own side of one, or on all"
+            )
+
+    def _alone_us(self, work: Work, place: Place) -> float:
+        if work.size is not None and self.predictor is not None:
+            alone_us = self.predictor.alone_us(work.size, place.num_sms)
+        else:
+            alone_us = (work.about or {}).get("us", -1.0)
+        if not 0 <= alone_us < inf:
+            raise ArgumentError(
+                f"{work.name!r} takes {alone_us} us: give a size and the device a predictor, or "
+                'about={"us": ...}, a finite time of at least 0'
+            )
+        return alone_us
+
+    def _spend_launching(self, item: _Item) -> None:
+        layers = item.size.layers if item.size is not None and item.size.chunks else 0
+        cost = self._prefill_launch_us if layers else self._decode_launch_us
+        if cost:
+            for layer in range(1, layers):
+                self._advance(self._now + cost)
+                item.launched_us = item.alone_us * layer / layers
+            self._advance(self._now + cost)
+        item.launched_us = item.alone_us
+        item.is_launched = True
+
+    def _advance(self, until_us: float, watched: Sequence[Event] = ()) -> bool:
+        """Move the clock to a moment, or to the end of a watched event; whether that came."""
+        while True:
+            over = [event for event in self._end_heads() if event in watched]
+            if over or self.lost_by is not None:
+                return bool(over)
+            running = self._running()
+            ends = [
+                self._now + item.left_us * slow if slow < inf else inf for item, slow in running
+            ]
+            moment = min(ends, default=inf)
+            if moment > until_us or moment == inf:
+                break
+            self._run(running, moment - self._now)
+            for (item, _), end in zip(running, ends, strict=True):
+                if end <= moment:
+                    item.done_us = item.launched_us  # exactly, whatever the sums rounded to
+            self._now = moment
+        if until_us < inf:
+            self._run(running, until_us - self._now)
+            self._now = until_us
+        return False
+
+    def _end_heads(self) -> list[SimEvent]:
+        """Take what is over out of the lanes."""
+        over = []
+        for queue in self._lanes.values():
+            while queue and self._begin(queue[0]) and queue[0].is_over:
+                event = queue.popleft().event
+                event.ended_us = self._now
+                over.append(event)
+                if event.takes_device:
+                    self.lost_by = event.number
+        return over
+
+    def _begin(self, item: _Item) -> bool:
+        """Whether some of an item is launched; it begins then."""
+        if not item.is_launched and item.launched_us == 0:
+            return False
+        if item.event.began_us is None:
+            item.event.began_us = self._now
+        return True
+
+    def _running(self) -> list[tuple[_Item, float]]:
+        """What runs now, and how many times longer it takes than alone."""
+        heads = [queue[0] for queue in self._lanes.values() if queue]
+        running = [head for head in heads if head.event.never_ends or head.is_busy]
+        if len(running) < 2:
+            return [(item, inf if item.event.never_ends else 1.0) for item in running]
+        one, other = running
+        if self._pair is None or self._pair[0] is not one or self._pair[1] is not other:
+            self._pair = (one, other, self._slowdown(one, other), self._slowdown(other, one))
+        return [(one, self._pair[2]), (other, self._pair[3])]
+
+    def _slowdown(self, item: _Item, beside: _Item) -> float:
+        if item.event.never_ends:
+            return inf
+        shared = 1.0
+        if item.place.overlaps(beside.place):
+            both = min(item.place.num_sms + beside.place.num_sms - self.num_sms, self.num_sms)
+            same_side = item.place.side == beside.place.side
+            both = min(item.place.num_sms, beside.place.num_sms) if same_side else both
+            shared = item.place.num_sms / (item.place.num_sms - both / 2)
+        if item.size is None or beside.size is None or self.predictor is None:
+            return shared
+        slow = self.predictor.slowdown(
+            item.size, item.place.num_sms, beside.size, beside.place.num_sms
+        )
+        return max(slow, 1.0) * shared
+
+    def _run(self, running: list[tuple[_Item, float]], us: float) -> None:
+        """Let time go by in which nothing ends."""
+        for item, slow in running:
+            item.done_us = min(item.done_us + us / slow, item.launched_us)
+        if len(running) == 2 and running[0][0].place.overlaps(running[1][0].place):
+            self.overlap_us += us
