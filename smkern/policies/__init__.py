@@ -1,6 +1,19 @@
 """When to split, and what to launch next: functions from a snapshot to a decision."""
 
+from smkern.policies.aggregated import Aggregated
+from smkern.policies.check import check
 from smkern.policies.decision import Decision, Policy
-from smkern.policies.snapshot import PrefillView, Snapshot, Waiting
+from smkern.policies.fixed_split import FixedSplit
+from smkern.policies.snapshot import PrefillView, Snapshot, Trigger, Waiting
 
-__all__ = ["Decision", "Policy", "PrefillView", "Snapshot", "Waiting"]
+__all__ = [
+    "Aggregated",
+    "FixedSplit",
+    "check",
+    "Decision",
+    "Policy",
+    "PrefillView",
+    "Snapshot",
+    "Trigger",
+    "Waiting",
+]

@@ -16,10 +16,12 @@ class Decision:
         rung: SMs of the decode side of a split, or None: aggregated, prompts' chunks and decode
             rows in one forward on the whole device.
         prefill: Ids of waiting requests that begin as a batch, where none runs or `preempt` is set;
-            aggregated: those whose chunks join the next forward, the first served first.
+            aggregated, without `layers`: those whose chunks join the next forward, the first served
+            first. With `layers` they begin a batch whose layers take turns with decode steps on the
+            whole device.
         chunk_tokens: New tokens of that batch or forward, at most; a prompt that does not fit is
             cut there. None: what the buffers hold.
-        layers: Layers of the running batch to launch now; 0: none now.
+        layers: Layers of the running batch to launch now, or of the one that begins; 0: none now.
         steps: Decode steps to launch back to back, k >= 1. Fewer where pages are short.
         join: "polled": a side goes on when its own work is over. "gang": both wait for each other
             at the end of what this decision launches.

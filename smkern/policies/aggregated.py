@@ -1,0 +1,136 @@
+"""Chunked prefill: prompts' chunks and decode rows in one forward on the whole device."""
+
+from __future__ import annotations
+
+from smkern.errors import ArgumentError
+from smkern.latency import Chunk, Size
+from smkern.latency.predictor import Predictor
+from smkern.policies.admission import admitted, chunks_of, ids_of
+from smkern.policies.decision import Decision
+from smkern.policies.snapshot import PrefillView, Snapshot, Waiting
+
+QUANTUM = 64
+"""Tokens that a chunk under a limit grows by; it is never smaller, so that prompts go on even
+where the decode rows alone exceed the limit."""
+
+
+class Aggregated:
+    """Every forward takes all decode rows and as many tokens of prompts as it may; the default.
+
+    Where nothing decodes, nobody waits between two tokens, and a forward takes what the buffers
+    hold. Where no prompt waits, `steps` decode graphs of the whole device are launched together.
+
+    Args:
+        chunk_tokens: New tokens of prompts in a forward beside decode rows, at most; with a limit,
+            the predictor says how many.
+        tbt_slo_ms: Limit of the time between two tokens of a request; None: none.
+        predictor: Who prices a forward; needed with a limit.
+        steps: Decode steps launched at a time where no prompt waits.
+
+    Raises:
+        ArgumentError: a count below 1, a limit not above 0, or one without a predictor.
+
+    Source: chunked prefill as in Sarathi-Serve, which the papers compare with; with the largest
+        chunk under a limit.
+
+    Example:
+        >>> from smkern.policies import Aggregated, Snapshot, Waiting
+        >>> snapshot = Snapshot(
+        ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 1000),), prefill=None,
+        ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
+        ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
+        ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
+        ... )
+        >>> decision = Aggregated(chunk_tokens=512).decide(snapshot)
+        >>> decision.rung, decision.prefill, decision.chunk_tokens
+        (None, (7,), 512)
+    """
+
+    def __init__(
+        self,
+        chunk_tokens: int = 512,
+        tbt_slo_ms: float | None = None,
+        predictor: Predictor | None = None,
+        *,
+        steps: int = 2,
+    ) -> None:
+        for name, value in (("chunk_tokens", chunk_tokens), ("steps", steps)):
+            if value < 1:
+                raise ArgumentError(f"{name}={value}: give at least 1")
+        if tbt_slo_ms is not None and tbt_slo_ms <= 0:
+            raise ArgumentError(f"tbt_slo_ms={tbt_slo_ms}: give a time above 0, or None for none")
+        if tbt_slo_ms is not None and predictor is None:
+            raise ArgumentError(
+                f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "
+                "smkern.latency.TablePredictor.load()"
+            )
+        self._chunk_tokens = chunk_tokens
+        self._limit_us = None if tbt_slo_ms is None else 1000.0 * tbt_slo_ms
+        self._predictor = predictor
+        self._steps = steps
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The next forward."""
+        if snapshot.prefill is not None:
+            return self._finish(snapshot, snapshot.prefill)
+        most = snapshot.max_tokens
+        if snapshot.batch and self._limit_us is None:
+            most = min(most, self._chunk_tokens)
+        waiting = admitted(snapshot, most)
+        if not waiting:
+            return Decision(steps=self._steps)
+        if snapshot.batch and self._limit_us is not None:
+            most = self._largest(snapshot, waiting, self._limit_us)
+            waiting = admitted(snapshot, most)
+        return Decision(prefill=ids_of(waiting), chunk_tokens=most)
+
+    def _finish(self, snapshot: Snapshot, batch: PrefillView) -> Decision:
+        """The layers of a batch that another policy began, in turns with decode steps."""
+        left = snapshot.num_layers - batch.layers_launched
+        if not left or snapshot.prefill_queued > 1:
+            return Decision()
+        if not snapshot.batch:
+            return Decision(layers=left)
+        return Decision(layers=self._layers_between(snapshot, batch, left))
+
+    def _layers_between(self, snapshot: Snapshot, batch: PrefillView, left: int) -> int:
+        """As many layers as fit between two decode steps under the limit, at least one."""
+        if self._limit_us is None or self._predictor is None:
+            return left
+        layers = snapshot.num_layers
+        step = Size(
+            layers=layers,
+            num_layers=layers,
+            batch=snapshot.batch,
+            total_kv=sum(snapshot.running_kv),
+        )
+        chunks = tuple(Chunk(*chunk) for chunk in batch.chunks)
+        slack = self._limit_us - self._predictor.alone_us(step, snapshot.num_sms)
+        layer_us = self._predictor.alone_us(Size(chunks, 1, layers), snapshot.num_sms)
+        return max(1, min(left, int(slack / layer_us)))
+
+    def _largest(self, snapshot: Snapshot, waiting: tuple[Waiting, ...], limit_us: float) -> int:
+        """The most tokens, a multiple of `QUANTUM`, whose forward the predictor holds under the
+        limit; `QUANTUM` where none is."""
+        useful = sum(request.tokens for request in waiting)
+        high = min(-(-useful // QUANTUM), snapshot.max_tokens // QUANTUM)
+        low = 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._mixed_us(snapshot, waiting, middle * QUANTUM) <= limit_us:
+                low = middle
+            else:
+                high = middle - 1
+        return min(low * QUANTUM, snapshot.max_tokens)
+
+    def _mixed_us(self, snapshot: Snapshot, waiting: tuple[Waiting, ...], tokens: int) -> float:
+        assert self._predictor is not None
+        size = Size(
+            chunks=tuple(Chunk(*chunk) for chunk in chunks_of(waiting, tokens)),
+            layers=snapshot.num_layers,
+            num_layers=snapshot.num_layers,
+            head=True,
+            batch=snapshot.batch,
+            total_kv=sum(snapshot.running_kv),
+        )
+        return self._predictor.alone_us(size, snapshot.num_sms)
