@@ -12,7 +12,8 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.models.arena import Arena
-from smkern.models.decoder import Decoder
+from smkern.models.layered import LayeredModel, forward
+from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
 from smkern.ops import sample
 from smkern.partition import Partition
@@ -118,6 +119,8 @@ class DecodeGraph:
         pad_token: What a finished row draws.
         num_sms: SMs of every operator, below the partition's.
         pool: A memory pool of torch's graphs to share.
+        plan_memory: Of attention's plan; graphs that never run at the same time may share it. None:
+            of its own.
 
     Attributes:
         inputs: As given.
@@ -138,7 +141,7 @@ class DecodeGraph:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: LayeredModel,
         inputs: DecodeInputs,
         caches: Caches,
         *,
@@ -149,6 +152,7 @@ class DecodeGraph:
         pad_token: int = 0,
         num_sms: int | None = None,
         pool: Any = None,
+        plan_memory: PlanMemory | None = None,
     ) -> None:
         batch = inputs.token_ids.shape[0]
         if arena is None:
@@ -170,7 +174,10 @@ class DecodeGraph:
         )
         # made on the current stream: a partition does not close while its stream owns tensors
         budget = num_sms if num_sms is not None or partition is None else partition.num_sms
-        self.step = step.planned(num_sms=budget)
+        if plan_memory is None:
+            self.step = step.planned(num_sms=budget)
+        else:
+            self.step = step.planned_in(plan_memory, budget)
         self.logits = self.step.buffers.logits
         self._graph: Any = None
         if decoder.device.type != "cpu":
@@ -220,7 +227,7 @@ class DecodeGraph:
         # a finished row has no keys: nothing is read for it, nor written into pages it gave back
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
         step.planned(out=step.plan)
-        logits = self.decoder.forward(step)
+        logits = forward(self.decoder, step)
         sample(
             logits,
             temperature=inputs.temperature,

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from smkern.device import Budget
 from smkern.errors import ArgumentError
 from smkern.models.arena import Arena, Buffers
 from smkern.models.config import ModelConfig
+from smkern.models.plan_memory import PlanMemory
 from smkern.ops.attention import Plan, plan_attention
+from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
+from smkern.partition import current_num_sms
 
 Caches = Sequence[tuple[Tensor, Tensor]]
 """A layer's (k_cache, v_cache), each [pages, page_size, kv_heads, head_dim], by layer."""
@@ -151,19 +155,40 @@ class Step:
         """
         plan = plan_attention(
             self.kv_lens,
+            cu_q_lens=self.cu_q_lens,
+            out=out,
+            num_sms=self.num_sms if num_sms is None else num_sms,
+            **self._numbers()._asdict(),
+        )
+        return replace(self, plan=plan)
+
+    def planned_in(self, memory: PlanMemory, num_sms: int | None = None) -> Step:
+        """As `planned`, in memory that is there; on a CPU in memory of its own.
+
+        Args:
+            memory: Of steps that never run at the same time.
+            num_sms: SMs to deal to. None: the step's, else those of the current stream.
+        """
+        if self.kv_lens.device.type == "cpu":
+            return self.planned()
+        if num_sms is None:
+            num_sms = self.num_sms or current_num_sms(self.kv_lens.device.index)
+        shape = shape_of_plan(self.kv_lens, self.cu_q_lens, self._numbers())
+        return self.planned(memory.plan(shape, Budget(num_sms)), num_sms=num_sms)
+
+    def _numbers(self) -> PlanNumbers:
+        return PlanNumbers(
             num_q_heads=self.config.num_q_heads,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             page_size=self.caches[0][0].shape[1],
-            cu_q_lens=self.cu_q_lens,
             max_q_len=self.max_q_len,
             max_kv_len=self.max_kv_len,
+            causal=True,
+            window=None,
             num_tokens=None if self.cu_q_lens is None else self.num_tokens,
             max_total_kv=self.max_total_kv,
-            out=out,
-            num_sms=self.num_sms if num_sms is None else num_sms,
         )
-        return replace(self, plan=plan)
 
     def last_rows(self) -> Tensor | None:
         """[batch] int32: each request's last row, found on the device; None: they are all rows."""

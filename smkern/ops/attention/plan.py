@@ -65,8 +65,8 @@ def plan_from_numbers(numbers: Sequence[int], buffer: Tensor, workspace: Tensor)
     return Plan(shape, budget, buffer, workspace)
 
 
-def empty_plan(shape: AttentionShape, budget: Budget, device: torch.device) -> Plan:
-    """A plan whose buffers are allocated and hold nothing yet.
+def plan_sizes(shape: AttentionShape) -> tuple[int, int]:
+    """Words of a plan's buffer and bytes of its workspace.
 
     Raises:
         ArgumentError: a plan of this shape has more words than an index counts.
@@ -77,8 +77,17 @@ def empty_plan(shape: AttentionShape, budget: Budget, device: torch.device) -> P
             f"a plan of {shape} has {words} words, at most {MAX_SIZE} can be indexed: bound the "
             "step by num_tokens and max_total_kv, or split the batch"
         )
+    return words, WorkspaceLayout.of(shape).num_bytes
+
+
+def empty_plan(shape: AttentionShape, budget: Budget, device: torch.device) -> Plan:
+    """A plan whose buffers are allocated and hold nothing yet.
+
+    Raises:
+        ArgumentError: a plan of this shape has more words than an index counts.
+    """
+    words, size = plan_sizes(shape)
     buffer = torch.empty(words, dtype=torch.int32, device=device)
-    size = WorkspaceLayout.of(shape).num_bytes
     return Plan(shape, budget, buffer, torch.empty(size, dtype=torch.uint8, device=device))
 
 

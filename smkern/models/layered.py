@@ -1,0 +1,45 @@
+"""What a runtime needs of a model: its parts, a layer at a time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from smkern.models.config import ModelConfig
+from smkern.models.step import Step
+
+
+class LayeredModel(Protocol):
+    """A model in parts, each launched on the current stream without waiting; `Decoder` is one.
+
+    Attributes:
+        config: Its sizes.
+        device: Where its weights are.
+    """
+
+    config: ModelConfig
+    device: torch.device
+
+    def embed(self, step: Step) -> Tensor:
+        """The tokens' rows into `step.buffers.hidden`."""
+        ...
+
+    def layer(self, index: int, step: Step) -> Tensor:
+        """One layer: `step.buffers.hidden` in place, keys and values into their pages."""
+        ...
+
+    def head(self, step: Step) -> Tensor:
+        """Logits [batch, vocab_size] of each request's last token, in `step.buffers.logits`."""
+        ...
+
+
+def forward(model: LayeredModel, step: Step) -> Tensor:
+    """All of a step: embed, layers, head; a plan is made where the step has none."""
+    if step.plan is None:
+        step = step.planned()
+    model.embed(step)
+    for index in range(model.config.num_layers):
+        model.layer(index, step)
+    return model.head(step)

@@ -1,0 +1,66 @@
+"""Memory for attention's plans of steps that never run at the same time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from smkern.device import Budget
+from smkern.ops.attention.plan import Plan, plan_sizes
+from smkern.tuning.attention.shapes import AttentionShape
+
+
+class PlanMemory:
+    """Holds one plan at a time, whatever its numbers: the next one overwrites it.
+
+    It grows by powers of two, on the stream that was current when it was made, so that a partition
+    owns none of it; what it outgrew stays for launches and graphs that still use it.
+
+    Args:
+        device: Of the lengths.
+
+    Example:
+        >>> import torch
+        >>> from smkern.device import Budget
+        >>> from smkern.tuning.attention.shapes import AttentionShape
+        >>> memory = PlanMemory(torch.device("cpu"))
+        >>> plan = memory.plan(AttentionShape(2, 8, 2, 64, 16, 1, 512, 2, 1024), Budget(16))
+        >>> memory.num_bytes >= plan.buffer.nbytes + plan.workspace.nbytes
+        True
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._buffer = torch.empty(0, dtype=torch.int32, device=device)
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
+        self._outgrown: list[torch.Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        held = (self._buffer, self._workspace, *self._outgrown)
+        return sum(x.nbytes for x in held)
+
+    def plan(self, shape: AttentionShape, budget: Budget) -> Plan:
+        """A plan whose buffers are here and hold nothing of it yet.
+
+        Raises:
+            ArgumentError: a plan of this shape has more words than an index counts.
+        """
+        words, num_bytes = plan_sizes(shape)
+        self._buffer = self._grown(self._buffer, words)
+        self._workspace = self._grown(self._workspace, num_bytes)
+        return Plan(shape, budget, self._buffer[:words], self._workspace[:num_bytes])
+
+    def _grown(self, held: torch.Tensor, size: int) -> torch.Tensor:
+        if size <= held.numel():
+            return held
+        if held.numel():
+            self._outgrown.append(held)
+        with self._home():
+            return torch.empty(1 << (size - 1).bit_length(), dtype=held.dtype, device=self.device)
+
+    def _home(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
