@@ -1,0 +1,155 @@
+"""Changes of rows of requests, collected on the host and made on the device by one launch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from smkern.kernels.slots_launch import FINISHED, HEADER, SET_FINISHED, SET_VALUES
+from smkern.runtime.row_state import RowState
+
+STAGE_WORDS = 16_384
+"""Words that one launch reads: 64 KiB, or 500 requests that come with 8 pages each."""
+
+
+@dataclass(slots=True, eq=False)
+class Records:
+    """What one launch changes: no row is read that another of its records writes.
+
+    Attributes:
+        words: The records, one behind another.
+        pages: The page ids that they name.
+        sources, targets: Rows read and written.
+    """
+
+    words: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    sources: set[int] = field(default_factory=set)
+    targets: set[int] = field(default_factory=set)
+
+
+class Sender(Protocol):
+    """Makes the changes, in the order of the current stream."""
+
+    def send(self, records: Records) -> None: ...
+
+
+class HostSender:
+    """Makes changes of rows on a CPU, in plain torch."""
+
+    __slots__ = ("_begins", "_state", "_steps")
+
+    def __init__(self, state: RowState) -> None:
+        begins, steps = zip(*state.layout.steps, strict=True)
+        self._state = state
+        self._begins, self._steps = torch.tensor(begins), torch.tensor(steps)
+
+    def send(self, records: Records) -> None:
+        """Change the rows; all is over when this returns."""
+        size = self._state.layout.record
+        for at in range(0, len(records.words), size):
+            self._change(records.words[at : at + size], records.pages)
+
+    def _change(self, record: Sequence[int], pages: Sequence[int]) -> None:
+        target, source, flags, taken, first, count, at, _ = record[:HEADER]
+        state = self._state
+        where = self._begins + target * self._steps
+        if source >= 0:
+            state.words[where] = state.words[self._begins + source * self._steps]
+            state.finished[target] = state.finished[source]
+            state.page_table[target, :taken] = state.page_table[source, :taken]
+            state.finished[source] = True
+        if flags & SET_VALUES:
+            state.words[where] = torch.tensor(record[HEADER:], dtype=torch.int32)
+        if flags & SET_FINISHED:
+            state.finished[target] = bool(flags & FINISHED)
+        if count:
+            entries = torch.tensor(pages[at : at + count], dtype=torch.int32)
+            state.page_table[target, first : first + count] = entries
+
+
+class RowUpdate:
+    """Changes of rows, to be sent once on the stream of the launch that needs them.
+
+    Attributes:
+        sent: Whether they were.
+    """
+
+    __slots__ = ("_before", "_sender", "_state", "_unused", "launches", "ordered", "sent")
+
+    def __init__(self, state: RowState, sender: Sender, before: deque[RowUpdate]) -> None:
+        self.launches: list[Records] = []
+        self.sent = False
+        self.ordered = False
+        """Whether updates of slots that were taken earlier must be sent before."""
+        self._before = before
+        self._sender = sender
+        self._state = state
+        self._unused = (0,) * state.layout.values
+
+    def put(
+        self,
+        target: int,
+        *,
+        source: int = -1,
+        taken: int = 0,
+        flags: int = 0,
+        values: tuple[int, ...] | None = None,
+        first: int = 0,
+        pages: Sequence[int] = (),
+    ) -> None:
+        """One row's change.
+
+        Args:
+            target: The row.
+            source: Row whose values, finished and first `taken` page entries it takes; that row is
+                finished then. -1: none.
+            taken: Page entries to take.
+            flags: `SET_VALUES` and the like.
+            values: Packed; None: they stay.
+            first: Entry of the first of `pages`.
+            pages: Page ids.
+        """
+        records = self._records(target, source)
+        room = STAGE_WORDS - len(records.words) - len(records.pages) - self._state.layout.record
+        now = pages if len(pages) <= room else pages[: max(room, 0)]
+        if values is not None:
+            flags |= SET_VALUES
+        at = len(records.pages)
+        records.words += (target, source, flags, taken, first, len(now), at, 0)
+        records.words += self._unused if values is None else values
+        records.pages += now
+        records.targets.add(target)
+        if source >= 0:
+            records.sources.add(source)
+        if len(now) < len(pages):
+            self.launches.append(Records())
+            self.put(target, first=first + len(now), pages=pages[len(now) :])
+
+    def send(self) -> None:
+        """Make the changes, in the order of the current stream; a second time does nothing."""
+        if self.ordered:
+            while self._before and not self.sent:
+                self._before.popleft()._send()
+        self._send()
+
+    def _send(self) -> None:
+        if not self.sent:
+            self.sent = True
+            for records in self.launches:
+                self._sender.send(records)
+
+    def _records(self, target: int, source: int) -> Records:
+        """Those of a launch in which the change may stand."""
+        if self.launches:
+            last = self.launches[-1]
+            full = len(last.words) + len(last.pages) + self._state.layout.record > STAGE_WORDS
+            clash = target in last.sources or target in last.targets or source in last.targets
+            if not full and not clash:
+                return last
+        self.launches.append(Records())
+        return self.launches[-1]

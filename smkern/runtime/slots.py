@@ -1,0 +1,326 @@
+"""Who sits in which row: requests come, move and leave; the device hears of what changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from smkern.errors import ArgumentError
+from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
+from smkern.models.request import Request
+from smkern.runtime.row_state import RowState
+from smkern.runtime.row_updates import HostSender, RowUpdate, Sender
+
+__all__ = ["Guest", "Pages", "RowState", "RowUpdate", "SlotTable"]
+
+
+class Pages(Protocol):
+    """The books of pages, as far as rows need them: a `KvPool` is one."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        ...
+
+    def pages(self, request: Hashable, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
+        """The page ids of a request, in the order of its tokens."""
+        ...
+
+
+class Guest(NamedTuple):
+    """A piece of a prompt in a row of a prefill batch or of a mixed step.
+
+    `length`: its tokens in the pages once the piece is computed. `draws`: the next token is drawn
+    behind it; a row that does not draw is finished for the sampler, and keeps its length.
+    """
+
+    row: int
+    request: Request
+    length: int
+    draws: bool
+
+
+class SlotTable:
+    """The rows of a `RowState`: which request has which, and what of it the device knows.
+
+    `arrange`, `grow` and `seat_guests` change the books at once and collect what the device must
+    be told; `take` gives that, to be sent on the stream of the launch that needs it: one copy from
+    pinned memory and one small kernel, no wait. What a launch leaves in a row (token, length,
+    finished) stays there: a request that moves takes it along, so the host need not know it.
+    Not for several threads at once.
+
+    Args:
+        state: The arrays.
+        pool: Of the requests' pages.
+        max_ctas: CTAs of an update, each on an SM for a few microseconds.
+
+    Attributes:
+        state: As given.
+
+    Example:
+        >>> from smkern.kv import KvPool, KvSizes
+        >>> from smkern.models import SamplingParams
+        >>> from smkern.models.request import Request
+        >>> pool = KvPool(KvSizes(1, num_kv_heads=1, head_dim=64), num_pages=8, device="cpu")
+        >>> state = RowState.make(max_running=4, max_prefill=2, max_pages=4, device="cpu")
+        >>> table = SlotTable(state, pool)
+        >>> request = Request(0, SamplingParams(), 1, frozenset(), 9, [5, 6, 7], 3)
+        >>> pool.allocate(request, request.ids)
+        0
+        >>> row = state.guest_rows(0, 1)[0]
+        >>> table.seat_guests([Guest(row, request, length=3, draws=True)])
+        >>> table.take().send()                   # the prefill and its draw are launched behind it
+        >>> order = table.arrange([request], [4], {request: row})
+        >>> table.take().send()                   # decode graphs are launched behind it
+        >>> state.inputs(state.first_slot, 2).finished.tolist()
+        [False, True]
+    """
+
+    def __init__(self, state: RowState, pool: Pages, *, max_ctas: int = 32) -> None:
+        self.state = state
+        self._pool = pool
+        self._page_size = pool.page_size
+        self._sender = _sender(state)
+        self._unsent: deque[RowUpdate] = deque()
+        self._update = self._new_update()
+        self._covered = [0] * state.num_rows
+        """Tokens of each row whose pages are in the page table."""
+        self._guests: dict[int, tuple[Request, RowUpdate]] = {}
+        self._seated: list[Request | None] = []
+        self._order: tuple[Request, ...] | None = ()
+        """The last requests given, in their order; None: the rows must be looked at."""
+        self._rows: list[int] = []
+        """The rows of `_order`."""
+
+    @property
+    def requests(self) -> tuple[Request | None, ...]:
+        """The request of each slot, from slot 0 on; None: forgotten since the last `arrange`."""
+        return tuple(self._seated)
+
+    def arrange(
+        self,
+        requests: Sequence[Request],
+        lengths: Sequence[int],
+        guests: Mapping[Request, int] | None = None,
+    ) -> tuple[Request, ...]:
+        """Seat the requests that decode, without gaps, and their pages.
+
+        A request that sits keeps its row and what the device has there; those that are not named
+        leave; the last ones move into gaps. One that comes without a guest's row brings its last
+        token and length from the host, which must know them: what was launched of it is read.
+
+        Args:
+            requests: At most `max_running`, each once.
+            lengths: Of each, tokens that its pages must hold behind the launches to come; the pool
+                gave it so many pages already.
+            guests: Row of a guest whose draw was launched, by request: it comes from there, on the
+                device. Launched before this update is sent on another stream, it must be over.
+
+        Returns:
+            The requests by slot.
+
+        Raises:
+            ArgumentError: too many requests, one twice, no length for one, a row that is no
+                guest's, or too few pages.
+        """
+        asked = tuple(requests)
+        if guests or asked != self._order:
+            self._check(asked, lengths, guests or {})
+            self._seat(asked, lengths, guests or {})
+        self.grow(lengths)
+        return tuple(x for x in self._seated if x is not None)
+
+    def grow(self, lengths: Sequence[int]) -> None:
+        """Write pages that seated requests got, without looking at who sits where.
+
+        Args:
+            lengths: As in `arrange`, in the order of the requests of the last one.
+
+        Raises:
+            ArgumentError: no length for one, or too few pages.
+        """
+        if len(lengths) != len(self._rows):
+            raise ArgumentError(
+                f"{len(lengths)} lengths for {len(self._rows)} requests: pass one each, in the "
+                "order of the last arrange"
+            )
+        covered = self._covered
+        for row, length in zip(self._rows, lengths, strict=True):
+            if length > covered[row]:
+                request = self._seated[row - self.state.first_slot]
+                assert request is not None
+                first, pages = self._new_pages(row, request, length)
+                self._slot_update().put(row, first=first, pages=pages)
+
+    def seat_guests(self, guests: Sequence[Guest]) -> None:
+        """Write the rows of a prefill batch, or of a mixed step's chunks.
+
+        A request that sits in the row already, from its chunk before, sends new pages only.
+
+        Raises:
+            ArgumentError: a row that is no guest's, or too few pages.
+        """
+        for guest in guests:
+            row, request = guest.row, guest.request
+            if not 0 <= row < self.state.first_slot:
+                raise ArgumentError(
+                    f"row {row} for {request!r}: guests have rows 0 to "
+                    f"{self.state.first_slot - 1}; take them from RowState.guest_rows"
+                )
+            known = self._guests.get(row)
+            if known is None or known[0] is not request or not known[1].sent:
+                self._covered[row] = 0
+            first, pages = self._new_pages(row, request, guest.length)
+            self._update.put(
+                row,
+                flags=SET_FINISHED | (0 if guest.draws else FINISHED),
+                values=self._values(request, guest.length),
+                first=first,
+                pages=pages,
+            )
+            self._guests[row] = request, self._update
+
+    def take(self) -> RowUpdate:
+        """What was collected since the last call, to be sent once.
+
+        An update that is dropped goes with the next one of slots; one of guests is lost: `forget`
+        its requests.
+        """
+        update, self._update = self._update, self._new_update()
+        return update
+
+    def forget(self, request: Request) -> None:
+        """A request has left, or has other pages from now on: it comes anew, or not at all."""
+        if request in self._seated:
+            self._seated[self._seated.index(request)] = None
+            self._order = None
+        for row in [row for row, known in self._guests.items() if known[0] is request]:
+            del self._guests[row]
+
+    def _check(
+        self, asked: tuple[Request, ...], lengths: Sequence[int], guests: Mapping[Request, int]
+    ) -> None:
+        limit = self.state.max_running
+        if len(asked) > limit:
+            raise ArgumentError(
+                f"{len(asked)} requests: {limit} rows decode at a time; leave some out, or raise "
+                "max_running"
+            )
+        if len(set(asked)) < len(asked):
+            twice = next(x for x in asked if asked.count(x) > 1)
+            raise ArgumentError(f"{twice!r} is given twice: name each request once")
+        if len(lengths) != len(asked):
+            raise ArgumentError(
+                f"{len(lengths)} lengths for {len(asked)} requests: pass one each, in their order"
+            )
+        for request, row in guests.items():
+            known = self._guests.get(row)
+            if known is None or known[0] is not request or request not in asked:
+                raise ArgumentError(
+                    f"{request!r} is no guest of row {row} that is to be seated: name requests of "
+                    "seat_guests that were not seated, forgotten or overwritten since"
+                )
+
+    def _seat(
+        self, asked: tuple[Request, ...], lengths: Sequence[int], guests: Mapping[Request, int]
+    ) -> None:
+        """Give every request a row, and tell the device of those that are new in theirs."""
+        before, first = self._seated, self.state.first_slot
+        wanted = dict(zip(asked, lengths, strict=True))
+        old = {x: slot for slot, x in enumerate(before) if x in wanted and x not in guests}
+        seated = _without_gaps(
+            [x if x in old else None for x in before], deque(x for x in asked if x not in old)
+        )
+        update, left = self._slot_update(), set(range(len(seated), len(before)))
+        for slot, request in enumerate(seated):
+            source = old.get(request)
+            if source == slot:
+                continue
+            row, length = first + slot, wanted[request]
+            if request in guests:
+                self._move(update, guests[request], row, request, length)
+                del self._guests[guests[request]]
+            elif source is not None:
+                self._move(update, first + source, row, request, length)
+                left.discard(source)
+            else:
+                self._covered[row] = 0
+                begin, pages = self._new_pages(row, request, length)
+                values = self._values(request, len(request.ids))
+                update.put(row, flags=SET_FINISHED, values=values, first=begin, pages=pages)
+        for slot in left:
+            update.put(first + slot, flags=SET_FINISHED | FINISHED)
+        slots = {request: slot for slot, request in enumerate(seated)}
+        self._seated, self._order = list(seated), asked
+        self._rows = [first + slots[request] for request in asked]
+
+    def _move(
+        self, update: RowUpdate, source: int, row: int, request: Request, length: int
+    ) -> None:
+        covered = self._covered[row] = self._covered[source]
+        begin, pages = self._new_pages(row, request, length)
+        update.put(row, source=source, taken=covered // self._page_size, first=begin, pages=pages)
+
+    def _new_pages(self, row: int, request: Request, length: int) -> tuple[int, tuple[int, ...]]:
+        """The first entry and the ids of the pages that the row lacks for so many tokens."""
+        size, limit = self._page_size, self.state.layout.max_pages
+        first, end = self._covered[row] // size, -(-length // size)
+        if end <= first:
+            return first, ()
+        if end > limit:
+            raise ArgumentError(
+                f"{request!r} is to have {length} tokens: a row has {limit} pages of {size}; "
+                "refuse it, or make the rows for longer requests"
+            )
+        pages = self._pool.pages(request, first, end)
+        if len(pages) < end - first:
+            raise ArgumentError(
+                f"{request!r} is to have {length} tokens and has {first + len(pages)} pages of "
+                f"{size}: extend it in the pool before"
+            )
+        self._covered[row] = end * size
+        return first, pages
+
+    def _values(self, request: Request, length: int) -> tuple[int, ...]:
+        params = request.params
+        return self.state.layout.pack(
+            request.ids[-1],
+            length,
+            min(request.prompt_len + request.max_new_tokens, 2**31 - 1),
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            request.seed,
+            sorted(request.stop_token_ids),
+        )
+
+    def _new_update(self) -> RowUpdate:
+        return RowUpdate(self.state, self._sender, self._unsent)
+
+    def _slot_update(self) -> RowUpdate:
+        """The update that is collected, which goes behind all earlier ones of slots."""
+        if not self._update.ordered:
+            self._update.ordered = True
+            self._unsent.append(self._update)
+        return self._update
+
+
+def _without_gaps(rows: list[Request | None], came: deque[Request]) -> list[Request]:
+    """Rows with those that came in the gaps, then at the end; the last ones close the rest."""
+    for slot, request in enumerate(rows):
+        if request is None and came:
+            rows[slot] = came.popleft()
+    rows += came
+    for slot in range(len(rows)):
+        while rows and rows[-1] is None:
+            rows.pop()
+        if slot < len(rows) and rows[slot] is None:
+            rows[slot] = rows.pop()
+    return [x for x in rows if x is not None]
+
+
+def _sender(state: RowState) -> Sender:
+    """What changes rows on their device."""
+    return HostSender(state)
