@@ -292,11 +292,11 @@ class _Blame:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, LaunchFailed):
-            raise LaunchFailed(self._lives, error) from error
+        if isinstance(error, Exception) and not isinstance(error, LaunchError):
+            raise LaunchError(self._lives, error) from error
 
 
-class LaunchFailed(ModelError):
+class LaunchError(ModelError):
     """A launch raised; `lives` are the requests that have failed by it."""
 
     def __init__(self, lives: list[Live], reason: Exception) -> None:

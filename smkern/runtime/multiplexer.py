@@ -1,0 +1,521 @@
+"""Serving on one GPU that prefill and decode share: the loop that polls, asks and launches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from smkern.errors import ArgumentError, DecisionError, DeviceError, SmkernError, StalledError
+from smkern.models.admission import Admission, Prompt
+from smkern.models.sampling import SamplingParams
+from smkern.models.text import Tokenizer
+from smkern.ops.attention.numbers import as_int
+from smkern.policies import Aggregated, Decision, Policy, Snapshot
+from smkern.policies.check import check
+from smkern.policies.fallback import fallback
+from smkern.policies.snapshot import Trigger
+from smkern.runtime.books import Books, Preemption
+from smkern.runtime.deliver import deliver
+from smkern.runtime.executor import Executor, MemoryReport
+from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.launches import Flight, Launches, LaunchError
+from smkern.runtime.live import Handle, Live, Output
+from smkern.runtime.stats import Stats, StatsMeter
+from smkern.runtime.timeline import Timeline
+
+STALL_S = 60.0
+CONTROLS = 4096
+SETTLED = 4
+"""Records of the timeline that are put in order while there is nothing else to do."""
+
+
+class Multiplexer:
+    """Serves requests on one GPU that prefill and decode share as a policy says.
+
+    One thread: `step` polls the device, hands out the tokens that came, asks the policy where
+    something can be launched, carries its decision out, and returns without waiting. Decode is
+    launched first. What fails takes its own requests along, and nobody else's.
+
+    Args:
+        executor: Runs the model: `smkern.runtime.ModelExecutor` on a GPU (or, slowly, a CPU),
+            `SimExecutor` without.
+        policy: Decides. None: `smkern.policies.Aggregated()`.
+        tokenizer: For prompts that are texts, for stop texts, and for text in outputs.
+        seed: Of requests without a seed of their own.
+        preemption: When pages run out, the last by priority and arrival gives way: "recompute"
+            gives its pages back, "keep" pauses it with its pages while others can go on.
+        batch_invariant: The decoder's mode: prompts are cut, and begun anew, so that a request's
+            tokens are the same, bit for bit, as when it runs alone.
+        impatient: Whether the side of a split that grows moves at once; see `Interleaver`.
+        stall_timeout_s: A launch that is not over for so long is reported.
+        timeline: Where launches, decisions and tokens are recorded. None: a new one.
+
+    Attributes:
+        timeline: As given.
+        errors: The last errors of policies, with the time on the device's clock.
+        control_us: Host time of the last steps that launched decode: polled, tokens handed out,
+            decided and launched, prefill's launches behind it left out.
+
+    Raises:
+        ArgumentError: settings that cannot be.
+
+    Source: MuxWise section 3.2, DRIFT section 3.3, DuetServe section 4.3, Bullet section 3.4.
+
+    Example:
+        >>> from smkern.models import SamplingParams, preset
+        >>> from smkern.runtime import Multiplexer, SimExecutor
+        >>> mux = Multiplexer(SimExecutor(preset("qwen3-8b"), num_pages=64))
+        >>> handle = mux.submit([1, 2, 3], SamplingParams(max_new_tokens=4, ignore_eos=True))
+        >>> sum(output.token is not None for output in mux.run()), handle.done
+        (4, True)
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        policy: Policy | None = None,
+        tokenizer: Tokenizer | None = None,
+        seed: int = 0,
+        preemption: Preemption = "recompute",
+        batch_invariant: bool = False,
+        impatient: bool = False,
+        stall_timeout_s: float = STALL_S,
+        timeline: Timeline | None = None,
+    ) -> None:
+        if preemption not in ("recompute", "keep"):
+            raise ArgumentError(f"preemption={preemption!r}: 'recompute' or 'keep'")
+        if not stall_timeout_s > 0:
+            raise ArgumentError(f"stall_timeout_s={stall_timeout_s}: give seconds above 0")
+        device = executor.device
+        if timeline is None:
+            timeline = Timeline(device.num_sms, clock=device.now_us)
+        self.timeline = timeline
+        self.errors: deque[tuple[float, SmkernError]] = deque(maxlen=64)
+        self.control_us: deque[float] = deque(maxlen=CONTROLS)
+        self._executor = executor
+        self._policy = Aggregated() if policy is None else policy
+        self._lanes = Interleaver(
+            device,
+            impatient=impatient,
+            on_launch=timeline.launched,
+            on_over=timeline.over,
+        )
+        self._books = Books(executor.pool, preemption, batch_invariant, executor.max_running)
+        self._launches = Launches(executor, self._lanes, self._books, batch_invariant)
+        self._admission = Admission(
+            executor.config, executor.pool, executor.max_context, lambda needed: tokenizer,
+            Random(seed),
+        )  # fmt: skip
+        self._meter = StatsMeter(timeline, config=executor.config)
+        self._stall_us = 1e6 * stall_timeout_s
+        self._lives: dict[int, Live] = {}
+        self._future: list[tuple[float, int, Live]] = []
+        self._count = 0
+        self._rung: int | None = None
+        self._depth = 0
+        self._gang = False
+        self._prefill_turn = False
+        self._changed = False
+        self._quiet_since_us = 0.0
+        self._outputs: list[Output] = []
+        self._is_closed = False
+
+    # Requests.
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_ms: float | None = None,
+        arrival_us: float | None = None,
+    ) -> Handle:
+        """Queue a request; nothing is launched.
+
+        Args:
+            prompt: Token ids, or a text.
+            params: How its tokens are drawn. None: 128 greedy tokens.
+            priority: Higher goes first.
+            deadline_ms: When its first token is wanted, after its arrival; for policies.
+            arrival_us: When it comes, on the device's clock; for replays. None: now.
+
+        Raises:
+            RequestError: a prompt or values that cannot be served.
+            OutOfPagesError: it could not fit even alone.
+            ArgumentError: the runtime is closed, or a priority or time that is no number.
+        """
+        if self._is_closed:
+            raise ArgumentError("this Multiplexer is closed: make another")
+        priority = as_int("priority", priority, -(2**31), 2**31)
+        for name, value in (("deadline_ms", deadline_ms), ("arrival_us", arrival_us)):
+            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
+                raise ArgumentError(f"{name}={value!r}: give a number of at least 0, or None")
+        request = self._admission.request(self._count, prompt, params)
+        now_us = self._lanes.device.now_us()
+        come_us = now_us if arrival_us is None else float(arrival_us)
+        deadline_us = float("inf") if deadline_ms is None else come_us + 1e3 * deadline_ms
+        live = Live(request, priority, come_us, deadline_us)
+        self._lives[self._count] = live
+        self._count += 1
+        if come_us <= now_us:
+            self._arrive(live)
+        else:
+            live.stage = "future"
+            heappush(self._future, (come_us, live.id, live))
+        return Handle(live, self.cancel)
+
+    def cancel(self, request: Handle | int) -> None:
+        """Want no more tokens of a request; one that has ended is left as it is.
+
+        Raises:
+            ArgumentError: no such request.
+        """
+        id_ = request.id if isinstance(request, Handle) else request
+        if not isinstance(id_, int) or not 0 <= id_ < self._count:
+            raise ArgumentError(f"request {id_!r}: this Multiplexer has had {self._count} of them")
+        live = self._lives.get(id_)
+        if live is not None:
+            live.is_cancelled = True
+            self._end(live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, runs, or is on its way."""
+        return not self._lives and not self._launches.flights
+
+    # The loop.
+
+    def run(self) -> Iterator[Output]:
+        """Serve until nothing is left; yields every token as it comes.
+
+        Requests may be submitted meanwhile. Raises as `step`.
+        """
+        while not self.is_idle:
+            outputs = self.step()
+            yield from outputs
+            if not outputs and not self._changed:
+                self._wait()
+
+    def step(self) -> list[Output]:
+        """Poll, hand out, decide, launch; returns without waiting.
+
+        Raises:
+            StalledError: nothing that was launched has ended for `stall_timeout_s`; the timeline
+                so far is there.
+        """
+        began = perf_counter()
+        self._arrivals()
+        self._poll()
+        if self._changed:
+            self._changed = False
+            self._books.resume()
+            self._decide(began)
+        elif not self._launches.flights and self._lives:
+            self._unblock()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def stats(self) -> Stats:
+        """Tokens, waits, bubbles, switches and work so far."""
+        return self._meter.stats(self._lanes.device.now_us())
+
+    def memory_report(self) -> MemoryReport:
+        """Device memory of graphs, partitions, activations, state and pages."""
+        return self._executor.memory_report()
+
+    def close(self) -> None:
+        """Cancel everything, wait for what is launched, destroy the graphs. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for live in list(self._lives.values()):
+            live.is_cancelled = True
+            self._end(live)
+        while self._launches.flights:
+            self._poll()
+            if self._launches.flights:
+                self._wait()
+        for batch in (self._launches.batch, self._launches.preempted):
+            for live in () if batch is None else batch.lives:
+                self._books.release(live)
+        self._executor.close()
+
+    def _arrive(self, live: Live) -> None:
+        self._books.wait(live)
+        self._meter.arrived(live.id, live.arrival_us, prompt_tokens=live.request.prompt_len)
+        self._changed = True
+
+    def _arrivals(self) -> None:
+        if not self._future:
+            return
+        now_us = self._lanes.device.now_us()
+        while self._future and self._future[0][0] <= now_us:
+            live = heappop(self._future)[2]
+            if live.stage == "future":
+                self._arrive(live)
+
+    def _wait(self) -> None:
+        until_us = self._future[0][0] if self._future else None
+        if self._launches.flights or until_us is not None:
+            self.timeline.settle(SETTLED)
+            self._lanes.wait(until_us)
+
+    def _poll(self) -> None:
+        """What is over: its tokens to their requests."""
+        try:
+            over = self._lanes.poll()
+        except DeviceError as error:
+            self._device_failed(error)
+            return
+        for ticket in over:
+            self._over(ticket, self._launches.flights.pop(ticket))
+        now_us = self._lanes.device.now_us()
+        if over or not self._launches.flights:
+            self._changed = self._changed or bool(over)
+            self._quiet_since_us = now_us
+        elif now_us - self._quiet_since_us > self._stall_us:
+            names = [f"{x.work.name} on {x.place.num_sms} SMs" for x in self._launches.flights]
+            raise StalledError(
+                f"nothing has ended for {self._stall_us / 1e6:g} s while {names[:4]} were on their "
+                "way: the device hangs; look at timeline.save(), and raise stall_timeout_s where "
+                "launches take so long"
+            )
+
+    def _over(self, ticket: Ticket, flight: Flight) -> None:
+        rows = flight.rows
+        if flight.batch is not None:
+            rows = self._launches.joined(flight.batch, flight.draw)
+        if flight.draw is None:
+            return
+        assert ticket.seen_us is not None
+        outputs, finished = deliver(rows, flight.draw.read(), ticket.seen_us)
+        self._outputs += outputs
+        if outputs:
+            self._meter.delivered([output.id for output in outputs], ticket.seen_us)
+        for live in finished:
+            if live.error is None:
+                self._end(live)
+            else:
+                self._fail([live], live.error)
+
+    # Decisions.
+
+    def _decide(self, began: float) -> None:
+        """Ask the policy where something can be launched, and carry its decision out."""
+        lanes, launches = self._lanes, self._launches
+        if self._gang and (lanes.queued("decode") or lanes.queued("prefill")):
+            return
+        self._gang = False
+        wants_prefill = self._wants_prefill()
+        trigger = self._trigger(wants_prefill)
+        if trigger is None:
+            return
+        snapshot = self._snapshot(trigger)
+        decision = self._decision(snapshot)
+        self.timeline.decided(snapshot, decision)
+        try:
+            launched = self._carry(decision, began)
+        except LaunchError as error:
+            self._fail(error.lives, error)
+            return
+        if not launched and not launches.flights:
+            self._blocked(snapshot)
+
+    def _trigger(self, wants_prefill: bool) -> Trigger | None:
+        books = self._books
+        if not self._launches.flights and self._has_work():
+            return "idle"
+        if self._wants_decode() and (books.running or books.waiting):
+            return "decode"
+        return "prefill" if wants_prefill else None
+
+    def _has_work(self) -> bool:
+        books = self._books
+        return bool(books.running or books.waiting or self._launches.batch)
+
+    def _wants_decode(self) -> bool:
+        """Whether the decode lane has room for another launch."""
+        if self._prefill_turn and self._launches.batch is not None:
+            return False
+        return self._lanes.queued("decode") <= self._depth
+
+    def _wants_prefill(self) -> bool:
+        """Whether the prefill lane has."""
+        if self._launches.batch is None and not self._books.waiting:
+            return False
+        return self._lanes.queued("prefill") <= 1
+
+    def _decision(self, snapshot: Snapshot) -> Decision:
+        """The policy's, or a plain one where it fails."""
+        try:
+            decision = self._policy.decide(snapshot)
+            check(decision, snapshot)
+        except Exception as reason:  # noqa: BLE001  whatever a policy raises is reported
+            error = reason if isinstance(reason, DecisionError) else _raised(reason)
+            self.errors.append((snapshot.now_us, error))
+            self.timeline.note("decision failed", error=str(error))
+            return fallback(snapshot)
+        return decision
+
+    def _carry(self, decision: Decision, began: float) -> bool:
+        """Launch what was decided, decode first; whether anything was."""
+        lanes, launches = self._lanes, self._launches
+        if decision.rung != self._rung:
+            self._rung = decision.rung
+            self._prefill_turn = False
+        lanes.aim(decision.rung)
+        self._depth = 1 if decision.steps > 1 else 0
+        aggregated = decision.rung is None and launches.batch is None
+        launched = False
+        wanted = [self._lives[id_] for id_ in decision.prefill]
+        tokens = decision.chunk_tokens or self._executor.max_tokens
+        if self._wants_decode() and lanes.can_launch("decode"):
+            if aggregated and wanted and not decision.layers and lanes.queued("prefill") == 0:
+                launched = launches.mixed(wanted, tokens) > 0
+                wanted = []
+            if not launched and not decision.pause_decode:
+                launched = launches.decode(decision.steps) > 0
+                self._prefill_turn = launched and decision.rung is None and decision.layers > 0
+            if launched:
+                self.control_us.append(1e6 * (perf_counter() - began))
+        if decision.layers or decision.rung is not None:
+            launched = self._prefill(decision, wanted, tokens) or launched
+        self._gang = decision.join == "gang" and launched
+        return launched
+
+    def _prefill(self, decision: Decision, wanted: Sequence[Live], tokens: int) -> bool:
+        lanes, launches = self._lanes, self._launches
+        wanted = [live for live in wanted if live.stage == "waiting"]
+        if wanted and (launches.batch is None or decision.preempt):
+            launches.begin(wanted, tokens, preempt=decision.preempt)
+        if not decision.layers or lanes.queued("prefill") > 1:
+            return False
+        if not lanes.can_launch("prefill"):
+            return False
+        launched = launches.layers(decision.layers) > 0
+        self._prefill_turn = self._prefill_turn and not launched
+        return launched
+
+    def _snapshot(self, trigger: Trigger) -> Snapshot:
+        books, launches, executor = self._books, self._launches, self._executor
+        now_us = self._lanes.device.now_us()
+        running = books.running
+        oldest = min((live.token_us for live in running if live.token_us), default=now_us)
+        batch, preempted = launches.batch, launches.preempted
+        return Snapshot(
+            now_us=now_us,
+            trigger=trigger,
+            waiting=books.views() if launches.seats > 0 else (),
+            prefill=None if batch is None else batch.view(),
+            preempted=None if preempted is None else preempted.view(),
+            running_kv=tuple([len(live.request.ids) + live.ahead for live in running]),
+            token_age_us=now_us - oldest,
+            decode_queued=self._lanes.queued("decode"),
+            prefill_queued=self._lanes.queued("prefill"),
+            rung=self._rung,
+            rungs=executor.device.rungs,
+            num_sms=executor.device.num_sms,
+            num_layers=executor.config.num_layers,
+            free_pages=books.free_pages,
+            page_size=executor.pool.page_size,
+            max_running=executor.max_running,
+            max_prefill=executor.max_prefill,
+            max_tokens=executor.max_tokens,
+        )
+
+    # What goes wrong.
+
+    def _blocked(self, snapshot: Snapshot) -> None:
+        """Nothing is on its way and the policy launched nothing: see that things go on."""
+        if not self._has_work() and not self._books.paused:
+            return
+        error = DecisionError(
+            f"the policy launched nothing while {len(snapshot.waiting)} requests wait, "
+            f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a chunk"
+        )
+        try:
+            launched = self._carry(fallback(snapshot), perf_counter())
+        except LaunchError as failed:
+            self._fail(failed.lives, failed)
+            return
+        if launched:
+            self.errors.append((snapshot.now_us, error))
+            return
+        self._unblock()
+
+    def _unblock(self) -> None:
+        """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
+        books = self._books
+        self._changed = True
+        books.resume()
+        if books.running or self._launches.batch or books.pool.poll() or books.make_room():
+            return
+        if books.waiting and not books.paused and not books.waiting[0].room:
+            live = books.waiting[0]
+            if not books.admit(live):
+                self._fail([live], _no_pages(live, self._executor))
+
+    def _fail(self, lives: Sequence[Live], error: SmkernError) -> None:
+        """These requests end with an error; the others go on."""
+        self._launches.lose(lives)
+        for live in lives:
+            if live.stage != "done":
+                live.error = error
+                self._outputs.append(Output(live.id, None, error=error))
+                self._end(live, computing=False)
+            else:
+                self._books.release(live)
+        self.timeline.note("failed", error=str(error), requests=[live.id for live in lives])
+        self._changed = True
+
+    def _device_failed(self, error: DeviceError) -> None:
+        """The device reported an error: whatever is on its way has failed."""
+        self.timeline.abandoned(self._lanes.abandon())
+        flights, self._launches.flights = self._launches.flights, {}
+        lost = dict.fromkeys(live for flight in flights.values() for live in flight.lives)
+        for live in lost:
+            live.last = None
+        self._fail(list(lost), error)
+
+    def _end(self, live: Live, *, computing: bool = True) -> None:
+        """A request leaves; its pages come back once nothing reads or writes them.
+
+        Args:
+            live: The request.
+            computing: Whether a batch that it is part of still writes its pages.
+        """
+        if live.stage == "done":
+            return
+        in_batch = live.stage == "prefill" and computing
+        self._books.commit(live)
+        self._books.drop(live)
+        live.stage = "done"
+        if not in_batch:  # else `Launches.joined` releases it
+            self._books.release(live)
+            self._executor.forget(live.request)
+        del self._lives[live.id]
+        reason = "failed" if live.error else "cancelled" if live.is_cancelled else None
+        if reason is None:
+            assert live.completion is not None
+            reason = live.completion.finish_reason
+        self._meter.finished(live.id, self._lanes.device.now_us(), reason)
+        self._changed = True
+
+
+def _raised(reason: Exception) -> DecisionError:
+    return DecisionError(f"the policy raised {type(reason).__name__}: {reason}")
+
+
+def _no_pages(live: Live, executor: Any) -> SmkernError:
+    from smkern.errors import OutOfPagesError
+
+    return OutOfPagesError(
+        f"{live.request} needs {executor.pool.pages_for(len(live.request.ids))} pages and nothing "
+        "runs that could give some back: somebody else holds pages of this pool; release them"
+    )
