@@ -146,13 +146,13 @@ class FixedSplit:
             return ()
         if self._stopped == (running.started_us, running.layers_launched):
             return ()
-        left = 1 - running.layers_launched / snapshot.num_layers
-        work = left * sum(new for new, _ in running.chunks)
+        layers = snapshot.num_layers
+        work = (layers - running.layers_launched) * sum(new for new, _ in running.chunks)
         most = min(self._short - 1, self._tokens(snapshot))
         short = [request for request in snapshot.waiting if request.tokens <= most]
         chosen: list[Waiting] = []
         for request in admitted(snapshot, most, short):
-            work -= request.tokens
+            work -= layers * request.tokens
             if work <= 0:
                 break
             chosen.append(request)

@@ -1,0 +1,94 @@
+"""Snapshots: one by hand, and random ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from smkern.policies import PrefillView, Snapshot, Waiting
+
+RUNGS = (16, 24, 32, 48)
+LAYERS = 36
+
+IDLE = Snapshot(
+    now_us=0.0,
+    trigger="arrival",
+    waiting=(),
+    prefill=None,
+    preempted=None,
+    running_kv=(),
+    token_age_us=0.0,
+    decode_queued=0,
+    prefill_queued=0,
+    rung=None,
+    rungs=RUNGS,
+    num_sms=132,
+    num_layers=LAYERS,
+    free_pages=10_000,
+    page_size=16,
+    max_running=64,
+    max_prefill=4,
+    max_tokens=8192,
+)
+
+
+def moment(**changes: Any) -> Snapshot:
+    """A snapshot in which nothing goes on but what is said."""
+    return replace(IDLE, **changes)
+
+
+def waiting(*tokens: int, first: int = 0, pages: int | None = None) -> tuple[Waiting, ...]:
+    """Requests with so many tokens, in this order."""
+    return tuple(
+        Waiting(first + i, float(i), count, pages=-(-count // 16) if pages is None else pages)
+        for i, count in enumerate(tokens)
+    )
+
+
+def batch(*tokens: int, launched: int = 0, first: int = 100, started_us: float = 0) -> PrefillView:
+    """A running batch of prompts with so many tokens."""
+    ids = tuple(range(first, first + len(tokens)))
+    return PrefillView(ids, tuple((count, 0) for count in tokens), launched, started_us)
+
+
+@st.composite
+def batches(draw: st.DrawFn, first: int) -> PrefillView:
+    tokens = draw(st.lists(st.integers(1, 4096), min_size=1, max_size=4))
+    return batch(*tokens, launched=draw(st.integers(0, LAYERS)), first=first)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Any moment: also without rungs, pages or rows, and with a batch that has preempted."""
+    prefill = draw(st.none() | batches(100))
+    preempted = draw(st.none() | batches(200)) if prefill is not None else None
+    queue = [
+        Waiting(
+            number,
+            float(number),
+            draw(st.integers(1, 20_000)),
+            cached=draw(st.sampled_from((0, 16, 4096))),
+            pages=draw(st.integers(0, 300)),
+        )
+        for number in range(draw(st.integers(0, 8)))
+    ]
+    most = draw(st.integers(1, 64))
+    kv = draw(st.lists(st.integers(1, 9000), max_size=most))
+    max_tokens = draw(st.sampled_from((1, 40, 512, 8192)))
+    return replace(
+        IDLE,
+        trigger=draw(st.sampled_from(("arrival", "decode", "prefill", "idle"))),
+        waiting=tuple(queue),
+        prefill=prefill,
+        preempted=preempted,
+        running_kv=tuple(kv),
+        decode_queued=draw(st.integers(0, 4)),
+        prefill_queued=draw(st.integers(0, 3)),
+        rung=draw(st.sampled_from((None, *RUNGS))),
+        free_pages=draw(st.integers(0, 600)),
+        max_running=most,
+        max_prefill=draw(st.integers(1, 5)),
+        max_tokens=max_tokens,
+    )

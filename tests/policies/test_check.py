@@ -1,0 +1,68 @@
+"""What of a policy's answer cannot be carried out, and how it is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.errors import DecisionError
+from smkern.policies import Decision, check
+from tests.policies.snapshots import LAYERS, batch, moment, waiting
+
+QUEUE = waiting(1000, 20, 300)
+RUNS = moment(waiting=QUEUE, prefill=batch(4096, launched=10), running_kv=(50, 60))
+FREE = moment(waiting=QUEUE, running_kv=(50, 60))
+
+LEGAL = {
+    "decode alone": (Decision(), FREE),
+    "nothing": (Decision(pause_decode=True), FREE),
+    "a mixed forward": (Decision(prefill=(0, 1), chunk_tokens=512), FREE),
+    "a batch on a split": (Decision(rung=32, prefill=(0,), layers=4), FREE),
+    "a batch, its layers later": (Decision(rung=32, prefill=(0,)), FREE),
+    "a batch on the whole device": (Decision(prefill=(0,), layers=LAYERS), FREE),
+    "layers that are left": (Decision(rung=16, layers=LAYERS - 10), RUNS),
+    "a preempting batch": (Decision(rung=16, prefill=(1,), layers=LAYERS, preempt=True), RUNS),
+    "a gang": (Decision(rung=48, layers=1, steps=8, join="gang"), RUNS),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_legal(name: str) -> None:
+    decision, snapshot = LEGAL[name]
+    assert check(decision, snapshot) is decision
+
+
+TWICE = moment(waiting=QUEUE, prefill=batch(100), preempted=batch(4096, first=200))
+FULL = moment(waiting=QUEUE, running_kv=(9,) * 63)
+
+ILLEGAL = {
+    "no decision": ("aggregated", FREE, "type str.*return a smkern.policies.Decision"),
+    "no such rung": (Decision(rung=20), FREE, r"rung=20.*\[16, 24, 32, 48\].*None"),
+    "no rungs": (Decision(rung=16), moment(rungs=()), r"rung=16.*\[\]"),
+    "no steps": (Decision(steps=0), FREE, "steps=0.*pause_decode"),
+    "steps that are no count": (Decision(steps=1.5), FREE, "steps=1.5"),  # type: ignore[arg-type]
+    "negative layers": (Decision(layers=-1), RUNS, "layers=-1"),
+    "more layers than are left": (Decision(layers=27), RUNS, "layers=27: 26 of 36"),
+    "more layers than there are": (
+        Decision(rung=16, prefill=(0,), layers=37), FREE, "layers=37: 36 of 36",
+    ),
+    "layers of nothing": (Decision(layers=1), FREE, "layers=1, and no batch"),
+    "an empty chunk": (Decision(prefill=(0,), chunk_tokens=0), FREE, "chunk_tokens=0.*1 to 8192"),
+    "too large a chunk": (Decision(prefill=(0,), chunk_tokens=8193), FREE, "chunk_tokens=8193"),
+    "unknown join": (Decision(join="never"), FREE, "join='never'.*'polled' and 'gang'"),  # type: ignore[arg-type]
+    "who does not wait": (Decision(prefill=(0, 9)), FREE, r"\[9\] do not wait"),
+    "one twice": (Decision(prefill=(0, 0)), FREE, "twice"),
+    "too many": (Decision(prefill=(0, 1, 2)), moment(waiting=QUEUE, max_prefill=2), "holds 2"),
+    "more than rows": (Decision(prefill=(0, 1)), FULL, "names 2 requests, and 1 of 64"),
+    "a second batch": (Decision(prefill=(0,), layers=1), RUNS, "10 of 36 layers.*set preempt"),
+    "chunks beside a batch": (Decision(prefill=(0,)), RUNS, "set preempt"),
+    "preempts nothing": (Decision(prefill=(0,), preempt=True), FREE, "no batch runs"),
+    "preempts for nobody": (Decision(preempt=True), RUNS, "name the requests"),
+    "preempts two deep": (Decision(prefill=(0,), preempt=True), TWICE, "one level at most"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal(name: str) -> None:
+    decision, snapshot, message = ILLEGAL[name]
+    with pytest.raises(DecisionError, match=message):
+        check(decision, snapshot)  # type: ignore[arg-type]

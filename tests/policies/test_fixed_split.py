@@ -1,0 +1,89 @@
+"""A fixed split: groups of layers, who goes first, and who takes the whole device."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.errors import ArgumentError
+from smkern.policies import Decision, FixedSplit
+from tests.latency.simple import Linear
+from tests.policies.snapshots import LAYERS, batch, moment, waiting
+
+RUNNING = (500,) * 10
+
+
+def test_a_batch_begins_in_the_queue_order() -> None:
+    queue = waiting(3000, 4000, 4000)
+    decision = FixedSplit(32).decide(moment(waiting=queue, running_kv=RUNNING))
+    wanted = Decision(rung=32, prefill=(0, 1, 2), chunk_tokens=8192, layers=4, steps=2)
+    assert decision == wanted
+    decision = FixedSplit(32, max_prefill_tokens=2000).decide(
+        moment(waiting=queue, running_kv=RUNNING)
+    )
+    assert (decision.prefill, decision.chunk_tokens) == ((0,), 2000)
+
+
+def test_a_group_takes_as_long_as_a_step() -> None:
+    policy = FixedSplit(50, predictor=Linear())
+    # Step: (1,000 + 100) * 2 * 1.25 us; prompt: 11,000 * 100 / 82 * 1.25 us: 36 * 2,200 / 13,415.
+    decision = policy.decide(
+        moment(waiting=waiting(1000), running_kv=RUNNING, num_sms=132, rungs=(50,))
+    )
+    assert decision.layers == 6
+    runs = moment(prefill=batch(1000, launched=LAYERS - 2), running_kv=RUNNING, rungs=(50,))
+    assert policy.decide(runs).layers == 2
+
+
+def test_groups_are_launched_one_ahead() -> None:
+    for queued, layers in ((0, 4), (1, 4), (2, 0)):
+        runs = moment(prefill=batch(1000), running_kv=RUNNING, prefill_queued=queued)
+        assert FixedSplit(32).decide(runs).layers == layers
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_a_side_alone_takes_the_whole_device(move: bool) -> None:
+    policy = FixedSplit(32, move=move)
+    alone = None if move else 32
+    assert policy.decide(moment(prefill=batch(1000))).rung == alone
+    assert policy.decide(moment(waiting=waiting(1000))).rung == alone
+    assert policy.decide(moment(running_kv=RUNNING)).rung == alone
+    assert policy.decide(moment(running_kv=RUNNING, prefill=batch(1000))).rung == 32
+
+
+def test_short_prompts_go_before_a_long_one() -> None:
+    policy = FixedSplit(32, preempt_shorter_than=500)
+    queue = waiting(6000, 200, 500, 100)
+    runs = moment(waiting=queue, prefill=batch(8000, launched=4), running_kv=RUNNING)
+    decision = policy.decide(runs)
+    assert decision.preempt
+    assert decision.prefill == (1, 3)
+
+
+def test_not_before_one_that_is_nearly_over() -> None:
+    policy = FixedSplit(32, preempt_shorter_than=500)
+    runs = moment(waiting=waiting(300), prefill=batch(3600, launched=33), running_kv=RUNNING)
+    assert not policy.decide(runs).preempt
+
+
+def test_not_two_deep_and_not_twice_at_a_layer() -> None:
+    policy = FixedSplit(32, preempt_shorter_than=500)
+    runs = moment(waiting=waiting(300), prefill=batch(8000, launched=4), running_kv=RUNNING)
+    deep = moment(waiting=waiting(300), prefill=batch(400), preempted=batch(8000, first=200))
+    assert not policy.decide(deep).preempt
+    assert policy.decide(runs).preempt
+    assert policy.decide(runs) == Decision(rung=32, layers=4, steps=2)
+    further = moment(waiting=waiting(300), prefill=batch(8000, launched=8), running_kv=RUNNING)
+    assert policy.decide(further).preempt
+
+
+def test_a_gang() -> None:
+    assert FixedSplit(32, join="gang").decide(moment(running_kv=RUNNING)).join == "gang"
+
+
+@pytest.mark.parametrize(
+    "name", ["decode_sms", "layers", "steps", "max_prefill_tokens", "preempt_shorter_than"]
+)
+def test_bad_counts(name: str) -> None:
+    arguments = {"decode_sms": 32, name: 0}
+    with pytest.raises(ArgumentError, match=f"{name}=0"):
+        FixedSplit(**arguments)  # type: ignore[arg-type]
