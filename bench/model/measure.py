@@ -12,7 +12,14 @@ from smkern.bench.cells import ceiling_of, failed_cell
 from smkern.bench.contention import Load, time_together
 from smkern.bench.contest import cell_head
 from smkern.bench.model.cases import DecodeCase, PrefillCase, limit_of
-from smkern.bench.model.floor import Kernel, floor_us, kernels_of, total_bytes, total_flops
+from smkern.bench.model.floor import (
+    Kernel,
+    floor_us,
+    kernel_floor_us,
+    kernels_of,
+    total_bytes,
+    total_flops,
+)
 from smkern.bench.model.model import DecodeLoop, Model, layer_call
 from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.prompt import PromptTimes, time_prompt
@@ -176,7 +183,7 @@ class Measurer:
         if timing is None:
             return cell | failed_cell(errors.get(name, "not measured"))
         kernel = kernels.get(name, Kernel(name, 0, 0))
-        floor = kernel.floor_us(self._tbps(place), place.num_sms)
+        floor = kernel_floor_us(kernel, self._tbps(place), place.num_sms)
         count = 1 if name in ONCE else self.model.config.num_layers
         return cell | {
             "us": round(timing.us_median, 3),

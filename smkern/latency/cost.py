@@ -1,0 +1,210 @@
+"""What a launch of a model must move and compute, kernel by kernel.
+
+Bytes are weights and cached keys and values, each once. Activations count where a kernel's own
+exceed the L2: those of a decode step stay in it. The embedding table is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from smkern.latency.work import Size
+
+if TYPE_CHECKING:
+    from smkern.models.architecture import MoeConfig
+    from smkern.models.config import ModelConfig
+
+ELEMENT_BYTES = 2
+"""Of weights, activations and the cache: bf16."""
+
+
+class Load(NamedTuple):
+    """What goes through a model's layers.
+
+    Attributes:
+        tokens: New tokens.
+        rows: Of them, those whose logits are computed.
+        keys: Keys that their requests read, the new ones included.
+        pairs: Visible (query, key) pairs under a causal mask.
+    """
+
+    tokens: int
+    rows: int
+    keys: int
+    pairs: int
+
+    @classmethod
+    def of(cls, size: Size) -> Load:
+        """Of a launch's chunks and decode rows."""
+        new = size.new_tokens
+        keys = sum(chunk.cached + chunk.new for chunk in size.chunks)
+        pairs = sum(visible_pairs(c.new, c.cached + c.new) for c in size.chunks)
+        drawn = len(size.chunks) if size.head else 0
+        # A decode row sees all of its keys.
+        return cls(
+            new + size.batch, drawn + size.batch, keys + size.total_kv, pairs + size.total_kv
+        )
+
+
+def visible_pairs(q_len: int, kv_len: int) -> int:
+    """(query, key) pairs of a request whose last `q_len` tokens are new, under a causal mask."""
+    return q_len * kv_len - q_len * (q_len - 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One of a pass's operators: what one launch must do, and how often it is launched."""
+
+    name: str
+    bytes_moved: int
+    flops: int
+    count: int = 1
+
+
+def total_flops(kernels: Iterable[Kernel]) -> int:
+    return sum(kernel.count * kernel.flops for kernel in kernels)
+
+
+def total_bytes(kernels: Iterable[Kernel]) -> int:
+    return sum(kernel.count * kernel.bytes_moved for kernel in kernels)
+
+
+def kernels_of(
+    config: ModelConfig, load: Load, *, l2_bytes: int, layers: int | None = None
+) -> tuple[Kernel, ...]:
+    """The operators of one forward pass, in the order in which a layer launches them.
+
+    Args:
+        config: the model.
+        load: its tokens; the head and what is around it are left out where no logits are computed.
+        l2_bytes: of the device; a kernel's activations up to so many are not off-chip traffic.
+        layers: that it runs; None: all.
+    """
+    return tuple(_Listing(config, load, l2_bytes, layers).kernels())
+
+
+class Cost(NamedTuple):
+    """Of a launch: what it must compute and move."""
+
+    flops: int
+    bytes_moved: int
+
+
+class Costs:
+    """The costs of a model's launches, quickly for those that are alike.
+
+    Args:
+        config: The model.
+        l2_bytes: Of the device.
+
+    Example:
+        >>> from smkern.latency import Size
+        >>> from smkern.models import preset
+        >>> costs = Costs(preset("qwen3-8b"), l2_bytes=60 << 20)
+        >>> costs.of(Size(batch=64, total_kv=64 * 2048)).bytes_moved // 10**9
+        34
+    """
+
+    def __init__(self, config: ModelConfig, *, l2_bytes: int) -> None:
+        self._config = config
+        self._l2_bytes = l2_bytes
+        # Steps of one batch differ by their keys, which attention alone reads.
+        self._others = lru_cache(maxsize=4096)(self._sum_others)
+
+    def of(self, size: Size) -> Cost:
+        """A launch's FLOPs and bytes."""
+        load = Load.of(size)
+        layers = self._config.num_layers if size.batch else size.layers
+        listing = _Listing(self._config, load, self._l2_bytes, layers)
+        others, attention = self._others(load.tokens, load.rows, layers), listing.attention()
+        return Cost(
+            others.flops + attention.count * attention.flops,
+            others.bytes_moved + attention.count * attention.bytes_moved,
+        )
+
+    def _sum_others(self, tokens: int, rows: int, layers: int) -> Cost:
+        listing = _Listing(self._config, Load(tokens, rows, 0, 0), self._l2_bytes, layers)
+        kernels = [kernel for kernel in listing.kernels() if kernel.name != ATTENTION]
+        return Cost(total_flops(kernels), total_bytes(kernels))
+
+
+ATTENTION = "attention"
+"""The kernel whose cost depends on the keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    config: ModelConfig
+    load: Load
+    l2_bytes: int
+    layers: int | None
+
+    @property
+    def _layers(self) -> int:
+        return self.config.num_layers if self.layers is None else self.layers
+
+    def kernels(self) -> Iterator[Kernel]:
+        config, load = self.config, self.load
+        hidden, layers, tokens = config.hidden_size, self._layers, load.tokens
+        q, qkv = config.q_size, config.qkv_size
+        yield self._rows("input_norm", hidden, 2 * tokens * hidden, layers)
+        yield self._product("qkv", tokens, qkv, hidden, layers)
+        yield self._rows("append", 2 * config.head_dim, 2 * tokens * qkv, layers)
+        yield self.attention()
+        yield self._product("o", tokens, hidden, q, layers, residual=True)
+        yield self._rows("post_norm", hidden, 2 * tokens * hidden, layers)
+        yield from self._mlp() if config.moe is None else self._experts(config.moe)
+        if rows := load.rows:
+            yield self._rows("final_norm", hidden, 2 * rows * hidden, 1)
+            yield self._product("head", rows, config.vocab_size, hidden, 1)
+            yield self._rows("sample", 0, rows * config.vocab_size, 1)
+
+    def _mlp(self) -> Iterator[Kernel]:
+        config, tokens = self.config, self.load.tokens
+        hidden, inner, layers = config.hidden_size, config.intermediate_size, self._layers
+        moved = tokens * (hidden + inner)
+        yield self._kernel(
+            "gate_up", 2 * inner * hidden, moved, 4 * tokens * inner * hidden, layers
+        )
+        yield self._product("down", tokens, hidden, inner, layers, residual=True)
+
+    def _experts(self, moe: MoeConfig) -> Iterator[Kernel]:
+        """Every expert that some token is expected to choose, under even routing."""
+        config, tokens = self.config, self.load.tokens
+        hidden, inner, layers = config.hidden_size, moe.intermediate_size, self._layers
+        experts, chosen = moe.num_experts, moe.top_k
+        met = experts * (1 - (1 - chosen / experts) ** tokens)
+        rows = tokens * chosen
+        up, down = round(met * 2 * inner * hidden), round(met * hidden * inner)
+        yield self._product("router", tokens, experts, hidden, layers)
+        yield self._rows("route", 0, tokens * experts, layers)
+        yield self._rows("permute", 0, (tokens + rows) * hidden, layers)
+        yield self._kernel(
+            "gate_up", up, rows * (hidden + inner), 4 * rows * inner * hidden, layers
+        )
+        yield self._kernel("down", down, rows * (hidden + inner), 2 * rows * inner * hidden, layers)
+        yield self._rows("unpermute", 0, (rows + 2 * tokens) * hidden, layers)
+
+    def attention(self) -> Kernel:
+        config, load = self.config, self.load
+        cached = 2 * load.keys * config.kv_size
+        moved, flops = 2 * load.tokens * config.q_size, 4 * config.q_size * load.pairs
+        return self._kernel(ATTENTION, cached, moved, flops, self._layers)
+
+    def _product(
+        self, name: str, m: int, n: int, k: int, count: int, *, residual: bool = False
+    ) -> Kernel:
+        moved = m * (k + n * (2 if residual else 1))
+        return self._kernel(name, n * k, moved, 2 * m * n * k, count)
+
+    def _rows(self, name: str, constant: int, moved: int, count: int) -> Kernel:
+        return self._kernel(name, constant, moved, 0, count)
+
+    def _kernel(self, name: str, constant: int, moved: int, flops: int, count: int) -> Kernel:
+        """Elements of weights and cache, elements of activations."""
+        activations = ELEMENT_BYTES * moved
+        off_chip = activations if activations > self.l2_bytes else 0
+        return Kernel(name, ELEMENT_BYTES * constant + off_chip, flops, count)

@@ -1,0 +1,223 @@
+"""Bubbles: time in which a lane ran nothing, and whether there was something to run.
+
+    bubble ratio of a lane  = time with no kernel while work for it existed
+                              / time while work for it existed
+    MuxWise's of a lane     = time with no kernel / window
+    of both                 = the mean over the lanes that ran something
+
+The window goes from the first begin to the last end of a launch of either lane. Work for a lane
+exists while it runs something, from when a launch is made until it ends, and while
+`State.has_work` says so. A launch counts as running from its begin to its end: gaps between the
+kernels of one launch are not seen.
+
+Source: MuxWise section 4.4.2 (the second ratio; there of the two streams, profiled).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from smkern.runtime.place import LANES, Lane
+from smkern.runtime.trace import Choice, Span, State, Trace
+
+
+class Gap(NamedTuple):
+    """Time in which a lane ran nothing, between two launches.
+
+    Attributes:
+        lane: Which.
+        begin_us, end_us: From one launch's end to the next one's begin.
+        bubble_us: Of it, time in which work for the lane existed.
+    """
+
+    lane: Lane
+    begin_us: float
+    end_us: float
+    bubble_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBubbles:
+    """How a lane's time was spent, in microseconds.
+
+    Attributes:
+        launches: That ran.
+        busy_us: With a launch on it.
+        bubble_us: With none while work existed.
+        window_us: In all.
+    """
+
+    launches: int = 0
+    busy_us: float = 0.0
+    bubble_us: float = 0.0
+    window_us: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Share of the time while work existed with no kernel; 0 of nothing."""
+        with_work = self.busy_us + self.bubble_us
+        return self.bubble_us / with_work if with_work else 0.0
+
+    @property
+    def idle_ratio(self) -> float:
+        """MuxWise's: share of the window with no kernel; 0 of nothing."""
+        return 1.0 - self.busy_us / self.window_us if self.window_us else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bubbles:
+    """Both lanes' bubbles.
+
+    Attributes:
+        decode, prefill: By lane.
+    """
+
+    decode: LaneBubbles = field(default_factory=LaneBubbles)
+    prefill: LaneBubbles = field(default_factory=LaneBubbles)
+
+    @property
+    def ratio(self) -> float:
+        """Mean over the lanes that ran something."""
+        return _mean([lane.ratio for lane in self._lanes()])
+
+    @property
+    def muxwise_ratio(self) -> float:
+        """MuxWise's: mean over the lanes that ran something of their time with no kernel."""
+        return _mean([lane.idle_ratio for lane in self._lanes()])
+
+    def _lanes(self) -> list[LaneBubbles]:
+        return [lane for lane in (self.decode, self.prefill) if lane.launches]
+
+
+class BubbleMeter:
+    """Adds up bubbles launch by launch, in memory that does not grow with their number.
+
+    Fed by a `Timeline` (`attach`): launches of a lane in order, and what there was to do before a
+    launch ended before that launch.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[Lane, _LaneMeter] = {lane: _LaneMeter(lane) for lane in LANES}
+        self._first_us: float | None = None
+
+    def span(self, span: Span) -> Gap | None:
+        """The gap in front of it on its lane, if there is one."""
+        if self._first_us is None or span.begin_us < self._first_us:
+            self._first_us = span.begin_us
+        return self._lanes[span.lane].span(span)
+
+    def state(self, state: State) -> None:
+        for meter in self._lanes.values():
+            meter.state(state)
+
+    def choice(self, choice: Choice) -> None:
+        """Decisions do not matter here."""
+
+    def bubbles(self) -> Bubbles:
+        """So far. Time before a lane's first launch and after its last counts where work for it
+        existed then, within the window."""
+        if self._first_us is None:
+            return Bubbles()
+        last_us = max(meter.end_us for meter in self._lanes.values() if meter.launches)
+        decode, prefill = (self._lanes[lane].total(self._first_us, last_us) for lane in LANES)
+        return Bubbles(decode, prefill)
+
+
+class _LaneMeter:
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.launches = 0
+        self.end_us = 0.0
+        self._busy_us = 0.0
+        self._bubble_us = 0.0
+        self._has_work = False  # at end_us
+        self._changes: deque[tuple[float, bool]] = deque()  # after end_us, in order
+
+    def state(self, state: State) -> None:
+        has_work = state.has_work(self.lane)
+        latest = self._changes[-1][1] if self._changes else self._has_work
+        if has_work != latest:
+            self._changes.append((state.at_us, has_work))
+
+    def span(self, span: Span) -> Gap | None:
+        begin_us = max(span.begin_us, self.end_us)  # clocks of events round
+        gap = None
+        if self.launches and begin_us > self.end_us:
+            launched_us = min(max(span.launched_us, self.end_us), begin_us)
+            bubble_us = self._advance(self.end_us, launched_us) + begin_us - launched_us
+            gap = Gap(self.lane, self.end_us, begin_us, bubble_us)
+            self._bubble_us += bubble_us
+        elif not self.launches:
+            # What lies before the lane's first launch: to the window's begin at the most, and that
+            # is known in the end only.
+            self._first_us, self._before = span.launched_us, self._leave(begin_us)
+            self._begin_us = begin_us
+        end_us = max(span.end_us, begin_us)
+        self._advance(begin_us, end_us)
+        self._busy_us += end_us - begin_us
+        self.launches += 1
+        self.end_us = end_us
+        return gap
+
+    def total(self, first_us: float, last_us: float) -> LaneBubbles:
+        """Within a window that holds all of the lane's launches."""
+        window_us = last_us - first_us
+        if not self.launches:
+            return LaneBubbles(window_us=window_us)
+        launched_us = min(max(self._first_us, first_us), self._begin_us)
+        before = _time_with_work(self._before, first_us, launched_us)
+        before += self._begin_us - launched_us
+        after = _time_with_work(
+            [(self.end_us, self._has_work), *self._changes], self.end_us, last_us
+        )
+        bubble_us = self._bubble_us + before + after
+        return LaneBubbles(self.launches, self._busy_us, bubble_us, window_us)
+
+    def _advance(self, begin_us: float, end_us: float) -> float:
+        """Time with work in a stretch, and forget the changes up to its end."""
+        return _time_with_work(self._leave(end_us, begin_us), begin_us, end_us)
+
+    def _leave(self, end_us: float, begin_us: float = 0.0) -> list[tuple[float, bool]]:
+        """Whether there was work from `begin_us` on, as changes, up to `end_us`; forgotten here."""
+        left = [(begin_us, self._has_work)]
+        while self._changes and self._changes[0][0] <= end_us:
+            left.append(self._changes.popleft())
+        self._has_work = left[-1][1]
+        return left
+
+
+def _time_with_work(changes: list[tuple[float, bool]], begin_us: float, end_us: float) -> float:
+    """Time within a stretch after a change to True and before the next one."""
+    total = 0.0
+    for index, (at_us, has_work) in enumerate(changes):
+        until_us = changes[index + 1][0] if index + 1 < len(changes) else end_us
+        if has_work:
+            total += max(0.0, min(until_us, end_us) - max(at_us, begin_us))
+    return total
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def gaps(trace: Trace) -> tuple[Gap, ...]:
+    """The gaps of a trace's lanes between launches, by lane, in order."""
+    meter = BubbleMeter()
+    for state in trace.states:
+        meter.state(state)
+    found = []
+    for lane in trace.lanes:
+        found += [gap for span in trace.lane(lane) if (gap := meter.span(span)) is not None]
+    return tuple(found)
+
+
+def bubbles(trace: Trace) -> Bubbles:
+    """The bubbles of a trace."""
+    meter = BubbleMeter()
+    for state in trace.states:
+        meter.state(state)
+    for span in sorted(trace.spans):
+        meter.span(span)
+    return meter.bubbles()

@@ -1,0 +1,238 @@
+"""A timeline as a Chrome trace: a JSON file that Perfetto and chrome://tracing open.
+
+Lanes are threads, launches are slices on them, decisions and notes are instants on threads of their
+own, and counters show the SMs of each side, requests that decode and requests that wait. What
+the viewers do not need lies in the events' `args`, so that `load` gives the trace back.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smkern.errors import ArgumentError
+from smkern.latency import Chunk, Size
+from smkern.runtime.place import LANES, Place
+from smkern.runtime.trace import Choice, Note, Span, State, Trace
+
+FORMAT = "smkern-timeline-1"
+PID = 1
+THREADS = {"decode": 1, "prefill": 2, "policy": 3, "notes": 4}
+"""Track to thread number; the first two are the lanes."""
+Event = dict[str, Any]
+
+
+def save(trace: Trace, path: Path) -> Path:
+    """Write a trace; a name that ends in .gz is compressed, which Perfetto opens too.
+
+    The file is written beside its place first, so that a reader never sees half of it.
+    """
+    text = json.dumps(to_json(trace), separators=(",", ":"), default=str)
+    data = text.encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        written.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path) -> Trace:
+    """Read what `save` wrote.
+
+    Raises:
+        ArgumentError: no such file, or one that is not a timeline of ours.
+    """
+    try:
+        data = path.read_bytes()
+        return from_json(json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(
+            f"{path} is not a timeline ({type(error).__name__}: {error}); give a file that "
+            "Timeline.save wrote"
+        ) from error
+
+
+def to_json(trace: Trace) -> dict[str, Any]:
+    """The trace as the contents of a Chrome trace; times start at 0."""
+    origin_us = _origin(trace)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "format": FORMAT,
+            "num_sms": trace.num_sms,
+            "origin_us": origin_us,
+            "dropped": trace.dropped,
+        },
+        "traceEvents": [
+            *_names(trace),
+            *(_slice(span, origin_us) for span in trace.spans),
+            *(_choice(choice, origin_us) for choice in trace.choices),
+            *(_note(note, origin_us) for note in trace.notes),
+            *(_state(state, origin_us) for state in trace.states),
+            *_split(trace, origin_us),
+        ],
+    }
+
+
+def from_json(data: dict[str, Any]) -> Trace:
+    """The trace of `to_json`.
+
+    Raises:
+        ValueError: another format.
+    """
+    head = data["otherData"]
+    if head["format"] != FORMAT:
+        raise ValueError(f"format {head['format']!r}, not {FORMAT!r}")
+    origin_us = head["origin_us"]
+    by_cat: dict[str, list[Event]] = {}
+    for event in data["traceEvents"]:
+        by_cat.setdefault(event.get("cat", ""), []).append(event)
+    return Trace(
+        head["num_sms"],
+        tuple(_to_span(event, origin_us) for event in by_cat.get("launch", ())),
+        tuple(_to_choice(event, origin_us) for event in by_cat.get("decision", ())),
+        tuple(_to_state(event, origin_us) for event in by_cat.get("state", ())),
+        tuple(
+            Note(event["ts"] + origin_us, event["name"], event["args"])
+            for event in by_cat.get("note", ())
+        ),
+        head["dropped"],
+    )
+
+
+def _origin(trace: Trace) -> float:
+    """The earliest time of anything."""
+    times = [span.launched_us for span in trace.spans]
+    times += [span.begin_us for span in trace.spans]
+    times += [
+        record.at_us for part in (trace.choices, trace.states, trace.notes) for record in part
+    ]
+    return min(times, default=0.0)
+
+
+def _names(trace: Trace) -> Iterator[Event]:
+    yield _named("process_name", 0, name=f"smkern, {trace.num_sms} SMs")
+    for name, tid in THREADS.items():
+        yield _named("thread_name", tid, name=f"{name} lane" if name in LANES else name)
+        yield _named("thread_sort_index", tid, sort_index=tid)
+
+
+def _named(what: str, tid: int, **args: Any) -> Event:
+    return {"ph": "M", "name": what, "pid": PID, "tid": tid, "args": args}
+
+
+def _slice(span: Span, origin_us: float) -> Event:
+    args: dict[str, Any] = {
+        "number": span.number,
+        "side": span.place.side,
+        "rung": span.place.rung,
+        "num_sms": span.place.num_sms,
+        "launched_us": span.launched_us - origin_us,
+        "seen_us": span.seen_us - origin_us,
+        "launches": span.launches,
+        "is_exact": span.is_exact,
+        "is_over": span.is_over,
+        "real_us": span.duration_us,
+    }
+    if span.predicted_us is not None:
+        args["predicted_us"] = span.predicted_us
+    if span.size is not None:
+        args["size"] = _size(span.size)
+    if span.about is not None:
+        args["about"] = span.about
+    return {
+        "ph": "X",
+        "cat": "launch",
+        "name": span.name,
+        "pid": PID,
+        "tid": THREADS[span.lane],
+        "ts": span.begin_us - origin_us,
+        "dur": span.duration_us,
+        "args": args,
+    }
+
+
+def _size(size: Size) -> dict[str, Any]:
+    return {
+        "chunks": [list(chunk) for chunk in size.chunks],
+        "layers": size.layers,
+        "num_layers": size.num_layers,
+        "head": size.head,
+        "batch": size.batch,
+        "total_kv": size.total_kv,
+    }
+
+
+def _choice(choice: Choice, origin_us: float) -> Event:
+    where = "whole" if choice.rung is None else f"{choice.rung} SMs"
+    args = choice._asdict()
+    return _instant("decision", where, "policy", args.pop("at_us") - origin_us, args)
+
+
+def _note(note: Note, origin_us: float) -> Event:
+    return _instant("note", note.name, "notes", note.at_us - origin_us, note.about)
+
+
+def _instant(cat: str, name: str, thread: str, ts: float, args: dict[str, Any]) -> Event:
+    where = {"pid": PID, "tid": THREADS[thread], "ts": ts}
+    return {"ph": "i", "s": "t", "cat": cat, "name": name, **where, "args": args}
+
+
+def _state(state: State, origin_us: float) -> Event:
+    args = state._asdict()
+    ts = args.pop("at_us") - origin_us
+    return _counter("requests", ts, {name: int(value) for name, value in args.items()}, "state")
+
+
+def _split(trace: Trace, origin_us: float) -> Iterator[Event]:
+    for at_us, decode, prefill in trace.split():
+        yield _counter("SMs", at_us - origin_us, {"decode": decode, "prefill": prefill}, "split")
+
+
+def _counter(name: str, ts: float, args: dict[str, Any], cat: str) -> Event:
+    return {"ph": "C", "cat": cat, "name": name, "pid": PID, "ts": ts, "args": args}
+
+
+def _to_span(event: Event, origin_us: float) -> Span:
+    args, size = event["args"], event["args"].get("size")
+    if size is not None:
+        chunks = tuple(Chunk(*chunk) for chunk in size.pop("chunks"))
+        size = Size(chunks, **size)
+    lane = next(lane for lane in LANES if THREADS[lane] == event["tid"])
+    begin_us = event["ts"] + origin_us
+    return Span(
+        args["number"],
+        lane,
+        Place(args["side"], args["rung"], args["num_sms"]),
+        event["name"],
+        args["launched_us"] + origin_us,
+        begin_us,
+        begin_us + event["dur"],
+        args["seen_us"] + origin_us,
+        args["is_exact"],
+        args["is_over"],
+        args["launches"],
+        size,
+        args.get("about"),
+        args.get("predicted_us"),
+    )
+
+
+def _to_choice(event: Event, origin_us: float) -> Choice:
+    args = dict(event["args"])
+    args["prefill"] = tuple(args["prefill"])
+    return Choice(at_us=event["ts"] + origin_us, **args)
+
+
+def _to_state(event: Event, origin_us: float) -> State:
+    args = dict(event["args"])
+    for name in ("is_blocked", "is_split"):
+        args[name] = bool(args[name])
+    return State(at_us=event["ts"] + origin_us, **args)

@@ -1,0 +1,189 @@
+"""What serving was like: tokens, waits, bubbles, switches, work done a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from smkern.runtime.bubbles import BubbleMeter, Bubbles
+from smkern.runtime.place import LANES, Lane
+from smkern.runtime.rates import Rate, RateMeter
+from smkern.runtime.samples import Distribution, Samples
+from smkern.runtime.switches import Switches, SwitchMeter
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+    from smkern.runtime.timeline import Timeline
+
+BACKLOG = 1024
+"""Records not counted yet before recording one counts two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What serving was like so far.
+
+    Attributes:
+        now_us: When this was.
+        elapsed_us: Since the first request came.
+        requests: That came.
+        finished: By reason: "stop", "length", "cancelled", "failed".
+        prompt_tokens: Of the requests that came.
+        tokens: That were delivered.
+        tokens_per_s: Delivered tokens over `elapsed_us`.
+        ttft_us: From a request's arrival to its first token.
+        tbt_us: Every gap between two tokens of a request, as they were delivered to the host, the
+            first to the second included.
+        preemptions: Requests that gave their pages back or were put aside.
+        bubbles: Of both lanes, in both definitions (`smkern.runtime.bubbles`).
+        rates: By lane, FLOPs and bytes of its launches.
+        switches: Changes of the split.
+    """
+
+    now_us: float = 0.0
+    elapsed_us: float = 0.0
+    requests: int = 0
+    finished: Mapping[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    ttft_us: Distribution = field(default_factory=Distribution)
+    tbt_us: Distribution = field(default_factory=Distribution)
+    preemptions: int = 0
+    bubbles: Bubbles = field(default_factory=Bubbles)
+    rates: Mapping[Lane, Rate] = field(default_factory=dict)
+    switches: Switches = field(default_factory=Switches)
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Share of the time while work existed with no kernel, mean of the lanes."""
+        return self.bubbles.ratio
+
+    @property
+    def muxwise_bubble_ratio(self) -> float:
+        """Share of all time with no kernel, mean of the lanes."""
+        return self.bubbles.muxwise_ratio
+
+
+class StatsMeter:
+    """Counts while a `Multiplexer` serves.
+
+    Recording appends a tuple; counting is done by `settle`, or by `stats`.
+
+    Args:
+        timeline: Whose launches and decisions are counted from now on.
+        config: The model, for FLOPs and bytes; None: none are counted.
+        l2_bytes: Of the device: a kernel's activations up to so many are not off-chip traffic.
+
+    Example:
+        >>> from smkern.runtime.timeline import Timeline
+        >>> meter = StatsMeter(Timeline(132))
+        >>> meter.arrived(0, 0.0, prompt_tokens=100)
+        >>> meter.delivered([0], 40_000.0)
+        >>> meter.delivered([0], 52_000.0)
+        >>> meter.stats().tbt_us.max
+        12000.0
+    """
+
+    def __init__(
+        self, timeline: Timeline, *, config: ModelConfig | None = None, l2_bytes: int = 0
+    ) -> None:
+        self._timeline = timeline
+        self._bubbles = BubbleMeter()
+        self._rates = RateMeter(config, l2_bytes)
+        self._switches = SwitchMeter()
+        for reader in (self._bubbles, self._rates, self._switches):
+            timeline.attach(reader)
+        self._log: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._arrived_us: dict[int, float] = {}  # of requests without a token
+        self._token_us: dict[int, float] = {}  # the last one's, of requests that have some
+        self._ttft = Samples()
+        self._tbt = Samples()
+        self._first_us: float | None = None
+        self._last_us = 0.0
+        self._requests = 0
+        self._prompt_tokens = 0
+        self._tokens = 0
+        self._preemptions = 0
+        self._finished: dict[str, int] = {}
+
+    # Recording: in the serving loop.
+
+    def arrived(self, id: int, at_us: float, *, prompt_tokens: int = 0) -> None:
+        """A request came."""
+        self._record(self._arrived, id, at_us, prompt_tokens)
+
+    def delivered(self, ids: Iterable[int], at_us: float) -> None:
+        """A token of each of these requests was handed out; an id twice: two tokens."""
+        self._record(self._delivered, tuple(ids), at_us)
+
+    def finished(self, id: int, at_us: float, reason: str) -> None:
+        """A request left: "stop", "length", "cancelled" or "failed"."""
+        self._record(self._leave, id, at_us, reason)
+
+    def preempted(self, id: int) -> None:
+        """A request gave its pages back, or was put aside with them."""
+        self._preemptions += 1
+
+    # Reading.
+
+    def settle(self) -> None:
+        """Count what was recorded, the timeline's part included."""
+        self._timeline.settle()
+        log, self._log = self._log, []
+        for handle, record in log:
+            handle(*record)
+
+    def stats(self, now_us: float | None = None) -> Stats:
+        """So far; `now_us`: the clock, by default the latest time recorded."""
+        self.settle()
+        now_us = max(self._last_us, now_us or 0.0)
+        elapsed_us = 0.0 if self._first_us is None else now_us - self._first_us
+        bubbles = self._bubbles.bubbles()
+        busy = {"decode": bubbles.decode.busy_us, "prefill": bubbles.prefill.busy_us}
+        return Stats(
+            now_us=now_us,
+            elapsed_us=elapsed_us,
+            requests=self._requests,
+            finished=dict(self._finished),
+            prompt_tokens=self._prompt_tokens,
+            tokens=self._tokens,
+            tokens_per_s=self._tokens / elapsed_us * 1e6 if elapsed_us else 0.0,
+            ttft_us=self._ttft.distribution(),
+            tbt_us=self._tbt.distribution(),
+            preemptions=self._preemptions,
+            bubbles=bubbles,
+            rates={lane: self._rates.rate(lane, busy[lane]) for lane in LANES},
+            switches=self._switches.switches(),
+        )
+
+    def _record(self, handle: Callable[..., None], *record: Any) -> None:
+        self._log.append((handle, record))
+        if len(self._log) > BACKLOG:
+            self.settle()
+
+    def _arrived(self, id: int, at_us: float, prompt_tokens: int) -> None:
+        self._requests += 1
+        self._prompt_tokens += prompt_tokens
+        self._arrived_us[id] = at_us
+        self._first_us = at_us if self._first_us is None else min(self._first_us, at_us)
+        self._last_us = max(self._last_us, at_us)
+
+    def _delivered(self, ids: tuple[int, ...], at_us: float) -> None:
+        self._last_us = max(self._last_us, at_us)
+        self._tokens += len(ids)
+        token_us, add = self._token_us, self._tbt.add
+        for id in ids:
+            before_us = token_us.get(id)
+            if before_us is not None:
+                add(at_us - before_us)
+            elif (arrived_us := self._arrived_us.pop(id, None)) is not None:
+                self._ttft.add(at_us - arrived_us)
+            token_us[id] = at_us
+
+    def _leave(self, id: int, at_us: float, reason: str) -> None:
+        self._last_us = max(self._last_us, at_us)
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        self._arrived_us.pop(id, None)
+        self._token_us.pop(id, None)

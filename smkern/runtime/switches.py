@@ -1,0 +1,78 @@
+"""Changes of the split: from the decision to the first launch on the new rung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smkern.runtime.place import LANES, Lane
+from smkern.runtime.samples import Distribution, Samples
+from smkern.runtime.trace import Choice, Span, State
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Changes of the split so far.
+
+    Attributes:
+        count: Decisions for another rung, or between a split and the whole device.
+        host_us: From such a decision to the launch of the side that moved first: nothing on the
+            device holds it up, so this is the host's time.
+        handover_us: From such a decision to the launch of the side that moved last: it waits until
+            the other's work on the old rung is over. Of one side alone, where only one had work.
+    """
+
+    count: int = 0
+    host_us: Distribution = field(default_factory=Distribution)
+    handover_us: Distribution = field(default_factory=Distribution)
+
+
+@dataclass(slots=True)
+class _Move:
+    at_us: float
+    rung: int | None
+    launched_us: dict[Lane, float] = field(default_factory=dict)
+
+
+class SwitchMeter:
+    """Follows each change of the split until both sides have moved, or the next change."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._host = Samples()
+        self._handover = Samples()
+        self._rung: int | None = None
+        self._move: _Move | None = None
+
+    def choice(self, choice: Choice) -> None:
+        if choice.rung == self._rung:
+            return
+        self._close()
+        self._count += 1
+        self._rung = choice.rung
+        self._move = _Move(choice.at_us, choice.rung)
+
+    def span(self, span: Span) -> None:
+        move = self._move
+        if move is None or span.launched_us < move.at_us or span.lane in move.launched_us:
+            return
+        rung = None if span.place.side == "whole" else span.place.rung
+        if rung != move.rung:
+            return
+        move.launched_us[span.lane] = span.launched_us
+        if len(move.launched_us) == len(LANES):
+            self._close()
+
+    def state(self, state: State) -> None:
+        """What there is to do does not matter here."""
+
+    def switches(self) -> Switches:
+        """So far; the latest change counts once both sides have moved."""
+        return Switches(self._count, self._host.distribution(), self._handover.distribution())
+
+    def _close(self) -> None:
+        move, self._move = self._move, None
+        if move is None or not move.launched_us:
+            return
+        waits_us = [launched_us - move.at_us for launched_us in move.launched_us.values()]
+        self._host.add(min(waits_us))
+        self._handover.add(max(waits_us))

@@ -1,0 +1,258 @@
+"""What ran where and when: recorded in the serving loop, put in order outside of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from smkern.errors import ArgumentError
+from smkern.runtime.interleaver import Ticket
+from smkern.runtime.place import LANES, Lane
+from smkern.runtime.trace import Choice, Note, Span, State, Trace
+
+if TYPE_CHECKING:
+    from smkern.latency.predictor import Predictor
+    from smkern.policies.decision import Decision
+    from smkern.policies.snapshot import Snapshot
+
+CAPACITY = 20_000
+"""Launches that are kept: two minutes at 150 a second, about 20 MB."""
+BACKLOG = 4096
+"""Records not put in order yet before recording one puts two in order: 2,000 launches' events."""
+
+
+class Reader(Protocol):
+    """Told what a timeline put in order, each record once, as they were recorded."""
+
+    def span(self, span: Span) -> None: ...
+
+    def state(self, state: State) -> None: ...
+
+    def choice(self, choice: Choice) -> None: ...
+
+
+class Timeline:
+    """Launches, decisions and what there was to do, the latest of them.
+
+    Recording appends a tuple (under 1 us); `settle`, which costs more, asks the events for their
+    times and is called while there is nothing else to do, or by whatever reads.
+
+    Args:
+        num_sms: SMs of the device.
+        clock: Microseconds, the device's (`Device.now_us`); None: the latest time recorded.
+        capacity: Launches that are kept, and as many decisions, states and notes; 0: none.
+        predictor: Says how long launches should take, when the timeline is read.
+
+    Raises:
+        ArgumentError: a negative capacity, or no SM.
+
+    Example:
+        >>> timeline = Timeline(132)
+        >>> timeline.note("warm", batch=8)
+        >>> [note.name for note in timeline.trace().notes]
+        ['warm']
+    """
+
+    def __init__(
+        self,
+        num_sms: int,
+        *,
+        clock: Callable[[], float] | None = None,
+        capacity: int = CAPACITY,
+        predictor: Predictor | None = None,
+    ) -> None:
+        if capacity < 0:
+            raise ArgumentError(f"capacity={capacity}: give 0 to keep nothing, or more")
+        if num_sms < 1:
+            raise ArgumentError(f"num_sms={num_sms}: a device has at least 1")
+        self.num_sms = num_sms
+        self.predictor = predictor
+        self._clock = clock or self._latest
+        self._latest_us = 0.0
+        self._open: dict[int, Ticket] = {}
+        self._log: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._spans: deque[Span] = deque(maxlen=capacity)
+        self._choices: deque[Choice] = deque(maxlen=capacity)
+        self._states: deque[State] = deque(maxlen=capacity)
+        self._notes: deque[Note] = deque(maxlen=capacity)
+        self._ends: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
+        self._state = State(0.0)
+        self._readers: list[Reader] = []
+        self._dropped = 0
+
+    # Recording: in the serving loop.
+
+    def launched(self, ticket: Ticket) -> None:
+        """A launch; for `Interleaver(on_launch=)`."""
+        self._open[ticket.number] = ticket
+
+    def over(self, ticket: Ticket) -> None:
+        """A launch that was seen over; for `Interleaver(on_over=)`.
+
+        Its event is asked for its times later, in `settle`.
+        """
+        self._open.pop(ticket.number, None)
+        # Not the ticket: its work holds what it launches, such as tensors.
+        work = ticket.work
+        self._log.append(
+            (
+                self._over,
+                (ticket.number, ticket.lane, ticket.place, work.name, ticket.launched_us,
+                 ticket.seen_us, ticket.event, work.launches, work.size, work.about),
+            )
+        )  # fmt: skip
+        if len(self._log) > BACKLOG:
+            self.settle(2)
+
+    def decided(self, snapshot: Snapshot, decision: Decision) -> None:
+        """A policy's decision, and by its snapshot what there is to do."""
+        self._log.append((self._decided, (self._clock(), snapshot, decision)))
+
+    def state(
+        self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0,
+        is_blocked: bool = False,
+    ) -> None:  # fmt: skip
+        """What there is to do from now on, where no decision says so: above all, nothing.
+
+        Args:
+            at_us: The clock.
+            decoding: Requests that decode.
+            prefilling: Requests whose prompts are on their way through the layers.
+            waiting: Requests that wait for that.
+            is_blocked: Whether none of those can begin: no pages, or no row.
+        """
+        self._log.append((self._stated, (at_us, decoding, prefilling, waiting, is_blocked)))
+
+    def note(self, name: str, **about: Any) -> None:
+        """Something else worth seeing: an error, a preemption, a cancellation."""
+        self._log.append((self._noted, (self._clock(), name, about)))
+
+    def abandoned(self, tickets: Iterable[Ticket]) -> None:
+        """Launches given up after an error of the device; for what `Interleaver.abandon` gave."""
+        now_us = self._clock()
+        for ticket in tickets:
+            self._open.pop(ticket.number, None)
+            self._log.append((self._add, (_unfinished(ticket, now_us),)))
+
+    # Reading: while nothing else is to be done.
+
+    def attach(self, reader: Reader) -> None:
+        """Tell a reader what is put in order from now on."""
+        self._readers.append(reader)
+
+    def settle(self, limit: int | None = None) -> int:
+        """Put records in order, the oldest first; how many are left.
+
+        Args:
+            limit: Records to put in order, a few microseconds each; None: all.
+        """
+        log = self._log
+        count = len(log) if limit is None else min(limit, len(log))
+        for _ in range(count):
+            handle, record = log.popleft()
+            handle(*record)
+        return len(log)
+
+    def trace(self) -> Trace:
+        """All that is kept, launches still on their way included."""
+        self.settle()
+        now_us = self._clock()
+        on_their_way = [_unfinished(ticket, now_us) for ticket in self._open.values()]
+        spans = [*self._spans, *on_their_way]
+        if self.predictor is not None:
+            from smkern.runtime.predicted import predicted
+
+            spans = predicted(spans, self.predictor)
+        return Trace(
+            self.num_sms,
+            tuple(spans),
+            tuple(self._choices),
+            tuple(self._states),
+            tuple(self._notes),
+            self._dropped,
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write what is kept as a Chrome trace, which Perfetto opens; see `perfetto.save`."""
+        from smkern.runtime.perfetto import save
+
+        return save(self.trace(), Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        """Read what `save` wrote; see `perfetto.load`."""
+        from smkern.runtime.perfetto import load
+
+        return load(Path(path))
+
+    def _latest(self) -> float:
+        return self._latest_us
+
+    def _over(
+        self, number: int, lane: Lane, place: Any, name: str, launched_us: float, seen_us: float,
+        event: Any, launches: int, size: Any, about: Any,
+    ) -> None:  # fmt: skip
+        times = event.times_us()
+        begin_us, end_us = times or (max(launched_us, self._ends[lane]), seen_us)
+        self._add(
+            Span(
+                number, lane, place, name, launched_us, begin_us, max(begin_us, end_us), seen_us,
+                times is not None, True, launches, size, about,
+            )
+        )  # fmt: skip
+
+    def _add(self, span: Span) -> None:
+        self._ends[span.lane] = span.end_us
+        self._latest_us = max(self._latest_us, span.end_us, span.seen_us)
+        self._dropped += len(self._spans) == self._spans.maxlen
+        self._spans.append(span)
+        for reader in self._readers:
+            reader.span(span)
+
+    def _decided(self, at_us: float, snapshot: Snapshot, decision: Decision) -> None:
+        self._latest_us = max(self._latest_us, at_us)
+        choice = Choice.of(at_us, snapshot, decision)
+        self._choices.append(choice)
+        for reader in self._readers:
+            reader.choice(choice)
+        waiting = snapshot.waiting
+        batches = (snapshot.prefill, snapshot.preempted)
+        prefilling = sum(len(batch.ids) for batch in batches if batch is not None)
+        is_blocked = bool(waiting) and (
+            waiting[0].pages > snapshot.free_pages or snapshot.batch >= snapshot.max_running
+        )
+        self._enter(
+            State(
+                snapshot.now_us, snapshot.batch, prefilling, len(waiting), is_blocked,
+                decision.rung is not None,
+            )
+        )  # fmt: skip
+
+    def _stated(
+        self, at_us: float, decoding: int, prefilling: int, waiting: int, is_blocked: bool
+    ) -> None:
+        self._latest_us = max(self._latest_us, at_us)
+        is_split = self._state.is_split
+        self._enter(State(at_us, decoding, prefilling, waiting, is_blocked, is_split))
+
+    def _enter(self, state: State) -> None:
+        if state[1:] == self._state[1:]:
+            return
+        self._state = state
+        self._states.append(state)
+        for reader in self._readers:
+            reader.state(state)
+
+    def _noted(self, at_us: float, name: str, about: dict[str, Any]) -> None:
+        self._latest_us = max(self._latest_us, at_us)
+        self._notes.append(Note(at_us, name, about))
+
+
+def _unfinished(ticket: Ticket, now_us: float) -> Span:
+    work, begin_us = ticket.work, ticket.launched_us
+    return Span(
+        ticket.number, ticket.lane, ticket.place, work.name, begin_us, begin_us,
+        max(begin_us, now_us), now_us, False, False, work.launches, work.size, work.about,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""What a timeline holds, as plain data: launches, decisions, what there was to do, notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from smkern.latency import Size
+from smkern.policies.decision import Decision
+from smkern.policies.snapshot import Snapshot
+from smkern.runtime.place import LANES, Lane, Place
+
+
+class Span(NamedTuple):
+    """A launch on its lane.
+
+    Attributes:
+        number: Of the launches, in their order.
+        lane: "decode" or "prefill".
+        place: The SMs that it might use.
+        name: What the work was called.
+        launched_us: When the host launched it.
+        begin_us, end_us: When the device began and ended it.
+        seen_us: When the host saw it over; `end_us` of one that is not over is the clock then.
+        is_exact: Whether the device said when it began and ended. Otherwise it began when it was
+            launched or when the one before it ended, and ended when the host saw it.
+        is_over: False: it was still on its way, or was abandoned after an error.
+        launches: Kernels of it; a graph is one.
+        size: What it was made of, where it said so.
+        about: What else was said of it.
+        predicted_us: How long it should have taken, where a predictor was there.
+    """
+
+    number: int
+    lane: Lane
+    place: Place
+    name: str
+    launched_us: float
+    begin_us: float
+    end_us: float
+    seen_us: float
+    is_exact: bool = True
+    is_over: bool = True
+    launches: int = 1
+    size: Size | None = None
+    about: dict[str, Any] | None = None
+    predicted_us: float | None = None
+
+    @property
+    def duration_us(self) -> float:
+        return self.end_us - self.begin_us
+
+
+class State(NamedTuple):
+    """What there is to do, from a moment on.
+
+    Attributes:
+        at_us: The moment.
+        decoding: Requests that decode.
+        prefilling: Requests whose prompts are on their way through the layers.
+        waiting: Requests that wait for that.
+        is_blocked: Whether none of those could begin: no pages, or no row.
+        is_split: Whether each side has SMs of its own.
+    """
+
+    at_us: float
+    decoding: int = 0
+    prefilling: int = 0
+    waiting: int = 0
+    is_blocked: bool = False
+    is_split: bool = False
+
+    def has_work(self, lane: Lane) -> bool:
+        """Whether a lane has something to do.
+
+        The prefill lane: prompts on their way, or, in a split, prompts that could begin. The decode
+        lane: requests that decode, or, where both share the device, prompts that could begin.
+        """
+        could_begin = self.waiting > 0 and not self.is_blocked
+        if lane == "prefill":
+            return self.prefilling > 0 or (self.is_split and could_begin)
+        return self.decoding > 0 or (could_begin and not self.is_split and self.prefilling == 0)
+
+
+class Choice(NamedTuple):
+    """A policy's decision, with what of the snapshot explains it.
+
+    Attributes:
+        at_us: When it was made.
+        trigger: Why the policy was asked.
+        rung, prefill, chunk_tokens, layers, steps, join, preempt, pause_decode: Of the decision.
+        decoding, waiting, decode_queued, prefill_queued, free_pages: Of the snapshot, the first two
+            as counts.
+    """
+
+    at_us: float
+    trigger: str
+    rung: int | None
+    prefill: tuple[int, ...]
+    chunk_tokens: int | None
+    layers: int
+    steps: int
+    join: str
+    preempt: bool
+    pause_decode: bool
+    decoding: int
+    waiting: int
+    decode_queued: int
+    prefill_queued: int
+    free_pages: int
+
+    @classmethod
+    def of(cls, at_us: float, snapshot: Snapshot, decision: Decision) -> Choice:
+        return cls(
+            at_us,
+            snapshot.trigger,
+            decision.rung,
+            tuple(decision.prefill),
+            decision.chunk_tokens,
+            decision.layers,
+            decision.steps,
+            decision.join,
+            decision.preempt,
+            decision.pause_decode,
+            snapshot.batch,
+            len(snapshot.waiting),
+            snapshot.decode_queued,
+            snapshot.prefill_queued,
+            snapshot.free_pages,
+        )
+
+
+class Note(NamedTuple):
+    """Something else that happened: an error, a preemption, a switch of the mode."""
+
+    at_us: float
+    name: str
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A stretch of a timeline.
+
+    Attributes:
+        num_sms: SMs of the device.
+        spans: Launches, in the order in which the host saw them over; those still on their way
+            come last.
+        choices: Decisions in their order.
+        states: What there was to do, in order.
+        notes: In order.
+        dropped: Launches that were forgotten because the timeline was full.
+    """
+
+    num_sms: int
+    spans: tuple[Span, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    states: tuple[State, ...] = ()
+    notes: tuple[Note, ...] = ()
+    dropped: int = 0
+
+    def lane(self, lane: Lane) -> tuple[Span, ...]:
+        """A lane's launches, in order."""
+        return tuple(sorted(span for span in self.spans if span.lane == lane))
+
+    @property
+    def window_us(self) -> tuple[float, float]:
+        """From the first begin to the last end of a launch; (0, 0) where there is none."""
+        if not self.spans:
+            return 0.0, 0.0
+        return min(s.begin_us for s in self.spans), max(s.end_us for s in self.spans)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Lanes that ran something."""
+        seen = {span.lane for span in self.spans}
+        return tuple(lane for lane in LANES if lane in seen)
+
+    def split(self) -> tuple[tuple[float, int, int], ...]:
+        """Moments at which the lanes' SMs changed: when, the decode side's, the prefill side's.
+
+        A lane on the whole device leaves the other none.
+        """
+        changes: list[tuple[float, int, int]] = []
+        sms: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        for span in sorted(self.spans, key=lambda span: (span.begin_us, span.number)):
+            before = dict(sms)
+            other: Lane = "prefill" if span.lane == "decode" else "decode"
+            sms[span.lane] = span.place.num_sms
+            if span.place.side == "whole":
+                sms[other] = 0
+            elif sms[other] in (0, self.num_sms):
+                sms[other] = self.num_sms - span.place.num_sms
+            if sms != before:
+                changes.append((span.begin_us, sms["decode"], sms["prefill"]))
+        return tuple(changes)
