@@ -1,0 +1,336 @@
+"""An executor under watch: what its launches do to pages, in which order and where, is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from smkern.errors import DeviceError
+from smkern.models.request import Request
+from smkern.runtime.device import Event, Work
+from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.place import Lane, Place
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Tokens of a request that a launch writes; it reads all before them."""
+
+    request: Request
+    start: int
+    end: int
+    is_known: bool
+    """Whether the tokens are the prompt's, known to the host."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A prepared launch: what it writes is said when it is launched."""
+
+    kind: str
+    pieces: tuple[Piece, ...] = ()
+    requests: tuple[Request, ...] = ()
+    run: PrefillRun | None = None
+    first: int = 0
+    count: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A launch and the pages that it reads and writes."""
+
+    lane: Lane
+    place: Place
+    job: Job
+    event: Event
+    reads: dict[int, Request] = field(default_factory=dict)
+    writes: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        try:
+            return self.event.query()
+        except DeviceError:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a page holds where the token was drawn by the device: known later."""
+
+    request: Request
+    position: int
+
+
+class WatchedDevice:
+    """A device whose launches are told to the watch; else as it is."""
+
+    def __init__(self, device: Any, watch: WatchedExecutor) -> None:
+        self._device = device
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> Event:
+        flight = self._watch.before(lane, place, work)
+        event: Event = self._device.launch(lane, place, work)
+        self._watch.after(flight, event)
+        return event
+
+
+class WatchedExecutor:
+    """An executor whose calls and launches are checked against books of their own.
+
+    What is checked at a launch: its lane and place; that no other lane's work holds its SMs (unless
+    `impatient`); that the layers of a batch come in order, one batch a slot; that a request has
+    pages for what is written; that it goes on where it was; that each page which is read holds the
+    request's own tokens, by launches that are over or in front of it on the lane; and that no page
+    is written which the other lane still reads or writes.
+
+    Args:
+        executor: Simulated or not.
+        impatient: Whether the growing side may overlap.
+    """
+
+    def __init__(self, executor: Any, *, impatient: bool = False) -> None:
+        self._executor = executor
+        self._impatient = impatient
+        self.device = WatchedDevice(executor.device, self)
+        self.flights: list[Flight] = []
+        self.launched: list[str] = []
+        """Kind of every launch."""
+        self.wasted = 0
+        """Rows of decode steps whose request could hold no more."""
+        self._computed: dict[Request, int] = {}
+        self._jobs: dict[int, tuple[Work, Job, int]] = {}
+        self._prepared = 0
+        self._last = -1
+        self._layers: dict[int, tuple[PrefillRun, int]] = {}
+        self._contents: dict[tuple[int, int], int | Drawn] = {}
+        self._writers: dict[int, Flight] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    # The executor's protocol.
+
+    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+        assert 0 < len(pieces) <= self.max_prefill, f"{len(pieces)} prompts in a batch"
+        assert sum(piece.count for piece in pieces) <= self.max_tokens
+        held = self._layers.get(slot)
+        assert held is None, f"slot {slot} holds {held and held[0].pieces}"
+        for piece in pieces:
+            self._check_piece(piece)
+        run: PrefillRun = self._executor.begin(pieces, slot)
+        self._layers[slot] = (run, 0)
+        return run
+
+    def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
+        work = self._executor.prefill(run, first, count)
+        return self._prepare(work, Job("prefill", tuple(run.pieces), (), run, first, count))
+
+    def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
+        assert len(set(requests)) == len(requests), "a request decodes in two rows"
+        assert 0 < len(requests) <= self.max_running
+        assert steps >= 1
+        found = self._executor.decode(requests, steps)
+        assert len(found) == steps
+        for _, draw in found:
+            assert set(draw.requests) == set(requests)
+        job = Job("decode", (), tuple(requests))
+        return [(self._prepare(work, replace_job(job)), draw) for work, draw in found]
+
+    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+        everyone = [*(piece.request for piece in pieces), *requests]
+        assert len(set(everyone)) == len(everyone), "a request is in a forward twice"
+        assert len(pieces) <= self.max_prefill
+        assert len(requests) <= self.max_running
+        assert sum(piece.count for piece in pieces) <= self.max_tokens
+        for piece in pieces:
+            self._check_piece(piece)
+        work, draw = self._executor.mixed(pieces, requests)
+        drawn = [piece.request for piece in pieces if piece.draws]
+        assert list(draw.requests[: len(drawn)]) == drawn
+        assert set(draw.requests[len(drawn) :]) == set(requests)
+        return self._prepare(work, Job("mixed", tuple(pieces), tuple(requests))), draw
+
+    def forget(self, request: Request) -> None:
+        self._executor.forget(request)
+        for slot, (run, _) in list(self._layers.items()):
+            if any(piece.request is request for piece in run.pieces):
+                del self._layers[slot]
+        self._computed.pop(request, None)
+
+    # What is launched.
+
+    def before(self, lane: Lane, place: Place, work: Work) -> Flight:
+        """Check a launch that is about to be made."""
+        known = self._jobs.pop(id(work), None)
+        assert known is not None, f"{work.name!r} was not made by the executor, or came twice"
+        _, job, number = known
+        assert number > self._last, f"{job.kind} is launched behind work that was made later"
+        self._last = number
+        flight = Flight(lane, place, job, _Never())
+        self._check_place(flight)
+        self.flights = [other for other in self.flights if not other.is_over]
+        for span in self._spans(job):
+            self._check_span(flight, span)
+        return flight
+
+    def after(self, flight: Flight, event: Event) -> None:
+        """Enter a launch that was made."""
+        flight.event = event
+        job = flight.job
+        for span in self._spans(job):
+            self._enter(flight, span)
+        if job.run is not None:
+            slot, done = job.run.slot, job.first + job.count
+            if done == self.config.num_layers:
+                del self._layers[slot]
+            else:
+                self._layers[slot] = (job.run, done)
+        self.flights.append(flight)
+        self.launched.append(job.kind)
+
+    @property
+    def in_flight(self) -> int:
+        """Launches that are not over."""
+        self.flights = [flight for flight in self.flights if not flight.is_over]
+        return len(self.flights)
+
+    def computed(self, request: Request) -> int:
+        """Tokens whose keys launches have written, or found in the pool."""
+        if request not in self._computed:
+            return int(self.pool._ledger.get(request).cached_tokens)
+        return self._computed[request]
+
+    def _prepare(self, work: Work, job: Job) -> Work:
+        made = replace(work)
+        self._jobs[id(made)] = (made, job, self._prepared)
+        self._prepared += 1
+        return made
+
+    def _check_piece(self, piece: Piece) -> None:
+        request = piece.request
+        assert piece.count >= 1
+        assert piece.start == self.computed(request), (
+            f"{request!r} goes on at {piece.start}, {self.computed(request)} tokens are computed"
+        )
+        end = piece.start + piece.count
+        assert end <= len(request.ids)
+        assert piece.draws == (end == len(request.ids)), f"{request!r} draws at {end}"
+
+    def _check_place(self, flight: Flight) -> None:
+        lane, place, job = flight.lane, flight.place, flight.job
+        assert lane == ("prefill" if job.kind == "prefill" else "decode"), f"{job.kind} on {lane}"
+        assert place == Place.of(lane, place.rung or None, self.device.num_sms)
+        if job.kind == "mixed":
+            assert place.side == "whole", f"a mixed forward on {place}"
+        for other in self.flights:
+            if other.lane != lane and not other.is_over and place.overlaps(other.place):
+                whole = "whole" in (place.side, other.place.side)
+                may = self._impatient and not whole
+                assert may, f"{place} beside {other.place}"
+        if job.run is not None:
+            held = self._layers.get(job.run.slot)
+            assert held is not None, f"layers of a batch that slot {job.run.slot} does not hold"
+            assert held == (job.run, job.first), f"layer {job.first} comes behind layer {held[1]}"
+            assert job.count >= 1
+            assert job.first + job.count <= self.config.num_layers
+
+    def _spans(self, job: Job) -> list[Span]:
+        spans = [Span(x.request, x.start, x.start + x.count, True) for x in job.pieces]
+        for request in job.requests:
+            start = self.computed(request)
+            end = min(start + 1, request.max_tokens_held)
+            spans.append(Span(request, start, max(start, end), False))
+        return spans
+
+    def _check_span(self, flight: Flight, span: Span) -> None:
+        request, size = span.request, self.pool.page_size
+        pages = self.pool.pages(request)
+        assert len(pages) * size >= span.end, (
+            f"{request!r} writes tokens to {span.end} in {len(pages)} pages of {size}"
+        )
+        if not span.is_known:
+            assert span.start >= len(request.ids) - 1, (
+                f"{request!r} has {len(request.ids)} tokens, {span.start} computed: decoding skips"
+            )
+        chain = self._chain(request, min(span.start, len(request.ids)))
+        for position in range(span.start):
+            held = self._contents.get((pages[position // size], position % size))
+            self._check_held(request, position, held, chain)
+        reads = set(pages[: -(-span.end // size)])
+        writes = set(pages[span.start // size : -(-span.end // size)])
+        for page in reads:
+            writer = self._writers.get(page)
+            assert writer is None or writer.lane == flight.lane or writer.is_over, (
+                f"{flight.job.kind} of {request!r} reads page {page}, which {writer.job.kind} on "
+                "the other lane still writes"
+            )
+        for other in self.flights:
+            if other.lane != flight.lane and not other.is_over:
+                shared = writes & (set(other.reads) | set(other.writes))
+                assert not shared, (
+                    f"{flight.job.kind} of {request!r} writes pages {shared}, which "
+                    f"{other.job.kind} on the other lane still uses"
+                )
+        flight.reads.update(dict.fromkeys(reads, request))
+        for page in writes:
+            owner = flight.writes.setdefault(page, request)
+            assert owner is request, f"{owner!r} and {request!r} write page {page}"
+
+    def _check_held(
+        self, request: Request, position: int, held: int | Drawn | None, chain: list[int]
+    ) -> None:
+        where = f"{request!r} at {position}"
+        assert held is not None, f"{where} reads what nobody wrote"
+        if isinstance(held, Drawn):
+            if held.request is request:
+                assert held.position == position, where
+                return
+            known = self._chain(held.request, len(held.request.ids))
+            assert held.position < len(known), f"{where} reads a token that was never delivered"
+            held = known[held.position]
+        assert position < len(chain), f"{where} reads more than it has"
+        assert held == chain[position], f"{where} reads another text's keys"
+
+    def _enter(self, flight: Flight, span: Span) -> None:
+        request, size = span.request, self.pool.page_size
+        pages = self.pool.pages(request)
+        if not span.is_known and span.end == span.start:
+            self.wasted += 1
+        chain = self._chain(request, span.end) if span.is_known else []
+        for position in range(span.start, span.end):
+            place = (pages[position // size], position % size)
+            held = chain[position] if span.is_known else Drawn(request, position)
+            self._contents[place] = held
+            self._writers[place[0]] = flight
+        job = flight.job
+        last = job.run is None or job.first + job.count == self.config.num_layers
+        if last:
+            self._computed[request] = span.end
+
+    def _chain(self, request: Request, count: int) -> list[int]:
+        """A name for each token of a request and all before it."""
+        names: list[int] = []
+        for token in request.ids[:count]:
+            names.append(hash((names[-1] if names else None, token)))
+        return names
+
+
+class _Never:
+    """The event of a launch that was not made yet."""
+
+    def query(self) -> bool:
+        return False
+
+    def times_us(self) -> tuple[float, float] | None:
+        return None
+
+
+def replace_job(job: Job) -> Job:
+    """A job of its own for each step."""
+    return Job(job.kind, job.pieces, job.requests)
