@@ -1,4 +1,4 @@
-"""What is done where a policy fails: plain, legal, and never nothing where something can be done."""
+"""What is done where a policy fails: plain, legal, and something wherever something can be."""
 
 from __future__ import annotations
 

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
 from time import perf_counter
 from typing import Any
 
-from smkern.errors import ArgumentError, DecisionError, DeviceError, SmkernError, StalledError
+from smkern.errors import ArgumentError, DeviceError, SmkernError, StalledError
 from smkern.models.admission import Admission, Prompt
 from smkern.models.sampling import SamplingParams
 from smkern.models.text import Tokenizer
 from smkern.ops.attention.numbers import as_int
-from smkern.policies import Aggregated, Decision, Policy, Snapshot
-from smkern.policies.check import check
-from smkern.policies.fallback import fallback
-from smkern.policies.snapshot import Trigger
+from smkern.policies import Aggregated, Policy
 from smkern.runtime.books import Books, Preemption
+from smkern.runtime.conductor import Act, Conductor
 from smkern.runtime.deliver import deliver
 from smkern.runtime.executor import Executor, MemoryReport
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.launches import Flight, Launches, LaunchError
+from smkern.runtime.launches import Flight, LaunchError, Launches
 from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.stats import Stats, StatsMeter
 from smkern.runtime.timeline import Timeline
 
 STALL_S = 60.0
-CONTROLS = 4096
 SETTLED = 4
 """Records of the timeline that are put in order while there is nothing else to do."""
 
@@ -56,9 +52,6 @@ class Multiplexer:
 
     Attributes:
         timeline: As given.
-        errors: The last errors of policies, with the time on the device's clock.
-        control_us: Host time of the last steps that launched decode: polled, tokens handed out,
-            decided and launched, prefill's launches behind it left out.
 
     Raises:
         ArgumentError: settings that cannot be.
@@ -95,10 +88,7 @@ class Multiplexer:
         if timeline is None:
             timeline = Timeline(device.num_sms, clock=device.now_us)
         self.timeline = timeline
-        self.errors: deque[tuple[float, SmkernError]] = deque(maxlen=64)
-        self.control_us: deque[float] = deque(maxlen=CONTROLS)
         self._executor = executor
-        self._policy = Aggregated() if policy is None else policy
         self._lanes = Interleaver(
             device,
             impatient=impatient,
@@ -107,19 +97,19 @@ class Multiplexer:
         )
         self._books = Books(executor.pool, preemption, batch_invariant, executor.max_running)
         self._launches = Launches(executor, self._lanes, self._books, batch_invariant)
+        self._lives: dict[int, Live] = {}
+        self._conductor = Conductor(
+            Aggregated() if policy is None else policy, executor, self._lanes, self._books,
+            self._launches, self._lives, timeline,
+        )  # fmt: skip
         self._admission = Admission(
             executor.config, executor.pool, executor.max_context, lambda needed: tokenizer,
             Random(seed),
         )  # fmt: skip
         self._meter = StatsMeter(timeline, config=executor.config)
         self._stall_us = 1e6 * stall_timeout_s
-        self._lives: dict[int, Live] = {}
         self._future: list[tuple[float, int, Live]] = []
         self._count = 0
-        self._rung: int | None = None
-        self._depth = 0
-        self._gang = False
-        self._prefill_turn = False
         self._changed = False
         self._quiet_since_us = 0.0
         self._outputs: list[Output] = []
@@ -221,6 +211,17 @@ class Multiplexer:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    @property
+    def errors(self) -> Sequence[tuple[float, SmkernError]]:
+        """The last errors of the policy, with their times on the device's clock."""
+        return tuple(self._conductor.errors)
+
+    @property
+    def control_us(self) -> Sequence[float]:
+        """Host time of the last steps that launched decode: polled, tokens handed out, decided and
+        launched; prefill's launches behind it are left out."""
+        return tuple(self._conductor.control_us)
+
     def stats(self) -> Stats:
         """Tokens, waits, bubbles, switches and work so far."""
         return self._meter.stats(self._lanes.device.now_us())
@@ -304,150 +305,15 @@ class Multiplexer:
             else:
                 self._fail([live], live.error)
 
-    # Decisions.
-
     def _decide(self, began: float) -> None:
-        """Ask the policy where something can be launched, and carry its decision out."""
-        lanes, launches = self._lanes, self._launches
-        if self._gang and (lanes.queued("decode") or lanes.queued("prefill")):
-            return
-        self._gang = False
-        wants_prefill = self._wants_prefill()
-        trigger = self._trigger(wants_prefill)
-        if trigger is None:
-            return
-        snapshot = self._snapshot(trigger)
-        decision = self._decision(snapshot)
-        self.timeline.decided(snapshot, decision)
+        """Let what can be launched be decided and launched."""
         try:
-            launched = self._carry(decision, began)
+            if self._conductor.act(began) is Act.STUCK:
+                self._unblock()
         except LaunchError as error:
             self._fail(error.lives, error)
-            return
-        if not launched and not launches.flights:
-            self._blocked(snapshot)
-
-    def _trigger(self, wants_prefill: bool) -> Trigger | None:
-        books = self._books
-        if not self._launches.flights and self._has_work():
-            return "idle"
-        if self._wants_decode() and (books.running or books.waiting):
-            return "decode"
-        return "prefill" if wants_prefill else None
-
-    def _has_work(self) -> bool:
-        books = self._books
-        return bool(books.running or books.waiting or self._launches.batch)
-
-    def _wants_decode(self) -> bool:
-        """Whether the decode lane has room for another launch."""
-        if self._prefill_turn and self._launches.batch is not None:
-            return False
-        return self._lanes.queued("decode") <= self._depth
-
-    def _wants_prefill(self) -> bool:
-        """Whether the prefill lane has."""
-        if self._launches.batch is None and not self._books.waiting:
-            return False
-        return self._lanes.queued("prefill") <= 1
-
-    def _decision(self, snapshot: Snapshot) -> Decision:
-        """The policy's, or a plain one where it fails."""
-        try:
-            decision = self._policy.decide(snapshot)
-            check(decision, snapshot)
-        except Exception as reason:  # noqa: BLE001  whatever a policy raises is reported
-            error = reason if isinstance(reason, DecisionError) else _raised(reason)
-            self.errors.append((snapshot.now_us, error))
-            self.timeline.note("decision failed", error=str(error))
-            return fallback(snapshot)
-        return decision
-
-    def _carry(self, decision: Decision, began: float) -> bool:
-        """Launch what was decided, decode first; whether anything was."""
-        lanes, launches = self._lanes, self._launches
-        if decision.rung != self._rung:
-            self._rung = decision.rung
-            self._prefill_turn = False
-        lanes.aim(decision.rung)
-        self._depth = 1 if decision.steps > 1 else 0
-        aggregated = decision.rung is None and launches.batch is None
-        launched = False
-        wanted = [self._lives[id_] for id_ in decision.prefill]
-        tokens = decision.chunk_tokens or self._executor.max_tokens
-        if self._wants_decode() and lanes.can_launch("decode"):
-            if aggregated and wanted and not decision.layers and lanes.queued("prefill") == 0:
-                launched = launches.mixed(wanted, tokens) > 0
-                wanted = []
-            if not launched and not decision.pause_decode:
-                launched = launches.decode(decision.steps) > 0
-                self._prefill_turn = launched and decision.rung is None and decision.layers > 0
-            if launched:
-                self.control_us.append(1e6 * (perf_counter() - began))
-        if decision.layers or decision.rung is not None:
-            launched = self._prefill(decision, wanted, tokens) or launched
-        self._gang = decision.join == "gang" and launched
-        return launched
-
-    def _prefill(self, decision: Decision, wanted: Sequence[Live], tokens: int) -> bool:
-        lanes, launches = self._lanes, self._launches
-        wanted = [live for live in wanted if live.stage == "waiting"]
-        if wanted and (launches.batch is None or decision.preempt):
-            launches.begin(wanted, tokens, preempt=decision.preempt)
-        if not decision.layers or lanes.queued("prefill") > 1:
-            return False
-        if not lanes.can_launch("prefill"):
-            return False
-        launched = launches.layers(decision.layers) > 0
-        self._prefill_turn = self._prefill_turn and not launched
-        return launched
-
-    def _snapshot(self, trigger: Trigger) -> Snapshot:
-        books, launches, executor = self._books, self._launches, self._executor
-        now_us = self._lanes.device.now_us()
-        running = books.running
-        oldest = min((live.token_us for live in running if live.token_us), default=now_us)
-        batch, preempted = launches.batch, launches.preempted
-        return Snapshot(
-            now_us=now_us,
-            trigger=trigger,
-            waiting=books.views() if launches.seats > 0 else (),
-            prefill=None if batch is None else batch.view(),
-            preempted=None if preempted is None else preempted.view(),
-            running_kv=tuple([len(live.request.ids) + live.ahead for live in running]),
-            token_age_us=now_us - oldest,
-            decode_queued=self._lanes.queued("decode"),
-            prefill_queued=self._lanes.queued("prefill"),
-            rung=self._rung,
-            rungs=executor.device.rungs,
-            num_sms=executor.device.num_sms,
-            num_layers=executor.config.num_layers,
-            free_pages=books.free_pages,
-            page_size=executor.pool.page_size,
-            max_running=executor.max_running,
-            max_prefill=executor.max_prefill,
-            max_tokens=executor.max_tokens,
-        )
 
     # What goes wrong.
-
-    def _blocked(self, snapshot: Snapshot) -> None:
-        """Nothing is on its way and the policy launched nothing: see that things go on."""
-        if not self._has_work() and not self._books.paused:
-            return
-        error = DecisionError(
-            f"the policy launched nothing while {len(snapshot.waiting)} requests wait, "
-            f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a chunk"
-        )
-        try:
-            launched = self._carry(fallback(snapshot), perf_counter())
-        except LaunchError as failed:
-            self._fail(failed.lives, failed)
-            return
-        if launched:
-            self.errors.append((snapshot.now_us, error))
-            return
-        self._unblock()
 
     def _unblock(self) -> None:
         """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
@@ -506,10 +372,6 @@ class Multiplexer:
             reason = live.completion.finish_reason
         self._meter.finished(live.id, self._lanes.device.now_us(), reason)
         self._changed = True
-
-
-def _raised(reason: Exception) -> DecisionError:
-    return DecisionError(f"the policy raised {type(reason).__name__}: {reason}")
 
 
 def _no_pages(live: Live, executor: Any) -> SmkernError:

@@ -1,0 +1,221 @@
+"""From a moment to launches: the policy is asked, its decision checked and carried out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from time import perf_counter
+
+from smkern.errors import DecisionError, SmkernError
+from smkern.policies import Decision, Policy, Snapshot
+from smkern.policies.check import check
+from smkern.policies.fallback import fallback
+from smkern.policies.snapshot import Trigger
+from smkern.runtime.books import Books
+from smkern.runtime.executor import Executor
+from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.launches import Launches
+from smkern.runtime.live import Live
+from smkern.runtime.timeline import Timeline
+
+ERRORS = 64
+CONTROLS = 4096
+PREFILL_AHEAD = 1
+"""Groups of layers that may be queued when the next is launched: its stream never runs dry."""
+
+
+class Act(Enum):
+    """What came of asking."""
+
+    LAUNCHED = 1
+    WAITS = 2
+    STUCK = 3
+    """There is work, nothing is on its way, and not even a plain decision launches anything."""
+
+
+class Conductor:
+    """Asks a policy where something can be launched, and launches what it decided.
+
+    Decode steps are launched when the lane has run dry, or, with look-ahead, when its last step
+    runs; groups of prefill layers when one is left; decode always first. Where both sides share
+    the whole device and a batch is on its way through the layers, they take turns.
+
+    Args:
+        policy: Decides.
+        executor, lanes, books, launches: What is decided about.
+        lives: Requests by id.
+        timeline: Gets decisions.
+
+    Attributes:
+        errors: The last errors of the policy, with their times.
+        control_us: Host time from `began` to the launch of decode, of the last such acts.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        executor: Executor,
+        lanes: Interleaver,
+        books: Books,
+        launches: Launches,
+        lives: Mapping[int, Live],
+        timeline: Timeline,
+    ) -> None:
+        self.errors: deque[tuple[float, SmkernError]] = deque(maxlen=ERRORS)
+        self.control_us: deque[float] = deque(maxlen=CONTROLS)
+        self._policy = policy
+        self._executor = executor
+        self._lanes = lanes
+        self._books = books
+        self._launches = launches
+        self._lives = lives
+        self._timeline = timeline
+        self._rung: int | None = None
+        # Decode launches that may be queued when the next is decided.
+        self._depth = 0
+        self._gang = False
+        # Both sides on the whole device: the next launch is prefill's.
+        self._is_prefills_turn = False
+
+    def act(self, began_s: float) -> Act:
+        """Ask and launch, where anything can be.
+
+        Args:
+            began_s: When the host began this step, by `perf_counter`.
+
+        Raises:
+            LaunchError: a launch failed; it names its requests.
+        """
+        lanes, flights = self._lanes, self._launches.flights
+        if self._gang and (lanes.queued("decode") or lanes.queued("prefill")):
+            return Act.WAITS
+        self._gang = False
+        trigger = self._trigger()
+        if trigger is None:
+            return Act.WAITS
+        snapshot = self._snapshot(trigger)
+        decision = self._decision(snapshot)
+        self._timeline.decided(snapshot, decision)
+        if self._carry(decision, began_s):
+            return Act.LAUNCHED
+        if flights or not self._has_work():
+            return Act.WAITS
+        if self._carry(fallback(self._snapshot("idle")), perf_counter()):
+            error = DecisionError(
+                f"the policy launched nothing while {len(snapshot.waiting)} requests wait, "
+                f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a "
+                "chunk"
+            )
+            self.errors.append((snapshot.now_us, error))
+            return Act.LAUNCHED
+        return Act.STUCK
+
+    def _trigger(self) -> Trigger | None:
+        """Why the policy is asked now; None: there is nothing to launch, or no room for it."""
+        books = self._books
+        if not self._has_work():
+            return None
+        if not self._launches.flights:
+            return "idle"
+        if self._wants_decode() and (books.running or books.waiting):
+            return "decode"
+        return "prefill" if self._wants_prefill() else None
+
+    def _has_work(self) -> bool:
+        books = self._books
+        return bool(books.running or books.waiting or self._launches.batch)
+
+    def _wants_decode(self) -> bool:
+        """Whether the decode lane has room for another launch, and it is its turn."""
+        if self._is_prefills_turn and self._launches.batch is not None:
+            return False
+        return self._lanes.queued("decode") <= self._depth
+
+    def _wants_prefill(self) -> bool:
+        """Whether the prefill lane has room, and there is something for it."""
+        if self._launches.batch is None and not self._books.waiting:
+            return False
+        return self._lanes.queued("prefill") <= PREFILL_AHEAD
+
+    def _decision(self, snapshot: Snapshot) -> Decision:
+        """The policy's, or a plain one where it fails."""
+        try:
+            return check(self._policy.decide(snapshot), snapshot)
+        except Exception as reason:  # noqa: BLE001  whatever a policy raises is reported
+            error = reason
+            if not isinstance(error, DecisionError):
+                error = DecisionError(f"the policy raised {type(reason).__name__}: {reason}")
+            self.errors.append((snapshot.now_us, error))
+            self._timeline.note("decision failed", error=str(error))
+            return fallback(snapshot)
+
+    def _carry(self, decision: Decision, began_s: float) -> bool:
+        """Launch what was decided, decode first; whether anything was."""
+        lanes, launches = self._lanes, self._launches
+        if decision.rung != self._rung:
+            self._rung = decision.rung
+            self._is_prefills_turn = False
+        lanes.aim(decision.rung)
+        self._depth = 1 if decision.steps > 1 else 0
+        wanted = [self._lives[id_] for id_ in decision.prefill]
+        tokens = decision.chunk_tokens or self._executor.max_tokens
+        layers = decision.layers or (decision.rung is not None)
+        launched = False
+        if self._wants_decode() and lanes.can_launch("decode"):
+            if wanted and not layers and launches.batch is None and not lanes.queued("prefill"):
+                launched = launches.mixed(wanted, tokens) > 0
+            if not launched and not decision.pause_decode:
+                launched = launches.decode(decision.steps) > 0
+                shares = decision.rung is None and decision.layers > 0
+                self._is_prefills_turn = launched and shares
+            if launched:
+                self.control_us.append(1e6 * (perf_counter() - began_s))
+        if layers:
+            launched = self._prefill(decision, wanted, tokens) or launched
+        self._gang = decision.join == "gang" and launched
+        return launched
+
+    def _prefill(self, decision: Decision, wanted: Sequence[Live], tokens: int) -> bool:
+        """Begin a batch and launch layers, as decided; whether any were launched."""
+        lanes, launches = self._lanes, self._launches
+        # Launching decode may have put one of them back.
+        wanted = [live for live in wanted if live.stage == "waiting"]
+        if wanted and (launches.batch is None or decision.preempt):
+            launches.begin(wanted, tokens, preempt=decision.preempt)
+        if not decision.layers or lanes.queued("prefill") > PREFILL_AHEAD:
+            return False
+        if not lanes.can_launch("prefill"):
+            return False
+        launched = launches.layers(decision.layers) > 0
+        self._is_prefills_turn = self._is_prefills_turn and not launched
+        return launched
+
+    def _snapshot(self, trigger: Trigger) -> Snapshot:
+        """This moment, as the policy sees it."""
+        books, launches, executor = self._books, self._launches, self._executor
+        now_us = self._lanes.device.now_us()
+        running = books.running
+        # A token that is on its way for the first time was never delivered.
+        oldest = min((live.token_us for live in running if live.token_us), default=now_us)
+        batch, preempted = launches.batch, launches.preempted
+        return Snapshot(
+            now_us=now_us,
+            trigger=trigger,
+            waiting=books.views(),
+            prefill=None if batch is None else batch.view(),
+            preempted=None if preempted is None else preempted.view(),
+            running_kv=tuple([len(live.request.ids) + live.ahead for live in running]),
+            token_age_us=now_us - oldest,
+            decode_queued=self._lanes.queued("decode"),
+            prefill_queued=self._lanes.queued("prefill"),
+            rung=self._rung,
+            rungs=executor.device.rungs,
+            num_sms=executor.device.num_sms,
+            num_layers=executor.config.num_layers,
+            free_pages=books.free_pages,
+            page_size=executor.pool.page_size,
+            max_running=executor.max_running,
+            max_prefill=executor.max_prefill,
+            max_tokens=executor.max_tokens,
+        )
