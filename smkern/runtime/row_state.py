@@ -13,6 +13,8 @@ from smkern.ops.attention.numbers import as_int
 
 STOP_TOKENS = 8
 """Stop tokens of a row, unless told otherwise; the host looks for all that a request has."""
+MAX_STOP_TOKENS = 64
+"""One warp moves a row's values."""
 _ALIGNED_ROWS = 16
 
 
@@ -70,12 +72,12 @@ class RowState:
             max_stop_tokens: Stop tokens of a row.
 
         Raises:
-            ArgumentError: sizes below 1 (of stop tokens: below 0).
+            ArgumentError: sizes below 1; stop tokens below 0 or above 64.
         """
         as_int("max_running", max_running, 1)
         as_int("max_prefill", max_prefill, 1)
         as_int("max_pages", max_pages, 1)
-        as_int("max_stop_tokens", max_stop_tokens, 0)
+        as_int("max_stop_tokens", max_stop_tokens, 0, MAX_STOP_TOKENS)
         rows = 2 * max_prefill + max_running
         aligned = -(-rows // _ALIGNED_ROWS) * _ALIGNED_ROWS
         layout = SlotLayout(aligned, max_pages, max(max_stop_tokens, 1))

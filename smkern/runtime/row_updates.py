@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from smkern.kernels.slots_launch import FINISHED, HEADER, SET_FINISHED, SET_VALUES
+from smkern.kernels.slots_launch import FINISHED, RECORD, SET_FINISHED, SET_VALUES
 from smkern.runtime.row_state import RowState
 
 STAGE_WORDS = 16_384
@@ -21,13 +21,13 @@ class Records:
     """What one launch changes: no row is read that another of its records writes.
 
     Attributes:
-        words: The records, one behind another.
-        pages: The page ids that they name.
+        words: The records, `RECORD` words each, one behind another.
+        numbers: The values and page ids that they name.
         sources, targets: Rows read and written.
     """
 
     words: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     sources: set[int] = field(default_factory=set)
     targets: set[int] = field(default_factory=set)
 
@@ -35,7 +35,14 @@ class Records:
 class Sender(Protocol):
     """Makes the changes, in the order of the current stream."""
 
-    def send(self, records: Records) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """Device memory of its own, bytes."""
+        ...
+
+    def send(self, records: Records) -> None:
+        """Change the rows behind what the current stream has."""
+        ...
 
 
 class HostSender:
@@ -48,14 +55,18 @@ class HostSender:
         self._state = state
         self._begins, self._steps = torch.tensor(begins), torch.tensor(steps)
 
+    @property
+    def nbytes(self) -> int:
+        """Nothing."""
+        return 0
+
     def send(self, records: Records) -> None:
         """Change the rows; all is over when this returns."""
-        size = self._state.layout.record
-        for at in range(0, len(records.words), size):
-            self._change(records.words[at : at + size], records.pages)
+        for at in range(0, len(records.words), RECORD):
+            self._change(records.words[at : at + RECORD], records.numbers)
 
-    def _change(self, record: Sequence[int], pages: Sequence[int]) -> None:
-        target, source, flags, taken, first, count, at, _ = record[:HEADER]
+    def _change(self, record: Sequence[int], numbers: list[int]) -> None:
+        target, source, flags, taken, first, count, pages_at, values_at = record
         state = self._state
         where = self._begins + target * self._steps
         if source >= 0:
@@ -64,11 +75,13 @@ class HostSender:
             state.page_table[target, :taken] = state.page_table[source, :taken]
             state.finished[source] = True
         if flags & SET_VALUES:
-            state.words[where] = torch.tensor(record[HEADER:], dtype=torch.int32)
+            state.words[where] = torch.tensor(
+                numbers[values_at : values_at + state.layout.values], dtype=torch.int32
+            )
         if flags & SET_FINISHED:
             state.finished[target] = bool(flags & FINISHED)
         if count:
-            entries = torch.tensor(pages[at : at + count], dtype=torch.int32)
+            entries = torch.tensor(numbers[pages_at : pages_at + count], dtype=torch.int32)
             state.page_table[target, first : first + count] = entries
 
 
@@ -79,7 +92,7 @@ class RowUpdate:
         sent: Whether they were.
     """
 
-    __slots__ = ("_before", "_sender", "_state", "_unused", "launches", "ordered", "sent")
+    __slots__ = ("_before", "_sender", "_state", "launches", "ordered", "sent")
 
     def __init__(self, state: RowState, sender: Sender, before: deque[RowUpdate]) -> None:
         self.launches: list[Records] = []
@@ -89,7 +102,6 @@ class RowUpdate:
         self._before = before
         self._sender = sender
         self._state = state
-        self._unused = (0,) * state.layout.values
 
     def put(
         self,
@@ -115,14 +127,15 @@ class RowUpdate:
             pages: Page ids.
         """
         records = self._records(target, source)
-        room = STAGE_WORDS - len(records.words) - len(records.pages) - self._state.layout.record
-        now = pages if len(pages) <= room else pages[: max(room, 0)]
+        numbers = records.numbers
+        values_at = len(numbers)
         if values is not None:
             flags |= SET_VALUES
-        at = len(records.pages)
-        records.words += (target, source, flags, taken, first, len(now), at, 0)
-        records.words += self._unused if values is None else values
-        records.pages += now
+            numbers += values
+        room = STAGE_WORDS - len(records.words) - RECORD - len(numbers)
+        now = pages if len(pages) <= room else pages[:room]
+        records.words += (target, source, flags, taken, first, len(now), len(numbers), values_at)
+        numbers += now
         records.targets.add(target)
         if source >= 0:
             records.sources.add(source)
@@ -147,7 +160,8 @@ class RowUpdate:
         """Those of a launch in which the change may stand."""
         if self.launches:
             last = self.launches[-1]
-            full = len(last.words) + len(last.pages) + self._state.layout.record > STAGE_WORDS
+            least = RECORD + self._state.layout.values
+            full = len(last.words) + len(last.numbers) + least > STAGE_WORDS
             clash = target in last.sources or target in last.targets or source in last.targets
             if not full and not clash:
                 return last

@@ -81,7 +81,7 @@ class SlotTable:
         self.state = state
         self._pool = pool
         self._page_size = pool.page_size
-        self._sender = _sender(state)
+        self._sender = _sender(state, max_ctas)
         self._unsent: deque[RowUpdate] = deque()
         self._update = self._new_update()
         self._covered = [0] * state.num_rows
@@ -92,6 +92,11 @@ class SlotTable:
         """The last requests given, in their order; None: the rows must be looked at."""
         self._rows: list[int] = []
         """The rows of `_order`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of the rows and of changes on their way, bytes."""
+        return self.state.nbytes + self._sender.nbytes
 
     @property
     def requests(self) -> tuple[Request | None, ...]:
@@ -321,6 +326,10 @@ def _without_gaps(rows: list[Request | None], came: deque[Request]) -> list[Requ
     return [x for x in rows if x is not None]
 
 
-def _sender(state: RowState) -> Sender:
+def _sender(state: RowState, max_ctas: int) -> Sender:
     """What changes rows on their device."""
-    return HostSender(state)
+    if state.device.type == "cpu":
+        return HostSender(state)
+    from smkern.runtime.row_sender import CudaSender
+
+    return CudaSender(state, max_ctas)
