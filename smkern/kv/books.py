@@ -180,6 +180,14 @@ class BookPool:
         """
         return tuple(self._ledger.get(request).pages[start:stop])
 
+    def room(self, request: Hashable) -> int:
+        """Tokens that the pages of a request hold.
+
+        Raises:
+            ArgumentError: the request holds nothing.
+        """
+        return len(self._ledger.get(request).pages) * self.page_size
+
     def num_tokens(self, request: Hashable) -> int:
         """Tokens of a request that are cached or committed.
 

@@ -126,6 +126,7 @@ class SimDevice:
         launching: The event of the launch whose `run` is being called, else None.
         lost_by: The launch that took the device, if any.
         overlap_us: Time for which both lanes ran on the same SMs.
+        has_failed: Whether a launch hangs, or took the device.
 
     Raises:
         ArgumentError: rungs or times that cannot be.
@@ -170,6 +171,7 @@ class SimDevice:
         self.launching: SimEvent | None = None
         self.lost_by: int | None = None
         self.overlap_us = 0.0
+        self.has_failed = False
         self._decode_launch_us = decode_launch_us
         self._prefill_launch_us = prefill_launch_us
         self._faults: dict[int, Fault] = {}
@@ -224,6 +226,7 @@ class SimDevice:
             work.run(place)
         finally:
             self.launching = None
+        self.has_failed |= event.never_ends
         item = _Item(event, place, work.size, alone_us)
         self._lanes[lane].append(item)
         self._spend_launching(item)
@@ -311,7 +314,7 @@ class SimDevice:
                 event.ended_us = self._now
                 over.append(event)
                 if event.takes_device:
-                    self.lost_by = event.number
+                    self.lost_by, self.has_failed = event.number, True
         return over
 
     def _begin(self, item: _Item) -> bool:
