@@ -29,6 +29,10 @@ The rest:
 
 A forward of several tokens with padding waits for the device once, as sdpa's own mask does.
 
+For a runtime that launches a model a layer at a time over pages of its own there is `Layers`:
+
+    layers = st.Layers(model)                        # embed(step), layer(i, step), head(step)
+
 The five lines of `swap_linear`, for a place of your own:
 
     class Linear(torch.nn.Linear):
@@ -41,12 +45,12 @@ The five lines of `swap_linear`, for a place of your own:
 
 from __future__ import annotations
 
-import torch
-
 from smkern.integrations.transformers.attention import Attention
+from smkern.integrations.transformers.layers import Layers
 from smkern.integrations.transformers.linear import Linear, swap_linear
+from smkern.integrations.transformers.registry import register_attention
 
-__all__ = ["Linear", "register", "swap_linear"]
+__all__ = ["Layers", "Linear", "register", "swap_linear"]
 
 
 def register(name: str = "smkern", *, fallback: bool = True) -> None:
@@ -69,14 +73,4 @@ def register(name: str = "smkern", *, fallback: bool = True) -> None:
         >>> model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, do_sample=False).shape
         torch.Size([1, 4])
     """
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise ImportError(
-            f"{error}: smkern's attention needs transformers 5.17 or later; pip install "
-            "'smkern[transformers]'"
-        ) from error
-    attention = Attention(fallback=fallback)
-    # what they make and keep between forwards is no part of a compiled graph
-    AttentionInterface.register(name, torch.compiler.disable(attention.attend))
-    AttentionMaskInterface.register(name, torch.compiler.disable(attention.mask))
+    register_attention(name, Attention(fallback=fallback))
