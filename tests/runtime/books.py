@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,9 +75,11 @@ class WatchedDevice:
         return getattr(self._device, name)
 
     def launch(self, lane: Lane, place: Place, work: Work) -> Event:
-        flight = self._watch.before(lane, place, work)
+        with self._watch.kept():
+            flight = self._watch.before(lane, place, work)
         event: Event = self._device.launch(lane, place, work)
-        self._watch.after(flight, event)
+        with self._watch.kept():
+            self._watch.after(flight, event)
         return event
 
 
@@ -98,6 +101,8 @@ class WatchedExecutor:
         self._executor = executor
         self._impatient = impatient
         self.device = WatchedDevice(executor.device, self)
+        self.violations: list[str] = []
+        """What was found, since a loop may take it for an error of the model."""
         self.flights: list[Flight] = []
         self.launched: list[str] = []
         """Kind of every launch."""
@@ -114,15 +119,23 @@ class WatchedExecutor:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what is found in here."""
+        try:
+            yield
+        except AssertionError as error:
+            self.violations.append(str(error).split("\n")[0])
+            raise
+
     # The executor's protocol.
 
     def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
-        assert 0 < len(pieces) <= self.max_prefill, f"{len(pieces)} prompts in a batch"
-        assert sum(piece.count for piece in pieces) <= self.max_tokens
-        held = self._layers.get(slot)
-        assert held is None, f"slot {slot} holds {held and held[0].pieces}"
-        for piece in pieces:
-            self._check_piece(piece)
+        with self.kept():
+            held = self._layers.get(slot)
+            assert held is None, f"slot {slot} holds {held and held[0].pieces}"
+            assert pieces, "a batch of no prompts"
+            self._check_pieces(pieces)
         run: PrefillRun = self._executor.begin(pieces, slot)
         self._layers[slot] = (run, 0)
         return run
@@ -132,28 +145,28 @@ class WatchedExecutor:
         return self._prepare(work, Job("prefill", tuple(run.pieces), (), run, first, count))
 
     def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
-        assert len(set(requests)) == len(requests), "a request decodes in two rows"
-        assert 0 < len(requests) <= self.max_running
-        assert steps >= 1
+        with self.kept():
+            assert requests, "a decode step of no requests"
+            assert steps >= 1
+            self._check_rows(requests)
         found = self._executor.decode(requests, steps)
-        assert len(found) == steps
-        for _, draw in found:
-            assert set(draw.requests) == set(requests)
+        with self.kept():
+            assert len(found) == steps
+            for _, draw in found:
+                assert set(draw.requests) == set(requests)
         job = Job("decode", (), tuple(requests))
         return [(self._prepare(work, replace_job(job)), draw) for work, draw in found]
 
     def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
-        everyone = [*(piece.request for piece in pieces), *requests]
-        assert len(set(everyone)) == len(everyone), "a request is in a forward twice"
-        assert len(pieces) <= self.max_prefill
-        assert len(requests) <= self.max_running
-        assert sum(piece.count for piece in pieces) <= self.max_tokens
-        for piece in pieces:
-            self._check_piece(piece)
+        with self.kept():
+            assert not {piece.request for piece in pieces} & set(requests), "in a forward twice"
+            self._check_pieces(pieces)
+            self._check_rows(requests)
         work, draw = self._executor.mixed(pieces, requests)
         drawn = [piece.request for piece in pieces if piece.draws]
-        assert list(draw.requests[: len(drawn)]) == drawn
-        assert set(draw.requests[len(drawn) :]) == set(requests)
+        with self.kept():
+            assert list(draw.requests[: len(drawn)]) == drawn
+            assert set(draw.requests[len(drawn) :]) == set(requests)
         return self._prepare(work, Job("mixed", tuple(pieces), tuple(requests))), draw
 
     def forget(self, request: Request) -> None:
@@ -211,6 +224,18 @@ class WatchedExecutor:
         self._jobs[id(made)] = (made, job, self._prepared)
         self._prepared += 1
         return made
+
+    def _check_rows(self, requests: Sequence[Request]) -> None:
+        assert len(set(requests)) == len(requests), "a request decodes in two rows"
+        assert len(requests) <= self.max_running, f"{len(requests)} rows"
+
+    def _check_pieces(self, pieces: Sequence[Piece]) -> None:
+        assert len({piece.request for piece in pieces}) == len(pieces), "a prompt twice"
+        assert len(pieces) <= self.max_prefill, f"{len(pieces)} prompts"
+        tokens = sum(piece.count for piece in pieces)
+        assert tokens <= self.max_tokens, f"{tokens} tokens"
+        for piece in pieces:
+            self._check_piece(piece)
 
     def _check_piece(self, piece: Piece) -> None:
         request = piece.request

@@ -1,0 +1,158 @@
+"""The Multiplexer on a simulated GPU: what must hold after every step, whatever happens."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from smkern.errors import OutOfPagesError, RequestError
+from smkern.policies import Aggregated, FixedSplit
+from tests.runtime.policies import RandomPolicy
+from tests.runtime.world import World, prompts
+
+POLICIES: dict[str, Any] = {
+    "random": RandomPolicy,
+    "restless": lambda seed: RandomPolicy(seed, idle=0.5, preempt=0.8, stay=0.1),
+    "chunks": lambda seed: Aggregated(chunk_tokens=16),
+    "chunks under a limit": lambda seed: Aggregated(tbt_slo_ms=0.5, predictor=_linear()),
+    "a split": lambda seed: FixedSplit(48, layers=2, max_prefill_tokens=32),
+    "a split that stays": lambda seed: FixedSplit(96, layers=3, move=False, steps=5),
+    "a split with preemption": lambda seed: FixedSplit(
+        16, layers=1, preempt_shorter_than=10, max_prefill_tokens=20
+    ),
+    "gangs": lambda seed: FixedSplit(48, layers=2, steps=3, join="gang", preempt_shorter_than=8),
+}
+SETTINGS = st.fixed_dictionaries(
+    {
+        "preemption": st.sampled_from(["recompute", "keep"]),
+        "batch_invariant": st.booleans(),
+        "impatient": st.booleans(),
+        "num_pages": st.sampled_from([18, 30, 100]),
+        "page_size": st.sampled_from([4, 16]),
+        "max_running": st.sampled_from([1, 3, 8]),
+        "max_prefill": st.sampled_from([1, 4]),
+        "max_tokens": st.sampled_from([24, 64]),
+        "end_probability": st.sampled_from([0.0, 0.1]),
+    }
+)
+
+
+def _linear() -> Any:
+    from tests.runtime.world import Linear
+
+    return Linear()
+
+
+class MultiplexerMachine(RuleBasedStateMachine):
+    """Requests come, are cancelled, and time goes by, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World | None = None
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)), seed=st.integers(0, 99), given=SETTINGS)
+    def begin(self, policy: str, seed: int, given: dict[str, Any]) -> None:
+        self.world = World(POLICIES[policy](seed), **given)
+        self.texts = prompts(60, seed, longest=50)
+
+    @rule(
+        text=st.integers(0, 59),
+        new=st.integers(1, 14),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        later_us=st.sampled_from([None, None, 0.0, 50.0, 2000.0]),
+        stop=st.integers(0, 49),
+    )
+    def submit(self, text: int, new: int, priority: int, later_us: float | None, stop: int) -> None:
+        world = self._world()
+        now_us = world.device.now_us()
+        try:
+            world.submit(
+                self.texts[text],
+                new,
+                priority=priority,
+                arrival_us=None if later_us is None else now_us + later_us,
+                stop_token_ids=(stop,),
+            )
+        except OutOfPagesError:
+            held = world.executor.pool.num_pages * world.executor.pool.page_size
+            assert len(self.texts[text]) + new - 1 > held
+        except RequestError:
+            assert len(self.texts[text]) > world.executor.max_context
+
+    @precondition(lambda self: self.world is not None and self.world.handles)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        world = self._world()
+        world.cancel(data.draw(st.integers(0, len(world.handles) - 1)))
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._world().step()
+
+    @rule(us=st.sampled_from([1.0, 10.0, 60.0, 400.0, 5000.0]))
+    def wait(self, us: float) -> None:
+        self._world().wait(us)
+
+    @rule()
+    def finish(self) -> None:
+        self._world().finish()
+
+    @invariant()
+    def all_holds(self) -> None:
+        if self.world is not None:
+            self.world.check()
+
+    def teardown(self) -> None:
+        """Nobody starves, nothing is left."""
+        if self.world is not None:
+            self.world.finish()
+            self.world.mux.close()
+            self.world.check_end()
+
+    def _world(self) -> World:
+        assert self.world is not None
+        return self.world
+
+
+MultiplexerMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestMultiplexer = MultiplexerMachine.TestCase
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(4))
+def test_many_requests_under_pressure(policy: str, seed: int) -> None:
+    """Arrivals, cancellations and pages that run out, from first to last."""
+    draw = Random(f"{policy} {seed}")
+    page_size = draw.choice([1, 4, 16])
+    world = World(
+        POLICIES[policy](seed),
+        preemption=draw.choice(["recompute", "keep"]),
+        batch_invariant=draw.random() < 0.3,
+        impatient=draw.random() < 0.3,
+        num_pages=draw.choice([80, 120, 300]) // page_size + 1,
+        page_size=page_size,
+    )
+    texts = prompts(25, seed)
+    while len(world.handles) < len(texts):
+        chance = draw.random()
+        if chance < 0.2:
+            at = len(world.handles)
+            world.submit(texts[at], draw.randint(1, 16), priority=draw.choice([0, 0, 1]))
+        elif chance < 0.22 and world.handles:
+            world.cancel(draw.choice(world.handles).id)
+        elif chance < 0.6:
+            world.wait(draw.choice([1, 10, 100, 1000]))
+        world.step()
+    world.finish()
+    assert sum(end == "cancelled" for end in world.ended.values()) < len(texts)

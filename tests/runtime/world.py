@@ -1,0 +1,203 @@
+"""A `Multiplexer` on a simulated GPU under watch, and what must hold of it after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from smkern.latency import Size
+from smkern.models import ModelConfig, SamplingParams, preset
+from smkern.runtime.live import Handle, Output
+from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.sim_device import SimDevice
+from smkern.runtime.sim_executor import SimExecutor
+from tests.runtime.books import WatchedExecutor
+
+END = 7
+"""The model's end token."""
+
+
+class Linear:
+    """Prices by hand: tokens and keys over the SMs, and a start; side by side 1.25 times longer."""
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        share = size.layers / size.num_layers
+        tokens = 2.0 * size.new_tokens * share
+        rows = 4.0 * size.batch + 0.02 * size.total_kv
+        return 5.0 + (tokens + rows) * 132 / num_sms
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        return 1.25
+
+
+def small_config(**changes: Any) -> ModelConfig:
+    """Four layers and few tokens to choose from."""
+    given: dict[str, Any] = {
+        "num_layers": 4, "vocab_size": 50, "max_position": 256, "eos_token_ids": (END,),
+    }  # fmt: skip
+    return preset("qwen3-8b").replace(**given | changes)
+
+
+class World:
+    """A runtime, its owner's view of every request, and the checks.
+
+    Args:
+        policy: Of the runtime.
+        config: The model.
+        num_pages, page_size, reuse, max_running, max_prefill, max_tokens, end_probability: Of the
+            simulated executor.
+        device: Options of the simulated device.
+        options: Of the `Multiplexer`.
+    """
+
+    def __init__(
+        self,
+        policy: Any = None,
+        *,
+        config: ModelConfig | None = None,
+        num_pages: int = 64,
+        page_size: int = 4,
+        reuse: bool | None = None,
+        max_running: int = 6,
+        max_prefill: int = 4,
+        max_tokens: int = 48,
+        end_probability: float = 0.03,
+        device: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        given: dict[str, Any] = {"decode_launch_us": 1.0, "prefill_launch_us": 1.5}
+        self.device = SimDevice(132, (16, 48, 96), Linear(), **given | (device or {}))
+        self.executor = SimExecutor(
+            small_config() if config is None else config,
+            self.device,
+            num_pages=num_pages,
+            page_size=page_size,
+            reuse=not options.get("batch_invariant", False) if reuse is None else reuse,
+            max_running=max_running,
+            max_prefill=max_prefill,
+            max_tokens=max_tokens,
+            end_probability=end_probability,
+        )
+        self.watch = WatchedExecutor(self.executor, impatient=options.get("impatient", False))
+        self.mux = Multiplexer(self.watch, policy=policy, **options)  # type: ignore[arg-type]
+        self.handles: list[Handle] = []
+        self.expected: dict[int, list[int]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: dict[int, str] = {}
+        self.outputs: list[tuple[float, Output]] = []
+        self.steps = 0
+        self.may_fail: set[int] | None = set()
+        """Requests that may end with an error; None: any."""
+
+    def submit(self, prompt: Sequence[int], max_new_tokens: int = 8, **options: Any) -> Handle:
+        """Queue a request; options are the parameters', or `submit`'s."""
+        own = {"priority", "deadline_ms", "arrival_us"}
+        params = {k: v for k, v in options.items() if k not in own}
+        handle = self.mux.submit(
+            list(prompt),
+            SamplingParams(max_new_tokens=max_new_tokens, **params),
+            **{k: v for k, v in options.items() if k in own},
+        )
+        assert handle.id == len(self.handles)
+        self.handles.append(handle)
+        self.expected[handle.id] = self.executor.completion(handle._live.request)
+        self.tokens[handle.id] = []
+        return handle
+
+    def cancel(self, id_: int) -> None:
+        """Want no more of a request."""
+        self.mux.cancel(id_)
+        self.ended.setdefault(id_, "cancelled")
+
+    def step(self) -> list[Output]:
+        """One step, with its outputs entered and everything checked."""
+        self.steps += 1
+        outputs = self.mux.step()
+        for output in outputs:
+            self._enter(output)
+        self.check()
+        return outputs
+
+    def wait(self, us: float) -> None:
+        """Time goes by."""
+        self.device.spend(us)
+
+    def finish(self, most_steps: int = 20_000, wait_us: float = 40.0) -> None:
+        """Run to the end, and check that nothing is left.
+
+        Where a step gives nothing time goes by, so that a runtime which stands still is found.
+        """
+        for _ in range(most_steps):
+            if self.mux.is_idle:
+                break
+            if not self.step():
+                self.wait(wait_us)
+        assert self.mux.is_idle, f"not idle after {most_steps} steps: {self.handles}"
+        self.check_end()
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        assert not self.watch.violations, self.watch.violations[0]
+        assert not self.executor.hazards, self.executor.hazards[0]
+        self.executor.pool.check()
+        for handle in self.handles:
+            self._check_handle(handle)
+
+    def check_end(self) -> None:
+        """What must hold when nothing is left: all is delivered, every page is back."""
+        for handle in self.handles:
+            assert handle.done, handle
+            assert handle.id in self.ended, f"{handle} ended without a word"
+        while self.executor.pool.poll():
+            self.wait(100.0)
+        assert self.executor.pool.requests == ()
+        assert self.executor.pool.usage.held == 0, self.executor.pool
+        assert self.watch.in_flight == 0
+        self.check()
+
+    def _enter(self, output: Output) -> None:
+        self.outputs.append((self.device.now_us(), output))
+        id_ = output.id
+        assert id_ not in self.ended, f"{output} behind its end: {self.ended[id_]}"
+        if output.error is not None:
+            assert output.token is None
+            assert self.may_fail is None or id_ in self.may_fail, output.error
+            self.ended[id_] = "failed"
+            return
+        assert output.token is not None
+        tokens = self.tokens[id_]
+        at = len(tokens)
+        assert at < len(self.expected[id_]), f"{output} behind the last token"
+        assert output.token == self.expected[id_][at], f"{output} at {at} of {self.expected[id_]}"
+        tokens.append(output.token)
+        is_last = len(tokens) == len(self.expected[id_])
+        assert (output.completion is not None) == is_last
+        if output.completion is not None:
+            assert list(output.completion.tokens) == tokens
+            self.ended[id_] = output.completion.finish_reason
+
+    def _check_handle(self, handle: Handle) -> None:
+        tokens = list(handle.tokens)
+        assert tokens == self.expected[handle.id][: len(tokens)], handle
+        end = self.ended.get(handle.id)
+        assert handle.done == (end is not None), f"{handle}: {end}"
+        if end in ("stop", "length"):
+            assert handle.completion is not None
+            assert tokens == self.tokens[handle.id]
+        if end == "failed":
+            assert handle.error is not None
+
+
+def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
+    """Random prompts, every third one beginning as another does."""
+    draw = Random(seed)
+    found: list[list[int]] = []
+    for index in range(count):
+        length = draw.randint(1, longest)
+        text = [draw.randrange(50) for _ in range(length)]
+        if index % 3 == 2:
+            old = draw.choice(found)
+            text = (old[: draw.randint(1, len(old))] + text)[:longest]
+        found.append(text)
+    return found
