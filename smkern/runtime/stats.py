@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smkern.runtime.bubbles import BubbleMeter, Bubbles
 from smkern.runtime.place import LANES, Lane
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
     from smkern.runtime.timeline import Timeline
 
-BACKLOG = 1024
-"""Records not counted yet before recording one counts two."""
+L2_BYTES = 60 << 20
+"""Of an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Stats:
 
     Attributes:
         now_us: When this was.
-        elapsed_us: Since the first request came.
+        elapsed_us: Since the first request came, to now or to when the last one left.
         requests: That came.
         finished: By reason: "stop", "length", "cancelled", "failed".
         prompt_tokens: Of the requests that came.
@@ -69,7 +69,7 @@ class Stats:
 class StatsMeter:
     """Counts while a `Multiplexer` serves.
 
-    Recording appends a tuple; counting is done by `settle`, or by `stats`.
+    Recording appends a tuple to the timeline's; counting is done as that is settled, or by `stats`.
 
     Args:
         timeline: Whose launches and decisions are counted from now on.
@@ -87,7 +87,7 @@ class StatsMeter:
     """
 
     def __init__(
-        self, timeline: Timeline, *, config: ModelConfig | None = None, l2_bytes: int = 0
+        self, timeline: Timeline, *, config: ModelConfig | None = None, l2_bytes: int = L2_BYTES
     ) -> None:
         self._timeline = timeline
         self._bubbles = BubbleMeter()
@@ -95,7 +95,6 @@ class StatsMeter:
         self._switches = SwitchMeter()
         for reader in (self._bubbles, self._rates, self._switches):
             timeline.attach(reader)
-        self._log: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._arrived_us: dict[int, float] = {}  # of requests without a token
         self._token_us: dict[int, float] = {}  # the last one's, of requests that have some
         self._ttft = Samples()
@@ -105,41 +104,41 @@ class StatsMeter:
         self._requests = 0
         self._prompt_tokens = 0
         self._tokens = 0
-        self._preemptions = 0
+        self._present: set[int] = set()
         self._finished: dict[str, int] = {}
 
     # Recording: in the serving loop.
 
     def arrived(self, id: int, at_us: float, *, prompt_tokens: int = 0) -> None:
         """A request came."""
-        self._record(self._arrived, id, at_us, prompt_tokens)
+        self._present.add(id)
+        self._timeline.later(self._arrived, id, at_us, prompt_tokens)
 
     def delivered(self, ids: Iterable[int], at_us: float) -> None:
         """A token of each of these requests was handed out; an id twice: two tokens."""
-        self._record(self._delivered, tuple(ids), at_us)
+        self._timeline.later(self._delivered, tuple(ids), at_us)
 
     def finished(self, id: int, at_us: float, reason: str) -> None:
         """A request left: "stop", "length", "cancelled" or "failed"."""
-        self._record(self._leave, id, at_us, reason)
-
-    def preempted(self, id: int) -> None:
-        """A request gave its pages back, or was put aside with them."""
-        self._preemptions += 1
+        self._timeline.later(self._leave, id, at_us, reason)
+        self._present.discard(id)
+        if not self._present:
+            # No policy is asked about nothing, so nobody else says that the lanes have no work.
+            self._timeline.state(at_us, decoding=0)
 
     # Reading.
 
-    def settle(self) -> None:
-        """Count what was recorded, the timeline's part included."""
-        self._timeline.settle()
-        log, self._log = self._log, []
-        for handle, record in log:
-            handle(*record)
+    def stats(self, now_us: float | None = None, *, preemptions: int = 0) -> Stats:
+        """So far.
 
-    def stats(self, now_us: float | None = None) -> Stats:
-        """So far; `now_us`: the clock, by default the latest time recorded."""
-        self.settle()
+        Args:
+            now_us: The clock; None: the latest time recorded.
+            preemptions: Requests that gave way, as whoever serves has counted them.
+        """
+        self._timeline.settle()
         now_us = max(self._last_us, now_us or 0.0)
-        elapsed_us = 0.0 if self._first_us is None else now_us - self._first_us
+        end_us = now_us if self._present else self._last_us
+        elapsed_us = 0.0 if self._first_us is None else end_us - self._first_us
         bubbles = self._bubbles.bubbles()
         busy = {"decode": bubbles.decode.busy_us, "prefill": bubbles.prefill.busy_us}
         return Stats(
@@ -152,16 +151,11 @@ class StatsMeter:
             tokens_per_s=self._tokens / elapsed_us * 1e6 if elapsed_us else 0.0,
             ttft_us=self._ttft.distribution(),
             tbt_us=self._tbt.distribution(),
-            preemptions=self._preemptions,
+            preemptions=preemptions,
             bubbles=bubbles,
             rates={lane: self._rates.rate(lane, busy[lane]) for lane in LANES},
             switches=self._switches.switches(),
         )
-
-    def _record(self, handle: Callable[..., None], *record: Any) -> None:
-        self._log.append((handle, record))
-        if len(self._log) > BACKLOG:
-            self.settle()
 
     def _arrived(self, id: int, at_us: float, prompt_tokens: int) -> None:
         self._requests += 1

@@ -106,6 +106,12 @@ class Timeline:
         if len(self._log) > BACKLOG:
             self.settle(2)
 
+    def later(self, handle: Callable[..., None], *record: Any) -> None:
+        """Call `handle(*record)` in `settle`, in its turn; for what counts beside the timeline."""
+        self._log.append((handle, record))
+        if len(self._log) > BACKLOG:
+            self.settle(2)
+
     def decided(self, snapshot: Snapshot, decision: Decision) -> None:
         """A policy's decision, and by its snapshot what there is to do."""
         self._log.append((self._decided, (self._clock(), snapshot, decision)))
