@@ -14,6 +14,7 @@ from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.sim_device import SimDevice, SimEvent
 from smkern.runtime.sim_pool import HazardError, SimPool
+from smkern.runtime.sim_rates import ConstantRates
 from smkern.runtime.sim_tokens import TokenSource
 
 LAYER_LAUNCHES = 12
@@ -70,7 +71,8 @@ class SimExecutor:
 
     Args:
         config: The model; only its sizes are used.
-        device: Clock, lanes, partitions, and the predictor that prices the launches.
+        device: Clock, lanes, partitions, and the predictor that prices the launches. None: 132 SMs
+            with seven rungs at `ConstantRates`.
         num_pages, page_size: The pool.
         reuse: Whether prefixes are found again.
         max_running: Rows that decode at a time.
@@ -87,7 +89,7 @@ class SimExecutor:
 
     Example:
         >>> from smkern.models import preset
-        >>> executor = SimExecutor(preset("qwen3-8b"), SimDevice(132, (32, 64)), num_pages=64)
+        >>> executor = SimExecutor(preset("qwen3-8b"), num_pages=64)
         >>> executor.pool.usage.free, executor.hazards
         (64, [])
     """
@@ -95,7 +97,7 @@ class SimExecutor:
     def __init__(
         self,
         config: ModelConfig,
-        device: SimDevice,
+        device: SimDevice | None = None,
         *,
         num_pages: int,
         page_size: int = 64,
@@ -117,6 +119,8 @@ class SimExecutor:
         if not 0 <= end_probability <= 1:
             raise ArgumentError(f"end_probability={end_probability}: give a number of 0 to 1")
         self.config = config
+        if device is None:
+            device = SimDevice(132, range(16, 113, 16), ConstantRates())
         self.device = device
         self._pool = SimPool(num_pages, page_size, device, reuse=reuse)
         self._source = TokenSource(config, end_probability)
