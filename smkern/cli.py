@@ -34,6 +34,10 @@ SUITES = {
         "smkern.bench.model.suite",
         "Decode steps and prefill of whole models over SM budget, against their floors.",
     ),
+    "runtime": (
+        "smkern.bench.runtime.suite",
+        "Decode beside prefill against chunked prefill, and what the runtime costs.",
+    ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),
@@ -42,6 +46,10 @@ SUITES = {
         "What bit-equal rows cost, over M and SM budgets.",
     ),
     "host": ("smkern.bench.host_cost", "Microseconds of host time an eager call costs."),
+    "latency-table": (
+        "smkern.bench.latency_table",
+        "Fill the predictor's tables from what the model suite measured.",
+    ),
     "plot": ("smkern.bench.plots", "Draw the pictures of committed results."),
     "merge": ("smkern.bench.results", "Join results files of one suite."),
     "readme": ("smkern.bench.readme", "Fill the README's tables from bench/results/."),

@@ -1,5 +1,7 @@
 """How long a step will take: what a launch is made of, and who predicts it."""
 
+from smkern.latency.predictor import Predictor
+from smkern.latency.table_predictor import TablePredictor
 from smkern.latency.work import Chunk, Size
 
-__all__ = ["Chunk", "Size"]
+__all__ = ["Chunk", "Predictor", "Size", "TablePredictor"]

@@ -52,9 +52,10 @@ class Cells(Generic[K, V]):
 class CellFile(Generic[K, V]):
     """One file of cells. Writers may be several: each merges its cells under a lock."""
 
-    def __init__(self, path: Path | str, codec: Codec[K, V]) -> None:
+    def __init__(self, path: Path | str, codec: Codec[K, V], *, remedy: str = _REMEDY) -> None:
         self.path = Path(path)
         self.codec = codec
+        self.remedy = remedy
 
     def load(self, gpu: str | None = None) -> Cells[K, V]:
         """The file's cells, or none when there is no file.
@@ -137,7 +138,7 @@ class CellFile(Generic[K, V]):
         return Cells(meta, cells)
 
     def _error(self, what: str) -> TableError:
-        return TableError(f"{self.path} {what}; {_REMEDY.format(path=self.path)}")
+        return TableError(f"{self.path} {what}; {self.remedy.format(path=self.path)}")
 
 
 @dataclass(frozen=True, slots=True)

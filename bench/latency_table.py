@@ -1,0 +1,122 @@
+"""`smkern bench latency-table`: fill the predictor's tables from committed figures of models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smkern.bench.results import Results, load_results
+from smkern.errors import SmkernError
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.table import SHIPPED, Timing, latency_file
+from smkern.models import preset
+from smkern.tuning.cells import PROVENANCE, gpu_folder
+
+Cell = Mapping[str, Any]
+
+ROOT = Path(__file__).resolve().parent
+SUITES = ("model", "runtime")
+"""Suites whose results files time launches of whole models."""
+KINDS = {"decode_step": "decode", "prefill": "prefill", "mixed_step": "mixed"}
+"""Operator of a cell to kind of a timing. A mixed step's case has the keys of both others."""
+BESIDE = re.compile(r"(?P<kind>decode|prefill) (?P<batch>\d+)x\d+")
+
+
+def timings_of(cells: Iterable[Cell], total_sms: int) -> dict[str, dict[Timing, float]]:
+    """Timed launches by model, of kernels as they are dispatched on well-spread SMs.
+
+    Args:
+        cells: Of a results file; those of other operators and failed ones are passed over.
+        total_sms: SMs of the device.
+    """
+    found: dict[str, dict[Timing, float]] = {}
+    for cell in cells:
+        if _counts(cell):
+            timing = _timing(cell, total_sms)
+            found.setdefault(cell["case"]["model"], {})[timing] = float(cell["us"])
+    return found
+
+
+def _counts(cell: Cell) -> bool:
+    return (
+        cell["op"] in KINDS
+        and cell["provider"] == "smkern"
+        and cell.get("us") is not None
+        and not cell.get("error")
+        and cell["case"].get("overlap", True)
+        and cell.get("placement", "spread") in ("spread", "full", None)
+    )
+
+
+def _timing(cell: Cell, total_sms: int) -> Timing:
+    case, num_sms = cell["case"], cell["num_sms"]
+    kind = KINDS[cell["op"]]
+    decodes, prefills = kind != "prefill", kind != "decode"
+    beside = BESIDE.fullmatch(case["beside"]) if case.get("beside") else None
+    return Timing(
+        kind=kind,  # type: ignore[arg-type]
+        num_sms=num_sms,
+        batch=case["batch"] if decodes else 0,
+        context=case["context"] if decodes else 0,
+        prompts=case.get("prompts", 1 if decodes else case["batch"]) if prefills else 0,
+        tokens=case["tokens"] if prefills else 0,
+        cached=case.get("cached", 0),
+        beside_sms=cell.get("beside_sms", total_sms - num_sms) if beside else 0,
+        beside_batch=int(beside["batch"]) if beside and beside["kind"] == "decode" else 0,
+    )
+
+
+def write_tables(results: Results, folder: Path) -> list[Path]:
+    """A file a model of `results`; cells that are there and not measured again stay.
+
+    Args:
+        results: Cells and their provenance.
+        folder: Where a GPU's folder of tables is, or shall be.
+
+    Raises:
+        TableError: the results lack their provenance, or a file that is there is no table.
+        ConfigError: a model that is no preset.
+    """
+    meta = {name: results.meta[name] for name in PROVENANCE if name in results.meta}
+    gpu = str(meta.get("gpu"))
+    paths = []
+    for model, timings in sorted(timings_of(results.cells, results.meta["num_sms"]).items()):
+        sizes = ModelSizes.of(preset(model)).to_json()
+        path = folder / gpu_folder(gpu) / f"{model}.json"
+        latency_file(path).merge(timings, meta | {"model": model, "sizes": sizes})
+        paths.append(path)
+    return paths
+
+
+def committed(gpu: str = "h200") -> list[Path]:
+    """The results files of a GPU that time launches of whole models, as far as they are there."""
+    paths = [ROOT / "results" / gpu / f"{suite}.json" for suite in SUITES]
+    return [path for path in paths if path.exists()]
+
+
+@click.command("latency-table")
+@click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", default=SHIPPED, type=click.Path(path_type=Path), help="Folder of tables.")
+def command(results: tuple[Path, ...], out: Path) -> None:
+    """Fill the predictor's tables, a file a model, from RESULTS of the model suite.
+
+    Without RESULTS, from the committed ones.
+    """
+    try:
+        paths = [
+            path
+            for file in results or committed()
+            for path in write_tables(load_results(file), out)
+        ]
+    except SmkernError as error:
+        raise click.ClickException(str(error)) from error
+    for path in dict.fromkeys(paths):
+        click.echo(path)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,50 @@
+"""Measured points, and lines between them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log2
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over one coordinate or more, linear in its logarithm and level beyond the ends.
+
+    A point's value is a number, or a curve over the coordinates that follow; so the points need
+    not form a grid.
+    """
+
+    xs: tuple[float, ...]
+    values: tuple[float | Curve, ...]
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[tuple[float, ...], float]]) -> Curve:
+        """Through points: (coordinates, value), all with as many coordinates, each above 0."""
+        groups: dict[float, list[tuple[tuple[float, ...], float]]] = {}
+        for (first, *rest), value in points:
+            groups.setdefault(first, []).append((tuple(rest), value))
+        xs = sorted(groups)
+        values = tuple(cls.of(groups[x]) if groups[x][0][0] else groups[x][0][1] for x in xs)
+        return cls(tuple(log2(x) for x in xs), values)
+
+    def __bool__(self) -> bool:
+        return bool(self.xs)
+
+    def at(self, first: float, *rest: float) -> float:
+        """The value at some coordinates; a coordinate below 1 counts as 1."""
+        x = log2(first) if first > 1 else 0.0
+        right = bisect_right(self.xs, x)
+        if right == 0 or right == len(self.xs):
+            return _value(self.values[max(right - 1, 0)], rest)
+        left = right - 1
+        share = (x - self.xs[left]) / (self.xs[right] - self.xs[left])
+        low = _value(self.values[left], rest)
+        if share == 0:
+            return low
+        return low + share * (_value(self.values[right], rest) - low)
+
+
+def _value(value: float | Curve, rest: tuple[float, ...]) -> float:
+    return value.at(*rest) if isinstance(value, Curve) else value

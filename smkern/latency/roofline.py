@@ -1,0 +1,85 @@
+"""The least time of a launch's kernels, those that bytes bound and those that FLOPs bound apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from smkern.device import Profile
+from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.work import Size
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+
+class Bound(NamedTuple):
+    """One of a launch's kernels, all its layers together.
+
+    Attributes:
+        bytes_us: Its bytes over the bandwidth of the SMs.
+        flops_us: Its FLOPs over their rate.
+    """
+
+    bytes_us: float
+    flops_us: float
+
+
+class Roofline:
+    """What a device allows a model's launches.
+
+    Args:
+        sizes: The model.
+        profile: The device: bandwidth and FLOP rate by SMs.
+    """
+
+    def __init__(self, sizes: ModelSizes, profile: Profile) -> None:
+        # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
+        self._config = cast("ModelConfig", sizes)
+        self._num_layers = sizes.num_layers
+        self._profile = profile
+        self._key = self._attention(Load(0, 0, 1, 1), 1)
+        """Attention's costs in a layer, of one key and of one pair."""
+        # Steps of one batch differ by their keys, which attention alone reads.
+        self._others: Callable[[int, int, int, int], tuple[tuple[Bound, ...], int]]
+        self._others = lru_cache(maxsize=4096)(self._list_others)
+        self._rates: Callable[[int], tuple[float, float]]
+        self._rates = lru_cache(maxsize=None)(self._read_rates)
+
+    def bounds(self, size: Size, num_sms: int) -> tuple[Bound, ...]:
+        """A launch's kernels."""
+        load = Load.of(size)
+        layers = self._num_layers if size.batch else size.layers
+        others, activations = self._others(load.tokens, load.rows, layers, num_sms)
+        moved = activations + load.keys * self._key.bytes_moved
+        attention = Kernel(ATTENTION, moved, load.pairs * self._key.flops, layers)
+        return (*others, self._bound(attention, num_sms))
+
+    def _list_others(
+        self, tokens: int, rows: int, layers: int, num_sms: int
+    ) -> tuple[tuple[Bound, ...], int]:
+        """All kernels but attention, and the bytes that attention moves without a key."""
+        load = Load(tokens, rows, 0, 0)
+        kernels = [k for k in self._kernels(load, layers) if k.name != ATTENTION]
+        bounds = tuple(self._bound(kernel, num_sms) for kernel in kernels)
+        return bounds, self._attention(load, layers).bytes_moved
+
+    def _attention(self, load: Load, layers: int) -> Kernel:
+        return next(k for k in self._kernels(load, layers) if k.name == ATTENTION)
+
+    def _kernels(self, load: Load, layers: int) -> tuple[Kernel, ...]:
+        return kernels_of(self._config, load, l2_bytes=self._profile.info.l2_bytes, layers=layers)
+
+    def _bound(self, kernel: Kernel, num_sms: int) -> Bound:
+        tbps, tflops = self._rates(num_sms)
+        return Bound(
+            kernel.count * kernel.bytes_moved / tbps / 1e6,
+            kernel.count * kernel.flops / tflops / 1e6,
+        )
+
+    def _read_rates(self, num_sms: int) -> tuple[float, float]:
+        """TB/s and TFLOP/s of so many SMs; what power takes from many is left to what is measured
+        over it, for between two measured counts neither of both is a line."""
+        return self._profile.bandwidth(num_sms), num_sms * self._profile.flops(1)

@@ -1,0 +1,56 @@
+"""The sizes of a model that its costs follow from: plain numbers, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """A mixture of experts: how many, how many a token takes, and the width of one."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What `smkern.latency.cost` reads of a `ModelConfig`, by the same names."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    q_size: int
+    kv_size: int
+    qkv_size: int
+    head_dim: int
+    vocab_size: int
+    moe: ExpertSizes | None = None
+
+    @classmethod
+    def of(cls, config: ModelConfig | ModelSizes) -> ModelSizes:
+        """Those of a model."""
+        names = [item.name for item in fields(cls) if item.name != "moe"]
+        moe = config.moe
+        experts = None if moe is None else _experts(moe)
+        return cls(**{name: getattr(config, name) for name in names}, moe=experts)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ModelSizes:
+        """Of a table; KeyError or TypeError where they are none."""
+        moe = values.get("moe")
+        return cls(**{**values, "moe": None if moe is None else ExpertSizes(**moe)})
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _experts(moe: Any) -> ExpertSizes:
+    return ExpertSizes(moe.num_experts, moe.top_k, moe.intermediate_size)

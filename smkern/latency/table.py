@@ -1,0 +1,105 @@
+"""Measured times of a model's launches on one GPU: the files, a cell a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from smkern.errors import TableError
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.work import Chunk, Size
+from smkern.tuning.cells import CellFile, Cells, checked, gpu_folder
+
+SHIPPED = Path(__file__).parent / "tables"
+REMEDY = "delete it and fill it from bench figures: smkern bench latency-table"
+
+Kind = Literal["decode", "prefill", "mixed"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timing:
+    """What was timed: equal prompts, equal decode rows, or both, alone or beside other work.
+
+    Attributes:
+        kind: A decode step, prompts, or both in one forward.
+        num_sms: SMs that it ran on.
+        batch: Decode rows.
+        context: Keys of each.
+        prompts: Prompts.
+        tokens: New tokens of each.
+        cached: Tokens in front of them.
+        beside_sms: SMs of the other side, kept busy meanwhile; 0: nothing ran beside it.
+        beside_batch: Decode rows of the other side, where that decodes.
+    """
+
+    kind: Kind
+    num_sms: int
+    batch: int = 0
+    context: int = 0
+    prompts: int = 0
+    tokens: int = 0
+    cached: int = 0
+    beside_sms: int = 0
+    beside_batch: int = 0
+
+    def __post_init__(self) -> None:
+        decodes = self.kind != "prefill"
+        prefills = self.kind != "decode"
+        if decodes != (self.batch > 0 and self.context > 0):
+            raise ValueError(f"{self.kind} with batch={self.batch}, context={self.context}")
+        if prefills != (self.prompts > 0 and self.tokens > 0):
+            raise ValueError(f"{self.kind} with prompts={self.prompts}, tokens={self.tokens}")
+        if self.num_sms < 1 or min(self.cached, self.beside_sms, self.beside_batch) < 0:
+            raise ValueError("counts are 0 or more, num_sms is 1 or more")
+
+    def size(self, num_layers: int) -> Size:
+        """As a launch of all layers."""
+        chunks = (Chunk(self.tokens, self.cached),) * self.prompts
+        kv = self.batch * self.context
+        return Size(chunks, num_layers, num_layers, self.kind != "decode", self.batch, kv)
+
+
+class TimingLines:
+    """A timing as a line of a file: what is not 0, and the median, us."""
+
+    def encode(self, key: Timing, value: float) -> dict[str, Any]:
+        return {name: x for name, x in asdict(key).items() if x} | {"us": round(value, 2)}
+
+    def decode(self, row: Mapping[str, Any]) -> tuple[Timing, float]:
+        """KeyError, TypeError or ValueError when the row is no cell."""
+        us = float(row["us"])
+        if not us > 0:
+            raise ValueError(f"us is {us}")
+        return checked(Timing, {name: value for name, value in row.items() if name != "us"}), us
+
+
+def latency_file(path: Path) -> CellFile[Timing, float]:
+    """A file of timings; its `meta` has the model's name and sizes beside the provenance."""
+    return CellFile(path, TimingLines(), remedy=REMEDY)
+
+
+def shipped_path(model: str, gpu: str) -> Path:
+    """Where the package keeps a model's timings on a GPU, by the GPU's name or folder."""
+    return SHIPPED / gpu_folder(gpu) / f"{model.lower()}.json"
+
+
+def shipped(gpu: str) -> list[str]:
+    """Models with timings on a GPU."""
+    return sorted(path.stem for path in (SHIPPED / gpu_folder(gpu)).glob("*.json"))
+
+
+def read_timings(path: Path) -> tuple[Cells[Timing, float], ModelSizes]:
+    """A file's timings and its model's sizes.
+
+    Raises:
+        TableError: no such file, no valid table, or no sizes in it.
+    """
+    cells = latency_file(path).load()
+    if not cells.cells:
+        raise TableError(f"{path} is not there or has no cell; {REMEDY}")
+    try:
+        return cells, ModelSizes.from_json(cells.meta["sizes"])
+    except (KeyError, TypeError) as error:
+        raise TableError(f"{path} lacks the sizes of its model ({error!r}); {REMEDY}") from error

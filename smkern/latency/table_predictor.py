@@ -1,0 +1,251 @@
+"""A predictor that interpolates between measured launches of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smkern.device import DEFAULT, Profile, load_profile
+from smkern.errors import ArgumentError, TableError
+from smkern.latency.curve import Curve
+from smkern.latency.roofline import Bound, Roofline
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.table import Timing, read_timings, shipped, shipped_path
+from smkern.latency.work import Size
+from smkern.tuning.cells import gpu_folder
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+UNMEASURED = 1.25
+"""Time over the roofline, where no cell of a kind says more: what decode steps take on 48 SMs."""
+UNMEASURED_BESIDE = 1.25
+"""Slowdown beside other work, where no cell says more: a long prompt's beside decode on 48 SMs."""
+LARGE = 1e9
+"""Rows or keys beyond all that is timed."""
+_LOWEST, _HIGHEST = 0.05, 50.0
+"""Between which a prompt's time over its roofline is sought."""
+
+
+class TablePredictor:
+    """Times of launches from a table of measured ones.
+
+    A launch's roofline is the sum over its kernels of the larger of bytes over bandwidth and FLOPs
+    over rate. What is measured of a launch is its time over that, and that is what is interpolated:
+    linearly in the logarithms of SMs, decode rows and keys of each, or SMs and new tokens; beyond
+    the cells the nearest one's holds, so that sizes outside scale as their roofline does. A cell's
+    own launch comes back as it was measured.
+
+    - A decode step takes r_d times its roofline.
+    - Prompts, and prompts with decode rows in one forward, take the sum over kernels of
+      max(r_d bytes, r_p FLOPs), r_p from cells of prompts; a mixed forward at least what its
+      decode rows take alone, and cells of mixed forwards correct it, where there are any.
+    - Some layers of a prompt take their share; the head is computed where the launch has it.
+    - A slowdown is the time beside the other kind over the time alone, by SMs and decode rows. It
+      does not depend on how long the other side is, and counts a side that runs as busy.
+      Launches that share SMs, as in an impatient switch, are slowed by the SMs that they would
+      need besides.
+
+    Args:
+        timings: Measured times, us.
+        sizes: The model that they are of.
+        profile: The device.
+
+    Raises:
+        ArgumentError: there are no timings.
+
+    Source: MuxWise section 3.3 for interpolation of measured latencies and a slowdown of decode by
+        cells; the roofline under it makes few cells enough.
+
+    Example:
+        >>> from smkern.latency import Size, TablePredictor
+        >>> predictor = TablePredictor.load("qwen3-8b")
+        >>> step = Size(batch=64, total_kv=64 * 2048)
+        >>> predictor.alone_us(step, 16) > 1.5 * predictor.alone_us(step, 132)
+        True
+    """
+
+    def __init__(
+        self, timings: Mapping[Timing, float], sizes: ModelSizes, profile: Profile
+    ) -> None:
+        if not timings:
+            raise ArgumentError("no timings: a predictor from a table needs one cell at least")
+        self.sizes = sizes
+        self.profile = profile
+        self._roofline = Roofline(sizes, profile)
+        layers = sizes.num_layers
+        alone = {key: us for key, us in timings.items() if not key.beside_sms}
+        beside = {key: us for key, us in timings.items() if key.beside_sms}
+        self._decode, self._prefill, self._mixed = Curve((), ()), Curve((), ()), Curve((), ())
+        # In this order: prompts are told from decode steps, mixed forwards from both.
+        self._decode = Curve.of(
+            (_decode_point(key), us / self._roofline_us(key.size(layers), key.num_sms))
+            for key, us in alone.items()
+            if key.kind == "decode"
+        )
+        self._prefill = Curve.of(
+            (
+                (key.num_sms, key.prompts * key.tokens),
+                self._solve(key.size(layers), key.num_sms, us),
+            )
+            for key, us in alone.items()
+            if key.kind == "prefill"
+        )
+        self._mixed = Curve.of(
+            (
+                (key.num_sms, key.prompts * key.tokens, key.batch),
+                us / self.alone_us(key.size(layers), key.num_sms),
+            )
+            for key, us in alone.items()
+            if key.kind == "mixed"
+        )
+        slowed = [
+            (key, max(1.0, us / self.alone_us(key.size(layers), key.num_sms)))
+            for key, us in beside.items()
+        ]
+        self._decode_beside = Curve.of(
+            (_decode_point(key), ratio) for key, ratio in slowed if key.kind == "decode"
+        )
+        self._prefill_beside = Curve.of(
+            ((key.num_sms, key.beside_batch), ratio)
+            for key, ratio in slowed
+            if key.kind == "prefill" and key.beside_batch
+        )
+
+    @classmethod
+    def load(cls, model: str = "qwen3-8b", gpu: str | None = None) -> TablePredictor:
+        """From the table that smkern ships for a model.
+
+        Args:
+            model: A preset's name, whatever the case.
+            gpu: The GPU's name, "NVIDIA H200" or "h200"; None: the one that plans are made for
+                where there is no GPU.
+
+        Raises:
+            TableError: no table for that model on that GPU.
+            ProfileError: no profile of that GPU.
+        """
+        gpu = gpu or DEFAULT
+        path = shipped_path(model, gpu)
+        if not path.exists():
+            raise TableError(
+                f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Fill a table with "
+                "smkern bench latency-table, or take another model's: "
+                'TablePredictor.load("qwen3-8b").for_model(config)'
+            )
+        return cls.read(path, load_profile(gpu_folder(gpu)))
+
+    @classmethod
+    def read(cls, path: Path | str, profile: Profile | None = None) -> TablePredictor:
+        """From a table's file.
+
+        Args:
+            path: Of `smkern bench latency-table`.
+            profile: Of its device; None: the shipped one of that name.
+
+        Raises:
+            TableError: no such file, or no valid table.
+            ProfileError: no profile of that GPU.
+        """
+        cells, sizes = read_timings(Path(path))
+        if profile is None:
+            profile = load_profile(gpu_folder(str(cells.meta.get("gpu", DEFAULT))))
+        return cls(cells.cells, sizes, profile)
+
+    def for_model(self, config: ModelConfig | ModelSizes) -> TablePredictor:
+        """For a model without timings: its own rooflines, this model's times over them."""
+        other = copy(self)
+        other.sizes = ModelSizes.of(config)
+        other._roofline = Roofline(other.sizes, self.profile)
+        return other
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        """Time of a launch with nothing beside it.
+
+        Args:
+            size: What it is made of; its `num_layers` are those of the predictor's model.
+            num_sms: SMs of its place.
+
+        Returns:
+            Microseconds; 0 for a launch of nothing.
+
+        Raises:
+            ProfileError: more SMs than the device has.
+        """
+        if not size.chunks:
+            return self._decode_us(size, num_sms)
+        r_d = self._over_bytes(size, num_sms)
+        r_p = self._prefill.at(num_sms, size.new_tokens) if self._prefill else UNMEASURED
+        us = _sum_us(self._roofline.bounds(size, num_sms), r_d, r_p)
+        if not size.batch:
+            return us
+        us = max(us, self._decode_us(_rows_of(size), num_sms))
+        if self._mixed:
+            us *= self._mixed.at(num_sms, size.new_tokens, size.batch)
+        return us
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        """How many times longer a launch takes while another runs on other SMs.
+
+        Args:
+            size: The launch.
+            num_sms: SMs of its place.
+            beside: The other.
+            beside_sms: SMs of the other's place.
+
+        Returns:
+            At least 1.
+        """
+        if size.chunks:
+            rows = beside.batch or beside.new_tokens
+            curve, point = self._prefill_beside, (num_sms, rows)
+            ratio = curve.at(*point) if curve else UNMEASURED_BESIDE
+        elif self._decode_beside and size.batch:
+            ratio = self._decode_beside.at(num_sms, size.batch, size.total_kv / size.batch)
+        else:
+            ratio = UNMEASURED_BESIDE
+        return ratio * max(1.0, (num_sms + beside_sms) / self.profile.info.num_sms)
+
+    def _decode_us(self, size: Size, num_sms: int) -> float:
+        if not size.batch:
+            return 0.0
+        return self._over_bytes(size, num_sms) * self._roofline_us(size, num_sms)
+
+    def _over_bytes(self, size: Size, num_sms: int) -> float:
+        """r_d of a launch's decode rows; of prompts alone, of the largest step that was timed."""
+        if not self._decode:
+            return UNMEASURED
+        if not size.batch:
+            return self._decode.at(num_sms, LARGE, LARGE)
+        return self._decode.at(num_sms, size.batch, size.total_kv / size.batch)
+
+    def _roofline_us(self, size: Size, num_sms: int) -> float:
+        return _sum_us(self._roofline.bounds(size, num_sms), 1.0, 1.0)
+
+    def _solve(self, size: Size, num_sms: int, us: float) -> float:
+        """The r_p with which prompts take so long."""
+        bounds = self._roofline.bounds(size, num_sms)
+        r_d = self._over_bytes(size, num_sms)
+        low, high = _LOWEST, _HIGHEST
+        for _ in range(60):
+            middle = (low + high) / 2
+            if _sum_us(bounds, r_d, middle) < us:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+def _decode_point(key: Timing) -> tuple[float, float, float]:
+    return key.num_sms, key.batch, key.context
+
+
+def _rows_of(size: Size) -> Size:
+    """The decode rows of a mixed forward by themselves."""
+    return Size(batch=size.batch, total_kv=size.total_kv)
+
+
+def _sum_us(bounds: tuple[Bound, ...], bytes_ratio: float, flops_ratio: float) -> float:
+    return sum(max(bytes_ratio * bound.bytes_us, flops_ratio * bound.flops_us) for bound in bounds)
