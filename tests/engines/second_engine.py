@@ -17,7 +17,7 @@ from torch import Tensor
 from smkern.partition import Ladder
 from smkern.runtime.device import Device, Work
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.place import Place
+from smkern.runtime.place import Lane, Place
 from tests.engines.flat_layout import Batch
 from tests.engines.second_model import Model
 
@@ -58,14 +58,14 @@ class Engine:
         ladder: A GPU's partitions, on which decode steps are captured; None: they run eagerly.
         group: Layers of a launch.
         max_batch, max_prompt, slots: Requests that decode, tokens of a prompt, tokens of the cache.
-        about: What the device is told of a launch of so many layers.
+        about: What the device is told of a lane's launch of so many layers.
         watches: The interleaver's.
     """
 
     def __init__(
         self, model: Model, device: Device, *, rung: int, ladder: Ladder | None = None,
         group: int = 1, max_batch: int = 4, max_prompt: int = 128, slots: int = 512,
-        about: Callable[[int], dict[str, Any]] = lambda layers: {}, **watches: Any,
+        about: Callable[[Lane, int], dict[str, Any]] = lambda lane, layers: {}, **watches: Any,
     ) -> None:  # fmt: skip
         self.lanes = Interleaver(device, **watches)
         self.model, self.rung, self.group, self.about = model, rung, group, about
@@ -95,13 +95,13 @@ class Engine:
         self._admit()
         self.lanes.aim(self.rung if self.running and self.prompt else None)
         if self.running and self.decoding is None and self.lanes.can_launch("decode"):
-            work = Work("decode", self._decode, about=self.about(len(self.caches)))
+            work = Work("decode", self._decode, about=self.about("decode", len(self.caches)))
             self.decoding = self.lanes.launch("decode", work), list(self.running)
         prompt, group = self.prompt, self.group
         if prompt is not None and prompt.layers < len(self.caches):
             count = min(group, len(self.caches) - prompt.layers)
             launches, run = count * KERNELS_A_LAYER, self._layers(prompt, count)
-            work = Work("prefill", run, launches=launches, about=self.about(count))
+            work = Work("prefill", run, launches=launches, about=self.about("prefill", count))
             # one group runs, one waits: the stream never runs dry, and a change of place is near
             if self.lanes.queued("prefill") < 2 and self.lanes.can_launch("prefill", work):
                 prompt.last = self.lanes.launch("prefill", work)

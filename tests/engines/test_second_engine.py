@@ -6,21 +6,34 @@ import ast
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
+from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Ticket
+from smkern.runtime.sim_device import SimDevice
 from tests.engines import second_engine
-from tests.engines.lagging import Lagging
 from tests.engines.second_engine import Engine, Request
 from tests.engines.second_model import Model, Sizes
 from tests.engines.second_truth import greedy
 
+LAYERS = 3
+
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return Model(Sizes(), "cpu", torch.float32)
+    return Model(Sizes(layers=LAYERS), "cpu", torch.float32)
+
+
+def simulated(model: Model, *, step_us: float, layer_us: float, **options: Any) -> Engine:
+    """Work runs when it is launched, and is over when a step or a layer of such a time would be."""
+
+    def about(lane: str, layers: int) -> dict[str, float]:
+        return {"us": step_us if lane == "decode" else layers * layer_us}
+
+    return Engine(model, SimDevice(132, (32, 64)), rung=64, about=about, **options)
 
 
 def submit(engine: Engine, count: int, seed: int = 0) -> list[Request]:
@@ -34,35 +47,43 @@ def submit(engine: Engine, count: int, seed: int = 0) -> list[Request]:
 
 
 def check(engine: Engine, requests: list[Request]) -> None:
+    """Tokens are those of each request computed alone and anew, and every slot is back."""
     for request in requests:
         prompt = request.ids[: request.prompt_len]
         assert request.tokens == greedy(engine.model, prompt, request.end - request.prompt_len)
     assert not engine.running
     assert not engine.waiting
-    assert len(set(engine.free)) == len(engine.free) == engine.caches[0].shape[1]
+    assert sorted(engine.free) == list(range(engine.caches[0].shape[1]))
 
 
-@pytest.mark.parametrize("group", [1, 2, 3])
-@pytest.mark.parametrize(("decode", "prefill"), [(1, 1), (1, 4), (5, 1)])
-def test_tokens_are_those_of_one_request_at_a_time(model, decode, prefill, group):
-    engine = Engine(model, Lagging(decode=decode, prefill=prefill), rung=32, group=group)
+@pytest.mark.parametrize("group", [1, 2, LAYERS])
+@pytest.mark.parametrize(("step_us", "layer_us"), [(1, 1), (10, 37), (50, 3)])
+def test_tokens_whatever_is_over_first(model, step_us, layer_us, group):
+    engine = simulated(model, step_us=step_us, layer_us=layer_us, group=group)
     requests = submit(engine, 7)
     engine.run()
     check(engine, requests)
 
 
+def test_tokens_on_a_device_that_is_the_host(model):
+    engine = Engine(model, HostDevice(rungs=[32]), rung=32)
+    requests = submit(engine, 5)
+    engine.run()
+    check(engine, requests)
+
+
 def test_requests_that_come_while_others_run(model):
-    engine = Engine(model, Lagging(), rung=64)
-    requests, random = submit(engine, 1), Random(1)
+    engine, random = simulated(model, step_us=10, layer_us=30), Random(1)
+    requests = submit(engine, 1)
     while engine.step() or len(requests) < 9:
         if len(requests) < 9 and random.random() < 0.2:
             requests += submit(engine, 1, seed=len(requests))
-        engine.lanes.wait()
+        engine.lanes.wait(until_us=engine.lanes.device.now_us() + 7)
     check(engine, requests)
 
 
 def test_who_finds_no_slots_waits(model):
-    engine = Engine(model, Lagging(), rung=16, slots=60)
+    engine = simulated(model, step_us=10, layer_us=30, slots=60)
     requests = submit(engine, 6)
     engine.run()
     check(engine, requests)
@@ -70,44 +91,41 @@ def test_who_finds_no_slots_waits(model):
 
 def test_layers_run_beside_decode_steps_and_never_on_their_sms(model):
     seen: list[Ticket] = []
-    engine = Engine(model, Lagging(prefill=3), rung=32, on_launch=seen.append)
+    engine = simulated(model, step_us=10, layer_us=37, on_launch=seen.append)
     requests = submit(engine, 5)
     engine.run()
     check(engine, requests)
-    beside = [x for x in seen if x.place.side != "whole"]
-    assert {(x.lane, x.place.rung, x.place.num_sms) for x in beside} == {
-        ("decode", 32, 32),
-        ("prefill", 32, 100),
+    assert {(x.lane, x.place.num_sms) for x in seen if x.place.side != "whole"} == {
+        ("decode", 64),
+        ("prefill", 68),
     }
-    # what held SMs when a launch began: launched before it, and seen over after it
+    times = {x.number: x.event.times_us() for x in seen}
     for later in seen:
         for earlier in seen[: later.number]:
             if earlier.lane != later.lane and earlier.place.overlaps(later.place):
-                assert earlier.seen_us is not None
-                assert earlier.seen_us <= later.launched_us
-    steps = [x.number for x in seen if x.lane == "decode"]
-    layers = [x.number for x in seen if x.lane == "prefill"]
-    assert any(a < step < b for step in steps for a, b in pairwise(layers))
+                assert times[earlier.number][1] <= times[later.number][0]
+    # steps follow one another without a gap while a prompt's layers run beside them
+    steps = [times[x.number] for x in seen if x.lane == "decode" and x.place.side != "whole"]
+    assert sum(a[1] == b[0] for a, b in pairwise(steps)) > len(steps) / 2
 
 
 def test_prompts_have_the_whole_device_while_nothing_decodes(model):
     seen: list[Ticket] = []
-    engine = Engine(model, Lagging(), rung=32, on_launch=seen.append)
-    engine.submit([1, 2, 3], 3)
+    engine = simulated(model, step_us=10, layer_us=30, on_launch=seen.append)
+    request = engine.submit([1, 2, 3], 3)
     engine.run()
+    check(engine, [request])
     assert {x.place.side for x in seen} == {"whole"}
+    assert engine.lanes.device.now_us() == LAYERS * 30 + 2 * 10
 
 
 def test_of_the_runtime_it_imports_the_interleaver_and_its_device_alone():
     source = Path(second_engine.__file__).read_text()
     nodes = [x for x in ast.walk(ast.parse(source)) if isinstance(x, (ast.Import, ast.ImportFrom))]
     names = {x.module if isinstance(x, ast.ImportFrom) else x.names[0].name for x in nodes}
-    assert {x for x in names if x and x.startswith("smkern.runtime")} == {
+    assert {x for x in names if x and x.startswith("smkern")} == {
+        "smkern.partition",
         "smkern.runtime.device",
         "smkern.runtime.interleaver",
         "smkern.runtime.place",
     }
-    assert {x for x in names if x and x.startswith("smkern")} <= {
-        "smkern.partition", "smkern.runtime.device", "smkern.runtime.interleaver",
-        "smkern.runtime.place",
-    }  # fmt: skip

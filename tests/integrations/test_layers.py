@@ -15,7 +15,7 @@ from smkern.models import DecodeGraph, DecodeInputs
 from smkern.models.layered import forward
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
-from tests.engines.lagging import Lagging
+from smkern.runtime.sim_device import SimDevice
 from tests.models.peers import FAMILIES, Peer, Session, make_peer, prompts
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -81,21 +81,25 @@ def test_tokens_of_a_decode_graph(pair) -> None:
 
 def test_the_interleaver_launches_layers_of_one_request_beside_steps_of_another(pair) -> None:
     peer, layers = pair
-    (text, other), device = prompts((30, 9)), Lagging()
+    (text, other), device = prompts((30, 9)), SimDevice(132, (32,))
     decoding, beginning, lanes = session(layers, 1), session(layers, 1), Interleaver(device)
+    about = {"us": 10.0}
     drawn = [int(logits(decoding, [other]).argmax())]
     step = beginning.step([text]).planned()
     lanes.aim(32)
-    lanes.launch("prefill", Work("embed", lambda place: layers.embed(step)))
+    lanes.launch("prefill", Work("embed", lambda _: layers.embed(step), about=about))
     for index in range(layers.config.num_layers):
-        lanes.launch("prefill", Work("layer", lambda place, i=index: layers.layer(i, step)))
+        lanes.launch(
+            "prefill", Work("layer", lambda _, i=index: layers.layer(i, step), about=about)
+        )
         one = decoding.step([drawn[-1:]], ragged=False)
-        ticket = lanes.launch("decode", Work("decode", lambda place, x=one: forward(layers, x)))
+        work = Work("decode", lambda _, one=one: forward(layers, one), about=about)
+        ticket = lanes.launch("decode", work)
         while not ticket.is_over:
             lanes.wait()
             lanes.poll()
         drawn.append(int(one.buffers.logits.argmax()))
-    lanes.launch("prefill", Work("head", lambda place: layers.head(step)))
+    lanes.launch("prefill", Work("head", lambda _: layers.head(step), about=about))
     lanes.drain()
     torch.testing.assert_close(step.buffers.logits, want(peer, [text]), **CLOSE)
     for count in range(len(drawn)):
