@@ -11,6 +11,7 @@ from smkern.runtime.place import LANES, Lane
 from smkern.runtime.rates import Rate, RateMeter
 from smkern.runtime.samples import Distribution, Samples
 from smkern.runtime.switches import Switches, SwitchMeter
+from smkern.runtime.trace import State
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
@@ -39,6 +40,7 @@ class Stats:
         bubbles: Of both lanes, in both definitions (`smkern.runtime.bubbles`).
         rates: By lane, FLOPs and bytes of its launches.
         switches: Changes of the split.
+        state: What there is to do now.
     """
 
     now_us: float = 0.0
@@ -54,6 +56,7 @@ class Stats:
     bubbles: Bubbles = field(default_factory=Bubbles)
     rates: Mapping[Lane, Rate] = field(default_factory=dict)
     switches: Switches = field(default_factory=Switches)
+    state: State = field(default_factory=State)
 
     @property
     def bubble_ratio(self) -> float:
@@ -155,6 +158,7 @@ class StatsMeter:
             bubbles=bubbles,
             rates={lane: self._rates.rate(lane, busy[lane]) for lane in LANES},
             switches=self._switches.switches(),
+            state=self._timeline.latest_state,
         )
 
     def _arrived(self, id: int, at_us: float, prompt_tokens: int) -> None:

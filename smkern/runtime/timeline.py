@@ -161,6 +161,11 @@ class Timeline:
             handle(*record)
         return len(log)
 
+    @property
+    def latest_state(self) -> State:
+        """What there is to do, as far as records are in order."""
+        return self._state
+
     def trace(self) -> Trace:
         """All that is kept, launches still on their way included."""
         self.settle()

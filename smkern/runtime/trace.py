@@ -63,7 +63,7 @@ class State(NamedTuple):
         is_split: Whether each side has SMs of its own.
     """
 
-    at_us: float
+    at_us: float = 0.0
     decoding: int = 0
     prefilling: int = 0
     waiting: int = 0
