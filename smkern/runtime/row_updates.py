@@ -94,7 +94,7 @@ class RowUpdate:
 
     __slots__ = ("_before", "_sender", "_state", "launches", "ordered", "sent")
 
-    def __init__(self, state: RowState, sender: Sender, before: deque[RowUpdate]) -> None:
+    def __init__(self, state: RowState, sender: Sender, before: deque[RowUpdate] | None) -> None:
         self.launches: list[Records] = []
         self.sent = False
         self.ordered = False
@@ -145,7 +145,7 @@ class RowUpdate:
 
     def send(self) -> None:
         """Make the changes, in the order of the current stream; a second time does nothing."""
-        if self.ordered:
+        if self.ordered and self._before is not None:
             while self._before and not self.sent:
                 self._before.popleft()._send()
         self._send()

@@ -54,6 +54,7 @@ class SlotTable:
         state: The arrays.
         pool: Of the requests' pages.
         max_ctas: CTAs of an update, each on an SM for a few microseconds.
+        sender: Makes the changes. None: by the state's device.
 
     Attributes:
         state: As given.
@@ -77,11 +78,13 @@ class SlotTable:
         [False, True]
     """
 
-    def __init__(self, state: RowState, pool: Pages, *, max_ctas: int = 32) -> None:
+    def __init__(
+        self, state: RowState, pool: Pages, *, max_ctas: int = 32, sender: Sender | None = None
+    ) -> None:
         self.state = state
         self._pool = pool
         self._page_size = pool.page_size
-        self._sender = _sender(state, max_ctas)
+        self._sender = _sender(state, max_ctas) if sender is None else sender
         self._unsent: deque[RowUpdate] = deque()
         self._update = self._new_update()
         self._covered = [0] * state.num_rows
