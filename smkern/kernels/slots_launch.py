@@ -6,6 +6,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from smkern.kernels.aot import KernelSet, KernelSource, compile_source
@@ -128,18 +129,27 @@ class SlotVariant:
         return compile_source(self.source())
 
 
+@cache
+def slot_kernels(device_index: int) -> KernelSet:
+    """The kernels of a device, for all tables of rows there."""
+    return KernelSet()
+
+
 class SlotKernel:
     """The kernel of one layout on the current device, compiled and loaded.
 
     Args:
         layout: Of rows and records.
         max_ctas: CTAs of a launch.
+        device_index: Of the current device.
         capability: 90 and the like.
     """
 
-    def __init__(self, layout: SlotLayout, max_ctas: int, capability: int) -> None:
+    def __init__(
+        self, layout: SlotLayout, max_ctas: int, device_index: int, capability: int
+    ) -> None:
         variant = SlotVariant(layout.stop_tokens, capability)
-        kernel = KernelSet().load(variant, variant.compile)
+        kernel = slot_kernels(device_index).load(variant, variant.compile)
         self._ctas = grids(max_ctas)
         self._launches = tuple(kernel.bind("4Q3q", ctas) for ctas in self._ctas)
         self._sizes = layout.rows, layout.max_pages

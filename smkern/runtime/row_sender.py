@@ -52,12 +52,12 @@ class CudaSender:
         self._state = state
         self._index = state.words.get_device()
         self._pinned = torch.empty(STAGES, STAGE_WORDS, dtype=torch.int32, pin_memory=True)
-        self._device = torch.empty_like(self._pinned, device=state.device)
+        self._device = torch.empty(STAGES, STAGE_WORDS, dtype=torch.int32, device=state.device)
         self._stages = [_stage(self._pinned[i], self._device[i]) for i in range(STAGES)]
         self._next = 0
         major, minor = device_info(self._index).capability
         with torch.cuda.device(self._index):
-            self._kernel = SlotKernel(state.layout, max_ctas, 10 * major + minor)
+            self._kernel = SlotKernel(state.layout, max_ctas, self._index, 10 * major + minor)
         self._addresses = (
             state.words.data_ptr(), state.finished.data_ptr(), state.page_table.data_ptr(),
         )  # fmt: skip
