@@ -45,12 +45,12 @@ class Timing:
     beside_batch: int = 0
 
     def __post_init__(self) -> None:
-        decodes = self.kind != "prefill"
-        prefills = self.kind != "decode"
-        if decodes != (self.batch > 0 and self.context > 0):
-            raise ValueError(f"{self.kind} with batch={self.batch}, context={self.context}")
-        if prefills != (self.prompts > 0 and self.tokens > 0):
-            raise ValueError(f"{self.kind} with prompts={self.prompts}, tokens={self.tokens}")
+        rows, prompts = (self.batch, self.context), (self.prompts, self.tokens)
+        for has, counts in ((self.kind != "prefill", rows), (self.kind != "decode", prompts)):
+            if not all(count > 0 if has else count == 0 for count in counts):
+                raise ValueError(
+                    f"a {self.kind} of {rows} rows and keys, {prompts} prompts, tokens"
+                )
         if self.num_sms < 1 or min(self.cached, self.beside_sms, self.beside_batch) < 0:
             raise ValueError("counts are 0 or more, num_sms is 1 or more")
 

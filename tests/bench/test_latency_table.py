@@ -1,0 +1,114 @@
+"""Tables for the predictor, from results files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from smkern.bench.latency_table import command, committed, timings_of, write_tables
+from smkern.bench.results import load_results
+from smkern.latency.table import SHIPPED, Timing, latency_file, read_timings
+
+META = {
+    "gpu": "NVIDIA H200", "num_sms": 132, "driver": "1", "torch": "2", "triton": "3",
+    "smkern_commit": "abc", "date": "2026-11-21", "command": "smkern bench model",
+}  # fmt: skip
+
+
+def cell(op: str, num_sms: int, us: float | None = 10.0, **case: Any) -> dict[str, Any]:
+    about = {"model": "qwen3-8b", "batch": 64, "beside": None, "overlap": True} | case
+    mode = "full" if num_sms == 132 else "green"
+    return {
+        "op": op, "case": about, "num_sms": num_sms, "mode": mode, "placement": "spread",
+        "provider": "smkern", "us": us,
+    }  # fmt: skip
+
+
+STEP = cell("decode_step", 16, context=2048)
+PROMPT = cell("prefill", 116, batch=2, tokens=4096, beside="decode 64x2048") | {"beside_sms": 16}
+
+READ = {
+    "a decode step": (STEP, Timing("decode", 16, 64, 2048)),
+    "beside a prompt": (
+        cell("decode_step", 16, context=2048, beside="prefill 1x8192"),
+        Timing("decode", 16, 64, 2048, beside_sms=116),
+    ),
+    "prompts": (
+        cell("prefill", 132, batch=2, tokens=4096),
+        Timing("prefill", 132, prompts=2, tokens=4096),
+    ),
+    "beside decode": (
+        PROMPT,
+        Timing("prefill", 116, prompts=2, tokens=4096, beside_sms=16, beside_batch=64),
+    ),
+    "a mixed step": (
+        cell("mixed_step", 132, context=2048, tokens=512, cached=1024),
+        Timing("mixed", 132, 64, 2048, prompts=1, tokens=512, cached=1024),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_cells(name: str) -> None:
+    given, wanted = READ[name]
+    assert timings_of([given], 132) == {"qwen3-8b": {wanted: 10.0}}
+
+
+@pytest.mark.parametrize(
+    "passed_over",
+    [
+        cell("decode_kernel", 16, context=2048),
+        cell("decode_step", 16, context=2048, overlap=False),
+        cell("decode_step", 16, None, context=2048),
+        STEP | {"error": "out of memory"},
+        STEP | {"placement": "default"},
+        STEP | {"provider": "torch"},
+    ],
+)
+def test_cells_that_do_not_count(passed_over: dict[str, Any]) -> None:
+    assert timings_of([passed_over], 132) == {}
+
+
+def test_measured_again_replaces_and_the_others_stay(tmp_path: Path) -> None:
+    from smkern.bench.results import Results
+
+    first = Results(meta=dict(META))
+    first.add(STEP)
+    first.add(PROMPT)
+    (path,) = write_tables(first, tmp_path)
+    second = Results(meta=META | {"date": "later"})
+    second.add(STEP | {"us": 9.0})
+    assert write_tables(second, tmp_path) == [path]
+    cells, sizes = read_timings(path)
+    assert cells.cells[Timing("decode", 16, 64, 2048)] == 9.0
+    assert len(cells.cells) == 2
+    assert sizes.num_layers == 36
+    assert cells.meta["date"] == "later"
+
+
+def test_shipped_tables_are_those_of_the_committed_results() -> None:
+    for path in committed():
+        results = load_results(path)
+        for model, timings in timings_of(results.cells, results.meta["num_sms"]).items():
+            table = latency_file(SHIPPED / "h200" / f"{model}.json").load("NVIDIA H200")
+            for timing, us in timings.items():
+                remedy = f"{path.name} was measured again: smkern bench latency-table"
+                assert table.cells.get(timing) == pytest.approx(us, abs=0.01), remedy
+
+
+def test_command(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    done = CliRunner().invoke(command, ["--out", str(path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert str(path / "h200" / "qwen3-8b.json") in done.output
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text("{}")
+    done = CliRunner().invoke(command, [str(path), "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "has no 'meta'" in done.output

@@ -1,0 +1,28 @@
+"""Lines between points."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.latency.curve import Curve
+
+LINE = Curve.of([((4.0,), 10.0), ((1.0,), 2.0), ((16.0,), 10.0)])
+
+
+@pytest.mark.parametrize(
+    ("x", "value"), [(0.5, 2.0), (1, 2.0), (2, 6.0), (4, 10.0), (16, 10.0), (1000, 10.0)]
+)
+def test_linear_in_the_logarithm_and_level_beyond(x: float, value: float) -> None:
+    assert LINE.at(x) == pytest.approx(value)
+
+
+def test_points_need_not_form_a_grid() -> None:
+    curve = Curve.of([((1, 1), 1.0), ((1, 4), 3.0), ((4, 2), 7.0)])
+    assert curve.at(1, 2) == pytest.approx(2.0)
+    assert curve.at(4, 100) == pytest.approx(7.0)
+    assert curve.at(2, 2) == pytest.approx((2.0 + 7.0) / 2)
+
+
+def test_without_points_it_is_false() -> None:
+    assert not Curve.of([])
+    assert LINE

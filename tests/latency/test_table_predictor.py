@@ -1,0 +1,196 @@
+"""Interpolation between timed launches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smkern.errors import ArgumentError, ProfileError, TableError
+from smkern.latency import Chunk, Size, TablePredictor
+from smkern.latency.table import Timing, read_timings, shipped, shipped_path
+from tests.latency.small import LAYERS, PROFILE, SIZES, TIMINGS
+
+PREDICTOR = TablePredictor(TIMINGS, SIZES, PROFILE)
+MODELS = ("qwen3-8b", "qwen3-32b")
+
+
+def decode(batch: int, context: int) -> Size:
+    return Size(batch=batch, total_kv=batch * context)
+
+
+def prompt(tokens: int, *, layers: int = LAYERS, head: bool = True, cached: int = 0) -> Size:
+    return Size((Chunk(tokens, cached),), layers, LAYERS, head)
+
+
+@pytest.mark.parametrize("timing", [t for t in TIMINGS if not t.beside_sms], ids=str)
+def test_a_timed_launch_comes_back(timing: Timing) -> None:
+    got = PREDICTOR.alone_us(timing.size(LAYERS), timing.num_sms)
+    assert got == pytest.approx(TIMINGS[timing], rel=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_shipped_timings_come_back(model: str) -> None:
+    predictor = TablePredictor.load(model.upper(), "NVIDIA H200")
+    cells, sizes = read_timings(shipped_path(model, "h200"))
+    for timing, us in cells.cells.items():
+        if not timing.beside_sms:
+            got = predictor.alone_us(timing.size(sizes.num_layers), timing.num_sms)
+            assert got == pytest.approx(us, rel=1e-6)
+
+
+def test_between_cells_the_time_over_the_roofline_is_interpolated() -> None:
+    def over(batch: int) -> float:
+        size = decode(batch, 1024)
+        return PREDICTOR.alone_us(size, 20) / PREDICTOR._roofline_us(size, 20)
+
+    assert over(8) == pytest.approx((over(1) + over(64)) / 2)
+
+
+def test_a_decode_step_by_hand() -> None:
+    """On 20 SMs: 1 TB/s, 80 TFLOP/s; one row is bound by bytes everywhere."""
+    layer = 1536 * 1024 + 1024 * 1024 + 3 * 4096 * 1024 + 2 * 1024 + 2 * 128 + 2 * 1024 * 256
+    moved = 2 * (LAYERS * layer + 32_000 * 1024 + 1024)
+    assert PREDICTOR._roofline_us(decode(1, 1024), 20) == pytest.approx(moved / 1e6)
+
+
+def test_beyond_the_cells_times_grow_as_the_roofline() -> None:
+    twice = PREDICTOR.alone_us(prompt(2 * 65_536), 100) / PREDICTOR.alone_us(prompt(65_536), 100)
+    assert 2 < twice < 4  # attention's share grows
+    near, far = decode(64, 1024), decode(64, 4096)
+    grown = PREDICTOR._roofline_us(far, 100) / PREDICTOR._roofline_us(near, 100)
+    assert PREDICTOR.alone_us(far, 100) == pytest.approx(grown * 200.0)
+
+
+def test_layers_of_a_prompt_add_up() -> None:
+    whole = PREDICTOR.alone_us(prompt(2048), 80)
+    parts = 3 * PREDICTOR.alone_us(prompt(2048, layers=1, head=False), 80)
+    parts += PREDICTOR.alone_us(prompt(2048, layers=1), 80)
+    assert parts == pytest.approx(whole)
+
+
+def test_nothing_takes_no_time() -> None:
+    assert PREDICTOR.alone_us(Size(), 100) == 0.0
+
+
+def test_a_mixed_forward_takes_at_least_what_its_decode_rows_take() -> None:
+    rows = decode(64, 1024)
+    alone = PREDICTOR.alone_us(rows, 100)
+    mixed = replace(rows, chunks=(Chunk(1),), layers=LAYERS, num_layers=LAYERS, head=True)
+    assert alone <= PREDICTOR.alone_us(mixed, 100) < 1.2 * alone
+    chunk = replace(mixed, chunks=(Chunk(2048),))
+    both = alone + PREDICTOR.alone_us(prompt(2048), 100)
+    assert PREDICTOR.alone_us(prompt(2048), 100) < PREDICTOR.alone_us(chunk, 100) < both
+
+
+def test_timed_mixed_forwards_correct_the_others() -> None:
+    timing = Timing("mixed", 100, batch=64, context=1024, prompts=1, tokens=512, cached=100)
+    plain = PREDICTOR.alone_us(timing.size(LAYERS), 100)
+    predictor = TablePredictor(TIMINGS | {timing: 1.5 * plain}, SIZES, PROFILE)
+    assert predictor.alone_us(timing.size(LAYERS), 100) == pytest.approx(1.5 * plain)
+    assert predictor.alone_us(decode(64, 1024), 100) == pytest.approx(200.0)
+
+
+def test_slowdowns() -> None:
+    step, chunk = decode(64, 1024), prompt(2048)
+    assert PREDICTOR.slowdown(step, 20, chunk, 80) == pytest.approx(1.5)
+    assert PREDICTOR.slowdown(chunk, 80, step, 20) == pytest.approx(1.2)
+    # Sharing all SMs costs each side twice besides.
+    assert PREDICTOR.slowdown(step, 100, chunk, 100) == pytest.approx(3.0)
+
+
+def test_what_ran_faster_beside_other_work_is_not_slowed() -> None:
+    faster = Timing("prefill", 80, prompts=1, tokens=2048, beside_sms=20, beside_batch=64)
+    predictor = TablePredictor(TIMINGS | {faster: 2000.0}, SIZES, PROFILE)
+    assert predictor.slowdown(prompt(100), 80, decode(64, 10), 20) == 1.0
+
+
+def test_kinds_that_were_not_timed() -> None:
+    only = {Timing("decode", 20, batch=1, context=1024): 150.0}
+    predictor = TablePredictor(only, SIZES, PROFILE)
+    assert predictor.alone_us(prompt(2048), 80) > 0
+    assert predictor.slowdown(prompt(2048), 80, decode(1, 9), 20) == 1.25
+    prompts = {Timing("prefill", 80, prompts=1, tokens=2048): 3000.0}
+    assert TablePredictor(prompts, SIZES, PROFILE).alone_us(decode(4, 9), 20) > 0
+
+
+def test_another_model() -> None:
+    deeper = PREDICTOR.for_model(replace(SIZES, num_layers=8))
+    assert deeper.sizes.num_layers == 8
+    step = decode(64, 1024)
+    assert 1.3 < deeper.alone_us(step, 20) / PREDICTOR.alone_us(step, 20) < 2
+    assert PREDICTOR.alone_us(step, 20) == pytest.approx(400.0)
+
+
+sizes = st.builds(
+    lambda new, cached, batch, context: (new, cached, batch, context),
+    st.integers(0, 9000),
+    st.integers(0, 9000),
+    st.integers(0, 256),
+    st.integers(1, 9000),
+)
+
+
+def as_size(new: int, cached: int, batch: int, context: int, layers: int) -> Size:
+    chunks = (Chunk(new, cached),) if new else ()
+    return Size(chunks, layers if new else 0, layers, bool(new), batch, batch * context)
+
+
+@given(st.sampled_from(MODELS), st.integers(2, 132), sizes, st.integers(0, 3), st.integers(1, 500))
+def test_more_work_takes_no_less(
+    model: str, num_sms: int, least: tuple[int, ...], which: int, more: int
+) -> None:
+    predictor = LOADED[model]
+    layers = predictor.sizes.num_layers
+    grown = list(least)
+    grown[which] += more
+    small = predictor.alone_us(as_size(*least, layers), num_sms)
+    large = predictor.alone_us(as_size(*grown, layers), num_sms)
+    # Measured times over the roofline fall with the batch: by 4% from 64 rows to 128.
+    assert large >= 0.95 * small >= 0
+
+
+LOADED = {model: TablePredictor.load(model) for model in MODELS}
+
+
+@given(st.sampled_from(MODELS), sizes, sizes, st.integers(2, 130))
+def test_a_slowdown_is_one_or_more(
+    model: str, one: tuple[int, ...], other: tuple[int, ...], num_sms: int
+) -> None:
+    layers = LOADED[model].sizes.num_layers
+    size, beside = as_size(*one, layers), as_size(*other, layers)
+    assert 1 <= LOADED[model].slowdown(size, num_sms, beside, 132 - num_sms) < 3
+
+
+def test_what_contention_costs_on_an_h200() -> None:
+    """The split that pays on 8B: decode 64 x 2048 on 24 SMs beside a prompt on 108."""
+    predictor = TablePredictor.load()
+    step, layers = decode(64, 2048), Size((Chunk(8192),), 36, 36, True)
+    assert sqrt(1.5) < predictor.slowdown(step, 24, layers, 108) < 1.5
+    assert predictor.alone_us(step, 24) < 15_000
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(ArgumentError, match="no timings"):
+        TablePredictor({}, SIZES, PROFILE)
+    with pytest.raises(TableError, match=r"'gpt-5' on 'h200'.*qwen3-8b.*for_model"):
+        TablePredictor.load("gpt-5")
+    with pytest.raises(TableError, match=r"'h900'; there are \[\]"):
+        TablePredictor.load("qwen3-8b", "h900")
+    with pytest.raises(ProfileError, match="101 SMs"):
+        PREDICTOR.alone_us(decode(1, 1), 101)
+    assert set(MODELS) <= set(shipped("NVIDIA H200"))
+
+
+def test_no_torch() -> None:
+    program = (
+        "import sys; from smkern.latency import TablePredictor; import smkern.policies; "
+        "TablePredictor.load(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
