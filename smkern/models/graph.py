@@ -121,6 +121,8 @@ class DecodeGraph:
         pool: A memory pool of torch's graphs to share.
         plan_memory: Of attention's plan; graphs that never run at the same time may share it. None:
             of its own.
+        stream: Where it is captured on the whole device. None: a stream of its own.
+        capture: Whether there is a graph; otherwise a replay runs the operators, as on a CPU.
 
     Attributes:
         inputs: As given.
@@ -153,6 +155,8 @@ class DecodeGraph:
         num_sms: int | None = None,
         pool: Any = None,
         plan_memory: PlanMemory | None = None,
+        stream: Any = None,
+        capture: bool = True,
     ) -> None:
         batch = inputs.token_ids.shape[0]
         if arena is None:
@@ -180,8 +184,9 @@ class DecodeGraph:
             self.step = step.planned_in(plan_memory, budget)
         self.logits = self.step.buffers.logits
         self._graph: Any = None
-        if decoder.device.type != "cpu":
-            self._capture(pool)
+        self._is_eager = decoder.device.type == "cpu" or not capture
+        if not self._is_eager:
+            self._capture(pool, stream)
 
     @property
     def batch(self) -> int:
@@ -249,7 +254,7 @@ class DecodeGraph:
         return nullcontext() if self.partition is None else self.partition
 
     def _launcher(self) -> Callable[[], None]:
-        if self.decoder.device.type == "cpu":
+        if self._is_eager:
             return self.run_eagerly
         if self._graph is None:
             raise ArgumentError("this graph is closed: capture another")
@@ -258,7 +263,21 @@ class DecodeGraph:
         partition, graph = self.partition, self._graph
         return lambda: partition.launch(graph)
 
-    def _capture(self, pool: Any) -> None:
+    def launch(self) -> None:
+        """Launch one step on the current stream; a graph of a partition runs there all the same.
+
+        Raises:
+            ArgumentError: a graph that is closed.
+            PartitionError: its partition is closed.
+        """
+        if self._is_eager:
+            self.run_eagerly()
+        elif self._graph is None:
+            raise ArgumentError("this graph is closed: capture another")
+        else:
+            self._graph.replay()
+
+    def _capture(self, pool: Any, stream: Any) -> None:
         """Load every kernel by running with rows put aside as finished, then capture."""
         device, partition = self.decoder.device, self.partition
         inputs = self.inputs
@@ -268,20 +287,25 @@ class DecodeGraph:
         kept = inputs.finished.clone(), inputs.token_ids.clone()
         inputs.finished.fill_(True)
         torch.cuda.synchronize(device)
-        stream = torch.cuda.Stream(device) if partition is None else partition.stream
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_RUNS):
-                self.run_eagerly()
-        stream.synchronize()
-        if partition is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                self.run_eagerly()
-        else:
-            with partition.capture(pool) as self._graph:
-                self.run_eagerly()
-        inputs.finished.copy_(kept[0])
-        inputs.token_ids.copy_(kept[1])
-        torch.cuda.synchronize(device)
+        if partition is not None:
+            stream = partition.stream
+        elif stream is None:
+            stream = torch.cuda.Stream(device)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARMUP_RUNS):
+                    self.run_eagerly()
+            stream.synchronize()
+            if partition is None:
+                self._graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(
+                    self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                ):
+                    self.run_eagerly()
+            else:
+                with partition.capture(pool) as self._graph:
+                    self.run_eagerly()
+        finally:  # also where there is no memory for a graph: the rows serve others
+            inputs.finished.copy_(kept[0])
+            inputs.token_ids.copy_(kept[1])
+            torch.cuda.synchronize(device)

@@ -1,0 +1,246 @@
+"""Decode graphs by place, batch and context: captured ahead, accounted, evicted, destroyed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from smkern.models.arena import Arena
+from smkern.models.decode_rows import batch_bucket, context_bucket
+from smkern.models.graph import DecodeGraph
+from smkern.models.layered import LayeredModel
+from smkern.models.plan_memory import PlanMemory
+from smkern.models.step import Caches
+from smkern.partition import Partition
+from smkern.runtime.cuda_device import DECODE_PRIORITY
+from smkern.runtime.place import Place
+from smkern.runtime.row_state import RowState
+
+MIB = 1 << 20
+
+
+class GraphKey(NamedTuple):
+    """What a graph is for.
+
+    Attributes:
+        rung: SMs of the decode side that it runs on; 0 for the whole device.
+        batch: Its rows.
+        context: Keys of a request, at most.
+    """
+
+    rung: int
+    batch: int
+    context: int
+
+    def __str__(self) -> str:
+        where = f"{self.rung} SMs" if self.rung else "whole"
+        return f"{where}, {self.batch} rows, {self.context} keys"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A step that can be launched, and what it takes of the device."""
+
+    graph: DecodeGraph
+    num_bytes: int = 0
+
+
+class GraphCache:
+    """Decode steps of a model, one for each place, bucket of rows and bucket of context.
+
+    All are launched from one stream, so they share activations, attention's plan and a memory
+    pool. In the serving loop nothing is captured: where a graph is missing, one of more rows or
+    context runs, else the operators, launch by launch; `missed` remembers it, and
+    `capture_missed` makes up for it when nothing runs.
+
+    Args:
+        model: The model.
+        state: The rows.
+        caches: A (k_cache, v_cache) a layer.
+        partition: The partition of a place.
+        synchronize: Waits for all that was launched.
+        max_context: Tokens of a request.
+        limit_bytes: Of the graphs, their pool included; those unused longest go first.
+
+    Attributes:
+        missed: What was asked for and not there.
+        refused: What the device had no memory for, and its words.
+    """
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        state: RowState,
+        caches: Caches,
+        *,
+        partition: Callable[[Place], Partition | None],
+        synchronize: Callable[[], None],
+        max_context: int,
+        limit_bytes: int,
+    ) -> None:
+        rows, device = state.max_running, model.device
+        self._model = model
+        self._state = state
+        self._caches = caches
+        self._partition = partition
+        self._synchronize = synchronize
+        self._max_context = max_context
+        self._limit_bytes = limit_bytes
+        self._captures = device.type == "cuda"
+        self.arena = Arena(model.config, rows, rows, device)
+        self.plans = PlanMemory(device)
+        self._graphs: OrderedDict[GraphKey, _Held] = OrderedDict()
+        self._eager: dict[GraphKey, DecodeGraph] = {}
+        self._places: dict[GraphKey, Place] = {}
+        self.missed: dict[GraphKey, Place] = {}
+        self.refused: dict[GraphKey, str] = {}
+        self._pool: Any = None
+        self._stream: Any = None
+        if self._captures:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device, priority=DECODE_PRIORITY)
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of the graphs and their pool."""
+        return sum(held.num_bytes for held in self._graphs.values())
+
+    @property
+    def by_graph(self) -> dict[str, int]:
+        """Bytes of each graph."""
+        return {str(key): held.num_bytes for key, held in self._graphs.items()}
+
+    def key(self, place: Place, batch: int, longest: int) -> GraphKey:
+        """The bucket of a step."""
+        if not self._captures:  # nothing to be saved by padding, nor by a graph a place
+            return GraphKey(0, batch, self._max_context)
+        return GraphKey(
+            place.rung,
+            batch_bucket(batch, self._state.max_running),
+            context_bucket(longest, self._max_context),
+        )
+
+    def launch(self, place: Place, batch: int, longest: int) -> None:
+        """Launch a decode step of the first `batch` slots, on the current stream.
+
+        Args:
+            place: Whose SMs it takes.
+            batch: Slots that are taken.
+            longest: A bound of their keys.
+        """
+        key = self.key(place, batch, longest)
+        held = self._graphs.get(key)
+        if held is None:
+            found = self._larger(key)
+            if self._captures:
+                self.missed.setdefault(key, place)
+            if found is None:
+                self._run_eagerly(key, place)
+                return
+            key, held = found
+        self._graphs.move_to_end(key)
+        held.graph.launch()
+
+    def capture(
+        self, places: Iterable[Place], batches: Iterable[int], contexts: Iterable[int]
+    ) -> int:
+        """Capture the graphs of all these that are missing; waits for the device.
+
+        Returns:
+            How many are there now that were not.
+        """
+        keys = {
+            self.key(place, batch, context): place
+            for place in places
+            for context in sorted(contexts, reverse=True)  # the largest plan first: it serves all
+            for batch in sorted(batches, reverse=True)
+        }
+        return sum(self._capture(key, place) for key, place in keys.items())
+
+    def capture_missed(self) -> int:
+        """Capture what was asked for and not there, while nothing runs; how many."""
+        missed, self.missed = self.missed, {}
+        return sum(self._capture(key, place) for key, place in missed.items())
+
+    def close(self) -> None:
+        """Destroy all graphs; their last launches must be over. Closing twice is fine."""
+        for held in self._graphs.values():
+            held.graph.close()
+        self._graphs.clear()
+        self._eager.clear()
+
+    def _larger(self, key: GraphKey) -> tuple[GraphKey, _Held] | None:
+        """The least graph of the same place that holds more."""
+        fits = [
+            other
+            for other in self._graphs
+            if other.rung == key.rung and other.batch >= key.batch and other.context >= key.context
+        ]
+        if not fits:
+            return None
+        least = min(fits, key=lambda other: (other.batch, other.context))
+        return least, self._graphs[least]
+
+    def _run_eagerly(self, key: GraphKey, place: Place) -> None:
+        """The step launch by launch, on the stream of its partition."""
+        step = self._eager.get(key)
+        if step is None:
+            step = self._eager[key] = self._make(key, place, capture=False)
+        partition = self._partition(place)
+        if partition is None:
+            step.launch()
+            return
+        here = torch.cuda.current_stream(partition.device)
+        partition.stream.wait_stream(here)
+        with partition:
+            step.launch()
+        here.wait_stream(partition.stream)
+
+    def _capture(self, key: GraphKey, place: Place) -> bool:
+        if key in self._graphs or key in self.refused or not self._captures:
+            return False
+        self._synchronize()
+        before = self._used_bytes()
+        try:
+            graph = self._make(key, place, capture=True)
+        except torch.OutOfMemoryError as error:
+            self.refused[key] = str(error)
+            return False
+        self._synchronize()
+        self._graphs[key] = _Held(graph, max(self._used_bytes() - before, 0))
+        self._eager.pop(key, None)
+        self._evict()
+        return True
+
+    def _make(self, key: GraphKey, place: Place, *, capture: bool) -> DecodeGraph:
+        return DecodeGraph(
+            self._model,  # type: ignore[arg-type]
+            self._state.inputs(self._state.first_slot, key.batch),
+            self._caches,
+            max_kv_len=key.context,
+            partition=self._partition(place),
+            arena=self.arena,
+            pool=self._pool,
+            plan_memory=self.plans,
+            stream=self._stream,
+            capture=capture,
+        )
+
+    def _evict(self) -> None:
+        """Destroy those unused longest until the rest is under the limit; nothing runs now."""
+        while self.num_bytes > self._limit_bytes and len(self._graphs) > 1:
+            _, held = self._graphs.popitem(last=False)
+            held.graph.close()
+
+    def _used_bytes(self) -> int:
+        """Device memory in use, but for what torch keeps for later."""
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._model.device)
+        return int(total - free)

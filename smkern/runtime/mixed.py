@@ -1,0 +1,149 @@
+"""One forward of prompts' chunks and a token of each request that decodes, on the whole device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from smkern.kv import Staging
+from smkern.latency import Size
+from smkern.models.layered import LayeredModel, forward
+from smkern.models.request import Request
+from smkern.models.step import Caches, Step
+from smkern.runtime import sizes
+from smkern.runtime.drawing import draw
+from smkern.runtime.executor import Piece
+from smkern.runtime.prefill_run import Prompts
+from smkern.runtime.reads import Read
+from smkern.runtime.row_state import RowState
+from smkern.runtime.slots import RowUpdate
+
+
+class MixedRunner:
+    """Runs chunks and decode rows as one ragged forward.
+
+    The chunks' rows lie in front of the slots, the chunks' token ids in front of a copy of the
+    slots' tokens: whatever the numbers, the forward reads ranges. Nothing of what the step before
+    drew is needed on the host, so steps are launched ahead.
+
+    Args:
+        model: The model.
+        caches: A (k_cache, v_cache) a layer.
+        state: The rows.
+        prompts: Of prefill slot 0: its activations and plan, for `max_tokens` more rows of decode.
+        max_tokens: New tokens of prompts.
+        max_context: Tokens of a request.
+    """
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        caches: Caches,
+        state: RowState,
+        prompts: Prompts,
+        max_tokens: int,
+        max_context: int,
+    ) -> None:
+        self._model = model
+        self._caches = caches
+        self._state = state
+        self._prompts = prompts
+        self._max_tokens = max_tokens
+        self._max_context = max_context
+        self._staging = Staging(state.device)
+
+        def zeros(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=state.device)
+
+        self._chunks = state.max_prefill
+        self._token_ids = zeros(max_tokens + state.max_running)
+        self._kv_lens = zeros(self._chunks + state.max_running)
+        self._cu_q_lens = zeros(self._chunks + state.max_running + 1)
+        self._no_keys = zeros(1)[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self._token_ids.nbytes + self._kv_lens.nbytes + self._cu_q_lens.nbytes
+
+    def size(self, pieces: Sequence[Piece], lengths: Sequence[int]) -> Size:
+        """What the forward is made of.
+
+        Args:
+            pieces: The chunks.
+            lengths: Keys of each request that decodes.
+        """
+        config = self._model.config
+        chunks = sizes.chunks(tuple(pieces))
+        return Size(chunks, config.num_layers, config.num_layers, True, len(lengths), sum(lengths))
+
+    @property
+    def launches(self) -> int:
+        """Kernels of a forward, at most."""
+        config = self._model.config
+        return config.num_layers * sizes.layer_launches(config) + 14
+
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        requests: Sequence[Request],
+        lengths: Sequence[int],
+        update: RowUpdate,
+        read: Read,
+    ) -> None:
+        """Launch the forward on the current stream.
+
+        Args:
+            pieces: The chunks, by row in front of the slots.
+            requests: Those that decode, by slot.
+            lengths: Bounds of their keys.
+            update: Seats both.
+            read: Gets the tokens: the chunks', then the slots'.
+        """
+        update.send()
+        step = self._step(pieces, requests, lengths).planned_in(self._prompts.plans)
+        logits = forward(self._model, step)
+        rows = self._state.inputs(self._state.first_slot - len(pieces), step.batch)
+        draw(logits, rows, step.kv_lens)
+        read.copy(rows.token_ids)
+
+    def _step(
+        self, pieces: Sequence[Piece], requests: Sequence[Request], lengths: Sequence[int]
+    ) -> Step:
+        num_chunks, batch, first = len(pieces), len(requests), self._state.first_slot
+        counts = [piece.count for piece in pieces]
+        ends = [piece.start + piece.count for piece in pieces]
+        tokens = [id_ for x in pieces for id_ in x.request.ids[x.start : x.start + x.count]]
+        begin, split = self._max_tokens - len(tokens), self._max_tokens
+        rows = slice(self._chunks - num_chunks, self._chunks + batch)
+        cu_q_lens = self._cu_q_lens[: num_chunks + batch + 1]
+        self._staging.send(
+            [
+                (self._token_ids[begin:split], tokens),
+                (self._kv_lens[rows.start : self._chunks], ends),
+                (cu_q_lens, [0, *accumulate([*counts, *[1] * batch])]),
+            ]
+        )
+        if batch:
+            slots = self._state.inputs(first, batch)
+            self._token_ids[split : split + batch].copy_(slots.token_ids)
+            # a row that has finished, maybe since the host last heard, reads and writes no keys
+            torch.where(
+                slots.finished,
+                self._no_keys,
+                slots.kv_lens,
+                out=self._kv_lens[self._chunks : rows.stop],
+            )
+        every = [*ends, *lengths]
+        return Step.make(
+            self._prompts.arena,
+            token_ids=self._token_ids[begin : split + batch],
+            kv_lens=self._kv_lens[rows],
+            page_table=self._state.page_table[first - num_chunks : first + batch],
+            caches=self._caches,
+            max_kv_len=sizes.rounded_length(max(every), self._max_context),
+            cu_q_lens=cu_q_lens,
+            max_q_len=sizes.rounded_queries(max(counts)),
+            max_total_kv=sizes.rounded_total(sum(every)),
+        )

@@ -1,0 +1,344 @@
+"""Runs a model's launches: on a GPU's partitions and graphs, or on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from smkern.errors import ArgumentError
+from smkern.kv import KvPool
+from smkern.latency import Size
+from smkern.models.arena import Arena
+from smkern.models.layered import LayeredModel
+from smkern.models.request import Request
+from smkern.ops.attention.numbers import as_int
+from smkern.partition import Ladder, Partition
+from smkern.runtime.device import Device, Work
+from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
+from smkern.runtime.graphs import MIB, GraphCache
+from smkern.runtime.host_device import HostDevice
+from smkern.runtime.mixed import MixedRunner
+from smkern.runtime.place import Place
+from smkern.runtime.prefill_run import PrefillRunner, Prompts
+from smkern.runtime.reads import Read, Reads
+from smkern.runtime.row_state import RowState
+from smkern.runtime.slots import Guest, SlotTable
+
+GRAPH_LIMIT_BYTES = 400 * MIB
+"""Of decode graphs and their pool, unless told otherwise."""
+
+
+class ModelExecutor:
+    """Decode graphs, prompts a group of layers at a time, and both in one forward.
+
+    All buffers are made here and stay where they are. Requests that decode sit in slots; what
+    changes between launches (who sits where, pages, the numbers of prompts) is sent with the
+    launch that needs it, and nothing that a launch draws is needed on the host for the next.
+
+    Args:
+        model: The model; a `Decoder` is one.
+        pool: Its pages, on its device.
+        ladder: The splits; they stay open until the executor is closed. None: the whole device
+            alone.
+        device: What to launch on. None: made of the ladder, or for CPU tensors this process.
+        max_running: Requests that decode at a time.
+        max_prefill: Requests of a prefill batch, or chunks of a mixed forward.
+        max_tokens: New tokens of one of these.
+        max_context: Tokens of a request. None: the model's context.
+        graph_limit_bytes: Of decode graphs.
+        partition_bytes: What the ladder took of the device, for the report.
+
+    Attributes:
+        device, config, pool, max_running, max_prefill, max_tokens, max_context: As `Executor` has
+            them.
+        graphs: The decode graphs.
+
+    Raises:
+        ArgumentError: sizes that cannot be, or a pool of another device or model.
+
+    Source: layer-wise prefill beside decode graphs, MuxWise section 3.2; k graphs without a wait,
+        DuetServe section 4.3.
+
+    Example:
+        >>> with smkern.ladder([32, 64]) as ladder:                            # doctest: +SKIP
+        ...     executor = ModelExecutor(decoder, pool, ladder=ladder)
+        ...     executor.warm()
+    """
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        pool: KvPool,
+        *,
+        ladder: Ladder | None = None,
+        device: Device | None = None,
+        max_running: int = 128,
+        max_prefill: int = 16,
+        max_tokens: int = 8192,
+        max_context: int | None = None,
+        graph_limit_bytes: int = GRAPH_LIMIT_BYTES,
+        partition_bytes: int = 0,
+    ) -> None:
+        config = model.config
+        self.max_running = as_int("max_running", max_running, 1)
+        self.max_prefill = as_int("max_prefill", max_prefill, 1)
+        self.max_tokens = as_int("max_tokens", max_tokens, 1)
+        if max_context is None:
+            max_context = int(getattr(model, "max_position", config.max_position))
+        self.max_context = as_int("max_context", max_context, 1, config.max_position)
+        if pool.device != model.device:
+            raise ArgumentError(
+                f"the pool is on {pool.device}, the model on {model.device}: make the pool there"
+            )
+        if pool.sizes.num_layers != config.num_layers:
+            raise ArgumentError(
+                f"the pool has pages of {pool.sizes.num_layers} layers, the model has "
+                f"{config.num_layers}: make it with the model's sizes"
+            )
+        self._model = model
+        self._partition_bytes = partition_bytes
+        self.config = config
+        self.pool = pool
+        self.device: Device = device if device is not None else _device_for(model, ladder)
+        # Batches and mixed steps have guests' rows of their own: a mixed step's guests move to
+        # slots on the decode lane while the next batch is seated on the prefill lane.
+        self._state = RowState.make(
+            max_running=max_running,
+            max_prefill=2 * max_prefill,
+            max_pages=pool.pages_for(self.max_context),
+            device=model.device,
+        )
+        self._table = SlotTable(self._state, pool)
+        self._prefill_table = SlotTable(self._state, pool)
+        caches = [pool.layer(i) for i in range(config.num_layers)]
+        self._arenas = [
+            Arena(config, max_tokens + max_running, max_prefill + max_running, model.device),
+            Arena(config, max_tokens, max_prefill, model.device),
+        ]
+        self._slots = [
+            Prompts(arena, (1 - slot) * max_prefill, max_tokens, max_prefill)
+            for slot, arena in enumerate(self._arenas)
+        ]
+        self._reads = Reads(model.device, 2 * max_prefill + max_running)
+        self._prefill = PrefillRunner(
+            model, caches, self._state, self._prefill_table, self._slots, self._reads,
+            self.max_context,
+        )  # fmt: skip
+        self._mixed = MixedRunner(
+            model, caches, self._state, self._slots[0], max_tokens, self.max_context
+        )
+        self.graphs = GraphCache(
+            model,
+            self._state,
+            caches,
+            partition=self._partition,
+            synchronize=self.synchronize,
+            max_context=self.max_context,
+            limit_bytes=graph_limit_bytes,
+        )
+        self._lengths: dict[Request, int] = {}
+        """Keys and values of each seated request, and of guests, behind all that was launched, its
+        last token included."""
+        self._asked: tuple[Request, ...] = ()
+        self._guests: dict[Request, int] = {}
+        """Rows of a mixed step's requests that drew a token and sit in no slot yet."""
+        self.synchronize()  # the buffers are made on this stream, and used on others
+
+    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+        """Prepare a batch of prompts; nothing is launched. A slot holds one batch at a time.
+
+        Raises:
+            ArgumentError: more pieces or tokens than fit, or a slot that is not free.
+        """
+        self._check_pieces(pieces)
+        return self._prefill.begin(pieces, slot)
+
+    def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
+        """Layers first..first+count of a batch; see `Executor`.
+
+        Raises:
+            ArgumentError: layers that the model has not, or a batch that is gone.
+        """
+        return self._prefill.prefill(run, first, count)
+
+    def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
+        """Decode steps of these requests, a work each; see `Executor`.
+
+        Raises:
+            ArgumentError: more requests than rows, or pages that are not there.
+        """
+        if not requests or steps < 1:
+            return []
+        lengths = self._seated_lengths(requests)
+        rows = self._arrange(requests, lengths, steps)
+        update = self._table.take()
+        batch, longest, total = len(rows), max(lengths), sum(lengths)
+        tokens = self._state.inputs(self._state.first_slot, batch).token_ids
+        works: list[tuple[Work, Draw]] = []
+        for index in range(steps):
+            read = Read(self._reads)
+            bound = min(longest + index, self.max_context)
+
+            def launch(place: Place, read: Read = read, bound: int = bound) -> None:
+                update.send()
+                self.graphs.launch(place, batch, bound)
+                read.copy(tokens)
+                self._launched(rows)
+
+            size = Size(
+                num_layers=self.config.num_layers, batch=batch, total_kv=total + index * batch
+            )
+            works.append((Work("decode", launch, size, 4), Draw(rows, read)))
+        return works
+
+    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+        """One forward of prompts' chunks and a token of each decoding request; see `Executor`.
+
+        Raises:
+            ArgumentError: more than fits, or a batch of prefill slot 0 that has layers to go.
+        """
+        self._check_pieces(pieces)
+        if self._slots[0].is_busy:
+            raise ArgumentError(
+                "prefill slot 0 holds a batch that has layers to go, and a mixed forward needs its "
+                "buffers: launch its layers first"
+            )
+        lengths = self._seated_lengths(requests)
+        rows = self._arrange(requests, lengths, 1)
+        first = self._state.first_slot - len(pieces)
+        self._table.seat_guests(
+            [
+                Guest(first + i, piece.request, piece.start + piece.count, piece.draws)
+                for i, piece in enumerate(pieces)
+            ]
+        )
+        # who sat in these rows and was not seated now is known to the host, or lost
+        self._guests.clear()
+        update = self._table.take()
+        drawing = [i for i, piece in enumerate(pieces) if piece.draws]
+        picked = [*drawing, *range(len(pieces), len(pieces) + len(rows))]
+        read = Read(self._reads, picked)
+        kept = tuple(pieces)
+
+        def launch(place: Place) -> None:
+            self._mixed.run(kept, rows, lengths, update, read)
+            self._launched(rows)
+            for i in drawing:
+                piece = kept[i]
+                self._guests[piece.request] = first + i
+                self._lengths[piece.request] = piece.start + piece.count + 1
+
+        about = {"requests": [piece.request.index for piece in kept]}
+        size = self._mixed.size(kept, lengths)
+        work = Work("mixed", launch, size, self._mixed.launches, about)
+        return work, Draw((*(kept[i].request for i in drawing), *rows), read)
+
+    def forget(self, request: Request) -> None:
+        """A request has left, or gave its pages back: what is kept of it is dropped."""
+        self._table.forget(request)
+        self._prefill.forget(request)
+        self._guests.pop(request, None)
+        self._lengths.pop(request, None)
+        self._asked = ()
+
+    def capture(
+        self,
+        rungs: Iterable[int | None] | None = None,
+        batches: Iterable[int] | None = None,
+        contexts: Iterable[int] | None = None,
+    ) -> int:
+        """Capture decode graphs ahead; waits for the device. On a CPU there are none.
+
+        Args:
+            rungs: None in it is the whole device. None: that, and all of the ladder.
+            batches: Rows that must be served. None: every bucket.
+            contexts: Keys of a request that must be served. None: `max_context`.
+
+        Returns:
+            How many were captured.
+        """
+        places = [
+            Place.of("decode", rung, self.device.num_sms)
+            for rung in ((None, *self.device.rungs) if rungs is None else rungs)
+        ]
+        wanted = range(1, self.max_running + 1) if batches is None else batches
+        return self.graphs.capture(places, wanted, contexts or [self.max_context])
+
+    def memory_report(self) -> MemoryReport:
+        """Device memory of the runtime."""
+        graphs = self.graphs
+        buffers = (self._mixed, graphs.plans, *self._slots)
+        rows = self._table.nbytes + self._prefill_table.nbytes - self._state.nbytes
+        return MemoryReport(
+            graphs=len(graphs),
+            graph_bytes=graphs.num_bytes,
+            partition_bytes=self._partition_bytes,
+            arena_bytes=sum(x.num_bytes for x in (*self._arenas, graphs.arena)),
+            state_bytes=rows + sum(x.num_bytes for x in buffers),
+            kv_bytes=self.pool.storage.nbytes,
+            by_graph=graphs.by_graph,
+        )
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+        wait: Any = getattr(self.device, "synchronize", None)
+        if wait is not None:
+            wait()
+
+    def close(self) -> None:
+        """Destroy the graphs; all launches must be over. Closing twice is fine."""
+        self.graphs.close()
+
+    def _partition(self, place: Place) -> Partition | None:
+        """The partition of a place; None: the whole device, or a device without any."""
+        find: Any = getattr(self.device, "partition", None)
+        return None if find is None else find(place)
+
+    def _check_pieces(self, pieces: Sequence[Piece]) -> None:
+        tokens = sum(piece.count for piece in pieces)
+        if not 1 <= len(pieces) <= self.max_prefill or tokens > self.max_tokens:
+            raise ArgumentError(
+                f"{len(pieces)} pieces of {tokens} tokens: the buffers hold 1 to "
+                f"{self.max_prefill} of {self.max_tokens} in all; cut the batch, or raise "
+                "max_prefill or max_tokens"
+            )
+
+    def _seated_lengths(self, requests: Sequence[Request]) -> list[int]:
+        """Keys of each request in the next step; those of one that comes from the host are known
+        there."""
+        known = self._lengths
+        return [known.get(request) or len(request.ids) for request in requests]
+
+    def _arrange(
+        self, requests: Sequence[Request], lengths: list[int], steps: int
+    ) -> tuple[Request, ...]:
+        """Seat requests, and their pages for so many steps."""
+        ends = [
+            min(length + steps - 1, request.max_tokens_held)
+            for length, request in zip(lengths, requests, strict=True)
+        ]
+        guests = {x: self._guests[x] for x in requests if x in self._guests}
+        rows = self._table.arrange(requests, ends, guests)
+        asked = tuple(requests)
+        if guests or asked != self._asked:
+            for request in guests:
+                del self._guests[request]
+            # who is not seated now comes again from the host
+            kept = {x: self._lengths[x] for x in self._guests}
+            self._lengths = kept | dict(zip(requests, lengths, strict=True))
+            self._asked = asked
+        return rows
+
+    def _launched(self, rows: tuple[Request, ...]) -> None:
+        """A step of these rows was launched, which lengthens them."""
+        lengths = self._lengths
+        for request in rows:
+            lengths[request] += 1
+
+
+def _device_for(model: LayeredModel, ladder: Ladder | None) -> Device:
+    if model.device.type != "cuda":
+        return HostDevice()
+    from smkern.runtime.cuda_device import CudaDevice
+
+    return CudaDevice(ladder, model.device.index)

@@ -1,0 +1,238 @@
+"""Batches of prompts on their way through the layers, a group of layers a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.kv import Staging
+from smkern.models.arena import Arena
+from smkern.models.layered import LayeredModel
+from smkern.models.plan_memory import PlanMemory
+from smkern.models.request import Request
+from smkern.models.step import Caches, Step
+from smkern.partition import current_num_sms
+from smkern.runtime import sizes
+from smkern.runtime.device import Work
+from smkern.runtime.drawing import draw
+from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.place import Place
+from smkern.runtime.reads import Read, Reads
+from smkern.runtime.row_state import RowState
+from smkern.runtime.slots import Guest, RowUpdate, SlotTable
+
+
+class Prompts:
+    """The memory of one prefill slot: activations, token ids, attention's plan.
+
+    Work of a slot is launched on one lane, in order, so the next batch may overwrite it all.
+
+    Args:
+        arena: Activations.
+        first_row: Of the slot's rows in the row state.
+        max_tokens: New tokens of a batch.
+        max_prefill: Requests of a batch.
+    """
+
+    def __init__(self, arena: Arena, first_row: int, max_tokens: int, max_prefill: int) -> None:
+        self.arena = arena
+        self.first_row = first_row
+        self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=arena.device)
+        self.cu_q_lens = torch.zeros(max_prefill + 1, dtype=torch.int32, device=arena.device)
+        self.plans = PlanMemory(arena.device)
+        self.batch: PromptBatch | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch has layers to go, whose activations are here."""
+        return self.batch is not None and not self.batch.is_done
+
+    @property
+    def num_bytes(self) -> int:
+        """Beside the arena."""
+        return self.token_ids.nbytes + self.cu_q_lens.nbytes + self.plans.num_bytes
+
+
+class PromptBatch:
+    """A batch of prompts in a slot: what is sent with its first launch, and how far it is.
+
+    Attributes:
+        is_done: Whether its last layer was launched, or it was forgotten.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        requests: Iterable[Request],
+        step: Step,
+        update: RowUpdate,
+        staged: _Staged,
+    ) -> None:
+        self.prompts = prompts
+        self.is_done = False
+        self._requests = set(requests)
+        self._step = step
+        self._update = update
+        self._staged = staged
+        self._is_sent = False
+        self._num_sms: int | None = None
+
+    def forget(self, request: Request) -> None:
+        """A request has left; done when all have."""
+        self._requests.discard(request)
+        self.is_done = self.is_done or not self._requests
+
+    def step(self) -> Step:
+        """The step, planned for the current stream; tokens and rows are sent the first time."""
+        if not self._is_sent:
+            self._update.send()
+            self._staged.send()
+            self._is_sent = True
+        num_sms = 0
+        if self._step.kv_lens.device.type == "cuda":
+            num_sms = current_num_sms(self._step.kv_lens.device.index)
+        if self._num_sms != num_sms:  # the batch has moved: the plan deals to other SMs
+            self._step = self._step.planned_in(self.prompts.plans)
+            self._num_sms = num_sms
+        return self._step
+
+
+class _Staged:
+    """The numbers of a batch, to be sent once."""
+
+    def __init__(self, staging: Staging, prompts: Prompts, tokens: list[int], cu: list[int]):
+        self._staging = staging
+        self._writes = [
+            (prompts.token_ids[: len(tokens)], tokens),
+            (prompts.cu_q_lens[: len(cu)], cu),
+        ]
+
+    def send(self) -> None:
+        self._staging.send(self._writes)
+
+
+class PrefillRunner:
+    """Prepares batches of prompts and their groups of layers.
+
+    Args:
+        model: The model.
+        caches: A (k_cache, v_cache) a layer.
+        state: The rows.
+        table: Of the rows of prefill batches alone: its updates are sent on the prefill lane.
+        slots: Memory of each slot.
+        reads: For what is drawn.
+        max_context: Tokens of a request.
+    """
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        caches: Caches,
+        state: RowState,
+        table: SlotTable,
+        slots: Sequence[Prompts],
+        reads: Reads,
+        max_context: int,
+    ) -> None:
+        self._model = model
+        self._config = model.config
+        self._caches = caches
+        self._state = state
+        self._table = table
+        self._slots = slots
+        self._reads = reads
+        self._max_context = max_context
+        self._staging = Staging(state.device)
+
+    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+        """Prepare a batch; nothing is launched.
+
+        Raises:
+            ArgumentError: a slot whose batch has layers to go, or pieces that do not fit.
+        """
+        prompts = self._slots[slot]
+        if prompts.is_busy:
+            raise ArgumentError(
+                f"prefill slot {slot} holds a batch that has layers to go: launch them, or forget "
+                "its requests"
+            )
+        counts = [piece.count for piece in pieces]
+        lengths = [piece.start + piece.count for piece in pieces]
+        rows = range(prompts.first_row, prompts.first_row + len(pieces))
+        self._table.seat_guests(
+            [
+                Guest(row, piece.request, length, piece.draws)
+                for row, piece, length in zip(rows, pieces, lengths, strict=True)
+            ]
+        )
+        tokens = [id_ for x in pieces for id_ in x.request.ids[x.start : x.start + x.count]]
+        inputs = self._state.inputs(rows.start, len(rows))
+        step = Step.make(
+            prompts.arena,
+            token_ids=prompts.token_ids[: len(tokens)],
+            kv_lens=inputs.kv_lens,
+            page_table=inputs.page_table,
+            caches=self._caches,
+            max_kv_len=sizes.rounded_length(max(lengths), self._max_context),
+            cu_q_lens=prompts.cu_q_lens[: len(pieces) + 1],
+            max_q_len=sizes.rounded_queries(max(counts)),
+            max_total_kv=sizes.rounded_total(sum(lengths)),
+        )
+        staged = _Staged(self._staging, prompts, tokens, [0, *accumulate(counts)])
+        requests = [piece.request for piece in pieces]
+        batch = PromptBatch(prompts, requests, step, self._table.take(), staged)
+        prompts.batch = batch
+        return PrefillRun(tuple(pieces), slot, batch)
+
+    def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
+        """Layers first..first+count of a batch, with what is in front of the first layer, and with
+        the head and the draws behind the last.
+
+        Raises:
+            ArgumentError: layers that the model has not, or a batch that is gone.
+        """
+        config, batch = self._config, run.state
+        if not 0 <= first < first + count <= config.num_layers:
+            raise ArgumentError(
+                f"layers {first} to {first + count} of {config.num_layers}: give at least one, "
+                "of those that the model has"
+            )
+        if self._slots[run.slot].batch is not batch:
+            raise ArgumentError(f"the batch of prefill slot {run.slot} is gone: begin it anew")
+        is_last = first + count == config.num_layers
+        drawing = [row for row, piece in enumerate(run.pieces) if piece.draws]
+        read = None
+        if is_last and drawing:
+            read = Read(self._reads, drawing)
+            run.draw = Draw(tuple(run.pieces[row].request for row in drawing), read)
+
+        def launch(place: Place) -> None:
+            step = batch.step()
+            if first == 0:
+                self._model.embed(step)
+            for index in range(first, first + count):
+                self._model.layer(index, step)
+            if is_last:
+                batch.is_done = True
+            if read is not None:
+                rows = self._state.inputs(batch.prompts.first_row, len(run.pieces))
+                draw(self._model.head(step), rows, step.kv_lens)
+                read.copy(rows.token_ids)
+
+        return Work(
+            "prefill",
+            launch,
+            sizes.prefill_size(config, run.pieces, count, read is not None),
+            count * sizes.layer_launches(config) + (first == 0) * 5 + is_last * 6,
+            {"first": first, "requests": [piece.request.index for piece in run.pieces]},
+        )
+
+    def forget(self, request: Request) -> None:
+        """A batch whose requests are all forgotten goes no further; its slot is free."""
+        for prompts in self._slots:
+            if prompts.batch is not None and prompts.is_busy:
+                prompts.batch.forget(request)
+        self._table.forget(request)

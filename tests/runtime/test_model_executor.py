@@ -1,0 +1,251 @@
+"""A model's launches on CPU tensors: the tokens of every way through the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pytest
+
+from smkern.errors import ArgumentError
+from smkern.kv import KvPool, KvSizes
+from smkern.models import Decoder, SamplingParams, Weights
+from smkern.models.request import Request
+from smkern.runtime.device import Work
+from smkern.runtime.executor import Draw, Piece
+from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.place import Lane
+from tests.models.generation import VOCAB, one_at_a_time, one_thread, random_prompts, tiny
+
+LENGTHS = [5, 1, 40, 17, 16, 33]
+NEW = 9
+PARAMS = [
+    SamplingParams(NEW) if i % 2 else SamplingParams(NEW, temperature=1.0, top_p=0.9, seed=i)
+    for i in range(len(LENGTHS))
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return random_prompts(LENGTHS, seed=7)
+
+
+@pytest.fixture(scope="module")
+def alone(prompts: list[list[int]]) -> list[list[int]]:
+    return [list(tokens) for tokens in one_at_a_time(tiny(), prompts, PARAMS)]
+
+
+class Run:
+    """Requests on an executor, each with the pages that it will need."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], **options: int) -> None:
+        config = tiny()
+        sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
+        pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
+        decoder = Decoder(config, Weights.random(config, 3))
+        given = {"max_running": 8, "max_prefill": 4, "max_tokens": 64}
+        self.executor = ModelExecutor(decoder, pool, **given | options)
+        self.lanes = Interleaver(self.executor.device)
+        self.requests = [
+            Request(i, params, params.seed or 0, frozenset(), NEW, list(prompt), len(prompt))
+            for i, (prompt, params) in enumerate(zip(prompts, PARAMS, strict=False))
+        ]
+        for request in self.requests:
+            pool.allocate(request, request.ids, num_tokens=request.max_tokens_held)
+        self.drawn: dict[Request, list[int]] = {request: [] for request in self.requests}
+
+    def piece(self, request: Request, start: int = 0, count: int | None = None) -> Piece:
+        count = request.prompt_len - start if count is None else count
+        return Piece(request, start, count, start + count == request.prompt_len)
+
+    def launch(self, lane: Lane, work: Work) -> None:
+        self.lanes.poll()
+        self.lanes.launch(lane, work)
+
+    def take(self, draw: Draw | None, *, accept: bool = True) -> None:
+        """What a launch drew; `accept`: the host hears of it now."""
+        if draw is None:
+            return
+        for request, token in zip(draw.requests, draw.read(), strict=True):
+            if len(self.drawn[request]) < NEW:
+                self.drawn[request].append(token)
+        if accept:
+            self.accept()
+
+    def accept(self) -> None:
+        for request, tokens in self.drawn.items():
+            request.ids[request.prompt_len :] = tokens
+
+    def prefill(self, pieces: Sequence[Piece], group: int = 1, slot: int = 0) -> None:
+        run = self.executor.begin(pieces, slot)
+        for first in range(0, self.executor.config.num_layers, group):
+            self.launch("prefill", self.executor.prefill(run, first, group))
+        self.take(run.draw)
+
+    def decode(self, requests: Sequence[Request], steps: int) -> None:
+        draws = []
+        for work, draw in self.executor.decode(requests, steps):
+            self.launch("decode", work)
+            draws.append(draw)
+        for draw in draws:
+            self.take(draw)
+
+    def tokens(self) -> list[list[int]]:
+        return [self.drawn[request] for request in self.requests]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_layers_then_steps(
+    group: int, steps: int, prompts: list[list[int]], alone: list[list[int]]
+):
+    run = Run(prompts)
+    run.prefill([run.piece(x) for x in run.requests[:2]], group)
+    run.decode(run.requests[:2], 2)
+    run.prefill([run.piece(x) for x in run.requests[2:4]], group)
+    run.prefill([run.piece(x) for x in run.requests[4:]], group)
+    while any(len(tokens) < NEW for tokens in run.tokens()):
+        run.decode([x for x in run.requests if len(run.drawn[x]) < NEW], steps)
+    assert run.tokens() == alone
+
+
+def test_chunks_and_a_batch_that_preempts(prompts: list[list[int]], alone: list[list[int]]):
+    run = Run(prompts)
+    long, short = run.requests[2], run.requests[0]
+    run.prefill([run.piece(long, 0, 13)])
+    outer = run.executor.begin([run.piece(long, 13), run.piece(run.requests[3])], 0)
+    run.launch("prefill", run.executor.prefill(outer, 0, 1))
+    run.prefill([run.piece(short), run.piece(run.requests[1])], slot=1)
+    run.decode([short, run.requests[1]], 2)
+    run.launch("prefill", run.executor.prefill(outer, 1, 1))
+    run.take(outer.draw)
+    some = run.requests[:4]
+    while any(len(run.drawn[x]) < NEW for x in some):
+        run.decode([x for x in reversed(some) if len(run.drawn[x]) < NEW], 3)
+    assert run.tokens()[:4] == alone[:4]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("chunk", [5, 16, 64])
+def test_mixed_steps_ahead_of_the_host(
+    chunk: int, ahead: int, prompts: list[list[int]], alone: list[list[int]]
+):
+    """Whole generations, of which the host hears `ahead` launches late."""
+    run = Run(prompts)
+    waiting = list(run.requests)
+    done: dict[Request, int] = dict.fromkeys(waiting, 0)
+    left: dict[Request, int] = dict.fromkeys(waiting, NEW)
+    late: list[Draw] = []
+    running: list[Request] = []
+    while waiting or running:
+        pieces, room = [], chunk
+        for request in list(waiting):
+            count = min(request.prompt_len - done[request], room)
+            if count == 0 or len(pieces) == 4:
+                break
+            pieces.append(run.piece(request, done[request], count))
+            done[request] += count
+            room -= count
+        mixed = [run.executor.mixed(pieces, running)] if pieces else []
+        works = mixed or run.executor.decode(running, 2)
+        for work, draw in works:
+            run.launch("decode", work)
+            late.append(draw)
+            for request in draw.requests:
+                left[request] -= 1
+        for piece in pieces:
+            if piece.draws:
+                waiting.remove(piece.request)
+                running.append(piece.request)
+        running = [x for x in running if left[x] > 0]
+        while len(late) > ahead:
+            run.take(late.pop(0))
+    for draw in late:
+        run.take(draw)
+    assert run.tokens() == alone
+
+
+def test_random_orders(prompts: list[list[int]], alone: list[list[int]]):
+    """Requests that pause, leave and come back, each way to run them, in any order."""
+    for seed in range(8):
+        random = Random(seed)
+        run = Run(prompts)
+        done = dict.fromkeys(run.requests, 0)
+        while any(len(tokens) < NEW for tokens in run.tokens()):
+            ready = [x for x in run.requests if run.drawn[x] and len(run.drawn[x]) < NEW]
+            some = random.sample(ready, random.randint(0, len(ready)))
+            fresh = [x for x in run.requests if not run.drawn[x]]
+            pieces = []
+            for request in random.sample(fresh, min(len(fresh), random.randint(0, 3))):
+                count = random.randint(1, min(20, request.prompt_len - done[request]))
+                pieces.append(run.piece(request, done[request], count))
+                done[request] += count
+            if pieces and random.random() < 0.5:
+                work, draw = run.executor.mixed(pieces, some)
+                run.launch("decode", work)
+                run.take(draw)
+                continue
+            if pieces:
+                run.prefill(pieces, slot=random.randint(0, 1))
+            run.decode(some, random.randint(1, 4))
+            if some and random.random() < 0.3:
+                run.executor.forget(random.choice(some))
+        assert run.tokens() == alone
+
+
+def test_rows_that_end_on_the_device(prompts: list[list[int]], alone: list[list[int]]):
+    run = Run(prompts[:2])
+    first, second = run.requests
+    first.stop_token_ids = frozenset({alone[0][3]})
+    run.prefill([run.piece(first), run.piece(second)])
+    draws = [draw for work, draw in _launched(run, [first, second], NEW - 1)]
+    for draw in draws:
+        run.take(draw)
+    until = alone[0].index(alone[0][3]) + 1
+    assert run.drawn[first][:until] == alone[0][:until]
+    assert set(run.drawn[first][until:]) == {0}
+    assert run.drawn[second] == alone[1]
+
+
+def _launched(run: Run, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
+    works = run.executor.decode(requests, steps)
+    for work, _ in works:
+        run.launch("decode", work)
+    return works
+
+
+def test_what_cannot_be(prompts: list[list[int]]):
+    run = Run(prompts, max_prefill=2, max_tokens=30)
+    pieces = [run.piece(x) for x in run.requests]
+    with pytest.raises(ArgumentError, match="3 pieces of 46 tokens: the buffers hold 1 to 2 of 30"):
+        run.executor.begin(pieces[:3], 0)
+    batch = run.executor.begin(pieces[:2], 0)
+    with pytest.raises(ArgumentError, match="layers 1 to 3 of 2"):
+        run.executor.prefill(batch, 1, 2)
+    with pytest.raises(ArgumentError, match="prefill slot 0 holds a batch"):
+        run.executor.begin(pieces[3:4], 0)
+    with pytest.raises(ArgumentError, match="a mixed forward needs its buffers"):
+        run.executor.mixed(pieces[3:4], [])
+    for piece in pieces[:2]:
+        run.executor.forget(piece.request)
+    run.executor.begin(pieces[3:4], 0)
+    with pytest.raises(ArgumentError, match="the batch of prefill slot 0 is gone"):
+        run.executor.prefill(batch, 0, 1)
+    assert run.executor.decode([], 3) == []
+
+
+def test_memory_report(prompts: list[list[int]]):
+    run = Run(prompts)
+    report = run.executor.memory_report()
+    assert report.graphs == 0
+    assert report.kv_bytes == run.executor.pool.storage.nbytes
+    assert min(report.arena_bytes, report.state_bytes) > VOCAB
+    run.executor.close()
+    run.executor.close()
