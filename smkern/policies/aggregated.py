@@ -25,7 +25,8 @@ class Aggregated:
             the predictor says how many.
         tbt_slo_ms: Limit of the time between two tokens of a request; None: none.
         predictor: Who prices a forward; needed with a limit.
-        steps: Decode steps launched at a time where no prompt waits.
+        steps: Decode steps launched at a time where no prompt waits. Above 1, the next forward is
+            launched while one runs, so that the device never idles.
 
     Raises:
         ArgumentError: a count below 1, a limit not above 0, or one without a predictor.
@@ -82,7 +83,8 @@ class Aggregated:
         if snapshot.batch and self._limit_us is not None:
             most = self._largest(snapshot, waiting, self._limit_us)
             waiting = admitted(snapshot, most)
-        return Decision(prefill=ids_of(waiting), chunk_tokens=most)
+        # With look-ahead a forward is launched while the one before it runs, too.
+        return Decision(prefill=ids_of(waiting), chunk_tokens=most, steps=self._steps)
 
     def _finish(self, snapshot: Snapshot, batch: PrefillView) -> Decision:
         """The layers of a batch that another policy began, in turns with decode steps."""
@@ -91,6 +93,7 @@ class Aggregated:
             return Decision()
         if not snapshot.batch:
             return Decision(layers=left)
+        # A step at a time: the two take turns, and a second step would wait behind the layers.
         return Decision(layers=self._layers_between(snapshot, batch, left))
 
     def _layers_between(self, snapshot: Snapshot, batch: PrefillView, left: int) -> int:
