@@ -42,7 +42,8 @@ class Model:
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int) -> Tensor:
-            return (torch.randn(shape, generator=generator) * 0.15).to(device, dtype)
+            drawn = torch.randn(shape, generator=generator) * 1.5 / shape[-1] ** 0.5
+            return drawn.to(device, dtype)
 
         self.sizes, self.device, self.dtype = sizes, torch.device(device), dtype
         s, qkv = sizes, (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import smkern.integrations.transformers as st
 from smkern.errors import ArgumentError, ConfigError
+from smkern.integrations.transformers.turns import positions_of
 from smkern.models import DecodeGraph, DecodeInputs
 from smkern.models.layered import forward
 from smkern.runtime.device import Work
@@ -164,3 +166,35 @@ def test_a_layer_with_an_attention_of_its_own_is_refused() -> None:
     attention.forward = lambda hidden_states, **options: (hidden_states, None)
     with pytest.raises(ConfigError, match="calls one of its own"):
         layers.layer(0, step)
+
+
+def test_positions_of_ragged_steps_with_padding() -> None:
+    """A chunk of three behind two, one that has none, a single token; two tokens are nobody's."""
+    _, layers = make("llama")
+    step = session(layers, 3).step([[1] * 3, [1] * 2, [1]])
+    step = replace(
+        step, kv_lens=torch.tensor([5, 7, 9]).int(), cu_q_lens=torch.tensor([0, 3, 3, 4]).int()
+    )
+    assert positions_of(step).tolist()[:4] == [2, 3, 4, 8]
+    assert all(0 <= position < step.max_kv_len for position in positions_of(step).tolist())
+    alone = replace(step, cu_q_lens=None, kv_lens=torch.tensor([5, 0, 9]).int())
+    assert positions_of(alone).tolist() == [4, 0, 8]
+
+
+def test_steps_side_by_side_keep_their_own_turns() -> None:
+    """And a step that needs more room leaves a smaller one's graph what it reads."""
+    peer, layers = make("qwen3")
+    (text, other), first, second = prompts((20, 7)), session(layers, 1), session(layers, 1)
+    steps = [first.step([text]).planned(), second.step([other]).planned()]
+    for step in steps:
+        layers.embed(step)
+    for index in range(layers.config.num_layers):
+        for step in steps:
+            layers.layer(index, step)
+    for step, ids in zip(steps, (text, other), strict=True):
+        torch.testing.assert_close(layers.head(step), want(peer, [ids]), **CLOSE)
+    kept = layers._turns.get(steps[1])
+    assert kept is not None
+    before = kept[0].clone()
+    layers.embed(second.step([[1] * 100]))
+    assert torch.equal(kept[0], before)

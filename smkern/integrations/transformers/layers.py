@@ -11,6 +11,7 @@ from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
 from smkern.integrations.transformers.attention import Attention
 from smkern.integrations.transformers.registry import register_attention
+from smkern.integrations.transformers.turns import Turns
 from smkern.models.config import ModelConfig
 from smkern.models.step import Step
 
@@ -94,9 +95,7 @@ class Layers:
             wide = torch.empty(0, dtype=config.dtype, device=self.device)
             every = torch.arange(positions, device=self.device)[None]
             cos, sin = self._parts.rotary_emb(wide, every)
-        self._cos, self._sin = cos[0], sin[0]
-        # by the memory of the residual stream: steps that may run side by side have one each
-        self._turns: dict[int, tuple[Tensor, Tensor]] = {}
+        self._turns = Turns(cos[0], sin[0])
 
     @torch.no_grad()
     def embed(self, step: Step) -> Tensor:
@@ -115,9 +114,7 @@ class Layers:
             ops.embedding(step.token_ids, module.weight, out=hidden, num_sms=step.num_sms)
         else:
             hidden.copy_(module(step.token_ids))
-        positions = _positions(step)
-        turns = (x.index_select(0, positions)[None] for x in (self._cos, self._sin))
-        self._turns[hidden.data_ptr()] = next(turns), next(turns)
+        self._turns.set(step)
         return hidden
 
     @torch.no_grad()
@@ -137,8 +134,8 @@ class Layers:
             ConfigError: a layer whose attention is not transformers' `AttentionInterface`.
         """
         hidden = step.buffers.hidden
-        turns = self._turns.get(hidden.data_ptr())
-        if turns is None or turns[0].shape[1] != step.num_tokens:
+        turns = self._turns.get(step)
+        if turns is None:
             raise ArgumentError(
                 f"layer {index} of a step of {step.num_tokens} tokens in buffers that hold none: "
                 "call embed(step) first"
@@ -240,16 +237,3 @@ def _parts_of(model: Any, config: ModelConfig) -> Any:
             f"{config.num_layers}: pass the configuration of this model"
         )
     return decoder
-
-
-def _positions(step: Step) -> Tensor:
-    """[tokens] positions in their requests, found on the device."""
-    if step.cu_q_lens is None:
-        found = step.kv_lens - 1
-    else:
-        tokens = torch.arange(step.num_tokens, dtype=torch.int32, device=step.kv_lens.device)
-        ends = step.cu_q_lens[1:]
-        rows = torch.searchsorted(ends, tokens, right=True).clamp_(max=step.batch - 1)
-        found = tokens + (step.kv_lens - ends).index_select(0, rows)
-    # rows of padding have no keys, tokens behind the last request are nobody's
-    return found.clamp_(min=0, max=step.max_kv_len - 1)
