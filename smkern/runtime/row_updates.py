@@ -106,7 +106,6 @@ class RowUpdate:
     def put(
         self,
         target: int,
-        *,
         source: int = -1,
         taken: int = 0,
         flags: int = 0,

@@ -41,6 +41,18 @@ class Guest(NamedTuple):
     draws: bool
 
 
+class _Change(NamedTuple):
+    """What `RowUpdate.put` takes."""
+
+    row: int
+    source: int
+    taken: int
+    flags: int
+    values: tuple[int, ...] | None
+    first: int
+    pages: Sequence[int]
+
+
 class SlotTable:
     """The rows of a `RowState`: which request has which, and what of it the device knows.
 
@@ -129,8 +141,8 @@ class SlotTable:
             The requests by slot.
 
         Raises:
-            ArgumentError: too many requests, one twice, no length for one, a row that is no
-                guest's, or too few pages.
+            ArgumentError: nobody was seated or moved: too many requests, one twice, no length for
+                one, a row that is no guest's, or too few pages.
         """
         asked = tuple(requests)
         if guests or asked != self._order:
@@ -158,8 +170,9 @@ class SlotTable:
             if length > covered[row]:
                 request = self._seated[row - self.state.first_slot]
                 assert request is not None
-                first, pages = self._new_pages(row, request, length)
+                first, pages = self._lacking(covered[row], request, length)
                 self._slot_update().put(row, first=first, pages=pages)
+                covered[row] = (first + len(pages)) * self._page_size
 
     def seat_guests(self, guests: Sequence[Guest]) -> None:
         """Write the rows of a prefill batch, or of a mixed step's chunks.
@@ -177,16 +190,12 @@ class SlotTable:
                     f"{self.state.first_slot - 1}; take them from RowState.guest_rows"
                 )
             known = self._guests.get(row)
-            if known is None or known[0] is not request or not known[1].sent:
-                self._covered[row] = 0
-            first, pages = self._new_pages(row, request, guest.length)
-            self._update.put(
-                row,
-                flags=SET_FINISHED | (0 if guest.draws else FINISHED),
-                values=self._values(request, guest.length),
-                first=first,
-                pages=pages,
-            )
+            is_new = known is None or known[0] is not request or not known[1].sent
+            covered = 0 if is_new else self._covered[row]
+            first, pages = self._lacking(covered, request, guest.length)
+            flags = SET_FINISHED | (0 if guest.draws else FINISHED)
+            values = self._values(request, guest.length)
+            self._put(self._update, _Change(row, -1, 0, flags, values, first, pages))
             self._guests[row] = request, self._update
 
     def take(self) -> RowUpdate:
@@ -240,40 +249,42 @@ class SlotTable:
         seated = _without_gaps(
             [x if x in old else None for x in before], deque(x for x in asked if x not in old)
         )
-        update, left = self._slot_update(), set(range(len(seated), len(before)))
+        left = set(range(len(seated), len(before)))
+        changes: list[_Change] = []
         for slot, request in enumerate(seated):
-            source = old.get(request)
-            if source == slot:
-                continue
-            row, length = first + slot, wanted[request]
-            if request in guests:
-                self._move(update, guests[request], row, request, length)
-                del self._guests[guests[request]]
-            elif source is not None:
-                self._move(update, first + source, row, request, length)
-                left.discard(source)
-            else:
-                self._covered[row] = 0
-                begin, pages = self._new_pages(row, request, length)
-                values = self._values(request, len(request.ids))
-                update.put(row, flags=SET_FINISHED, values=values, first=begin, pages=pages)
+            source = guests.get(request, first + old[request] if request in old else -1)
+            if source != first + slot:
+                changes.append(self._change(first + slot, source, request, wanted[request]))
+                left.discard(source - first)
+        # nothing was changed before this: what could raise has not
+        update = self._slot_update()
+        for change in changes:
+            self._put(update, change)
+            self._guests.pop(change.source, None)
         for slot in left:
             update.put(first + slot, flags=SET_FINISHED | FINISHED)
         slots = {request: slot for slot, request in enumerate(seated)}
         self._seated, self._order = list(seated), asked
         self._rows = [first + slots[request] for request in asked]
 
-    def _move(
-        self, update: RowUpdate, source: int, row: int, request: Request, length: int
-    ) -> None:
-        covered = self._covered[row] = self._covered[source]
-        begin, pages = self._new_pages(row, request, length)
-        update.put(row, source=source, taken=covered // self._page_size, first=begin, pages=pages)
+    def _change(self, row: int, source: int, request: Request, length: int) -> _Change:
+        """How a request comes to a row: from another one, or (source -1) from the host."""
+        if source < 0:
+            first, pages = self._lacking(0, request, length)
+            values = self._values(request, len(request.ids))
+            return _Change(row, -1, 0, SET_FINISHED, values, first, pages)
+        covered = self._covered[source]
+        first, pages = self._lacking(covered, request, length)
+        return _Change(row, source, covered // self._page_size, 0, None, first, pages)
 
-    def _new_pages(self, row: int, request: Request, length: int) -> tuple[int, tuple[int, ...]]:
-        """The first entry and the ids of the pages that the row lacks for so many tokens."""
+    def _put(self, update: RowUpdate, change: _Change) -> None:
+        update.put(*change)
+        self._covered[change.row] = (change.first + len(change.pages)) * self._page_size
+
+    def _lacking(self, covered: int, request: Request, length: int) -> tuple[int, tuple[int, ...]]:
+        """The first entry and the ids of the pages that a row lacks for so many tokens."""
         size, limit = self._page_size, self.state.layout.max_pages
-        first, end = self._covered[row] // size, -(-length // size)
+        first, end = covered // size, -(-length // size)
         if end <= first:
             return first, ()
         if end > limit:
@@ -287,7 +298,6 @@ class SlotTable:
                 f"{request!r} is to have {length} tokens and has {first + len(pages)} pages of "
                 f"{size}: extend it in the pool before"
             )
-        self._covered[row] = end * size
         return first, pages
 
     def _values(self, request: Request, length: int) -> tuple[int, ...]:

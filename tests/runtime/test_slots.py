@@ -201,11 +201,15 @@ def test_arrangements_that_cannot_be_are_refused() -> None:
 
 def test_pages_that_the_pool_never_gave_are_refused() -> None:
     pool = new_pool()
-    table, requests, _ = seated(2, pool)
+    table, requests, sender = seated(2, pool)
     short = a_request(5)
     pool.allocate(short, short.ids)
     with pytest.raises(ArgumentError, match="has 1 pages of 4: extend it"):
-        table.arrange([*requests, short], [3, 3, 9])
+        table.arrange([short, requests[1]], [9, 3])
+    assert table.requests == tuple(requests)
+    table.arrange(requests, [3, 3])
+    table.take().send()
+    assert sender.sent == []
 
 
 def test_guests_have_rows_of_their_own() -> None:
