@@ -25,8 +25,9 @@ class Aggregated:
             the predictor says how many.
         tbt_slo_ms: Limit of the time between two tokens of a request; None: none.
         predictor: Who prices a forward; needed with a limit.
-        steps: Decode steps launched at a time where no prompt waits. Above 1, the next forward is
-            launched while one runs, so that the device never idles.
+        steps: Decode steps launched at a time where no prompt waits.
+        ahead: Whether a forward with chunks is launched while the one before it runs, so that the
+            device never idles; the decode lane's queue must hold the kernels of two.
 
     Raises:
         ArgumentError: a count below 1, a limit not above 0, or one without a predictor.
@@ -54,6 +55,7 @@ class Aggregated:
         predictor: Predictor | None = None,
         *,
         steps: int = 2,
+        ahead: bool = False,
     ) -> None:
         for name, value in (("chunk_tokens", chunk_tokens), ("steps", steps)):
             if value < 1:
@@ -69,6 +71,7 @@ class Aggregated:
         self._limit_us = None if tbt_slo_ms is None else 1000.0 * tbt_slo_ms
         self._predictor = predictor
         self._steps = steps
+        self._ahead = ahead
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next forward."""
@@ -83,8 +86,8 @@ class Aggregated:
         if snapshot.batch and self._limit_us is not None:
             most = self._largest(snapshot, waiting, self._limit_us)
             waiting = admitted(snapshot, most)
-        # With look-ahead a forward is launched while the one before it runs, too.
-        return Decision(prefill=ids_of(waiting), chunk_tokens=most, steps=self._steps)
+        ahead = 2 if self._ahead else 1
+        return Decision(prefill=ids_of(waiting), chunk_tokens=most, steps=ahead)
 
     def _finish(self, snapshot: Snapshot, batch: PrefillView) -> Decision:
         """The layers of a batch that another policy began, in turns with decode steps."""
