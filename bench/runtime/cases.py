@@ -1,0 +1,98 @@
+"""What the runtime suite measures: models, limits, rungs, chunks, and the shape of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Cell = dict[str, Any]
+
+OP = "runtime"
+OURS, STOCK = "smkern", "stock"
+"""Providers: both sides with our kernels; both with cuBLAS's, FlashInfer's and torch's."""
+
+STEADY, AGGREGATED, ALONE, QUEUES = "steady", "aggregated", "prefill_alone", "shared_queue"
+"""Names of the cells that the issue's rows are computed from."""
+OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
+HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
+MISMATCHES, ABLATION = "token_mismatches", "ablation"
+SOAK_MINUTES, SOAK_LEAKS = "soak_minutes", "soak_leaks"
+
+
+def gap_name(ahead: int) -> str:
+    """Share of a decode step in which its stream has no kernel, with so many steps launched."""
+    return f"decode_gap_fraction_k{ahead}"
+
+
+def gain_name(limit_ms: float) -> str:
+    """Prefill tokens per ms beside decode, over those of chunked prefill, under a TBT limit."""
+    return f"mux_over_aggregated_{limit_ms:g}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePlan:
+    """What is measured of one model.
+
+    Attributes:
+        model: A preset's name.
+        limits_ms: TBT limits.
+        rungs: SMs of the decode side; a step beside a prompt keeps each limit on one of them.
+        chunk_rows: Rows of a mixed forward (a chunk and the decode batch) that are tried.
+        batch: Requests that decode.
+        context: Keys of each.
+        tokens: Of a prompt.
+        group: Layers of a prompt that are launched at a time.
+    """
+
+    model: str
+    limits_ms: tuple[float, ...]
+    rungs: tuple[int, ...]
+    chunk_rows: tuple[int, ...]
+    batch: int = 64
+    context: int = 2048
+    tokens: int = 4096
+    group: int = 1
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """New tokens of a prompt in each of these forwards."""
+        return tuple(rows - self.batch for rows in self.chunk_rows if rows > self.batch)
+
+    def cell(self, name: str, provider: str, value: Any, unit: str, **more: Any) -> Cell:
+        """A cell of the results; `more` is what else its case says."""
+        case = {"model": self.model, "name": name, **more}
+        return {"op": OP, "case": case, "provider": provider, "value": value, "unit": unit}
+
+
+ROWS_8B = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2304)
+ROWS_32B = (128, 192, 256, 384, 512, 640, 768, 896, 1024)
+PLANS = (
+    RuntimePlan(
+        "qwen3-8b",
+        (12, 15, 20, 30, 50),
+        (8, 10, 12, 14, 20, 22, 24, 32, 34, 36, 38, 40, 56, 64, 72, 80),
+        ROWS_8B,
+    ),
+    RuntimePlan("qwen3-32b", (35, 50, 100), (12, 14, 16, 28, 30, 32, 34, 64, 72, 80), ROWS_32B),
+)
+AIMS = {("qwen3-8b", 15.0): 1.5, ("qwen3-8b", 20.0): 1.3, ("qwen3-32b", 50.0): 1.3}
+"""By model and TBT limit, what multiplexing shall gain."""
+STOCK_RUNGS = {"qwen3-8b": (16, 24, 32, 48, 64, 80), "qwen3-32b": (16, 32, 48, 64, 80)}
+"""Of the driver's own groups of 8, where stock kernels run best."""
+SWITCH_RUNGS = (24, 40)
+GAP_RUNG = 40
+
+
+def plans_named(names: Iterable[str]) -> tuple[RuntimePlan, ...]:
+    """The plans of some models.
+
+    Raises:
+        ValueError: a model that has no plan.
+    """
+    known = {plan.model: plan for plan in PLANS}
+    chosen = tuple(names)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"no model is named {name!r}; there are {', '.join(known)}")
+    return tuple(known[name] for name in known if name in chosen)

@@ -1,0 +1,77 @@
+"""From stamped moments to figures: step times, gaps, rates while both lanes were busy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+SETTLE = 0.25
+"""This share of the common time is left out at its start: clocks are still falling."""
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed, by nearest rank; `values` not empty."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Steps of a lane in order: when each began and ended, us."""
+
+    begins: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    @classmethod
+    def of(cls, moments: Sequence[float]) -> Spans:
+        """From stamps that begin and end a step by turns."""
+        count = len(moments) // 2
+        return cls(tuple(moments[0 : 2 * count : 2]), tuple(moments[1 : 2 * count : 2]))
+
+    def within(self, begin: float, end: float) -> Spans:
+        kept = [
+            (b, e) for b, e in zip(self.begins, self.ends, strict=True) if b >= begin and e <= end
+        ]
+        return Spans(tuple(b for b, _ in kept), tuple(e for _, e in kept))
+
+    @property
+    def periods_us(self) -> list[float]:
+        """From end to end: what a request waits between two tokens."""
+        return [b - a for a, b in pairwise(self.ends)]
+
+    @property
+    def gap_shares(self) -> list[float]:
+        """Of each period, the share from a step's end to the next one's beginning."""
+        gaps = zip(self.ends, self.begins[1:], self.ends[1:], strict=False)
+        return [(begin - before) / (end - before) for before, begin, end in gaps if end > before]
+
+
+def common(*lanes: Sequence[float], settle: float = SETTLE) -> tuple[float, float]:
+    """The time in which all of some lists of moments go on, its start left out."""
+    begin = max(moments[0] for moments in lanes)
+    end = min(moments[-1] for moments in lanes)
+    return begin + settle * (end - begin), end
+
+
+def rate(ends: Sequence[float], worth: float, begin: float, end: float) -> float:
+    """Worth of the works that end within a time, a ms; `worth` each."""
+    inside = [moment for moment in ends if begin <= moment <= end]
+    if len(inside) < 2:
+        raise ValueError(
+            f"{len(inside)} groups ended in the {(end - begin) / 1e3:.1f} ms that both lanes were "
+            "busy: measure for longer"
+        )
+    return 1e3 * worth * (len(inside) - 1) / (inside[-1] - inside[0])
+
+
+def tbt(periods_us: Sequence[float]) -> dict[str, float]:
+    """p50, p90 and p99 in ms, and how many."""
+    return {
+        "tbt_p50_ms": round(statistics.median(periods_us) / 1e3, 4),
+        "tbt_p90_ms": round(percentile(periods_us, 0.90) / 1e3, 4),
+        "tbt_p99_ms": round(percentile(periods_us, 0.99) / 1e3, 4),
+        "steps": len(periods_us),
+    }

@@ -1,0 +1,79 @@
+"""Whether two streams share a hardware queue: then what waits in one holds the other up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from smkern.bench.runtime.cases import QUEUES, Cell
+from smkern.bench.runtime.rig import Rig
+from smkern.runtime.cuda_device import CudaDevice
+
+SPIN_CYCLES = 4_000_000
+"""About 2 ms."""
+PATIENCE_S = 0.1
+
+Launch = Callable[[], None]
+
+
+def queue_cells(rig: Rig) -> Iterator[Cell]:
+    """For every rung, for the pairs of streams that run at the same time: 1 where they share."""
+    device = rig.device
+    assert isinstance(device, CudaDevice), "hardware queues are a GPU's"
+    for rung in device.rungs:
+        decode, prefill = rig.place("decode", rung), rig.place("prefill", rung)
+        lane, other = device.stream("decode", decode), device.stream("prefill", prefill)
+        partition = device.partition(decode)
+        assert partition is not None
+        with partition.capture() as graph:
+            torch.cuda._sleep(1)
+        try:
+            pairs = {
+                "decode_lane_and_prefill": (lane, other, None),
+                "prefill_and_decode_lane": (other, lane, None),
+                "prefill_and_decode_graph": (other, lane, graph),
+                "green_decode_and_prefill": (partition.stream, other, None),
+                "prefill_and_green_decode": (other, partition.stream, None),
+            }
+            shared = {name: held_up(*pair) for name, pair in pairs.items()}
+        finally:
+            device.synchronize()
+            graph.close()
+        yield cell_of(rig, rung, shared)
+
+
+def cell_of(rig: Rig, rung: int, shared: Mapping[str, bool]) -> Cell:
+    value = int(any(shared.values()))
+    cell = rig.plan.cell(QUEUES, rig.side.provider, value, "bool", rung=rung)
+    return cell | {"pairs": dict(shared)}
+
+
+def held_up(first: Any, second: Any, graph: Any) -> bool:
+    """Whether work on the second stream waits for what is queued on the first.
+
+    The first gets two spins. The second spin waits for the first one at the head of its queue; if
+    the second stream's work, launched behind, begins only when that head is gone, they share it.
+    """
+    spun = torch.cuda.Event()
+    done = torch.cuda.Event()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(SPIN_CYCLES)
+        spun.record(first)
+        torch.cuda._sleep(SPIN_CYCLES)
+    with torch.cuda.stream(second):
+        if graph is None:
+            torch.cuda._sleep(1)
+        else:
+            graph.replay()
+        done.record(second)
+    end = time.monotonic() + PATIENCE_S
+    while not done.query() and time.monotonic() < end:
+        pass
+    waited = spun.query()
+    first.synchronize()
+    second.synchronize()
+    return waited

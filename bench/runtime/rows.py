@@ -1,0 +1,151 @@
+"""The rows that `runtime.json` must show, computed from its cells alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from smkern.bench.runtime.cases import (
+    AGGREGATED,
+    AIMS,
+    ALONE,
+    HANDOVER,
+    HOST,
+    MEMORY,
+    MISMATCHES,
+    OP,
+    OURS,
+    OVERHEAD,
+    SOAK_LEAKS,
+    SOAK_MINUTES,
+    STEADY,
+    SWITCH,
+    Cell,
+    gain_name,
+    gap_name,
+)
+
+Row = dict[str, Any]
+
+MOST = {
+    MISMATCHES: 0,
+    gap_name(1): 0.04,
+    gap_name(2): 0.02,
+    OVERHEAD: 0.01,
+    HOST: 150.0,
+    SWITCH: 50.0,
+    MEMORY: 400.0,
+    SOAK_LEAKS: 0,
+}
+"""Name to the most that it may be."""
+LEAST = {SOAK_MINUTES: 20.0}
+FOR_INFORMATION = (f"{HANDOVER}_p50", f"{HANDOVER}_p99")
+
+
+def of(cells: Iterable[Cell], name: str, **case: Any) -> list[Cell]:
+    """The runtime's measured cells of a name, whose case says what is given."""
+    wanted = {"name": name, **case}
+    return [
+        cell
+        for cell in cells
+        if cell["op"] == OP
+        and wanted.items() <= cell["case"].items()
+        and not cell.get("error")
+        and cell.get("value") is not None
+    ]
+
+
+def gains(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """`mux_over_aggregated_<limit>ms` of each model and provider that has both sides.
+
+    Both sides are the best that keeps the limit in the median of its steps; `value_p99`: in 99 of
+    100 of them. `bound` is what it would be with decode free of charge: prompts alone on the whole
+    device over chunked prefill.
+    """
+    cells = [cell for cell in cells if cell["op"] == OP]
+    chunked = of(cells, AGGREGATED)
+    kinds = dict.fromkeys((c["case"]["model"], c["provider"]) for c in chunked)
+    for model, provider in kinds:
+        own = [c for c in cells if c["case"]["model"] == model and c["provider"] == provider]
+        steady, chunks, free = of(own, STEADY), of(own, AGGREGATED), of(own, ALONE)
+        for limit_ms in sorted({c["case"]["limit_ms"] for c in chunks}):
+            if cell := _gain(model, provider, limit_ms, steady, chunks, free):
+                yield cell
+
+
+def _gain(
+    model: str,
+    provider: str,
+    limit_ms: float,
+    steady: Sequence[Cell],
+    chunks: Sequence[Cell],
+    free: Sequence[Cell],
+) -> Cell | None:
+    best = {key: (_best(steady, key, limit_ms), _best(chunks, key, limit_ms)) for key in _KEYS}
+    mux, chunked = best[_KEYS[0]]
+    if mux is None or chunked is None:
+        return None
+    strict = best[_KEYS[1]]
+    return {
+        "op": OP,
+        "case": {"model": model, "name": gain_name(limit_ms)},
+        "provider": provider,
+        "value": round(mux["value"] / chunked["value"], 4),
+        "unit": "ratio",
+        "value_p99": None if None in strict else round(strict[0]["value"] / strict[1]["value"], 4),
+        "bound": round(free[0]["value"] / chunked["value"], 4) if free else None,
+        "rung": mux["case"]["rung"],
+        "mux_tokens_per_ms": mux["value"],
+        "mux_tbt_p50_ms": mux["tbt_p50_ms"],
+        "mux_tbt_p99_ms": mux["tbt_p99_ms"],
+        "aggregated_tokens_per_ms": chunked["value"],
+        "aggregated_tbt_p50_ms": chunked["tbt_p50_ms"],
+        "aggregated_tbt_p99_ms": chunked["tbt_p99_ms"],
+        "chunk": chunked["chunk"],
+        "aim": AIMS.get((model, float(limit_ms))),
+    }
+
+
+_KEYS = ("tbt_p50_ms", "tbt_p99_ms")
+
+
+def _best(cells: Sequence[Cell], key: str, limit_ms: float) -> Any:
+    """The cell with the most tokens per ms among those that keep a limit."""
+    kept = [cell for cell in cells if cell[key] <= limit_ms and cell["value"] > 0]
+    return max(kept, key=lambda cell: cell["value"], default=None)
+
+
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Value, target and whether it is met, by row and model; {} where no cell is the suite's."""
+    cells = [cell for cell in cells if cell["op"] == OP]
+    if not cells:
+        return {}
+    rows: dict[str, Any] = {}
+    for cell in cells:
+        model, name = cell["case"]["model"], cell["case"]["name"]
+        if row := _row(cell, name):
+            rows.setdefault(model, {})[_title(cell, name)] = row
+    failed = [{**c["case"], "error": c["error"]} for c in cells if c.get("error")]
+    return {**rows, "not_measured": failed}
+
+
+def _title(cell: Mapping[str, Any], name: str) -> str:
+    more = [f"{k}={v}" for k, v in cell["case"].items() if k not in ("model", "name")]
+    provider = [] if cell["provider"] == OURS else [cell["provider"]]
+    return " ".join([name, *more, *provider])
+
+
+def _row(cell: Mapping[str, Any], name: str) -> Row | None:
+    """Value, target and whether it is met; without a target what stands for information."""
+    value, target = cell.get("value"), cell.get("aim")
+    if value is None:
+        return None
+    is_gain = name.startswith("mux_over_aggregated")
+    least = is_gain or name in LEAST
+    target = target if is_gain else LEAST.get(name, MOST.get(name))
+    if target is None and not is_gain and name not in FOR_INFORMATION:
+        return None
+    if target is None or cell["provider"] != OURS:
+        return {"value": value, "cells": 1}
+    met = value >= target if least else value <= target
+    return {"value": value, "target": target, "met": met, "cells": 1}

@@ -1,0 +1,188 @@
+"""The runtime suite on CPU tensors: a small model, and this process as the device."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from smkern.bench.model.cases import ModelPlan
+from smkern.bench.model.model import Model
+from smkern.bench.runtime import setting, suite
+from smkern.bench.runtime.cases import RuntimePlan, gain_name, gap_name
+from smkern.bench.runtime.figures import Spans, common, percentile, rate
+from smkern.bench.runtime.ours import Ours, pieces_of
+from smkern.bench.runtime.rig import Rig
+from smkern.bench.runtime.rows import gains, summarize
+from smkern.bench.runtime.stamps import HostStamps
+from smkern.bench.runtime.steady import schedule
+from smkern.models import preset
+from smkern.ops.rope import Rope
+from smkern.runtime.host_device import HostDevice
+
+PLAN = RuntimePlan(
+    "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40
+)  # fmt: skip
+SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 64,
+         "vocab_size": 96, "intermediate_size": 96, "dtype": torch.float32}  # fmt: skip
+
+
+def small_model() -> Model:
+    config = preset("qwen3-8b").replace(**SIZES, rope=Rope(64, theta=1e6))
+    return Model(ModelPlan(PLAN.model, (PLAN.batch,), PLAN.tokens), "cpu", config)
+
+
+@contextmanager
+def small_rig(model, plan, provider, seconds):
+    device, decode, prefill = HostDevice(rungs=plan.rungs), HostStamps(), HostStamps()
+    side = Ours(plan, model, decode, lambda place: None)
+    side.provider = provider
+    yield Rig(plan, side, device, decode, prefill, seconds=0.01)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for module in ("cases", "model"):
+        monkeypatch.setattr(f"smkern.bench.model.{module}.CONTEXT", 16)
+    monkeypatch.setattr("smkern.bench.model.model.ROOM", 32)
+    monkeypatch.setattr(setting, "made_model", lambda plan: small_model())
+    monkeypatch.setattr(setting, "open_rig", small_rig)
+    monkeypatch.setattr(suite, "PLANS", (PLAN,))
+    monkeypatch.setattr("smkern.bench.runtime.subjects.STOCK_RUNGS", {PLAN.model: (24,)})
+    for name, value in {
+        "switch.SWITCHES": 3,
+        "overhead.ROUNDS": 1,
+        "steady.LEAST_STEPS": 6,
+    }.items():
+        monkeypatch.setattr(f"smkern.bench.runtime.{name}", value)
+
+
+def run(path, *options: str) -> list:
+    result = CliRunner().invoke(suite.command, ["--out", str(path), *options])
+    assert result.exit_code == 0, result.output
+    return json.loads(path.read_text())["cells"]
+
+
+def named(cells, name):
+    return [cell for cell in cells if cell["case"]["name"] == name]
+
+
+def test_every_steady_subject_yields_its_cells(small, tmp_path):
+    only = "aggregated,steady,gaps,layerwise,switch,stock"
+    cells = run(tmp_path / "runtime.json", "--only", only)
+    assert [c for c in cells if c.get("error")] == []
+    assert [c["case"]["rung"] for c in named(cells, "steady") if c["provider"] == "smkern"] == [
+        24,
+        40,
+    ]
+    for limit in PLAN.limits_ms:
+        ours, stock = named(cells, gain_name(limit))
+        assert (ours["provider"], stock["provider"]) == ("smkern", "stock")
+        assert ours["value"] == pytest.approx(
+            ours["mux_tokens_per_ms"] / ours["aggregated_tokens_per_ms"], rel=1e-3
+        )
+        assert ours["bound"] > 0
+    for name in (gap_name(1), gap_name(2), "switch_us", "switch_handover_us_p99"):
+        assert named(cells, name)[0]["value"] >= 0
+    assert {c["case"]["beside"] for c in named(cells, "layerwise_overhead_fraction")} == {
+        False,
+        True,
+    }
+
+
+def test_a_resumed_run_measures_what_is_left(small, tmp_path, monkeypatch):
+    path = tmp_path / "runtime.json"
+    run(path, "--only", "steady", "--rungs", "24")
+    prepare = Rig.prepare
+
+    def prepared(self, *rungs) -> None:
+        assert rungs == (40,)
+        prepare(self, *rungs)
+
+    monkeypatch.setattr(Rig, "prepare", prepared)
+    cells = run(path, "--only", "steady", "--rungs", "24,40", "--resume")
+    assert [c.get("error") for c in named(cells, "steady")] == [None, None]
+
+
+def test_what_fails_is_a_cell_and_the_rest_goes_on(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(Rig, "prepare", lambda self, *rungs: 1 / 0)
+    cells = run(tmp_path / "runtime.json", "--only", "steady,gaps")
+    assert [c["error"] for c in cells] == ["ZeroDivisionError: division by zero"] * 3
+
+
+def test_no_subject_by_that_name(tmp_path):
+    result = CliRunner().invoke(suite.command, ["--only", "speed"])
+    assert result.exit_code == 1
+    assert "no subject is named 'speed'; there are queues," in result.output
+
+
+def test_the_mixed_forward_computes_what_a_prompt_alone_does(small):
+    model = small_model()
+    with small_rig(model, PLAN, "smkern", 0.01) as rig:
+        rig.prepare(None)
+        rig.side.layers(0, 2, rig.place("prefill", None))
+        expected = rig.side._prompts[rig.place("prefill", None)].buffers.logits.clone()
+        ids = rig.side._prompt.token_ids
+        for start in range(0, PLAN.tokens, 8):
+            launch = rig.side.mixed(8, start)
+            step = launch.__closure__
+            made = next(c.cell_contents for c in step if hasattr(c.cell_contents, "token_ids"))
+            made.token_ids[:8] = ids[start : start + 8]
+            launch()
+        assert torch.allclose(made.buffers.logits[0], expected[0], atol=1e-4)
+
+
+def test_pieces_run_over_the_end_of_a_prompt():
+    assert pieces_of(8, 0, 40) == [(8, 0)]
+    assert pieces_of(8, 36, 40) == [(4, 36), (4, 0)]
+
+
+def test_a_schedule_takes_the_largest_chunk_that_keeps_the_limit():
+    times = {(size, at): size + at / 10 for size in (4, 8, 16) for at in (0, 20)}
+    steps = schedule(times, 8.5, 40)
+    assert [next(steps) for _ in range(5)] == [(8, 0), (4, 8), (4, 12), (4, 16), (4, 20)]
+    assert list(schedule(times, 3.0, 40)) == []
+
+
+def test_steps_gaps_and_rates_of_stamps():
+    spans = Spans.of([0, 9, 10, 19, 22, 30, 31])
+    assert spans == Spans((0, 10, 22), (9, 19, 30))
+    assert spans.periods_us == [10, 11]
+    assert spans.gap_shares == [0.1, 3 / 11]
+    assert spans.within(5, 30) == Spans((10, 22), (19, 30))
+    assert common([0, 100], [20, 120], settle=0.25) == (40, 100)
+    assert rate([0, 10, 20, 30], 5, 5, 30) == 1e3 * 5 * 2 / 20
+    with pytest.raises(ValueError, match="1 groups ended"):
+        rate([0, 10], 5, 5, 30)
+    assert [percentile(range(1, 101), share) for share in (0.5, 0.99)] == [50, 99]
+
+
+def steady(rung, tokens, p50, p99, provider="smkern"):
+    cell = PLAN.cell("steady", provider, tokens, "tokens/ms", rung=rung)
+    return cell | {"tbt_p50_ms": p50, "tbt_p99_ms": p99}
+
+
+def chunked(limit, tokens, p50, p99):
+    cell = PLAN.cell("aggregated", "smkern", tokens, "tokens/ms", limit_ms=limit, margin=1.0)
+    return cell | {"tbt_p50_ms": p50, "tbt_p99_ms": p99, "chunk": 256}
+
+
+def test_a_gain_takes_the_best_of_both_sides_that_keeps_the_limit():
+    cells = [
+        steady(32, 30.0, 15.2, 15.4),
+        steady(36, 27.0, 14.6, 15.1),
+        steady(40, 24.0, 14.0, 14.4),
+        chunked(15, 18.0, 14.9, 14.95),
+        chunked(20, 25.0, 19.9, 20.3),
+        PLAN.cell("prefill_alone", "smkern", 36.0, "tokens/ms"),
+    ]
+    first, second = gains(cells)
+    assert (first["case"]["name"], first["value"], first["rung"]) == (gain_name(15), 1.5, 36)
+    assert (first["value_p99"], first["bound"]) == (round(24 / 18, 4), 2.0)
+    assert (second["value"], second["rung"], second["value_p99"]) == (1.2, 32, round(30 / 18, 4))
+    rows = summarize([*cells, first, second])["qwen3-8b"]
+    assert rows[gain_name(15)] == {"value": 1.5, "target": 1.5, "met": True, "cells": 1}
+    assert rows[gain_name(20)]["met"] is False
