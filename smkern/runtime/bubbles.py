@@ -16,11 +16,15 @@ Source: MuxWise section 4.4.2 (the second ratio; there of the two streams, profi
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.trace import Choice, Span, State, Trace
+
+Stretch = tuple[float, float]
+"""From a time to a time, us."""
 
 
 class Gap(NamedTuple):
@@ -29,13 +33,18 @@ class Gap(NamedTuple):
     Attributes:
         lane: Which.
         begin_us, end_us: From one launch's end to the next one's begin.
-        bubble_us: Of it, time in which work for the lane existed.
+        bubbles: Stretches of it in which work for the lane existed.
     """
 
     lane: Lane
     begin_us: float
     end_us: float
-    bubble_us: float
+    bubbles: tuple[Stretch, ...]
+
+    @property
+    def bubble_us(self) -> float:
+        """Time in which work for the lane existed."""
+        return _total(self.bubbles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +155,9 @@ class _LaneMeter:
         gap = None
         if self.launches and begin_us > self.end_us:
             launched_us = min(max(span.launched_us, self.end_us), begin_us)
-            bubble_us = self._advance(self.end_us, launched_us) + begin_us - launched_us
-            gap = Gap(self.lane, self.end_us, begin_us, bubble_us)
-            self._bubble_us += bubble_us
+            bubbles = self._advance(self.end_us, launched_us)
+            gap = Gap(self.lane, self.end_us, begin_us, _join(bubbles, (launched_us, begin_us)))
+            self._bubble_us += gap.bubble_us
         elif not self.launches:
             # What lies before the lane's first launch: to the window's begin at the most, and that
             # is known in the end only.
@@ -167,17 +176,15 @@ class _LaneMeter:
         if not self.launches:
             return LaneBubbles(window_us=window_us)
         launched_us = min(max(self._first_us, first_us), self._begin_us)
-        before = _time_with_work(self._before, first_us, launched_us)
-        before += self._begin_us - launched_us
-        after = _time_with_work(
-            [(self.end_us, self._has_work), *self._changes], self.end_us, last_us
-        )
-        bubble_us = self._bubble_us + before + after
+        before = _with_work(self._before, first_us, launched_us)
+        changes = [(self.end_us, self._has_work), *self._changes]
+        after = _with_work(changes, self.end_us, last_us)
+        bubble_us = self._bubble_us + self._begin_us - launched_us + _total([*before, *after])
         return LaneBubbles(self.launches, self._busy_us, bubble_us, window_us)
 
-    def _advance(self, begin_us: float, end_us: float) -> float:
-        """Time with work in a stretch, and forget the changes up to its end."""
-        return _time_with_work(self._leave(end_us, begin_us), begin_us, end_us)
+    def _advance(self, begin_us: float, end_us: float) -> list[Stretch]:
+        """Where there was work from a time to a time; the changes up to then are forgotten."""
+        return _with_work(self._leave(end_us, begin_us), begin_us, end_us)
 
     def _leave(self, end_us: float, begin_us: float = 0.0) -> list[tuple[float, bool]]:
         """Whether there was work from `begin_us` on, as changes, up to `end_us`; forgotten here."""
@@ -188,14 +195,28 @@ class _LaneMeter:
         return left
 
 
-def _time_with_work(changes: list[tuple[float, bool]], begin_us: float, end_us: float) -> float:
-    """Time within a stretch after a change to True and before the next one."""
-    total = 0.0
+def _with_work(changes: list[tuple[float, bool]], begin_us: float, end_us: float) -> list[Stretch]:
+    """From each change to True to the next change, within a stretch."""
+    found = []
     for index, (at_us, has_work) in enumerate(changes):
         until_us = changes[index + 1][0] if index + 1 < len(changes) else end_us
-        if has_work:
-            total += max(0.0, min(until_us, end_us) - max(at_us, begin_us))
-    return total
+        stretch = max(at_us, begin_us), min(until_us, end_us)
+        if has_work and stretch[1] > stretch[0]:
+            found.append(stretch)
+    return found
+
+
+def _join(stretches: list[Stretch], last: Stretch) -> tuple[Stretch, ...]:
+    """With one more behind them, which may touch the last of them, or be empty."""
+    if last[1] <= last[0]:
+        return tuple(stretches)
+    if stretches and stretches[-1][1] == last[0]:
+        return (*stretches[:-1], (stretches[-1][0], last[1]))
+    return (*stretches, last)
+
+
+def _total(stretches: Iterable[Stretch]) -> float:
+    return sum(end_us - begin_us for begin_us, end_us in stretches)
 
 
 def _mean(values: list[float]) -> float:

@@ -61,7 +61,7 @@ def load(path: Path) -> Trace:
 
 def to_json(trace: Trace) -> dict[str, Any]:
     """The trace as the contents of a Chrome trace; times start at 0."""
-    origin_us = _origin(trace)
+    origin_us = trace.extent_us[0]
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -105,16 +105,6 @@ def from_json(data: dict[str, Any]) -> Trace:
         ),
         head["dropped"],
     )
-
-
-def _origin(trace: Trace) -> float:
-    """The earliest time of anything."""
-    times = [span.launched_us for span in trace.spans]
-    times += [span.begin_us for span in trace.spans]
-    times += [
-        record.at_us for part in (trace.choices, trace.states, trace.notes) for record in part
-    ]
-    return min(times, default=0.0)
 
 
 def _names(trace: Trace) -> Iterator[Event]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.samples import Distribution, Samples
 from smkern.runtime.trace import Choice, Span, State
+
+ASKED = 256
+"""Decisions that are remembered until the first launch on a new rung was seen over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +19,8 @@ class Switches:
 
     Attributes:
         count: Decisions for another rung, or between a split and the whole device.
-        host_us: From such a decision to the launch of the side that moved first: nothing on the
-            device holds it up, so this is the host's time.
+        host_us: Host time of the first launch on the new rung, from the decision that made it. That
+            is a later one than the first for this rung where queues were full meanwhile.
         handover_us: From such a decision to the launch of the side that moved last: it waits until
             the other's work on the old rung is over. Of one side alone, where only one had work.
     """
@@ -30,7 +34,14 @@ class Switches:
 class _Move:
     at_us: float
     rung: int | None
+    asked_us: deque[float]
     launched_us: dict[Lane, float] = field(default_factory=dict)
+
+    @property
+    def host_us(self) -> float:
+        """Of the first launch, from the latest decision before it."""
+        first_us = min(self.launched_us.values())
+        return first_us - max(at_us for at_us in self.asked_us if at_us <= first_us)
 
 
 class SwitchMeter:
@@ -45,11 +56,13 @@ class SwitchMeter:
 
     def choice(self, choice: Choice) -> None:
         if choice.rung == self._rung:
+            if self._move is not None and not self._move.launched_us:
+                self._move.asked_us.append(choice.at_us)
             return
         self._close()
         self._count += 1
         self._rung = choice.rung
-        self._move = _Move(choice.at_us, choice.rung)
+        self._move = _Move(choice.at_us, choice.rung, deque([choice.at_us], maxlen=ASKED))
 
     def span(self, span: Span) -> None:
         move = self._move
@@ -73,6 +86,5 @@ class SwitchMeter:
         move, self._move = self._move, None
         if move is None or not move.launched_us:
             return
-        waits_us = [launched_us - move.at_us for launched_us in move.launched_us.values()]
-        self._host.add(min(waits_us))
-        self._handover.add(max(waits_us))
+        self._host.add(move.host_us)
+        self._handover.add(max(move.launched_us.values()) - move.at_us)

@@ -171,6 +171,14 @@ class Trace:
         return min(s.begin_us for s in self.spans), max(s.end_us for s in self.spans)
 
     @property
+    def extent_us(self) -> tuple[float, float]:
+        """The first and the last time of anything; (0, 0) where there is nothing."""
+        times = [t for s in self.spans for t in (s.launched_us, s.begin_us, s.end_us)]
+        for part in (self.choices, self.states, self.notes):
+            times += [record.at_us for record in part]
+        return min(times, default=0.0), max(times, default=0.0)
+
+    @property
     def lanes(self) -> tuple[Lane, ...]:
         """Lanes that ran something."""
         seen = {span.lane for span in self.spans}
