@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from smkern.errors import OutOfPagesError
-from smkern.kv import KvPool
-from smkern.kv.ledger import PageLedger
+from smkern.kv.books import BookPool
 from smkern.policies import Waiting
 from smkern.runtime.live import Live
 
@@ -25,8 +24,6 @@ class Books:
     Attributes:
         pool: The pages.
         waiting, running, paused: Requests by rank.
-        preemptions: How often somebody gave way.
-        began_anew: Those who lost their pages since this list was last emptied.
 
     Args:
         pool: The pages.
@@ -34,20 +31,25 @@ class Books:
         restart: Whether a recomputed request draws its tokens again from its prompt on: then every
             key is computed the same way, so all bits are the same.
         max_running: Requests that may decode at a time.
+        gave_way: Told who gave way, and whether it begins anew, before anything is made of it.
     """
 
     def __init__(
-        self, pool: KvPool | PageLedger, preemption: Preemption, restart: bool, max_running: int
+        self,
+        pool: BookPool,
+        preemption: Preemption,
+        restart: bool,
+        max_running: int,
+        gave_way: Callable[[Live, bool], None],
     ) -> None:
         self.pool = pool
         self.waiting: list[Live] = []
         self.running: list[Live] = []
         self.paused: list[Live] = []
-        self.preemptions = 0
-        self.began_anew: list[Live] = []
         self._preemption = preemption
         self._restart = restart
         self._max_running = max_running
+        self._gave_way = gave_way
 
     @property
     def free_pages(self) -> int:
@@ -107,7 +109,7 @@ class Books:
                 return count
         if self.pool.poll():
             return 0
-        if not self._give_way():
+        if not self._make_way():
             return 0
         return self.reserve(1) if self.running else 0
 
@@ -132,8 +134,7 @@ class Books:
         request = live.request
         self.commit(live)
         self.drop(live)
-        self.preemptions += 1
-        self.began_anew.append(live)
+        self._gave_way(live, True)
         live.epoch += 1
         live.ahead = 0
         self.release(live)
@@ -190,7 +191,7 @@ class Books:
                 live.room = -(-tokens // page) * page
         return True
 
-    def _give_way(self) -> bool:
+    def _make_way(self) -> bool:
         """The last by rank gives way; False where only the first of those that run is left."""
         others = [x for x in (*self.paused, *self.waiting) if x.room]
         candidates = [*self.running[1:], *others]
@@ -199,7 +200,7 @@ class Books:
         live = max(candidates, key=lambda x: x.rank)
         if live.stage == "running" and self._preemption == "keep":
             self.drop(live)
-            self.preemptions += 1
+            self._gave_way(live, False)
             live.stage = "paused"
             insort(self.paused, live, key=lambda x: x.rank)
         else:

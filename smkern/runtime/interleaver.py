@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smkern.errors import ArgumentError, StalledError
+from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.place import LANES, Lane, Place
 
@@ -180,18 +180,18 @@ class Interleaver:
         """What is over since the last poll, each lane in order, decode first; never waits.
 
         Raises:
-            DeviceError: the device reported an error; the launches stay queued.
+            DeviceError: the device reported an error. Launches stay queued; what was over before
+                is returned first, and the next poll raises.
         """
         over: list[Ticket] = []
-        for lane in LANES:
-            queue = self._queued[lane]
-            while queue and queue[0].event.query():
-                ticket = queue.popleft()
-                self._launches[lane] -= ticket.work.launches
-                ticket.seen_us = self.device.now_us()
-                over.append(ticket)
-                if self._on_over is not None:
-                    self._on_over(ticket)
+        try:
+            for lane in LANES:
+                queue = self._queued[lane]
+                while queue and queue[0].event.query():
+                    over.append(self._end(queue.popleft()))
+        except DeviceError:
+            if not over:
+                raise
         return over
 
     def wait(self, until_us: float | None = None) -> None:
@@ -214,6 +214,14 @@ class Interleaver:
             self._queued[lane].clear()
             self._launches[lane] = 0
         return left
+
+    def _end(self, ticket: Ticket) -> Ticket:
+        """A launch is over."""
+        self._launches[ticket.lane] -= ticket.work.launches
+        ticket.seen_us = self.device.now_us()
+        if self._on_over is not None:
+            self._on_over(ticket)
+        return ticket
 
     def _is_free(self, lane: Lane, place: Place) -> bool:
         """Whether nothing of the other lane holds SMs of a place."""

@@ -102,7 +102,6 @@ class Launches:
             return 0
         left = max(_left(live) for live in lives)
         count = self._books.reserve(min(steps, left))
-        self._forget()
         if not count:
             return 0
         lives = self._decoding()
@@ -140,13 +139,12 @@ class Launches:
         running = self._decoding()
         if running and not self._books.reserve(1):
             running = []
-        if self._books.began_anew:
-            self._forget()
-            running = self._decoding()
-            keep = [i for i, live in enumerate(chosen) if live.room]
-            pieces, chosen = [pieces[i] for i in keep], [chosen[i] for i in keep]
-            if not pieces:
-                return 0
+        # Who gave way for it is out, of the prompts too.
+        running = [live for live in running if live.stage == "running"]
+        keep = [i for i, live in enumerate(chosen) if live.room]
+        pieces, chosen = [pieces[i] for i in keep], [chosen[i] for i in keep]
+        if not pieces:
+            return 0
         with _Blame(chosen):
             work, draw = self._executor.mixed(pieces, [live.request for live in running])
             ticket = self._lanes.launch("decode", work)
@@ -274,12 +272,6 @@ class Launches:
         end = piece.start + piece.count
         self._books.pool.commit(live.request, live.request.ids[piece.start : end], written)
         live.computed = live.request.num_computed = end
-
-    def _forget(self) -> None:
-        """The executor drops what it keeps of those that began anew."""
-        for live in self._books.began_anew:
-            self._executor.forget(live.request)
-        self._books.began_anew.clear()
 
 
 class _Blame:

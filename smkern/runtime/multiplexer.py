@@ -95,7 +95,9 @@ class Multiplexer:
             on_launch=timeline.launched,
             on_over=timeline.over,
         )
-        self._books = Books(executor.pool, preemption, batch_invariant, executor.max_running)
+        self._books = Books(
+            executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way
+        )
         self._launches = Launches(executor, self._lanes, self._books, batch_invariant)
         self._lives: dict[int, Live] = {}
         self._conductor = Conductor(
@@ -326,6 +328,13 @@ class Multiplexer:
             live = books.waiting[0]
             if not books.admit(live):
                 self._fail([live], _no_pages(live, self._executor))
+
+    def _gave_way(self, live: Live, begins_anew: bool) -> None:
+        """Pages were short: a request pauses, or begins anew."""
+        self._meter.preempted(live.id)
+        self.timeline.note("preempted", request=live.id, begins_anew=begins_anew)
+        if begins_anew:
+            self._executor.forget(live.request)
 
     def _fail(self, lives: Sequence[Live], error: SmkernError) -> None:
         """These requests end with an error; the others go on."""
