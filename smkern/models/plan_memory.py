@@ -11,11 +11,13 @@ from smkern.device import Budget
 from smkern.ops.attention.plan import Plan, plan_sizes
 from smkern.tuning.attention.shapes import AttentionShape
 
+LARGE = 1 << 26
+
 
 class PlanMemory:
     """Holds one plan at a time, whatever its numbers: the next one overwrites it.
 
-    It grows by powers of two, on the stream that was current when it was made, so that a partition
+    It grows on the stream that was current when it was made, so that a partition
     owns none of it; what it outgrew stays for launches and graphs that still use it.
 
     Args:
@@ -60,7 +62,12 @@ class PlanMemory:
         if held.numel():
             self._outgrown.append(held)
         with self._home():
-            return torch.empty(1 << (size - 1).bit_length(), dtype=held.dtype, device=self.device)
+            return torch.empty(_room(size), dtype=held.dtype, device=self.device)
 
     def _home(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _room(size: int) -> int:
+    """A power of two, or whole pieces of a large memory: growing ends soon, little is unused."""
+    return min(1 << (size - 1).bit_length(), -(-size // LARGE) * LARGE)

@@ -18,11 +18,12 @@ from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
 from smkern.runtime.graphs import MIB, GraphCache
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.mixed import MixedRunner
-from smkern.runtime.place import Place
+from smkern.runtime.place import Lane, Place
 from smkern.runtime.prefill_run import PrefillRunner, Prompts
 from smkern.runtime.reads import Read, Reads
 from smkern.runtime.row_state import RowState
 from smkern.runtime.slots import Guest, SlotTable
+from smkern.runtime.warming import empty_forward, prefill_places, warm_sizes
 
 GRAPH_LIMIT_BYTES = 400 * MIB
 """Of decode graphs and their pool, unless told otherwise."""
@@ -110,7 +111,7 @@ class ModelExecutor:
         )
         self._table = SlotTable(self._state, pool)
         self._prefill_table = SlotTable(self._state, pool)
-        caches = [pool.layer(i) for i in range(config.num_layers)]
+        caches = self._caches = [pool.layer(i) for i in range(config.num_layers)]
         self._arenas = [
             Arena(config, max_tokens + max_running, max_prefill + max_running, model.device),
             Arena(config, max_tokens, max_prefill, model.device),
@@ -264,17 +265,41 @@ class ModelExecutor:
         wanted = range(1, self.max_running + 1) if batches is None else batches
         return self.graphs.capture(places, wanted, contexts or [self.max_context])
 
+    def warm(self) -> None:
+        """Run prompts of nothing wherever prompts run; waits for the device.
+
+        What a launch's first time costs (kernels that are loaded, workspaces that grow) is paid
+        here, and not on a partition's stream while it serves. Nothing may run or wait.
+        """
+        places = prefill_places(self.device.rungs, self.device.num_sms)
+        lanes: list[tuple[Lane, Place]] = [("prefill", place) for place in places]
+        for lane, place in [*lanes, ("decode", places[0])]:
+            for slot in self._slots:
+                for tokens in warm_sizes(self.max_tokens):
+
+                    def run(_: Place, slot: Prompts = slot, tokens: int = tokens) -> None:
+                        batch = min(self.max_prefill, tokens)
+                        empty_forward(self._model, self._state, self._caches, slot, tokens, batch)
+
+                    self.device.launch(lane, place, Work("warm", run))
+                    self.synchronize()
+
+    def idle(self) -> None:
+        """Nothing runs or waits: capture the graphs that were missed."""
+        self.graphs.capture_missed()
+
     def memory_report(self) -> MemoryReport:
         """Device memory of the runtime."""
         graphs = self.graphs
-        buffers = (self._mixed, graphs.plans, *self._slots)
+        buffers = self._mixed.num_bytes + graphs.plans.num_bytes
+        buffers += sum(slot.num_bytes for slot in self._slots)
         rows = self._table.nbytes + self._prefill_table.nbytes - self._state.nbytes
         return MemoryReport(
             graphs=len(graphs),
             graph_bytes=graphs.num_bytes,
             partition_bytes=self._partition_bytes,
             arena_bytes=sum(x.num_bytes for x in (*self._arenas, graphs.arena)),
-            state_bytes=rows + sum(x.num_bytes for x in buffers),
+            state_bytes=rows + buffers,
             kv_bytes=self.pool.storage.nbytes,
             by_graph=graphs.by_graph,
         )

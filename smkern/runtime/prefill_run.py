@@ -194,7 +194,8 @@ class PrefillRunner:
         Raises:
             ArgumentError: layers that the model has not, or a batch that is gone.
         """
-        config, batch = self._config, run.state
+        config = self._config
+        batch: PromptBatch = run.state
         if not 0 <= first < first + count <= config.num_layers:
             raise ArgumentError(
                 f"layers {first} to {first + count} of {config.num_layers}: give at least one, "

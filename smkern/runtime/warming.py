@@ -1,0 +1,62 @@
+"""Forwards of nothing, so that serving finds kernels loaded and workspaces made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from smkern.models.layered import LayeredModel
+from smkern.models.step import Caches, Step
+from smkern.runtime import sizes
+from smkern.runtime.drawing import draw
+from smkern.runtime.place import Place
+from smkern.runtime.prefill_run import Prompts
+from smkern.runtime.row_state import RowState
+
+CONTEXT = 8192
+"""Keys of a request that the plan's memory is made for; it grows for longer ones."""
+
+
+def warm_sizes(max_tokens: int) -> list[int]:
+    """New tokens of forwards between which kernels change: powers of two, and the largest."""
+    return sorted({*(1 << i for i in range(4, max_tokens.bit_length())), max_tokens})
+
+
+def empty_forward(
+    model: LayeredModel, state: RowState, caches: Caches, prompts: Prompts, tokens: int, batch: int
+) -> None:
+    """A layer and the head for tokens that belong to requests without keys; writes no page.
+
+    Args:
+        model: The model.
+        state: The rows; those of the slot are finished, and nothing sits there.
+        caches: A (k_cache, v_cache) a layer.
+        prompts: A slot's memory.
+        tokens: New tokens.
+        batch: Requests, at least 1.
+    """
+    device, config = state.device, model.config
+    rows = state.inputs(prompts.first_row, batch)
+    cu_q_lens = torch.full((batch + 1,), tokens, dtype=torch.int32, device=device)
+    cu_q_lens[0] = 0
+    most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], config.max_position)
+    step = Step.make(
+        prompts.arena,
+        token_ids=prompts.token_ids[:tokens],
+        kv_lens=torch.zeros_like(rows.kv_lens),
+        page_table=rows.page_table,
+        caches=caches,
+        max_kv_len=sizes.rounded_length(most, most),
+        cu_q_lens=cu_q_lens,
+        max_q_len=sizes.rounded_queries(tokens),
+        max_total_kv=sizes.rounded_total(batch * most),
+    ).planned_in(prompts.plans)
+    model.embed(step)
+    model.layer(0, step)
+    draw(model.head(step), rows, step.kv_lens)
+
+
+def prefill_places(rungs: Sequence[int], num_sms: int) -> list[Place]:
+    """All that prompts run on."""
+    return [Place.of("prefill", rung, num_sms) for rung in (None, *rungs)]
