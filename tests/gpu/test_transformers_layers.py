@@ -16,6 +16,7 @@ from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from tests.gpu.models.support import MOST, SLACK, check_decoded, decode_graph, gpu_peer
+from tests.integrations.serving import NEW, Serving
 from tests.models.peers import Peer, Session, error, prompts
 
 COUNTS = (33, 100, 250, 300)
@@ -122,6 +123,22 @@ def test_a_prompts_layers_beside_decode_steps(pair, ladder):
     assert torch.equal(together[1], alone[1])
     pair.check(together[1], [long])
     graph.close()
+
+
+def test_on_the_runtimes_executor(pair, ladder):
+    """Each token is the fp32 model's best behind those before it, or within rounding of it."""
+    serving = Serving(pair.decoder.model, prompts((200, 30, 333)), ladder=ladder)
+    serving.executor.capture(rungs=[None, 40])
+    serving.lanes.aim(40)
+    serving.run()
+    for request in serving.requests:
+        drawn = serving.drawn(request)
+        assert len(drawn) == NEW
+        scores = pair.peer.logits(request.ids).cpu()[request.prompt_len - 1 : -1]
+        chosen = scores.gather(1, drawn[:, None])[:, 0]
+        assert bool((scores.max(1).values - chosen <= 0.05 * scores.abs().max()).all())
+    assert serving.executor.memory_report().graphs > 0
+    serving.executor.close()
 
 
 def test_a_partition_owns_nothing_of_it(pair):
