@@ -1,0 +1,216 @@
+"""The situations that the papers draw, as pictures of the simulated device.
+
+MuxWise Figures 9 and 10, DRIFT Figures 7 and 8. A column is 2 ms; above decode, below prefill. "d"
+is a decode step, "b" and "c" are layers of the second and third request's prompts; capitals run on
+the whole device, "." is idle. A decode step takes 10 ms; a layer of the long prompt 10 ms beside
+it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.models import SamplingParams, preset
+from smkern.policies.fixed_split import FixedSplit
+from smkern.runtime.live import Handle
+from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.sim_executor import SimExecutor
+from tests.runtime.gantt import DrawnDevice
+
+CONFIG = preset("qwen3-8b").replace(num_layers=8)
+LONG, SHORT = 10_000, 500
+LAYERS = CONFIG.num_layers
+COLUMN_US = 2000.0
+
+
+class Situation:
+    """A decoding request, and prompts that come later, under a policy.
+
+    Args:
+        policy: What is asked of `FixedSplit`, on half of the SMs.
+        arrivals: (milliseconds, prompt's tokens, tokens to draw) of each request.
+        ends_at: The first request ends with this token, which nobody knows beforehand.
+        device: Host times of launches.
+    """
+
+    def __init__(
+        self,
+        policy: dict,
+        arrivals: list[tuple[float, int, int]],
+        *,
+        ends_at: int | None = None,
+        **device: float,
+    ) -> None:
+        self.device = DrawnDevice(**device)
+        self.executor = SimExecutor(
+            CONFIG, self.device, num_pages=4000, page_size=16, max_tokens=16_384, max_context=32_768
+        )
+        mux = Multiplexer(self.executor, policy=FixedSplit(50, max_prefill_tokens=16_384, **policy))
+        self.handles: list[Handle] = []
+        for number, (arrival_ms, prompt, new) in enumerate(arrivals):
+            stops = (ends_at,) if ends_at is not None and number == 0 else ()
+            params = SamplingParams(
+                max_new_tokens=new, ignore_eos=True, seed=number, stop_token_ids=stops
+            )
+            self.handles.append(
+                mux.submit([1 + number] * prompt, params, arrival_us=1e3 * arrival_ms)
+            )
+        self.tokens_ms: list[list[float]] = [[] for _ in arrivals]
+        for output in mux.run():
+            self.tokens_ms[output.id].append(self.device.now_us() / 1e3)
+        mux.close()
+        assert self.executor.hazards == []
+        assert self.device.overlap_us == 0
+
+    def picture(self, start_ms: float, columns: int) -> list[str]:
+        lines = self.device.picture(COLUMN_US, 1e3 * start_ms)
+        return [line[:columns] for line in lines]
+
+    def idle_ms(self, lane: str, start_ms: float, end_ms: float) -> float:
+        """How long a lane was idle within a span."""
+        return end_ms - start_ms - self.device.busy_us(lane, 1e3 * start_ms, 1e3 * end_ms) / 1e3
+
+
+SLOW = {"prefill_launch_us": 6000.0, "decode_launch_us": 500.0}
+"""A layer of prompts takes 6 ms to launch, all of them five decode steps; a graph half a
+millisecond."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "picture"),
+    [
+        pytest.param(
+            # All layers are launched at once: no decode step is launched meanwhile.
+            {"layers": LAYERS, "steps": 1},
+            [
+                "DDDDDddddd...................ddddd.ddddddddddddddd",
+                "........bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb..",
+            ],
+            id="phase by phase",
+        ),
+        pytest.param(
+            # Layer by layer, but each side waits for the other.
+            {"layers": 1, "steps": 1, "join": "gang"},
+            [
+                "DDDDDddddd...ddddd....ddddd...ddddd...ddddd...dddd",
+                "........bbbbb...bbbbb....bbbbb...bbbbb...bbbbb...b",
+            ],
+            id="layers in gangs",
+        ),
+        pytest.param(
+            # Polled: a graph's launch is all that is left between two decode steps, behind the
+            # first two layers.
+            {"layers": 1, "steps": 1},
+            [
+                "DDDDDdddddddddd..dddddddddddddddddddd.dddddddddddd",
+                "........bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb..",
+            ],
+            id="layers, polled",
+        ),
+        pytest.param(
+            # The next step is there when one ends.
+            {"layers": 1, "steps": 2},
+            [
+                "DDDDDDDDDddddddddddddddddddddddddddddddddddddddddd",
+                "............bbbbb.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+            ],
+            id="layers, polled, looking ahead",
+        ),
+    ],
+)
+def test_a_prompt_whose_launch_is_slow_comes_beside_a_decoding_request(policy, picture) -> None:
+    situation = Situation(policy, [(0, 10, 14), (75, LONG, 2)], **SLOW)
+    assert situation.picture(70, 50) == picture
+
+
+def test_what_slow_launches_cost_decode() -> None:
+    policies = {
+        "phase": {"layers": LAYERS, "steps": 1},
+        "gang": {"layers": 1, "steps": 1, "join": "gang"},
+        "polled": {"layers": 1, "steps": 1},
+        "ahead": {"layers": 1, "steps": 2},
+    }
+    idle = {}
+    for name, policy in policies.items():
+        situation = Situation(policy, [(0, 10, 14), (75, LONG, 2)], **SLOW)
+        idle[name] = situation.idle_ms("decode", 80, 160)
+    assert idle["ahead"] == pytest.approx(0)
+    assert idle["polled"] < 8 < 36 < idle["phase"]
+    assert idle["gang"] > 24
+
+
+@pytest.mark.parametrize(
+    ("policy", "picture"),
+    [
+        pytest.param(
+            {"layers": LAYERS, "steps": 1},
+            [
+                "DDDDDDDDDDDDDDDdddddddddd..............................DDDDD",
+                "...............bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb.....",
+            ],
+            id="phase by phase",
+        ),
+        pytest.param(
+            {"layers": 1, "steps": 1, "move": False},
+            [
+                "dddddddddd...........................ddddd",
+                "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb.....",
+            ],
+            id="layers that stay on their side",
+        ),
+        pytest.param(
+            # What is launched stays, the rest moves to the whole device.
+            {"layers": 1, "steps": 1},
+            [
+                "DDDDDDDDDDDDDDDdddddddddd...............DDDDD",
+                "...............bbbbbbbbbbBBBBBBBBBBBBBBB.....",
+            ],
+            id="layers that move",
+        ),
+    ],
+)
+def test_decode_ends_while_a_prompt_runs(policy, picture) -> None:
+    arrivals = [(0, 10, 100), (25, LONG, 2)]
+    ends_at = Situation(policy, arrivals[:1]).handles[0].tokens[5]
+    situation = Situation(policy, arrivals, ends_at=ends_at)
+    completion = situation.handles[0].completion
+    assert completion is not None
+    assert completion.finish_reason == "stop"
+    start_ms = 30 if policy.get("move") is False else 0
+    assert situation.picture(start_ms, 60) == picture
+
+
+@pytest.mark.parametrize(
+    ("preempt", "picture", "short_ms", "long_ms"),
+    [
+        pytest.param(
+            None,
+            [
+                "DDDDDdddddddddddddddddddddddddddddddddddddddddddddDD",
+                ".....bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbcc.....",
+            ],
+            94,
+            90,
+            id="in their order",
+        ),
+        pytest.param(
+            1000,
+            [
+                "DDDDDdddddddddddddddddddddddddddddddddddddddddddddDD",
+                ".....bbbbbbbbbbbbbbbccbbbbbbbbbbbbbbbbbbbbbbbbb.....",
+            ],
+            44,
+            94,
+            id="the short one first",
+        ),
+    ],
+)
+def test_a_short_request_comes_behind_a_long_one(preempt, picture, short_ms, long_ms) -> None:
+    policy = {"layers": 1, "steps": 1, "preempt_shorter_than": preempt}
+    situation = Situation(policy, [(0, 10, 20), (5, LONG, 2), (35, SHORT, 3)])
+    assert situation.picture(0, 52) == [line[:52] for line in picture]
+    first_ms = [times[0] for times in situation.tokens_ms]
+    assert first_ms[1:] == pytest.approx([long_ms, short_ms], abs=0.2)
+    # Decode notices nothing of either.
+    gaps = [b - a for a, b in zip(situation.tokens_ms[0], situation.tokens_ms[0][1:], strict=False)]
+    assert max(gaps) == pytest.approx(10, abs=0.2)
