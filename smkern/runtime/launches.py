@@ -105,6 +105,8 @@ class Launches:
         if not count:
             return 0
         lives = self._decoding()
+        if not lives:  # the one that could has given way
+            return 0
         by_request = {live.request: live for live in lives}
         with _Blame(lives):
             works = self._executor.decode([live.request for live in lives], count)

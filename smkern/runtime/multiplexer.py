@@ -112,6 +112,7 @@ class Multiplexer:
         self._stall_us = 1e6 * stall_timeout_s
         self._future: list[tuple[float, int, Live]] = []
         self._count = 0
+        self._preemptions = 0
         self._changed = False
         self._quiet_since_us = 0.0
         self._outputs: list[Output] = []
@@ -226,7 +227,8 @@ class Multiplexer:
 
     def stats(self) -> Stats:
         """Tokens, waits, bubbles, switches and work so far."""
-        return self._meter.stats(self._lanes.device.now_us())
+        now_us = self._lanes.device.now_us()
+        return self._meter.stats(now_us, preemptions=self._preemptions)
 
     def memory_report(self) -> MemoryReport:
         """Device memory of graphs, partitions, activations, state and pages."""
@@ -331,7 +333,7 @@ class Multiplexer:
 
     def _gave_way(self, live: Live, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""
-        self._meter.preempted(live.id)
+        self._preemptions += 1
         self.timeline.note("preempted", request=live.id, begins_anew=begins_anew)
         if begins_anew:
             self._executor.forget(live.request)
