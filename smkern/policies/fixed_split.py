@@ -32,7 +32,8 @@ class FixedSplit:
     Args:
         decode_sms: SMs of the decode side, a rung of the device.
         layers: Layers of a group; None: as above.
-        steps: Decode steps launched at a time.
+        steps: Decode steps launched at a time; 1 while a batch is about to join, for it would wait
+            until all that are queued are over.
         max_prefill_tokens: New tokens of a batch of prompts; a longer prompt comes in several.
         preempt_shorter_than: Prompts of fewer tokens go before a running batch that has more work
             left; None: none does.
@@ -109,7 +110,8 @@ class FixedSplit:
         """A batch and its first layers; decode alone where it has none."""
         if not batch:
             rung = None if self._move else self._decode_sms
-            return Decision(rung, steps=self._steps, join=self._join)
+            steps = 1 if self._decodes_soon(snapshot) else self._steps
+            return Decision(rung, steps=steps, join=self._join)
         tokens = self._tokens(snapshot)
         chunks = [Chunk(*chunk) for chunk in chunks_of(batch, tokens)]
         group = self._group(snapshot, chunks, snapshot.num_layers)
@@ -126,16 +128,29 @@ class FixedSplit:
         tokens: int | None = None,
         preempt: bool = False,
     ) -> Decision:
-        whole = self._move and not snapshot.batch
+        soon = self._decodes_soon(snapshot)
+        whole = self._move and not snapshot.batch and not soon
+        launched = 0 if batch or snapshot.prefill is None else snapshot.prefill.layers_launched
+        # Who joins waits for all steps that are queued: none ahead from a group before the end on.
+        soon = soon or launched + 2 * layers >= snapshot.num_layers
         return Decision(
             rung=None if whole else self._decode_sms,
             prefill=ids_of(batch),
             chunk_tokens=tokens,
             layers=layers,
-            steps=self._steps,
+            steps=1 if soon else self._steps,
             join=self._join,
             preempt=preempt,
         )
+
+    def _decodes_soon(self, snapshot: Snapshot) -> bool:
+        """Whether the last layers of a batch are on their way: its requests decode when they are
+        over, and would wait for layers that were launched behind them on the whole device."""
+        if not snapshot.prefill_queued:
+            return False
+        running = snapshot.prefill
+        # Where a batch has preempted this one, and none of this one's layers came since.
+        return running is None or self._stopped == (running.started_us, running.layers_launched)
 
     def _tokens(self, snapshot: Snapshot) -> int:
         return min(self._max_tokens, snapshot.max_tokens)

@@ -50,6 +50,27 @@ def test_a_side_alone_takes_the_whole_device(move: bool) -> None:
     assert policy.decide(moment(running_kv=RUNNING, prefill=batch(1000))).rung == 32
 
 
+def test_who_decodes_soon_finds_its_side_free() -> None:
+    policy = FixedSplit(32, preempt_shorter_than=500)
+    behind = moment(waiting=waiting(1000), prefill_queued=1)
+    assert policy.decide(behind).rung == 32
+    assert policy.decide(moment(waiting=waiting(1000))).rung is None
+    runs = moment(waiting=waiting(300), prefill=batch(8000, launched=4))
+    assert policy.decide(runs).preempt
+    back = moment(prefill=batch(8000, launched=4), prefill_queued=1)
+    assert policy.decide(back).rung == 32
+    assert policy.decide(moment(prefill=batch(8000, launched=8), prefill_queued=1)).rung is None
+
+
+def test_no_step_ahead_of_who_joins() -> None:
+    policy = FixedSplit(32, steps=4)
+    for launched, steps in ((0, 4), (27, 4), (28, 1), (32, 1)):
+        runs = moment(prefill=batch(1000, launched=launched), running_kv=RUNNING)
+        assert policy.decide(runs).steps == steps
+    assert policy.decide(moment(running_kv=RUNNING, prefill_queued=1)).steps == 1
+    assert policy.decide(moment(running_kv=RUNNING)).steps == 4
+
+
 def test_short_prompts_go_before_a_long_one() -> None:
     policy = FixedSplit(32, preempt_shorter_than=500)
     queue = waiting(6000, 200, 500, 100)
