@@ -26,7 +26,7 @@ BACKLOG = 4096
 class Reader(Protocol):
     """Told what a timeline put in order, each record once, as they were recorded."""
 
-    def span(self, span: Span) -> None: ...
+    def span(self, span: Span) -> object: ...
 
     def state(self, state: State) -> None: ...
 
@@ -118,16 +118,17 @@ class Timeline:
 
     def state(
         self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0,
-        is_blocked: bool = False,
+        is_blocked: bool | None = None,
     ) -> None:  # fmt: skip
-        """What there is to do from now on, where no decision says so: above all, nothing.
+        """What there is to do from now on: what a decision has changed, or that nothing is left.
 
         Args:
             at_us: The clock.
             decoding: Requests that decode.
             prefilling: Requests whose prompts are on their way through the layers.
             waiting: Requests that wait for that.
-            is_blocked: Whether none of those can begin: no pages, or no row.
+            is_blocked: Whether none of those can begin: no pages, or no row. None: as it was when
+                the policy was last asked.
         """
         self._log.append((self._stated, (at_us, decoding, prefilling, waiting, is_blocked)))
 
@@ -242,9 +243,11 @@ class Timeline:
         )  # fmt: skip
 
     def _stated(
-        self, at_us: float, decoding: int, prefilling: int, waiting: int, is_blocked: bool
+        self, at_us: float, decoding: int, prefilling: int, waiting: int, is_blocked: bool | None
     ) -> None:
         self._latest_us = max(self._latest_us, at_us)
+        if is_blocked is None:
+            is_blocked = waiting > 0 and self._state.is_blocked
         is_split = self._state.is_split
         self._enter(State(at_us, decoding, prefilling, waiting, is_blocked, is_split))
 

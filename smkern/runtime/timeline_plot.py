@@ -157,6 +157,8 @@ def _bars(
 
 def _split(axis: Axes, trace: Trace, origin_us: float, last_us: float) -> None:
     changes = trace.split()
+    if not changes:
+        return
     times = [(at_us - origin_us) / 1e3 for at_us, _, _ in changes]
     times.append((last_us - origin_us) / 1e3)
     sides = [[c[side] for c in changes] + [changes[-1][side]] for side in (1, 2)]

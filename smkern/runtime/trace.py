@@ -187,11 +187,12 @@ class Trace:
     def split(self) -> tuple[tuple[float, int, int], ...]:
         """Moments at which the lanes' SMs changed: when, the decode side's, the prefill side's.
 
-        A lane on the whole device leaves the other none.
+        A lane on the whole device leaves the other none. What is on its way may not have begun.
         """
         changes: list[tuple[float, int, int]] = []
         sms: dict[Lane, int] = dict.fromkeys(LANES, 0)
-        for span in sorted(self.spans, key=lambda span: (span.begin_us, span.number)):
+        ran = (span for span in self.spans if span.is_over)
+        for span in sorted(ran, key=lambda span: (span.begin_us, span.number)):
             before = dict(sms)
             other: Lane = "prefill" if span.lane == "decode" else "decode"
             sms[span.lane] = span.place.num_sms
