@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ DECODE_PRIORITY = -1
 """Of the decode lane's stream: below 0 is above prefill's."""
 NAP_S = 5e-6
 """Asked for between two looks; with the timer's slack it lasts some 60 us."""
+WAIT_US = 5e3
+"""A wait returns after so long in any case: who waits looks at the clock, since a GPU may hang."""
 ANCHOR_US = 2e6
 """The clock's event is replaced after so long: torch tells a distance in fp32 milliseconds."""
 _TRIES = 3
@@ -83,7 +86,7 @@ class CudaEvent:
         try:
             if not self._end.query():
                 return False
-            # now: later the distance from the clock's event would be too long for fp32
+            # not later: the distance from the clock's event would be too long for fp32
             self._times = self._clock.times_us(self._begin, self._end, self._launched_us, host_us())
         except RuntimeError as error:
             raise DeviceError(
@@ -91,6 +94,7 @@ class CudaEvent:
                 "the process, and look for the launch with CUDA_LAUNCH_BLOCKING=1 or "
                 "compute-sanitizer"
             ) from error
+        self._begin = self._end = None
         return True
 
     def times_us(self) -> tuple[float, float] | None:
@@ -175,25 +179,27 @@ class CudaDevice:
         try:
             begin.record(stream)
             work.run(place)
+        except BaseException:
+            # the lane goes on behind what was launched before it raised, if the GPU lives
+            with suppress(RuntimeError):
+                end.record(stream)
+                self._last[lane] = stream, end
+            raise
         finally:
-            # behind what a work launched before it raised, too: the lane goes on after that
             torch.cuda.set_stream(before)
-            end.record(stream)
-            self._last[lane] = stream, end
+        end.record(stream)
+        self._last[lane] = stream, end
         return CudaEvent(self._clock, begin, end, launched_us)
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
-        """Sleep until one of the events may be over, or until a moment; without either, briefly."""
-        try:
-            while not any(event.query() for event in events):
-                if not events and until_us is None:
-                    time.sleep(NAP_S)
-                    return
-                if until_us is not None and host_us() >= until_us:
-                    return
+        """Sleep until one of the events may be over, or until a moment; for a few ms at most."""
+        end_us = host_us() + WAIT_US
+        if until_us is not None:
+            end_us = min(end_us, until_us)
+        # an error counts as over: a poll raises it, where it is handled
+        with suppress(DeviceError):
+            while not any(event.query() for event in events) and host_us() < end_us:
                 time.sleep(NAP_S)
-        except DeviceError:
-            return  # a poll raises it, where it is handled
 
     def synchronize(self) -> None:
         """Wait for all work of both lanes, then of the device.

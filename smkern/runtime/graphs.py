@@ -95,7 +95,8 @@ class GraphCache:
         self.plans = PlanMemory(device)
         self._graphs: OrderedDict[GraphKey, _Held] = OrderedDict()
         self._eager: dict[GraphKey, DecodeGraph] = {}
-        self._places: dict[GraphKey, Place] = {}
+        self._instead: dict[GraphKey, GraphKey | None] = {}
+        """What serves where a graph is missing; None: the operators."""
         self.missed: dict[GraphKey, Place] = {}
         self.refused: dict[GraphKey, str] = {}
         self._pool: Any = None
@@ -136,17 +137,14 @@ class GraphCache:
             longest: A bound of their keys.
         """
         key = self.key(place, batch, longest)
-        held = self._graphs.get(key)
-        if held is None:
-            found = self._larger(key)
-            if self._captures:
-                self.missed.setdefault(key, place)
-            if found is None:
-                self._run_eagerly(key, place)
-                return
-            key, held = found
-        self._graphs.move_to_end(key)
-        held.graph.launch()
+        found: GraphKey | None = key
+        if key not in self._graphs:
+            found = self._larger(key, place)
+        if found is None:
+            self._run_eagerly(key, place)
+            return
+        self._graphs.move_to_end(found)
+        self._graphs[found].graph.launch()
 
     def capture(
         self, places: Iterable[Place], batches: Iterable[int], contexts: Iterable[int]
@@ -167,6 +165,7 @@ class GraphCache:
     def capture_missed(self) -> int:
         """Capture what was asked for and not there, while nothing runs; how many."""
         missed, self.missed = self.missed, {}
+        self._instead.clear()
         return sum(self._capture(key, place) for key, place in missed.items())
 
     def close(self) -> None:
@@ -175,18 +174,23 @@ class GraphCache:
             held.graph.close()
         self._graphs.clear()
         self._eager.clear()
+        self._instead.clear()
 
-    def _larger(self, key: GraphKey) -> tuple[GraphKey, _Held] | None:
-        """The least graph of the same place that holds more."""
-        fits = [
-            other
-            for other in self._graphs
-            if other.rung == key.rung and other.batch >= key.batch and other.context >= key.context
-        ]
-        if not fits:
-            return None
-        least = min(fits, key=lambda other: (other.batch, other.context))
-        return least, self._graphs[least]
+    def _larger(self, key: GraphKey, place: Place) -> GraphKey | None:
+        """The least graph of the same place that holds more; what was missed is noted."""
+        if key not in self._instead:
+            if self._captures:
+                self.missed[key] = place
+            fits = [
+                other
+                for other in self._graphs
+                if other.rung == key.rung
+                and other.batch >= key.batch
+                and other.context >= key.context
+            ]
+            least = min(fits, key=lambda other: (other.batch, other.context), default=None)
+            self._instead[key] = least
+        return self._instead[key]
 
     def _run_eagerly(self, key: GraphKey, place: Place) -> None:
         """The step launch by launch, on the stream of its partition."""
@@ -216,6 +220,7 @@ class GraphCache:
         self._synchronize()
         self._graphs[key] = _Held(graph, max(self._used_bytes() - before, 0))
         self._eager.pop(key, None)
+        self._instead.clear()
         self._evict()
         return True
 
@@ -238,6 +243,7 @@ class GraphCache:
         while self.num_bytes > self._limit_bytes and len(self._graphs) > 1:
             _, held = self._graphs.popitem(last=False)
             held.graph.close()
+            self._instead.clear()
 
     def _used_bytes(self) -> int:
         """Device memory in use, but for what torch keeps for later."""

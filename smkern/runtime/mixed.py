@@ -15,7 +15,7 @@ from smkern.models.step import Caches, Step
 from smkern.runtime import sizes
 from smkern.runtime.drawing import draw
 from smkern.runtime.executor import Piece
-from smkern.runtime.prefill_run import Prompts
+from smkern.runtime.prefill_run import Prompts, reserve
 from smkern.runtime.reads import Read
 from smkern.runtime.row_state import RowState
 from smkern.runtime.slots import RowUpdate
@@ -66,6 +66,10 @@ class MixedRunner:
     @property
     def num_bytes(self) -> int:
         return self._token_ids.nbytes + self._kv_lens.nbytes + self._cu_q_lens.nbytes
+
+    def warm(self) -> None:
+        """Take the pinned memory of the longest forward, as often as several are on their way."""
+        reserve(self._staging, self._token_ids)
 
     def size(self, pieces: Sequence[Piece], lengths: Sequence[int]) -> Size:
         """What the forward is made of.

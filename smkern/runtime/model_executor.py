@@ -271,6 +271,9 @@ class ModelExecutor:
         What a launch's first time costs (kernels that are loaded, workspaces that grow) is paid
         here, and not on a partition's stream while it serves. Nothing may run or wait.
         """
+        self._prefill.warm()
+        self._mixed.warm()
+        self.synchronize()
         places = prefill_places(self.device.rungs, self.device.num_sms)
         lanes: list[tuple[Lane, Place]] = [("prefill", place) for place in places]
         for lane, place in [*lanes, ("decode", places[0])]:

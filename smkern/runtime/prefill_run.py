@@ -9,6 +9,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.kv import Staging
+from smkern.kv.staging import RING
 from smkern.models.arena import Arena
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
@@ -112,6 +113,13 @@ class _Staged:
 
     def send(self) -> None:
         self._staging.send(self._writes)
+
+
+def reserve(staging: Staging, room: torch.Tensor) -> None:
+    """Take pinned memory for a send of so many numbers and some more, for all sends of the ring."""
+    zeros = [0] * room.numel()
+    for _ in range(RING):
+        staging.send([(room, zeros), (room, zeros)])
 
 
 class PrefillRunner:
@@ -230,6 +238,10 @@ class PrefillRunner:
             count * sizes.layer_launches(config) + (first == 0) * 5 + is_last * 6,
             {"first": first, "requests": [piece.request.index for piece in run.pieces]},
         )
+
+    def warm(self) -> None:
+        """Take the pinned memory of the longest batch, as often as several are on their way."""
+        reserve(self._staging, self._slots[0].token_ids)
 
     def forget(self, request: Request) -> None:
         """A batch whose requests are all forgotten goes no further; its slot is free."""
