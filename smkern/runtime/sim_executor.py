@@ -124,6 +124,8 @@ class SimExecutor:
         self.device = device
         self._pool = SimPool(num_pages, page_size, device, reuse=reuse)
         self._source = TokenSource(config, end_probability)
+        # A page is asked for with its first token, and complete with its last.
+        self._edges = (0, page_size - 1)
         self._rows: dict[Request, _Row] = {}
         self._slots: dict[int, PrefillRun] = {}
 
@@ -280,7 +282,8 @@ class SimExecutor:
         self._pool.use(request, event)
         if row.is_finished:
             return AFTER_END
-        self._pool.write(request, row.computed, row.drawn, event)
+        if row.computed % self._pool.page_size in self._edges:
+            self._pool.write(request, row.computed, row.drawn, event)
         row.computed = row.drawn
         return self._advance(request, row)
 

@@ -56,8 +56,11 @@ class SimPool(BookPool):
         """A launch reads or writes pages of a request.
 
         Raises:
-            HazardError: an earlier launch of it is not over, and not in front of this one.
+            HazardError: it holds none, or an earlier launch of it is not over, and not in front
+                of this one.
         """
+        if request not in self._ledger.requests:
+            raise self.hazard(f"launch {event.number} uses pages of {request!r}, which has none")
         users = self._users.get(request)
         if users is None:
             users = self._users[request] = {}

@@ -108,10 +108,10 @@ millisecond."""
             id="layers, polled",
         ),
         pytest.param(
-            # The next step is there when one ends.
+            # The next step is there when one ends; for who joins, at the prompt's end, it is not.
             {"layers": 1, "steps": 2},
             [
-                "DDDDDDDDDddddddddddddddddddddddddddddddddddddddddd",
+                "DDDDDDDDDdddddddddddddddddddddddddddddddddddddddd.",
                 "............bbbbb.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
             ],
             id="layers, polled, looking ahead",
