@@ -1,0 +1,467 @@
+"""Bad input and faults: what fails is named, the others go on, and pages come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smkern.errors import (
+    ArgumentError,
+    DecisionError,
+    DeviceError,
+    ModelError,
+    OutOfPagesError,
+    RequestError,
+    SmkernError,
+    StalledError,
+)
+from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
+from tests.models.generation import Letters
+from tests.runtime.policies import RandomPolicy, Scripted, Sometimes
+from tests.runtime.world import World, prompts
+
+TEXTS = prompts(12, 5, longest=40)
+EVERY_POLICY = {
+    "chunks": lambda: Aggregated(chunk_tokens=16),
+    "a split": lambda: FixedSplit(48, layers=1, max_prefill_tokens=32),
+    "random": lambda: RandomPolicy(3),
+}
+each_policy = pytest.mark.parametrize("policy", EVERY_POLICY)
+
+
+def broken(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+def split() -> FixedSplit:
+    return FixedSplit(48, layers=1, max_prefill_tokens=48, move=False)
+
+
+def busy(policy: Any = None, count: int = 6, new: int = 10, **options: Any) -> World:
+    """A world with requests at several stages."""
+    world = World(split() if policy is None else policy, end_probability=0.0, **options)
+    for text in TEXTS[:count]:
+        world.submit(text, new)
+    return world
+
+
+def run_until(world: World, happened: Any, most: int = 2000) -> None:
+    for _ in range(most):
+        if happened():
+            return
+        if not world.step():
+            world.wait(5.0)
+    raise AssertionError("it never happened")
+
+
+def survivors(world: World) -> list[int]:
+    return [id_ for id_, end in world.ended.items() if end in ("stop", "length")]
+
+
+# Models and devices that fail.
+
+
+@each_policy
+@pytest.mark.parametrize("launch", [0, 1, 3, 8, 15])
+def test_a_launch_that_raises_takes_its_own_requests_along(policy: str, launch: int) -> None:
+    world = busy(EVERY_POLICY[policy](), device={"faults": {launch: "raise"}})
+    world.may_fail = None
+    world.finish()
+    failed = [handle for handle in world.handles if handle.error is not None]
+    assert len(failed) + len(survivors(world)) == len(world.handles)
+    assert all(isinstance(handle.error, ModelError) for handle in failed)
+    assert all("RuntimeError while work was launched" in str(x.error) for x in failed)
+    assert all(handle.done and handle.completion is None for handle in failed)
+
+
+def test_a_prefill_that_raises_leaves_decoding_requests_alone() -> None:
+    world = busy(count=2)
+    run_until(world, lambda: all(world.tokens[i] for i in range(2)))
+    third = world.submit(TEXTS[2], 5)
+    world.may_fail = {third.id}
+    original = world.executor.prefill
+
+    def failing(run: Any, first: int, count: int) -> Any:
+        if first == 2:
+            raise ZeroDivisionError("planted")
+        return original(run, first, count)
+
+    world.executor.prefill = failing  # type: ignore[method-assign]
+    world.finish()
+    assert isinstance(third.error, ModelError)
+    assert "ZeroDivisionError" in str(third.error)
+    assert "planted" in str(third.error)
+    assert survivors(world) == [0, 1]
+
+
+@each_policy
+@pytest.mark.parametrize("launch", [0, 2, 5, 9])
+def test_a_device_that_is_lost_fails_all_that_is_on_its_way(policy: str, launch: int) -> None:
+    """Nothing runs on it any more, so requests that come later fail too, and nothing hangs."""
+    world = busy(EVERY_POLICY[policy](), device={"faults": {launch: "lost"}})
+    world.may_fail = None
+    world.finish(most_steps=500)
+    failed = [handle for handle in world.handles if handle.error is not None]
+    assert failed
+    assert all(isinstance(handle.error, SmkernError) for handle in failed)
+    assert any(isinstance(handle.error, DeviceError) for handle in failed)
+
+
+@pytest.mark.parametrize("launch", [0, 3, pytest.param(8, marks=broken("others' pages are freed"))])
+def test_an_error_of_one_launch_fails_its_requests_alone(launch: int) -> None:
+    """Where the device can tell whose launch it was."""
+    world = busy(device={"faults": {launch: "error"}})
+    world.may_fail = None
+    world.finish(most_steps=2000)
+    failed = [handle for handle in world.handles if handle.error is not None]
+    assert 0 < len(failed) < len(world.handles)
+    assert all(isinstance(handle.error, DeviceError) for handle in failed)
+
+
+@each_policy
+def test_a_device_that_hangs_is_reported_in_time(policy: str) -> None:
+    world = busy(
+        EVERY_POLICY[policy](), device={"faults": {4: "hang"}}, stall_timeout_s=0.25
+    )  # fmt: skip
+    world.may_fail = None
+
+    def serve() -> None:
+        while True:
+            world.step()
+            world.wait(1000.0)
+
+    with pytest.raises(StalledError, match=r"nothing has ended for 0\.25 s") as caught:
+        serve()
+    assert "raise stall_timeout_s" in str(caught.value)
+    assert world.device.now_us() < 2e6
+    assert world.mux.timeline is not None
+
+
+def test_run_finds_a_hang_too() -> None:
+    world = busy(device={"faults": {4: "hang"}}, stall_timeout_s=0.25)
+    with pytest.raises(StalledError):
+        list(world.mux.run())
+    assert world.device.now_us() < 2e6
+
+
+def test_closing_behind_a_hang_ends() -> None:
+    world = busy(device={"faults": {4: "hang"}}, stall_timeout_s=0.25)
+    with pytest.raises(StalledError):
+        list(world.mux.run())
+    with pytest.raises(StalledError):
+        world.mux.close()
+
+
+# Requests that cannot be.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        ([], {}, RequestError, "is empty"),
+        ([50], {}, RequestError, "50 at position 0: token ids are whole numbers of 0 to 49"),
+        ([1] * 257, {}, RequestError, "has 257 tokens, the context holds"),
+        ([1], {"temperature": -1.0}, RequestError, "temperature=-1.0"),
+        ([1], {"stop": "x"}, RequestError, "there is no tokenizer"),
+        ([1], {"priority": 1.5}, ArgumentError, "priority=1.5"),
+        ([1], {"deadline_ms": -1.0}, ArgumentError, "deadline_ms=-1.0"),
+        ([1], {"arrival_us": float("nan")}, ArgumentError, "arrival_us=nan"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_when_it_comes(
+    prompt: list[int], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    world = World(num_pages=16, page_size=4)
+    first = world.submit([1, 2, 3], 4)
+    with pytest.raises(error, match=message):
+        world.submit(prompt, **options)
+    assert world.submit([4], 2).id == first.id + 1, "a refused request has no number"
+    world.finish()
+
+
+@pytest.mark.parametrize("who", [7, -1, "0", None, 1.0])
+def test_cancelling_what_is_no_request(who: Any) -> None:
+    world = World()
+    world.submit([1, 2], 2)
+    with pytest.raises(ArgumentError, match="this Multiplexer has had 1"):
+        world.mux.cancel(who)
+    world.finish()
+
+
+def test_pages_that_somebody_else_holds() -> None:
+    world = World(num_pages=20, page_size=4)
+    world.executor.pool.allocate("a stranger", [1] * 60)
+    handle = world.submit([1] * 40, 5)
+    small = world.submit([2, 3], 3)
+    world.may_fail = {handle.id}
+    for _ in range(500):
+        if world.mux.is_idle:
+            break
+        if not world.step():
+            world.wait(10.0)
+    assert isinstance(handle.error, OutOfPagesError)
+    assert "somebody else holds pages" in str(handle.error)
+    assert small.completion is not None
+    world.executor.pool.release("a stranger")
+    world.check_end()
+
+
+# Cancelling, at every stage.
+
+
+def _stage(world: World, id_: int) -> str:
+    return world.handles[id_]._live.stage
+
+
+def in_future(world: World) -> int:
+    return world.submit(TEXTS[7], 5, arrival_us=world.device.now_us() + 1e5).id
+
+
+def while_waiting(world: World) -> int:
+    id_ = world.submit(TEXTS[7], 5).id
+    assert _stage(world, id_) == "waiting"
+    return id_
+
+
+def while_prefilling(world: World) -> int:
+    id_ = world.submit(TEXTS[7], 5).id
+    run_until(world, lambda: _stage(world, id_) == "prefill")
+    return id_
+
+
+def with_its_last_layers_launched(world: World) -> int:
+    id_ = while_prefilling(world)
+    run_until(world, lambda: world.mux._launches.batch is None or _stage(world, id_) != "prefill")
+    return id_
+
+
+def at_its_first_token(world: World) -> int:
+    id_ = world.submit(TEXTS[7], 5).id
+    run_until(world, lambda: world.tokens[id_])
+    return id_
+
+
+def while_decoding(world: World) -> int:
+    id_ = world.submit(TEXTS[7], 9).id
+    run_until(world, lambda: len(world.tokens[id_]) >= 4)
+    return id_
+
+
+def when_done(world: World) -> int:
+    id_ = world.submit(TEXTS[7], 2).id
+    run_until(world, lambda: world.handles[id_].done)
+    return id_
+
+
+def when_half_a_prompt_is_computed(world: World) -> int:
+    id_ = world.submit([*TEXTS[7], *range(40), *TEXTS[6]][:80], 5).id
+    run_until(world, lambda: 0 < world.handles[id_]._live.computed < 80)
+    return id_
+
+
+STAGES = [
+    in_future, while_waiting, while_prefilling, with_its_last_layers_launched,
+    at_its_first_token, while_decoding, when_done, when_half_a_prompt_is_computed,
+]  # fmt: skip
+
+
+@each_policy
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("stage", STAGES)
+def test_cancelling_at_every_stage(stage: Any, others: int, policy: str) -> None:
+    if policy != "a split" and stage in (while_prefilling, with_its_last_layers_launched):
+        pytest.skip("this policy may prefill in chunks")
+    world = busy(EVERY_POLICY[policy](), others)
+    id_ = stage(world)
+    was_done = world.handles[id_].done
+    world.cancel(id_)
+    assert world.handles[id_].done
+    assert world.handles[id_].cancelled != was_done
+    world.handles[id_].cancel()
+    world.finish()
+    assert len(survivors(world)) == others + was_done
+
+
+def test_cancelling_a_whole_batch_between_its_layers() -> None:
+    """Nothing else is there, and its pages come back all the same."""
+    world = World(FixedSplit(48, layers=1, max_prefill_tokens=48, move=False))
+    ids = [world.submit(text, 4).id for text in ([1] * 20, [2] * 20)]
+    run_until(world, lambda: world.mux._launches.batch and world.mux._launches.batch.layers == 2)
+    for id_ in ids:
+        world.cancel(id_)
+    world.finish()
+
+
+def test_cancelling_a_batch_and_the_one_that_it_preempted() -> None:
+    policy = FixedSplit(48, layers=1, preempt_shorter_than=10, max_prefill_tokens=48)
+    world = World(policy)
+    long = world.submit([1] * 40, 4)
+    run_until(world, lambda: world.mux._launches.batch)
+    short = world.submit([2] * 3, 4)
+    run_until(world, lambda: world.mux._launches.preempted)
+    third = world.submit([3] * 5, 4)
+    world.cancel(long.id)
+    world.cancel(short.id)
+    world.finish()
+    assert survivors(world) == [third.id]
+
+
+@broken("nothing is put out for a request that is cancelled")
+def test_an_output_says_that_a_request_was_cancelled() -> None:
+    """As `Output` has it: no token, whether it failed or was cancelled."""
+    world = busy(count=2)
+    run_until(world, lambda: world.tokens[0])
+    world.mux.cancel(0)
+    outputs = world.mux.step()
+    assert [x.token for x in outputs if x.id == 0] == [None]
+
+
+def test_closing_gives_everything_back() -> None:
+    for after in (0, 1, 4, 9, 25, 60):
+        world = busy(RandomPolicy(after))
+        for _ in range(after):
+            if not world.step():
+                world.wait(20.0)
+        world.mux.close()
+        world.mux.close()
+        assert all(handle.done for handle in world.handles)
+        while world.executor.pool.poll():
+            world.wait(100.0)
+        assert world.executor.pool.usage.held == 0
+        world.executor.pool.check()
+        with pytest.raises(ArgumentError, match="is closed: make another"):
+            world.submit([1], 1)
+
+
+@broken("what a step gave and run() has not yielded yet is lost")
+def test_leaving_run_early_loses_nothing() -> None:
+    """It is only a loop: another one goes on where it was left."""
+    world = busy(count=4)
+    first = []
+    for output in world.mux.run():
+        first.append(output)
+        if len(first) == 7:
+            break
+    rest = list(world.mux.run())
+    by_id: dict[int, list[int]] = {}
+    for output in [*first, *rest]:
+        by_id.setdefault(output.id, []).append(output.token)
+    assert by_id == world.expected
+
+
+# Policies that misbehave.
+
+IMPOSSIBLE = {
+    "a rung of its own": lambda s: Decision(rung=17),
+    "an unknown request": lambda s: Decision(prefill=(10_000,)),
+    "no steps": lambda s: Decision(steps=0),
+    "layers of nothing": lambda s: Decision(layers=99),
+    "a chunk of none": lambda s: Decision(chunk_tokens=0),
+    "preempting nothing": lambda s: Decision(preempt=True, prefill=(0,)),
+    "another type": lambda s: {"rung": None},
+    "nothing": lambda s: None,
+    "another join": lambda s: Decision(join="never"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+@each_policy
+def test_impossible_decisions_fail_alone(policy: str, what: str) -> None:
+    spoiled = Sometimes(EVERY_POLICY[policy](), IMPOSSIBLE[what], range(2, 40, 3))
+    world = busy(spoiled)
+    world.finish()
+    assert len(survivors(world)) == len(world.handles)
+    assert any(isinstance(error, DecisionError) for _, error in world.mux.errors)
+
+
+@each_policy
+def test_a_policy_that_raises(policy: str) -> None:
+    def fail(snapshot: Snapshot) -> Decision:
+        raise KeyError("planted")
+
+    world = busy(Sometimes(EVERY_POLICY[policy](), fail, range(1, 30, 2)))
+    world.finish()
+    assert len(survivors(world)) == len(world.handles)
+    assert any("the policy raised KeyError: 'planted'" in str(e) for _, e in world.mux.errors)
+
+
+@pytest.mark.parametrize(
+    "lazy",
+    [
+        Decision(pause_decode=True),
+        Decision(rung=48),
+        Decision(rung=48, pause_decode=True),
+        Decision(),
+    ],
+    ids=str,
+)
+def test_a_policy_that_does_nothing_stops_nobody(lazy: Decision) -> None:
+    world = busy(Scripted([], then=lazy))
+    world.finish()
+    assert len(survivors(world)) == len(world.handles)
+
+
+# Callbacks that raise.
+
+
+class Failing(Letters):
+    """A tokenizer that raises when it decodes a text of some length."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        if len(token_ids) >= self._length and 5 in token_ids:
+            raise UnicodeError("planted")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        if "!" in text:
+            raise UnicodeError("planted")
+        return super().encode(text)
+
+
+@broken("what the tokenizer raises comes out of step()")
+def test_a_tokenizer_that_raises_fails_its_request() -> None:
+    world = busy(tokenizer=Failing(3), count=6, new=20)
+    world.may_fail = None
+    world.finish()
+    failed = [handle for handle in world.handles if handle.error is not None]
+    assert 0 < len(failed) < len(world.handles)
+    assert all(isinstance(handle.error, RequestError) for handle in failed)
+    assert all("UnicodeError" in str(handle.error) for handle in failed)
+
+
+@broken("what the tokenizer raises comes out of submit() as it is")
+def test_a_tokenizer_that_raises_at_a_prompt() -> None:
+    world = World(tokenizer=Failing(99))
+    with pytest.raises(RequestError, match="UnicodeError: planted"):
+        world.mux.submit("no!")
+    world.submit([1, 2], 3)
+    world.finish()
+
+
+# Pages that run out.
+
+
+def test_who_gives_pages_back_is_forgotten_before_it_begins_anew() -> None:
+    """Else what the executor keeps of its new batch is dropped."""
+    # Three prompts are half computed, and none has the pages to go on.
+    world = World(
+        Scripted([], then=_next_chunk), num_pages=20, page_size=4, max_tokens=24, max_prefill=1
+    )
+    for first in range(3):
+        world.submit([first] * 50, 3)
+    world.finish()
+    assert len(survivors(world)) == 3
+
+
+def _next_chunk(snapshot: Snapshot) -> Decision:
+    """A chunk of the prompt of which least is computed, layer by layer."""
+    if snapshot.prefill is not None:
+        return Decision(rung=48, layers=snapshot.num_layers - snapshot.prefill.layers_launched)
+    if not snapshot.waiting:
+        return Decision(rung=48)
+    least = min(snapshot.waiting, key=lambda x: (x.cached, x.id))
+    return Decision(rung=48, prefill=(least.id,), chunk_tokens=24, layers=4)
