@@ -91,7 +91,7 @@ class Rig:
         group = self.plan.group if group is None else group
         decode = Feed("decode", ahead, decode_steps(self.side))
         prompt = Feed("prefill", 2, prompt_groups(self.side, group, self.prefill_marks))
-        go_on = for_a_while(self.seconds if seconds is None else seconds, decode, 8)
+        go_on = for_a_while(self.seconds if seconds is None else seconds, decode, 12)
         pump(lanes, [decode, prompt], go_on)
         return self.read(group)
 

@@ -19,9 +19,11 @@ from smkern.bench.runtime.rig import Rig
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.stamps import HostStamps
 from smkern.bench.runtime.steady import schedule
+from smkern.bench.runtime.stock import Stock
 from smkern.models import preset
 from smkern.ops.rope import Rope
 from smkern.runtime.host_device import HostDevice
+from smkern.runtime.place import Place
 
 PLAN = RuntimePlan(
     "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40
@@ -38,8 +40,8 @@ def small_model() -> Model:
 @contextmanager
 def small_rig(model, plan, provider, seconds):
     device, decode, prefill = HostDevice(rungs=plan.rungs), HostStamps(), HostStamps()
-    side = Ours(plan, model, decode, lambda place: None)
-    side.provider = provider
+    kind = Ours if provider == "smkern" else Stock
+    side = kind(plan, model, decode, lambda place: None)
     yield Rig(plan, side, device, decode, prefill, seconds=0.01)
 
 
@@ -133,6 +135,24 @@ def test_the_mixed_forward_computes_what_a_prompt_alone_does(small):
             made.token_ids[:8] = ids[start : start + 8]
             launch()
         assert torch.allclose(made.buffers.logits[0], expected[0], atol=1e-4)
+
+
+def test_stock_kernels_compute_the_same_model(small):
+    model, stamps = small_model(), HostStamps()
+    ours, stock = (kind(PLAN, model, stamps, lambda place: None) for kind in (Ours, Stock))
+    whole = Place.whole(132)
+    for side in (ours, stock):
+        side.prepare(whole)
+    ours._prompts[whole].token_ids.copy_(stock._prompt.token_ids)
+    ours._inputs.token_ids.copy_(stock._step.token_ids)
+    ours.layers(0, 2, whole)
+    stock.layers(0, 2, whole)
+    expected = ours._prompts[whole].buffers.logits
+    assert torch.allclose(stock._prompt.logits, expected, atol=1e-4)
+    ours._graphs[whole].inputs.token_ids.copy_(stock._step.token_ids)
+    ours.decode(whole)
+    stock.decode(whole)
+    assert torch.allclose(stock._step.logits, ours._graphs[whole].logits, atol=1e-4)
 
 
 def test_pieces_run_over_the_end_of_a_prompt():
