@@ -165,3 +165,15 @@ def test_the_command_refuses_other_files(tmp_path):
     path.write_text("{}")
     result = CliRunner().invoke(cli, ["timeline", str(path)])
     assert isinstance(result.exception, ArgumentError)
+
+
+def test_a_device_that_hangs_is_shown(tmp_path):
+    """Nothing has ended yet: the launch on its way, until now."""
+    hung = Script()
+    hung.start("prefill", 5.0, PREFILL, name="prefill")
+    hung.now_us = 60e6
+    found = hung.timeline.trace()
+    assert draw(found, tmp_path / "t.png").read_bytes().startswith(PNG)
+    (span,) = payload(found)["spans"]
+    assert (span[2], span[8]) == (60e6 - 5, 0)
+    assert dict(summarize(found))["Not over"] == "1 launches"
