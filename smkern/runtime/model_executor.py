@@ -22,11 +22,14 @@ from smkern.runtime.place import Lane, Place
 from smkern.runtime.prefill_run import PrefillRunner, Prompts
 from smkern.runtime.reads import Read, Reads
 from smkern.runtime.row_state import RowState
+from smkern.runtime.seats import Seats
 from smkern.runtime.slots import Guest, SlotTable
 from smkern.runtime.warming import empty_forward, prefill_places, warm_sizes
 
 GRAPH_LIMIT_BYTES = 400 * MIB
 """Of decode graphs and their pool, unless told otherwise."""
+DECODE_LAUNCHES = 4
+"""Of a decode step: who sits where (a copy and a kernel), the graph, the copy of its tokens."""
 
 
 class ModelExecutor:
@@ -110,6 +113,9 @@ class ModelExecutor:
             device=model.device,
         )
         self._table = SlotTable(self._state, pool)
+        self._seats = Seats(self._table)
+        slots = self._state.inputs(self._state.first_slot, max_running)
+        self._tokens = slots.token_ids
         self._prefill_table = SlotTable(self._state, pool)
         caches = self._caches = [pool.layer(i) for i in range(config.num_layers)]
         self._arenas = [
@@ -137,12 +143,6 @@ class ModelExecutor:
             max_context=self.max_context,
             limit_bytes=graph_limit_bytes,
         )
-        self._lengths: dict[Request, int] = {}
-        """Keys and values of each seated request, and of guests, behind all that was launched, its
-        last token included."""
-        self._asked: tuple[Request, ...] = ()
-        self._guests: dict[Request, int] = {}
-        """Rows of a mixed step's requests that drew a token and sit in no slot yet."""
         self.synchronize()  # the buffers are made on this stream, and used on others
 
     def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
@@ -170,11 +170,10 @@ class ModelExecutor:
         """
         if not requests or steps < 1:
             return []
-        lengths = self._seated_lengths(requests)
-        rows = self._arrange(requests, lengths, steps)
-        update = self._table.take()
-        batch, longest, total = len(rows), max(lengths), sum(lengths)
-        tokens = self._state.inputs(self._state.first_slot, batch).token_ids
+        seated = self._seats.arrange(requests, steps)
+        update, rows = self._table.take(), seated.rows
+        batch, longest, total = len(rows), seated.longest, seated.total
+        tokens = self._tokens[:batch]
         works: list[tuple[Work, Draw]] = []
         for index in range(steps):
             read = Read(self._reads)
@@ -184,12 +183,12 @@ class ModelExecutor:
                 update.send()
                 self.graphs.launch(place, batch, bound)
                 read.copy(tokens)
-                self._launched(rows)
+                seated.steps += 1
 
             size = Size(
                 num_layers=self.config.num_layers, batch=batch, total_kv=total + index * batch
             )
-            works.append((Work("decode", launch, size, 4), Draw(rows, read)))
+            works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))
         return works
 
     def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
@@ -204,8 +203,8 @@ class ModelExecutor:
                 "prefill slot 0 holds a batch that has layers to go, and a mixed forward needs its "
                 "buffers: launch its layers first"
             )
-        lengths = self._seated_lengths(requests)
-        rows = self._arrange(requests, lengths, 1)
+        seated = self._seats.arrange(requests, 1)
+        rows, lengths = seated.rows, seated.lengths
         first = self._state.first_slot - len(pieces)
         self._table.seat_guests(
             [
@@ -213,8 +212,7 @@ class ModelExecutor:
                 for i, piece in enumerate(pieces)
             ]
         )
-        # who sat in these rows and was not seated now is known to the host, or lost
-        self._guests.clear()
+        self._seats.drop_guests()  # their rows are these
         update = self._table.take()
         drawing = [i for i, piece in enumerate(pieces) if piece.draws]
         picked = [*drawing, *range(len(pieces), len(pieces) + len(rows))]
@@ -223,11 +221,10 @@ class ModelExecutor:
 
         def launch(place: Place) -> None:
             self._mixed.run(kept, rows, lengths, update, read)
-            self._launched(rows)
+            seated.steps += 1
             for i in drawing:
-                piece = kept[i]
-                self._guests[piece.request] = first + i
-                self._lengths[piece.request] = piece.start + piece.count + 1
+                length = kept[i].start + kept[i].count + 1
+                self._seats.drew(kept[i].request, first + i, length)
 
         about = {"requests": [piece.request.index for piece in kept]}
         size = self._mixed.size(kept, lengths)
@@ -236,11 +233,8 @@ class ModelExecutor:
 
     def forget(self, request: Request) -> None:
         """A request has left, or gave its pages back: what is kept of it is dropped."""
-        self._table.forget(request)
+        self._seats.forget(request)
         self._prefill.forget(request)
-        self._guests.pop(request, None)
-        self._lengths.pop(request, None)
-        self._asked = ()
 
     def capture(
         self,
@@ -330,38 +324,6 @@ class ModelExecutor:
                 f"{self.max_prefill} of {self.max_tokens} in all; cut the batch, or raise "
                 "max_prefill or max_tokens"
             )
-
-    def _seated_lengths(self, requests: Sequence[Request]) -> list[int]:
-        """Keys of each request in the next step; those of one that comes from the host are known
-        there."""
-        known = self._lengths
-        return [known.get(request) or len(request.ids) for request in requests]
-
-    def _arrange(
-        self, requests: Sequence[Request], lengths: list[int], steps: int
-    ) -> tuple[Request, ...]:
-        """Seat requests, and their pages for so many steps."""
-        ends = [
-            min(length + steps - 1, request.max_tokens_held)
-            for length, request in zip(lengths, requests, strict=True)
-        ]
-        guests = {x: self._guests[x] for x in requests if x in self._guests}
-        rows = self._table.arrange(requests, ends, guests)
-        asked = tuple(requests)
-        if guests or asked != self._asked:
-            for request in guests:
-                del self._guests[request]
-            # who is not seated now comes again from the host
-            kept = {x: self._lengths[x] for x in self._guests}
-            self._lengths = kept | dict(zip(requests, lengths, strict=True))
-            self._asked = asked
-        return rows
-
-    def _launched(self, rows: tuple[Request, ...]) -> None:
-        """A step of these rows was launched, which lengthens them."""
-        lengths = self._lengths
-        for request in rows:
-            lengths[request] += 1
 
 
 def _device_for(model: LayeredModel, ladder: Ladder | None) -> Device:

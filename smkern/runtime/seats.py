@@ -1,0 +1,122 @@
+"""Who decodes in which slot, and how many keys each has behind all that was launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smkern.models.request import Request
+from smkern.runtime.slots import SlotTable
+
+
+@dataclass(slots=True, eq=False)
+class Seating:
+    """Requests in slots, from one change of who decodes to the next.
+
+    Attributes:
+        requests: As they were named.
+        rows: The same by slot.
+        before: Keys of each of `requests` in the first step, its last token included.
+        most: Keys that each gets at most: then it ends on the device.
+        steps: Steps launched since.
+    """
+
+    requests: tuple[Request, ...]
+    rows: tuple[Request, ...]
+    before: list[int]
+    most: list[int]
+    steps: int = 0
+
+    @property
+    def longest(self) -> int:
+        """A bound of the keys of each in the next step."""
+        return max(self.before, default=0) + self.steps
+
+    @property
+    def total(self) -> int:
+        """A bound of the keys of all in the next step."""
+        return sum(self.before) + self.steps * len(self.before)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Bounds of the keys of each in the next step."""
+        return [length + self.steps for length in self.before]
+
+    def ends(self, steps: int) -> list[int]:
+        """Keys of each when so many more steps are over."""
+        more = self.steps + steps - 1
+        return [
+            length + more if length + more < most else most
+            for length, most in zip(self.before, self.most, strict=True)
+        ]
+
+
+class Seats:
+    """Seats requests in the slots of a table, and counts what launches do to them.
+
+    The host may be some launches behind: a request that sits, or that a mixed forward has just
+    drawn for, has on the device what the next launch needs. One that comes from elsewhere brings
+    what the host knows.
+
+    Args:
+        table: The rows.
+    """
+
+    def __init__(self, table: SlotTable) -> None:
+        self.table = table
+        self._now = Seating((), (), [], [])
+        self._is_changed = False
+        self._guests: dict[Request, tuple[int, int]] = {}
+        """Row and keys of those that a mixed forward drew for and that sit in no slot yet."""
+
+    def arrange(self, requests: Sequence[Request], steps: int) -> Seating:
+        """Seat these requests, and their pages for so many steps; others leave.
+
+        Raises:
+            ArgumentError: more requests than slots, or pages that are not there.
+        """
+        now, asked = self._now, tuple(requests)
+        if asked == now.requests and not self._guests and not self._is_changed:
+            self.table.grow(now.ends(steps))
+            return now
+        known = dict(zip(now.requests, now.lengths, strict=True))
+        guests = {x: self._guests[x] for x in asked if x in self._guests}
+        known.update((request, length) for request, (_, length) in guests.items())
+        before = [known.get(request) or len(request.ids) for request in asked]
+        new = Seating(asked, (), before, [request.max_tokens_held for request in asked])
+        rows = {request: row for request, (row, _) in guests.items()}
+        new.rows = self.table.arrange(asked, new.ends(steps), rows)
+        for request in guests:
+            del self._guests[request]
+        self._now, self._is_changed = new, False
+        return new
+
+    def drew(self, request: Request, row: int, length: int) -> None:
+        """A mixed forward was launched that draws for a guest.
+
+        Args:
+            request: The guest.
+            row: Where it sits.
+            length: Its keys in the next step.
+        """
+        self._guests[request] = row, length
+
+    def drop_guests(self) -> None:
+        """Guests that were not seated lose their rows: they come again from the host."""
+        self._guests.clear()
+
+    def forget(self, request: Request) -> None:
+        """A request has left."""
+        self.table.forget(request)
+        self._guests.pop(request, None)
+        if request in self._now.requests:
+            kept = [i for i, x in enumerate(self._now.requests) if x is not request]
+            now = self._now
+            self._now = Seating(
+                tuple(now.requests[i] for i in kept),
+                tuple(x for x in now.rows if x is not request),
+                [now.before[i] for i in kept],
+                [now.most[i] for i in kept],
+                now.steps,
+            )
+            self._is_changed = True
