@@ -1,0 +1,155 @@
+"""A model's tokens through the Multiplexer: those of each prompt alone, whatever is decided.
+
+The model runs on CPU tensors while it is launched; a simulated device says when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from smkern.kv import KvPool, KvSizes
+from smkern.models import LLM, Decoder, SamplingParams, Weights
+from smkern.models.request import Request
+from smkern.policies import Aggregated, FixedSplit
+from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.sim_device import SimDevice
+from tests.models.generation import VOCAB, one_thread, tiny
+from tests.runtime.policies import RandomPolicy
+from tests.runtime.world import RUNGS, Linear, World
+
+CONFIG = tiny(num_layers=3)
+SEED = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Truth:
+    """Each request alone, by `LLM.generate`; what was asked is remembered."""
+
+    def __init__(self) -> None:
+        self.weights = Weights.random(CONFIG, SEED)
+        self._llm = LLM(CONFIG, weights=self.weights, num_pages=64, max_batch=1, prefix_cache=False)
+        self._known: dict[Any, list[int]] = {}
+
+    def __call__(self, request: Request) -> list[int]:
+        prompt = request.ids[: request.prompt_len]
+        params = request.params
+        asked = (tuple(prompt), params, request.seed)
+        if asked not in self._known:
+            seeded = SamplingParams(
+                params.max_new_tokens, params.temperature, params.top_k, params.top_p,
+                params.min_p, request.seed, stop_token_ids=params.stop_token_ids,
+            )  # fmt: skip
+            self._known[asked] = list(self._llm.generate([prompt], seeded)[0].tokens)
+        return self._known[asked]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth()
+
+
+def model_world(truth: Truth, policy: Any, **options: Any) -> World:
+    """A world whose executor runs the model."""
+    own = {"num_pages": 24, "page_size": 16, "max_running": 6, "max_prefill": 3, "max_tokens": 64}
+    sizes = own | {name: options.pop(name) for name in own if name in options}
+    same = options.get("batch_invariant", False)
+    pool = KvPool(
+        KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, sizes.pop("page_size"),
+                CONFIG.dtype),
+        num_pages=sizes.pop("num_pages"), device="cpu", reuse=not same,
+    )  # fmt: skip
+    executor = ModelExecutor(
+        Decoder(CONFIG, truth.weights, batch_invariant=same),
+        pool,
+        device=SimDevice(132, RUNGS, Linear(), decode_launch_us=1.0, prefill_launch_us=1.5),
+        **sizes,
+    )
+    return World(policy, executor=executor, truth=truth, **options)
+
+
+def workload(draw: Random, count: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Prompts, some of which begin as another does, with ways to draw and to end."""
+    found: list[tuple[list[int], dict[str, Any]]] = []
+    for index in range(count):
+        text = [draw.randrange(VOCAB) for _ in range(draw.choice([1, 3, 9, 17, 30, 60]))]
+        if found and draw.random() < 0.3:
+            text = (draw.choice(found)[0] + text)[:70]
+        params: dict[str, Any] = {"max_new_tokens": draw.randint(1, 20)}
+        if draw.random() < 0.4:
+            params |= {"temperature": 1.2, "top_p": 0.9, "top_k": 30, "seed": index}
+        if draw.random() < 0.4:
+            params |= {"stop_token_ids": tuple(draw.sample(range(VOCAB), 6))}
+        if draw.random() < 0.2:
+            params |= {"priority": draw.choice([-1, 1])}
+        found.append((text, params))
+    return found
+
+
+def live(world: World, draw: Random, requests: list[tuple[list[int], dict[str, Any]]]) -> None:
+    """Requests come at random, some are cancelled; to the end."""
+    while len(world.handles) < len(requests):
+        chance = draw.random()
+        if chance < 0.25:
+            prompt, params = requests[len(world.handles)]
+            world.submit(prompt, **params)
+        elif chance < 0.28 and world.handles:
+            world.cancel(draw.choice(world.handles).id)
+        elif chance < 0.6:
+            world.wait(draw.choice([1, 20, 200, 2000]))
+        world.step()
+    world.finish()
+
+
+POLICIES: dict[str, Any] = {
+    "random": lambda seed: RandomPolicy(seed),
+    "restless": lambda seed: RandomPolicy(seed, idle=0.4, preempt=0.8, stay=0.1),
+    "chunks": lambda seed: Aggregated(chunk_tokens=20, steps=1 + seed),
+    "a split": lambda seed: FixedSplit(48, layers=1, steps=1 + seed, preempt_shorter_than=12),
+    "a split that stays": lambda seed: FixedSplit(96, layers=2, steps=4, move=False, join="gang"),
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_those_of_each_prompt_alone(truth: Truth, policy: str, seed: int) -> None:
+    draw = Random(f"{policy} {seed}")
+    world = model_world(
+        truth,
+        POLICIES[policy](seed),
+        preemption=draw.choice(["recompute", "keep"]),
+        batch_invariant=draw.random() < 0.4,
+        impatient=False,
+        num_pages=draw.choice([8, 12, 24]),
+        max_running=draw.choice([2, 6]),
+    )
+    live(world, draw, workload(draw, 16))
+    assert sum(end in ("stop", "length") for end in world.ended.values()) > 8
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_every_look_ahead(truth: Truth, steps: int) -> None:
+    """Ends inside a look-ahead are found on the device, and what is drawn behind them is not."""
+    draw = Random(steps)
+    world = model_world(truth, FixedSplit(48, layers=2, steps=steps))
+    for prompt, params in workload(draw, 8):
+        world.submit(prompt, **params)
+    world.finish()
+    assert set(world.ended.values()) <= {"stop", "length"}
+
+
+def test_the_model_says_different_things(truth: Truth) -> None:
+    """Else equal tokens would say little."""
+    world = model_world(truth, None)
+    handles = [world.submit(prompt, 12) for prompt in ([1], [2], [3, 4], [5, 6, 7], [1, 2, 3])]
+    world.finish()
+    assert len({handle.tokens for handle in handles}) == len(handles)
+    assert all(len(set(handle.tokens)) > 3 for handle in handles)
