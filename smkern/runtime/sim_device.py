@@ -15,8 +15,9 @@ from smkern.runtime.device import Event, Work
 from smkern.runtime.place import LANES, Lane, Place
 
 Fault = Literal["raise", "hang", "error", "lost"]
-"""What a launch may do wrong: its `run` raises; it never ends; asking whether it is over raises;
-or it takes the device, so that asking anything raises, as after an illegal address on a GPU."""
+"""What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it
+is over raises, once, and whatever was launched is gone ("error"), or raises for ever,
+whatever is asked ("lost"), as after an illegal address on a GPU."""
 FAULTS: tuple[Fault, ...] = ("raise", "hang", "error", "lost")
 
 
@@ -27,47 +28,36 @@ class SimEvent:
         number: Of the device's launches, from 0.
         lane: Of the launch.
         began_us, ended_us: Exact; None: not yet.
+        fault: What goes wrong with it.
+        is_gone: Whether an error took it: it does not run any more, and never ended.
     """
 
-    __slots__ = ("_device", "_fault", "began_us", "ended_us", "lane", "number")
+    __slots__ = ("_device", "began_us", "ended_us", "fault", "is_gone", "lane", "number")
 
     def __init__(self, device: SimDevice, number: int, lane: Lane, fault: Fault | None) -> None:
         self._device = device
-        self._fault = fault
+        self.fault = fault
         self.number = number
         self.lane = lane
         self.began_us: float | None = None
         self.ended_us: float | None = None
+        self.is_gone = False
 
     def __repr__(self) -> str:
         return f"SimEvent({self.number}, {self.lane!r}, {self.began_us}, {self.ended_us})"
 
     @property
-    def never_ends(self) -> bool:
-        return self._fault == "hang"
-
-    @property
-    def takes_device(self) -> bool:
-        return self._fault == "lost"
+    def is_pending(self) -> bool:
+        """Whether the launch runs, or will."""
+        return self.ended_us is None and not self.is_gone
 
     def query(self) -> bool:
-        """Whether the launch is over.
+        """Whether the launch is over, or gone.
 
         Raises:
-            DeviceError: a fault was put here, or took the device.
+            DeviceError: a fault that was asked for.
         """
-        lost_by = self._device.lost_by
-        if lost_by is not None:
-            raise DeviceError(
-                f"the simulated device is lost since launch {lost_by} (a fault that was asked "
-                "for): nothing runs on it any more; make another"
-            )
-        if self.ended_us is not None and self._fault == "error":
-            raise DeviceError(
-                f"launch {self.number} on the {self.lane} lane failed (a fault that was asked "
-                "for): its requests are lost, other launches are not"
-            )
-        return self.ended_us is not None
+        return self._device.is_over(self)
 
     def times_us(self) -> tuple[float, float] | None:
         """When it began and ended."""
@@ -100,7 +90,7 @@ class _Item:
 
     @property
     def is_over(self) -> bool:
-        return self.is_launched and not self.is_busy and not self.event.never_ends
+        return self.is_launched and not self.is_busy and self.event.fault != "hang"
 
 
 class SimDevice:
@@ -199,6 +189,25 @@ class SimDevice:
         """The clock, of host and device alike."""
         return self._now
 
+    def is_over(self, event: SimEvent) -> bool:
+        """Whether a launch is over, or gone; see `SimEvent.query`."""
+        if self.lost_by is not None:
+            raise DeviceError(
+                f"the simulated device is lost since launch {self.lost_by} (a fault that was "
+                "asked for): nothing runs on it any more; make another"
+            )
+        if event.fault == "error" and event.ended_us is not None:
+            event.fault, event.ended_us, event.is_gone = None, None, True
+            for queue in self._lanes.values():
+                for item in queue:
+                    item.event.is_gone = True
+                queue.clear()
+            raise DeviceError(
+                f"launch {event.number} on the {event.lane} lane failed (a fault that was asked "
+                "for), and what was launched is gone: launch again"
+            )
+        return not event.is_pending
+
     def spend(self, us: float) -> None:
         """Let the host do something else for so long."""
         self._advance(self._now + us)
@@ -226,7 +235,7 @@ class SimDevice:
             work.run(place)
         finally:
             self.launching = None
-        self.has_failed |= event.never_ends
+        self.has_failed |= fault == "hang"
         item = _Item(event, place, work.size, alone_us)
         self._lanes[lane].append(item)
         self._spend_launching(item)
@@ -238,7 +247,8 @@ class SimDevice:
         Raises:
             StalledError: nothing will end, and no moment was given: on a GPU this waits for ever.
         """
-        if self.lost_by is not None or any(event.times_us() is not None for event in events):
+        waited = [event for event in events if isinstance(event, SimEvent)]
+        if self.lost_by is not None or not all(event.is_pending for event in waited):
             return
         if self._advance(inf if until_us is None else until_us, events) or until_us is not None:
             return
@@ -313,7 +323,7 @@ class SimDevice:
                 event = queue.popleft().event
                 event.ended_us = self._now
                 over.append(event)
-                if event.takes_device:
+                if event.fault == "lost":
                     self.lost_by, self.has_failed = event.number, True
         return over
 
@@ -328,16 +338,16 @@ class SimDevice:
     def _running(self) -> list[tuple[_Item, float]]:
         """What runs now, and how many times longer it takes than alone."""
         heads = [queue[0] for queue in self._lanes.values() if queue]
-        running = [head for head in heads if head.event.never_ends or head.is_busy]
+        running = [head for head in heads if head.event.fault == "hang" or head.is_busy]
         if len(running) < 2:
-            return [(item, inf if item.event.never_ends else 1.0) for item in running]
+            return [(item, inf if item.event.fault == "hang" else 1.0) for item in running]
         one, other = running
         if self._pair is None or self._pair[0] is not one or self._pair[1] is not other:
             self._pair = (one, other, self._slowdown(one, other), self._slowdown(other, one))
         return [(one, self._pair[2]), (other, self._pair[3])]
 
     def _slowdown(self, item: _Item, beside: _Item) -> float:
-        if item.event.never_ends:
+        if item.event.fault == "hang":
             return inf
         shared = 1.0
         if item.place.overlaps(beside.place):

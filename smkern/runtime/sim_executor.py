@@ -226,7 +226,7 @@ class SimExecutor:
 
         def start(place: Place) -> None:
             event = launch.event = self._event("decode", place, ("whole",))
-            if 0 in self._slots and self._slots[0].state.layers:
+            if 0 in self._slots and self._is_running(self._slots[0]):
                 raise self._pool.hazard("a mixed step while slot 0, whose rows it uses, is busy")
             drawn = [self._step(request, event) for request in rows]
             self._overwrite(0)
@@ -352,7 +352,7 @@ class SimExecutor:
     def _draw(self, requests: tuple[Request, ...], launch: _Launch) -> Draw:
         def read() -> list[int]:
             if launch.event is None or launch.event.ended_us is None:
-                raise self._pool.hazard(f"tokens of {launch.event} are read before it is over")
+                raise self._pool.hazard(f"tokens of {launch.event} are read, which is not over")
             return launch.tokens
 
         return Draw(requests, read)

@@ -97,7 +97,7 @@ class SimPool(BookPool):
             HazardError: a launch that reads or writes the pages is not over, and no event was
                 given; or the event that was given turns out to end before that launch.
         """
-        users = [x for x in self._users.get(request, {}).values() if x.ended_us is None]
+        users = [x for x in self._users.get(request, {}).values() if x.is_pending]
         if users and not self._device.has_failed:
             if event is None:
                 raise self.hazard(
@@ -110,7 +110,7 @@ class SimPool(BookPool):
     def _check_order(self, request: Hashable, before: SimEvent | None, event: SimEvent) -> None:
         if before is None or before is event or before.lane == event.lane:
             return
-        if before.ended_us is None:
+        if before.is_pending:
             raise self.hazard(
                 f"launch {event.number} on the {event.lane} lane uses pages of {request!r} before "
                 f"launch {before.number} on the {before.lane} lane, which writes them, is over"
@@ -134,7 +134,7 @@ class _Guard:
         if not self._event.query():
             return False
         for user in self._users:
-            if user.ended_us is None:
+            if user.is_pending:
                 raise self._pool.hazard(
                     f"pages of {self._request!r} come back while {user} uses them: its event ended"
                 )

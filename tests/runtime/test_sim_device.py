@@ -159,18 +159,30 @@ def test_a_launch_that_hangs_never_ends_and_holds_its_lane() -> None:
         sim.wait(events[1:])
 
 
-def test_an_error_is_of_one_launch_and_a_lost_device_of_all() -> None:
-    sim = device(faults={0: "error", 2: "lost"})
-    bad, good = sim.launch("decode", WHOLE, takes(1)), sim.launch("decode", WHOLE, takes(1))
+def test_an_error_is_told_once_and_takes_what_was_launched() -> None:
+    sim = device(faults={1: "error"})
+    good, bad, behind = (sim.launch("decode", DECODE, takes(1)) for _ in range(3))
+    beside = sim.launch("prefill", PREFILL, takes(100))
     assert not bad.query()
-    sim.spend(5)
-    with pytest.raises(DeviceError, match="launch 0"):
-        bad.query()
+    sim.spend(1.5)
     assert good.query()
-    last = sim.launch("decode", WHOLE, takes(1))
+    sim.spend(1)
+    with pytest.raises(DeviceError, match="launch 1 on the decode lane"):
+        bad.query()
+    assert sim.is_idle()
+    assert all(event.query() and event.is_gone for event in (bad, behind, beside))
+    assert times(good, bad, behind, beside) == [(0, 1), None, None, None]
+    again = sim.launch("decode", WHOLE, takes(1))
+    sim.wait([again])
+    assert times(again) == [(2.5, 3.5)]
+
+
+def test_a_lost_device_tells_whenever_it_is_asked() -> None:
+    sim = device(faults={1: "lost"})
+    good, last = (sim.launch("decode", WHOLE, takes(1)) for _ in range(2))
     sim.spend(5)
-    for event in (good, last):
-        with pytest.raises(DeviceError, match="lost since launch 2"):
+    for event in (good, last, good):
+        with pytest.raises(DeviceError, match="lost since launch 1"):
             event.query()
 
 
