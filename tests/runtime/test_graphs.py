@@ -1,0 +1,129 @@
+"""Which decode graph serves a step: buckets, what stands in for a missing one, limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smkern.kv import KvPool, KvSizes
+from smkern.models import Decoder, Weights
+from smkern.runtime.graphs import MIB, GraphCache, GraphKey
+from smkern.runtime.place import Place
+from smkern.runtime.row_state import RowState
+from tests.models.generation import tiny
+
+WHOLE, RUNG = Place.whole(132), Place.of("decode", 32, 132)
+MAX_CONTEXT = 8192
+
+
+class FakeGraph:
+    """A graph that tells where it was launched."""
+
+    def __init__(self, cache: FakeCache, key: GraphKey, captured: bool) -> None:
+        self.cache, self.key, self.captured = cache, key, captured
+
+    def launch(self) -> None:
+        self.cache.launched.append((self.key, self.captured))
+
+    def close(self) -> None:
+        self.cache.closed.append(self.key)
+
+
+class FakeCache(GraphCache):
+    """Captures nothing, a MiB each."""
+
+    def __init__(self, limit_bytes: int = 100 * MIB, rows: int = 32) -> None:
+        config = tiny(max_position=MAX_CONTEXT)
+        decoder = Decoder(config, Weights.random(config, 3))
+        sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
+        pool = KvPool(sizes, num_pages=8, device="cpu")
+        super().__init__(
+            decoder,
+            RowState.make(max_running=rows, max_prefill=2, max_pages=4, device="cpu"),
+            [pool.layer(i) for i in range(config.num_layers)],
+            partition=lambda place: None,
+            synchronize=lambda: None,
+            max_context=MAX_CONTEXT,
+            limit_bytes=limit_bytes,
+        )
+        self._captures = True
+        self.launched: list[tuple[GraphKey, bool]] = []
+        self.closed: list[GraphKey] = []
+        self.made = 0
+        self.full = False
+
+    def _make(self, key: GraphKey, place: Place, *, capture: bool) -> FakeGraph:
+        if capture and self.full:
+            raise torch.OutOfMemoryError("no memory")
+        self.made += capture
+        return FakeGraph(self, key, capture)
+
+    def _used_bytes(self) -> int:
+        return self.made * MIB
+
+    def run(self, place: Place, batch: int, longest: int) -> tuple[GraphKey, bool]:
+        self.launch(place, batch, longest)
+        return self.launched[-1]
+
+
+def test_a_bucket_a_place():
+    cache = FakeCache()
+    assert cache.capture([WHOLE, RUNG], range(1, 33), [2048]) == 2 * 6
+    assert cache.run(RUNG, 5, 100) == (GraphKey(32, 8, 2048), True)
+    assert cache.run(WHOLE, 17, 2048) == (GraphKey(0, 32, 2048), True)
+    assert not cache.missed
+    assert cache.num_bytes == 12 * MIB
+    assert cache.by_graph["32 SMs, 8 rows, 2048 keys"] == MIB
+    cache.close()
+    assert len(cache.closed) == 12
+    assert len(cache) == 0
+
+
+def test_what_is_missing_is_served_and_captured_later():
+    cache = FakeCache()
+    cache.capture([RUNG], [16], [MAX_CONTEXT])
+    assert cache.run(RUNG, 3, 100) == (GraphKey(32, 16, MAX_CONTEXT), True)
+    assert cache.run(RUNG, 20, 100) == (GraphKey(32, 32, 2048), False)
+    assert cache.run(WHOLE, 3, 100) == (GraphKey(0, 4, 2048), False)
+    assert set(cache.missed) == {
+        GraphKey(32, 4, 2048), GraphKey(32, 32, 2048), GraphKey(0, 4, 2048)
+    }  # fmt: skip
+    assert cache.capture_missed() == 3
+    assert cache.run(RUNG, 3, 100) == (GraphKey(32, 4, 2048), True)
+    assert cache.run(WHOLE, 3, 100) == (GraphKey(0, 4, 2048), True)
+    assert cache.capture_missed() == 0
+
+
+def test_the_longest_unused_go():
+    cache = FakeCache(limit_bytes=3 * MIB)
+    cache.capture([RUNG], [4], [2048])
+    cache.capture([RUNG], [2, 1], [2048])
+    cache.run(RUNG, 4, 1)
+    cache.capture([WHOLE], [4], [2048])
+    assert cache.closed == [GraphKey(32, 2, 2048)]
+    assert cache.run(RUNG, 2, 1) == (GraphKey(32, 4, 2048), True)
+    assert cache.num_bytes == 3 * MIB
+
+
+def test_no_memory_at_capture_is_reported_and_served_otherwise():
+    cache = FakeCache()
+    cache.capture([RUNG], [16], [2048])
+    cache.full = True
+    assert cache.capture([RUNG], [8, 32], [2048]) == 0
+    assert cache.refused == {GraphKey(32, n, 2048): "no memory" for n in (8, 32)}
+    assert cache.run(RUNG, 8, 1) == (GraphKey(32, 16, 2048), True)
+    assert cache.run(RUNG, 32, 1) == (GraphKey(32, 32, 2048), False)
+    cache.full = False
+    assert cache.capture_missed() == 0
+
+
+def test_a_cpu_has_none():
+    cache = FakeCache()
+    cache._captures = False
+    assert cache.capture([WHOLE, RUNG], [4], [2048]) == 0
+    assert cache.key(RUNG, 5, 100) == cache.key(WHOLE, 5, 100) == GraphKey(0, 5, MAX_CONTEXT)
+
+
+@pytest.mark.parametrize(("length", "bucket"), [(1, 2048), (2048, 2048), (2049, 8192)])
+def test_contexts(length: int, bucket: int):
+    assert FakeCache().key(WHOLE, 1, length).context == bucket
