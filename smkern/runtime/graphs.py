@@ -102,7 +102,6 @@ class GraphCache:
         self._pool: Any = None
         self._stream: Any = None
         if self._captures:
-            self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device, priority=DECODE_PRIORITY)
 
     def __len__(self) -> int:
@@ -211,6 +210,8 @@ class GraphCache:
         if key in self._graphs or key in self.refused or not self._captures:
             return False
         self._synchronize()
+        if not self._graphs:  # torch takes no pool again whose graphs are all gone
+            self._pool = _new_pool(self._model.device)
         before = self._used_bytes()
         try:
             graph = self._make(key, place, capture=True)
@@ -250,3 +251,8 @@ class GraphCache:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._model.device)
         return int(total - free)
+
+
+def _new_pool(device: torch.device) -> Any:
+    """Memory that graphs share, on a GPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

@@ -26,7 +26,7 @@ from smkern.runtime.seats import Seats
 from smkern.runtime.slots import Guest, SlotTable
 from smkern.runtime.warming import empty_forward, prefill_places, warm_sizes
 
-GRAPH_LIMIT_BYTES = 400 * MIB
+GRAPH_LIMIT_BYTES = 1024 * MIB
 """Of decode graphs and their pool, unless told otherwise."""
 DECODE_LAUNCHES = 4
 """Of a decode step: who sits where (a copy and a kernel), the graph, the copy of its tokens."""
@@ -263,7 +263,9 @@ class ModelExecutor:
         """Run prompts of nothing wherever prompts run; waits for the device.
 
         What a launch's first time costs (kernels that are loaded, workspaces that grow) is paid
-        here, and not on a partition's stream while it serves. Nothing may run or wait.
+        here, and not on a partition's stream while it serves. Sizes between those that run here
+        may still load a kernel: `smkern.warmup(calls=[ModelCalls(...)], budgets=[...])` loads all.
+        Nothing may run or wait.
         """
         self._prefill.warm()
         self._mixed.warm()
