@@ -34,13 +34,6 @@ class SteadyGraph(DecodeGraph):
         super().run_eagerly()
         self.stamps.mark()
 
-    def launch(self) -> None:
-        """Replay from the current stream; it runs on the partition of its capture."""
-        if self._graph is None:
-            self.run_eagerly()
-        else:
-            self._graph.replay()
-
 
 @dataclass(slots=True)
 class Draw:

@@ -17,7 +17,7 @@ from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import Place
 
-ROUNDS = 4
+ROUNDS = 3
 PROMPTS = 3
 """A round of a way; the first is not counted."""
 
