@@ -66,6 +66,8 @@ class MemoryReport:
         arena_bytes: Of activations.
         state_bytes: Of slots, tables and staging.
         kv_bytes: Of the pages.
+        by_graph: Bytes of each graph.
+        refused: Graphs that the device had no memory for, and its words.
     """
 
     graphs: int = 0
@@ -75,6 +77,7 @@ class MemoryReport:
     state_bytes: int = 0
     kv_bytes: int = 0
     by_graph: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class Executor(Protocol):

@@ -301,6 +301,7 @@ class ModelExecutor:
             state_bytes=rows + buffers,
             kv_bytes=self.pool.storage.nbytes,
             by_graph=graphs.by_graph,
+            refused={str(key): words for key, words in graphs.refused.items()},
         )
 
     def synchronize(self) -> None:

@@ -13,9 +13,11 @@ import smkern
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
 from smkern.models.request import Request
+from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.place import Lane
 from tests.models.peers import hf_config
 
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]
@@ -72,7 +74,7 @@ class Run:
             self.lanes.wait()
             self.poll()
 
-    def launch(self, lane, work, draw: Draw | None = None) -> None:
+    def launch(self, lane: Lane, work: Work, draw: Draw | None = None) -> None:
         while not self.lanes.can_launch(lane, work):
             self.lanes.wait()
             self.poll()
@@ -164,7 +166,7 @@ def test_decode_beside_layers_on_moving_splits(decoder, prompts, alone, captured
         assert (made.memory_report().graphs > 0) is captured
 
 
-@pytest.mark.parametrize("chunk", [16, 100, 1000])
+@pytest.mark.parametrize("chunk", [20, 100, 1000])
 def test_mixed_steps_ahead_of_the_host(decoder, prompts, alone, chunk: int):
     with executor(decoder) as made:
         made.capture([None], contexts=[2048])
@@ -287,8 +289,6 @@ def test_times_are_on_the_hosts_clock(decoder, prompts):
 
 
 def test_an_error_of_the_lane_leaves_it_in_order(decoder):
-    from smkern.runtime.device import Work
-
     with executor(decoder) as made:
         lanes = Interleaver(made.device)
         x = torch.zeros(1, device="cuda")
