@@ -54,6 +54,19 @@ def load_function(cubin: bytes, name: str, shared_bytes: int) -> ctypes.c_void_p
 
 
 @cache
+def copy_async() -> Any:
+    """`cuMemcpyAsync(to, from, bytes, stream)`, which returns its code, between addresses.
+
+    Torch's own copy takes several times as long to call, and notes the stream in a pinned block:
+    freeing that block records an event there, which aborts the process once the stream's partition
+    is closed. Who copies by this keeps both blocks until the copy is over.
+    """
+    pointer = ctypes.c_void_p
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, ctypes.c_size_t, pointer)
+    return prototype(("cuMemcpyAsync", libcuda()))
+
+
+@cache
 def launch_kernel() -> Any:
     """`cuLaunchKernel`, which may block on a full queue, so it lets other threads run."""
     uint, pointer = ctypes.c_uint32, ctypes.c_void_p

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from smkern.kernels.driver import check, copy_async
+
 # A send waits for the copies of this many sends ago, over unless the GPU is far behind.
 RING = 4
 _ALIGNMENT = 16
@@ -53,13 +55,16 @@ class Staging:
                 there.copy_(here)
             return
         stage = self._stage(sum(-(-x.nbytes // _ALIGNMENT) * _ALIGNMENT for x in values))
+        stream, copy = torch.cuda.current_stream(self.device), copy_async()
         begin = 0
         for (there, _), here in zip(writes, values, strict=True):
             staged = stage.memory[begin : begin + here.nbytes].view(here.dtype)
             staged.copy_(here)
-            there.copy_(staged, non_blocking=True)
+            code = copy(there.data_ptr(), staged.data_ptr(), here.nbytes, stream.cuda_stream)
+            if code:
+                check(code, f"copying {here.nbytes} bytes to the device")
             begin += -(-here.nbytes // _ALIGNMENT) * _ALIGNMENT
-        stage.copied.record(torch.cuda.current_stream(self.device))
+        stage.copied.record(stream)
 
     def _stage(self, size: int) -> _Stage:
         """Pinned memory of at least `size` bytes that no copy reads any more."""

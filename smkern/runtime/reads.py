@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from smkern.kernels.driver import check, copy_async
+
 ROOMS = 64
 """Reads that may be under way before more pinned memory is taken."""
 
@@ -65,10 +67,17 @@ class Read:
         self._tokens: list[int] | None = None
 
     def copy(self, tokens: Tensor) -> None:
-        """Copy tokens, [count] int32, behind what draws them on the current stream."""
+        """Copy tokens, [count] int32, contiguous, behind what draws them on this stream."""
         self._count = tokens.shape[0]
         self._room = self._reads.room()
-        self._room[: self._count].copy_(tokens, non_blocking=True)
+        room = self._room[: self._count]
+        if not tokens.is_cuda:
+            room.copy_(tokens)
+            return
+        stream: int = torch.cuda.current_stream(tokens.device).cuda_stream
+        code = copy_async()(room.data_ptr(), tokens.data_ptr(), tokens.nbytes, stream)
+        if code:
+            check(code, f"copying {self._count} tokens to the host")
 
     def __call__(self) -> list[int]:
         """The tokens; a second time the same."""

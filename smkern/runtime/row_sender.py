@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 from array import array
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.device import device_info
 from smkern.errors import DeviceError
-from smkern.kernels.driver import check, libcuda
+from smkern.kernels.driver import check, copy_async
 from smkern.kernels.slots_launch import RECORD, SlotKernel
 from smkern.runtime.row_state import RowState
 from smkern.runtime.row_updates import STAGE_WORDS, Records
@@ -87,7 +85,7 @@ class CudaSender:
         words = records.words + records.numbers
         stage.host[: len(words)] = array("i", words)
         raw: int = stream.cuda_stream
-        code = copy_to_device()(stage.device_address, stage.host_address, _WORD * len(words), raw)
+        code = copy_async()(stage.device_address, stage.host_address, _WORD * len(words), raw)
         if code:
             check(code, f"copying {len(words)} words of changed rows to the device")
         self._kernel.launch(
@@ -103,14 +101,6 @@ class CudaSender:
             return
         if min(records.targets) < self._state.first_slot:
             stream.wait_event(self._read[1])
-
-
-@cache
-def copy_to_device() -> Any:
-    """`cuMemcpyHtoDAsync`: torch's own copy takes several times as long to call."""
-    pointer = ctypes.c_void_p
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, ctypes.c_size_t, pointer)
-    return prototype(("cuMemcpyHtoDAsync_v2", libcuda()))
 
 
 def _stage(pinned: Tensor, copied: Tensor) -> _Stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from random import Random
 
@@ -57,6 +58,9 @@ def serve(
     device.synchronize()
     for graph in engine.graphs.values():
         graph.close() if hasattr(graph, "close") else graph.reset()
+    # torch notes the partition's stream in pinned memory, which must be free before it closes
+    del engine
+    gc.collect()
     return requests
 
 
