@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from smkern.runtime.device import Device, Event, Work
     from smkern.runtime.host_device import HostDevice
     from smkern.runtime.interleaver import Interleaver, Ticket
+    from smkern.runtime.model_executor import ModelExecutor
     from smkern.runtime.place import Lane, Place
     from smkern.runtime.sim_device import SimDevice
 
@@ -76,18 +77,20 @@ __all__ = [
     "HostDevice",
     "Interleaver",
     "Lane",
+    "ModelExecutor",
     "Place",
     "SimDevice",
     "Ticket",
     "Work",
 ]
 
-# CudaDevice needs torch, and nothing else here does
+# CudaDevice and ModelExecutor need torch, and nothing else here does
 _FILES = {
     "cuda_device": ("CudaDevice",),
     "device": ("Device", "Event", "Work"),
     "host_device": ("HostDevice",),
     "interleaver": ("Interleaver", "Ticket"),
+    "model_executor": ("ModelExecutor",),
     "place": ("Lane", "Place"),
     "sim_device": ("SimDevice",),
 }
