@@ -6,64 +6,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.latency import Size
 from smkern.latency.predictor import Predictor
 from smkern.runtime.device import Event, Work
 from smkern.runtime.place import LANES, Lane, Place
+from smkern.runtime.sim_event import FAULTS, Fault, SimEvent
 
-Fault = Literal["raise", "hang", "error", "lost"]
-"""What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it
-is over raises, once, and whatever was launched is gone ("error"), or raises for ever,
-whatever is asked ("lost"), as after an illegal address on a GPU."""
-FAULTS: tuple[Fault, ...] = ("raise", "hang", "error", "lost")
-
-
-class SimEvent:
-    """The end of a launch on the virtual clock.
-
-    Attributes:
-        number: Of the device's launches, from 0.
-        lane: Of the launch.
-        began_us, ended_us: Exact; None: not yet.
-        fault: What goes wrong with it.
-        is_gone: Whether an error took it: it does not run any more, and never ended.
-    """
-
-    __slots__ = ("_device", "began_us", "ended_us", "fault", "is_gone", "lane", "number")
-
-    def __init__(self, device: SimDevice, number: int, lane: Lane, fault: Fault | None) -> None:
-        self._device = device
-        self.fault = fault
-        self.number = number
-        self.lane = lane
-        self.began_us: float | None = None
-        self.ended_us: float | None = None
-        self.is_gone = False
-
-    def __repr__(self) -> str:
-        return f"SimEvent({self.number}, {self.lane!r}, {self.began_us}, {self.ended_us})"
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the launch runs, or will."""
-        return self.ended_us is None and not self.is_gone
-
-    def query(self) -> bool:
-        """Whether the launch is over, or gone.
-
-        Raises:
-            DeviceError: a fault that was asked for.
-        """
-        return self._device.is_over(self)
-
-    def times_us(self) -> tuple[float, float] | None:
-        """When it began and ended."""
-        if self.began_us is None or self.ended_us is None:
-            return None
-        return self.began_us, self.ended_us
+HANGING_WAIT_US = 100_000.0
+"""How long a wait takes where nothing ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -191,11 +143,7 @@ class SimDevice:
 
     def is_over(self, event: SimEvent) -> bool:
         """Whether a launch is over, or gone; see `SimEvent.query`."""
-        if self.lost_by is not None:
-            raise DeviceError(
-                f"the simulated device is lost since launch {self.lost_by} (a fault that was "
-                "asked for): nothing runs on it any more; make another"
-            )
+        self._check_alive()
         if event.fault == "error" and event.ended_us is not None:
             event.fault, event.ended_us, event.is_gone = None, None, True
             for queue in self._lanes.values():
@@ -223,7 +171,9 @@ class SimDevice:
             ArgumentError: a place that is not this device's or not this lane's, or work whose time
                 is not known; nothing was launched.
             RuntimeError: a fault that was asked for.
+            DeviceError: the device is lost.
         """
+        self._check_alive()
         self._check_place(lane, place)
         alone_us = self._alone_us(work, place)
         number, self.launches = self.launches, self.launches + 1
@@ -244,19 +194,32 @@ class SimDevice:
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
         """Move the clock to the end of one of the events, or to a moment.
 
+        Where nothing ends, since a launch hangs, and no moment is given, the clock moves on by
+        `HANGING_WAIT_US`, so that who waits again and again sees time go by.
+
         Raises:
-            StalledError: nothing will end, and no moment was given: on a GPU this waits for ever.
+            StalledError: nothing is launched, and no moment was given: on a GPU this waits for
+                ever.
         """
         waited = [event for event in events if isinstance(event, SimEvent)]
-        if self.lost_by is not None or not all(event.is_pending for event in waited):
+        if not all(event.is_pending for event in waited) or (waited and self.lost_by is not None):
             return
         if self._advance(inf if until_us is None else until_us, events) or until_us is not None:
             return
-        if self.lost_by is None:
+        if self.lost_by is not None:
+            return
+        if self.is_idle():
             raise StalledError(
-                f"nothing ends on the simulated device after {self._now} us "
-                f"({[len(queue) for queue in self._lanes.values()]} launches queued): give "
-                "until_us, or launch something"
+                f"nothing is launched on the simulated device, and it waits for {list(events)} "
+                f"from {self._now} us on: give until_us, or launch something"
+            )
+        self._now += HANGING_WAIT_US
+
+    def _check_alive(self) -> None:
+        if self.lost_by is not None:
+            raise DeviceError(
+                f"the simulated device is lost since launch {self.lost_by} (a fault that was "
+                "asked for): nothing runs on it any more; make another"
             )
 
     def _check_place(self, lane: Lane, place: Place) -> None:
@@ -295,9 +258,10 @@ class SimDevice:
     def _advance(self, until_us: float, watched: Sequence[Event] = ()) -> bool:
         """Move the clock to a moment, or to the end of a watched event; whether that came."""
         while True:
-            over = [event for event in self._end_heads() if event in watched]
-            if over or self.lost_by is not None:
-                return bool(over)
+            if any(event in watched for event in self._end_heads()):
+                return True
+            if self.lost_by is not None and until_us == inf:
+                return False
             running = self._running()
             ends = [
                 self._now + item.left_us * slow if slow < inf else inf for item, slow in running
@@ -317,7 +281,9 @@ class SimDevice:
 
     def _end_heads(self) -> list[SimEvent]:
         """Take what is over out of the lanes."""
-        over = []
+        over: list[SimEvent] = []
+        if self.lost_by is not None:
+            return over
         for queue in self._lanes.values():
             while queue and self._begin(queue[0]) and queue[0].is_over:
                 event = queue.popleft().event
@@ -325,6 +291,7 @@ class SimDevice:
                 over.append(event)
                 if event.fault == "lost":
                     self.lost_by, self.has_failed = event.number, True
+                    return over
         return over
 
     def _begin(self, item: _Item) -> bool:
@@ -337,6 +304,8 @@ class SimDevice:
 
     def _running(self) -> list[tuple[_Item, float]]:
         """What runs now, and how many times longer it takes than alone."""
+        if self.lost_by is not None:
+            return []
         heads = [queue[0] for queue in self._lanes.values() if queue]
         running = [head for head in heads if head.event.fault == "hang" or head.is_busy]
         if len(running) < 2:

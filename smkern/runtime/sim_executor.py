@@ -12,7 +12,8 @@ from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
 from smkern.runtime.place import Lane, Place
-from smkern.runtime.sim_device import SimDevice, SimEvent
+from smkern.runtime.sim_device import SimDevice
+from smkern.runtime.sim_event import SimEvent
 from smkern.runtime.sim_pool import HazardError, SimPool
 from smkern.runtime.sim_rates import ConstantRates
 from smkern.runtime.sim_tokens import TokenSource

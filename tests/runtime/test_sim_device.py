@@ -9,7 +9,8 @@ from smkern.latency import Chunk, Size
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import Place
-from smkern.runtime.sim_device import SimDevice, SimEvent
+from smkern.runtime.sim_device import HANGING_WAIT_US, SimDevice
+from smkern.runtime.sim_event import SimEvent
 
 WHOLE = Place.whole(100)
 DECODE, PREFILL = Place.of("decode", 40, 100), Place.of("prefill", 40, 100)
@@ -96,7 +97,7 @@ def test_waiting_ends_with_a_launch_or_a_moment_whichever_comes_first() -> None:
 
 def test_waiting_for_what_never_comes_is_refused() -> None:
     sim = device()
-    with pytest.raises(StalledError, match="nothing ends"):
+    with pytest.raises(StalledError, match="nothing is launched"):
         sim.wait([])
 
 
@@ -155,8 +156,10 @@ def test_a_launch_that_hangs_never_ends_and_holds_its_lane() -> None:
     assert [event.query() for event in events] == [True, False, False]
     assert times(other) == [(0, 7)]
     assert sim.has_failed
-    with pytest.raises(StalledError):
-        sim.wait(events[1:])
+    sim.wait(events[1:], until_us=3000)
+    assert sim.now_us() == 3000
+    sim.wait(events[1:])
+    assert sim.now_us() == 3000 + HANGING_WAIT_US
 
 
 def test_an_error_is_told_once_and_takes_what_was_launched() -> None:
@@ -184,6 +187,11 @@ def test_a_lost_device_tells_whenever_it_is_asked() -> None:
     for event in (good, last, good):
         with pytest.raises(DeviceError, match="lost since launch 1"):
             event.query()
+    with pytest.raises(DeviceError, match="lost since launch 1"):
+        sim.launch("decode", WHOLE, takes(1))
+    sim.wait([good])
+    sim.wait([], until_us=10)
+    assert sim.now_us() == 10
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""The end of a launch on a simulated device, and what may go wrong with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from smkern.runtime.place import Lane
+
+if TYPE_CHECKING:
+    from smkern.runtime.sim_device import SimDevice
+
+Fault = Literal["raise", "hang", "error", "lost"]
+"""What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it
+is over raises, once, and whatever was launched is gone ("error"), or raises for ever, whatever is
+asked ("lost"), as after an illegal address on a GPU."""
+FAULTS: tuple[Fault, ...] = ("raise", "hang", "error", "lost")
+
+
+class SimEvent:
+    """The end of a launch on the virtual clock.
+
+    Attributes:
+        number: Of the device's launches, from 0.
+        lane: Of the launch.
+        began_us, ended_us: Exact; None: not yet.
+        fault: What goes wrong with it.
+        is_gone: Whether an error took it: it does not run any more, and never ended.
+    """
+
+    __slots__ = ("_device", "began_us", "ended_us", "fault", "is_gone", "lane", "number")
+
+    def __init__(self, device: SimDevice, number: int, lane: Lane, fault: Fault | None) -> None:
+        self._device = device
+        self.fault = fault
+        self.number = number
+        self.lane = lane
+        self.began_us: float | None = None
+        self.ended_us: float | None = None
+        self.is_gone = False
+
+    def __repr__(self) -> str:
+        return f"SimEvent({self.number}, {self.lane!r}, {self.began_us}, {self.ended_us})"
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the launch runs, or will."""
+        return self.ended_us is None and not self.is_gone
+
+    def query(self) -> bool:
+        """Whether the launch is over, or gone.
+
+        Raises:
+            DeviceError: a fault that was asked for.
+        """
+        return self._device.is_over(self)
+
+    def times_us(self) -> tuple[float, float] | None:
+        """When it began and ended."""
+        if self.began_us is None or self.ended_us is None:
+            return None
+        return self.began_us, self.ended_us
