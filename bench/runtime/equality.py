@@ -9,15 +9,19 @@ from random import Random
 
 import torch
 
+from smkern import ops
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Arena, Decoder, ModelConfig, SamplingParams
+from smkern.models import Arena, Decoder, ModelConfig, SamplingParams, Step
 from smkern.models.engine import Engine
 from smkern.models.request import Request
-from smkern.runtime.live import Output
+from smkern.runtime.live import Handle
 from smkern.runtime.multiplexer import Multiplexer
 
 GAP_S = 20e-6
 """Where a step gave nothing, the host leaves the device alone for so long."""
+SHOWN = 16
+CLEAR = 8.0
+"""Two logits are apart if they differ by so many times the root mean square of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,42 +151,135 @@ def request_of(one: Asked, config: ModelConfig, max_context: int) -> Request:
 
 def through(
     mux: Multiplexer, asked: Sequence[Asked], truth: Sequence[Sequence[int]], seed: int = 0
-) -> Verdict:
-    """Serve a workload whose requests come at random, and compare what comes out.
+) -> tuple[Verdict, list[list[int]]]:
+    """Serve a workload whose requests come in bursts, and compare what comes out.
 
     Args:
         mux: The runtime.
         asked: The requests.
         truth: The tokens of each alone.
-        seed: Of the arrivals.
+        seed: Of the bursts.
+
+    Returns:
+        The verdict, and the tokens of each request.
     """
     draw = Random(seed)
     verdict = Verdict(requests=len(asked))
     tokens: list[list[int]] = [[] for _ in asked]
-    handles = []
-    most, began = 96, time.perf_counter()
-    left = len(asked)
-    while left:
-        while len(handles) < len(asked) and len(handles) - (len(asked) - left) < most:
-            one = asked[len(handles)]
-            handles.append(
-                (mux.submit(list(one.prompt), one.params, priority=one.priority), one)
-            )
+    handles: list[Handle] = []
+    index_of: dict[int, int] = {}
+    ended: set[int] = set()
+
+    def cancel(index: int) -> None:
+        handles[index].cancel()
+        if handles[index].cancelled and index not in ended:
+            verdict.cancelled += 1
+            ended.add(index)
+
+    most, began = 32, time.perf_counter()
+    while len(ended) < len(asked):
+        while len(handles) < len(asked) and len(handles) - len(ended) < most:
+            index, one = len(handles), asked[len(handles)]
+            handles.append(mux.submit(list(one.prompt), one.params, priority=one.priority))
+            index_of[handles[-1].id] = index
             if one.cancel_after == 0:
-                handles[-1][0].cancel()
-                verdict.cancelled += 1
-                left -= 1
-            if draw.random() < 0.2:
-                most = draw.randint(8, 160)
-                break
-        first = len(asked) - len(truth)
+                cancel(index)
+        if draw.random() < 0.01:
+            most = draw.choice((1, 8, 32, 64, 160))
         outputs = mux.step()
-        left -= _enter(outputs, handles, tokens, verdict, first)
+        for output in outputs:
+            index = index_of[output.id]
+            if output.token is not None:
+                tokens[index].append(output.token)
+            if output.completion is not None or output.error is not None:
+                ended.add(index)
+            elif len(tokens[index]) == asked[index].cancel_after:
+                cancel(index)
         if not outputs:
             time.sleep(GAP_S)
-    while not mux.is_idle:  # what was launched for requests that were cancelled
-        mux.step()
-        time.sleep(GAP_S)
+    for _ in mux.run():  # what was launched for requests that were cancelled
+        pass
     verdict.seconds = time.perf_counter() - began
-    _compare(handles, tokens, truth, verdict)
-    return verdict
+    for index, (handle, got) in enumerate(zip(handles, tokens, strict=True)):
+        _compare(index, handle, got, truth[index], verdict)
+    return verdict, tokens
+
+
+def _compare(
+    index: int, handle: Handle, got: Sequence[int], want: Sequence[int], verdict: Verdict
+) -> None:
+    verdict.tokens += len(got)
+    if handle.error is not None and not handle.cancelled:
+        verdict.failed.append(f"request {index}: {handle.error}")
+        return
+    if handle.cancelled:
+        want = want[: len(got)]
+    wrong = [at for at, (x, y) in enumerate(zip(got, want, strict=False)) if x != y]
+    missing = abs(len(got) - len(want))
+    verdict.mismatches += len(wrong) + missing
+    if (wrong or missing) and len(verdict.wrong) < SHOWN:
+        verdict.wrong.append((index, wrong[0] if wrong else min(len(got), len(want))))
+
+
+def clear_mismatches(
+    fast: Decoder,
+    exact: Decoder,
+    asked: Sequence[Asked],
+    tokens: Sequence[Sequence[int]],
+    *,
+    max_context: int = 1024,
+) -> tuple[int, int]:
+    """Greedy tokens that are not the likeliest though rounding does not decide.
+
+    Each text is run once by both decoders; their logits' difference says what rounding is.
+
+    Args:
+        fast, exact: The decoder that served, and its batch-invariant twin.
+        asked: Greedy requests.
+        tokens: What each was given.
+        max_context: Tokens of a request.
+
+    Returns:
+        How many differ, and how many were decided by more than rounding.
+    """
+    device = fast.device
+    pool = pool_for(fast.config, device, max_context)
+    arena = Arena(fast.config, max_context, 1, device)
+    differ, clear = 0, 0
+    for one, given in zip(asked, tokens, strict=True):
+        if not given:
+            continue
+        ids = [*one.prompt, *given[:-1]]
+        ours, truth = (_logits(x, pool, arena, ids, len(given)) for x in (fast, exact))
+        noise = (ours - truth).square().mean(-1).sqrt()
+        top = truth.topk(2, -1)
+        is_clear = top.values[:, 0] - top.values[:, 1] > CLEAR * noise
+        likeliest = top.indices[:, 0]
+        wrong = likeliest != torch.tensor(given, device=device)
+        differ += int((wrong & is_clear).sum())
+        clear += int(is_clear.sum())
+    return differ, clear
+
+
+def _logits(
+    decoder: Decoder, pool: KvPool, arena: Arena, ids: Sequence[int], count: int
+) -> torch.Tensor:
+    """[count, vocab] fp32 behind a text's last tokens, all of it in one forward."""
+    config, device, length = decoder.config, decoder.device, len(ids)
+    pages = torch.arange(pool.pages_for(length), dtype=torch.int32, device=device)
+    step = Step.make(
+        arena,
+        token_ids=torch.tensor(ids, dtype=torch.int32, device=device),
+        kv_lens=torch.tensor([length], dtype=torch.int32, device=device),
+        page_table=pages[None],
+        caches=[pool.layer(index) for index in range(config.num_layers)],
+        max_kv_len=length,
+        cu_q_lens=torch.tensor([0, length], dtype=torch.int32, device=device),
+        max_q_len=length,
+    )
+    decoder.embed(step)
+    for index in range(config.num_layers):
+        decoder.layer(index, step)
+    last = step.buffers.hidden[length - count :].clone()
+    normed = ops.rms_norm(last, decoder.weights.final_norm, eps=config.rms_eps)
+    return ops.gemm(normed, decoder.weights.lm_head).float()
