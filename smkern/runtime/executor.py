@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 
     request: Request
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a piece
     draws: bool
 
 
