@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
@@ -129,7 +130,7 @@ def soak(
     clock: Callable[[], float] = time.perf_counter,
     rest: Callable[[float], object] = time.sleep,
     say: Callable[[str], object] = print,
-    **options: int,
+    **options: Any,
 ) -> Segment:
     """Serve at saturation for so long, then to the end; the segment is added to the soak.
 
@@ -182,7 +183,7 @@ class _Load:
     """Requests without end."""
 
     def __init__(
-        self, mux: Multiplexer, state: Soak, segment: Segment, options: dict[str, int]
+        self, mux: Multiplexer, state: Soak, segment: Segment, options: dict[str, Any]
     ) -> None:
         self._mux = mux
         self._state = state

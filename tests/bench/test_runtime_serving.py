@@ -95,7 +95,7 @@ def test_a_soak_in_segments(device: SimDevice, tmp_path: Path) -> None:
         mux = multiplexer(decoder, device, policy=RandomPolicy(count))
         said: list[str] = []
         soak(
-            mux, state, 0.05, clock=lambda: device.now_us() / 1e6,
+            mux, state, 0.02, clock=lambda: device.now_us() / 1e6,
             rest=lambda seconds: device.spend(1e6 * seconds), say=said.append,
             longest=40, answer=30,
         )  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_soak_in_segments(device: SimDevice, tmp_path: Path) -> None:
         state.save(path)
     found = Soak.load(path, "tiny")
     assert found == state
-    assert found.minutes >= 2 * 0.05 / 60
+    assert found.minutes >= 2 * 0.02 / 60
     assert found.next_seed == 2
     with pytest.raises(ValueError, match="is a soak of tiny"):
         Soak.load(path, "another")
