@@ -16,33 +16,11 @@ from smkern.runtime.sim_device import SimDevice
 from smkern.runtime.sim_event import SimEvent
 from smkern.runtime.sim_pool import HazardError, SimPool
 from smkern.runtime.sim_rates import ConstantRates
+from smkern.runtime.sim_rows import Row, SimRows
 from smkern.runtime.sim_tokens import TokenSource
 
 LAYER_LAUNCHES = 12
 """Kernels of a layer of prompts."""
-AFTER_END = -1
-"""What a row draws behind its end: no token, so that one which is delivered shows."""
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """What the device knows of a request.
-
-    Attributes:
-        key: Of its tokens.
-        computed: Tokens whose keys and values are written, or are by what is launched.
-        drawn: Tokens that it has, the prompt's included.
-        is_finished: Whether it ended on the device.
-        guest: The rows where its prefill drew its token: a slot's, until it is seated.
-        is_overwritten: Whether others took these rows before.
-    """
-
-    key: int
-    computed: int
-    drawn: int = 0
-    is_finished: bool = False
-    guest: int | None = None
-    is_overwritten: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +36,7 @@ class _State:
     """A batch's own: layers launched so far, and its rows."""
 
     layers: int = 0
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
 
 class SimExecutor:
@@ -125,9 +103,7 @@ class SimExecutor:
         self.device = device
         self._pool = SimPool(num_pages, page_size, device, reuse=reuse)
         self._source = TokenSource(config, end_probability)
-        # A page is asked for with its first token, and complete with its last.
-        self._edges = (0, page_size - 1)
-        self._rows: dict[Request, _Row] = {}
+        self._rows = SimRows(self._pool, self._source, self.max_context)
         self._slots: dict[int, PrefillRun] = {}
 
     @property
@@ -159,7 +135,7 @@ class SimExecutor:
             )
         run = self._slots[slot] = PrefillRun(tuple(pieces), slot, _State())
         for piece in pieces:
-            run.state.rows.append(self._row(piece.request, piece.start))
+            run.state.rows.append(self._rows.row(piece.request, piece.start))
         return run
 
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
@@ -183,14 +159,15 @@ class SimExecutor:
                     f"{run.state.layers} are launched"
                 )
             if first == 0:
-                self._overwrite(run.slot)
+                self._rows.overwrite(run.slot)
             for piece in run.pieces:
-                if piece.request in self._rows:  # else it has left
-                    self._chunk(piece, event, first == 0)
+                if self._rows.get(piece.request) is not None:  # else it has left
+                    self._rows.chunk(piece, event, first == 0)
             run.state.layers += count
             if is_last:
                 del self._slots[run.slot]
-                launch.tokens = [self._end_of_prompt(p, run.slot) for p in run.pieces if p.draws]
+                last = [piece for piece in run.pieces if piece.draws]
+                launch.tokens = [self._rows.end_of_prompt(piece, run.slot) for piece in last]
 
         size = self._size(run.pieces, (), 0, count, bool(drawing) and is_last)
         about = {"first": first, "requests": [piece.request.index for piece in run.pieces]}
@@ -229,12 +206,12 @@ class SimExecutor:
             event = launch.event = self._event("decode", place, ("whole",))
             if 0 in self._slots and self._is_running(self._slots[0]):
                 raise self._pool.hazard("a mixed step while slot 0, whose rows it uses, is busy")
-            drawn = [self._step(request, event) for request in rows]
-            self._overwrite(0)
+            drawn = [self._rows.step(request, event) for request in rows]
+            self._rows.overwrite(0)
             for piece in pieces:
-                self._row(piece.request, piece.start)
-                self._chunk(piece, event, True)
-            launch.tokens = [self._end_of_prompt(p, 0) for p in pieces if p.draws] + drawn
+                self._rows.row(piece.request, piece.start)
+                self._rows.chunk(piece, event, True)
+            launch.tokens = [self._rows.end_of_prompt(p, 0) for p in pieces if p.draws] + drawn
 
         size = self._size(pieces, rows, 0, num_layers, bool(drawing))
         about = {"requests": [piece.request.index for piece in pieces], "batch": len(rows)}
@@ -243,7 +220,7 @@ class SimExecutor:
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request."""
-        self._rows.pop(request, None)
+        self._rows.forget(request)
 
     def memory_report(self) -> MemoryReport:
         """What the pages would take."""
@@ -258,81 +235,9 @@ class SimExecutor:
     def _decode_step(self, rows: tuple[Request, ...], launch: _Launch) -> Callable[[Place], None]:
         def start(place: Place) -> None:
             event = launch.event = self._event("decode", place, ("decode", "whole"))
-            launch.tokens = [self._step(request, event) for request in rows]
+            launch.tokens = [self._rows.step(request, event) for request in rows]
 
         return start
-
-    def _step(self, request: Request, event: SimEvent) -> int:
-        """A token of a decoding request."""
-        row = self._rows.get(request)
-        if row is None:  # it comes again, with the tokens that the host has
-            row = self._row(request, len(request.ids) - 1)
-            row.drawn = len(request.ids)
-        if row.drawn != row.computed + 1:
-            raise self._pool.hazard(
-                f"a decode step of {request!r}, of which {row.computed} tokens are computed and "
-                f"{row.drawn} drawn: its prompt is not through"
-            )
-        if row.guest is not None:
-            if row.is_overwritten and len(request.ids) < row.drawn:
-                raise self._pool.hazard(
-                    f"{request!r} takes its seat after slot {row.guest}, where its token lay, was "
-                    "used again, and before the host read it"
-                )
-            row.guest = None
-        self._pool.use(request, event)
-        if row.is_finished:
-            return AFTER_END
-        if row.computed % self._pool.page_size in self._edges:
-            self._pool.write(request, row.computed, row.drawn, event)
-        row.computed = row.drawn
-        return self._advance(request, row)
-
-    def _chunk(self, piece: Piece, event: SimEvent, is_first: bool) -> None:
-        """Keys and values of a prompt's chunk."""
-        row, stop = self._rows[piece.request], piece.start + piece.count
-        if is_first:
-            if row.computed != piece.start:
-                raise self._pool.hazard(
-                    f"a chunk of {piece.request!r} from {piece.start} on, of which "
-                    f"{row.computed} tokens are computed"
-                )
-            self._pool.read(piece.request, piece.start, event)
-        self._pool.use(piece.request, event)
-        self._pool.write(piece.request, piece.start, stop, event)
-        row.computed = stop
-
-    def _end_of_prompt(self, piece: Piece, slot: int) -> int:
-        """The token behind a prompt's last chunk."""
-        row = self._rows.get(piece.request)
-        if row is None:  # it has left
-            return AFTER_END
-        row.guest, row.is_overwritten = slot, False
-        row.drawn = piece.start + piece.count
-        return self._advance(piece.request, row)
-
-    def _advance(self, request: Request, row: _Row) -> int:
-        token = self._source.token(row.key, row.drawn)
-        row.drawn += 1
-        row.is_finished = (
-            token in request.stop_token_ids
-            or row.drawn - request.prompt_len >= request.max_new_tokens
-        )
-        return token
-
-    def _row(self, request: Request, computed: int) -> _Row:
-        """What is known of a request, with so many tokens computed where nothing was."""
-        row = self._rows.get(request)
-        if row is None:
-            key = self._source.key(request.seed, request.ids[: request.prompt_len])
-            row = self._rows[request] = _Row(key, computed)
-        return row
-
-    def _overwrite(self, slot: int) -> None:
-        """A slot's rows are used by others from now on."""
-        for row in self._rows.values():
-            if row.guest == slot:
-                row.is_overwritten = True
 
     def _is_running(self, run: PrefillRun) -> bool:
         """Whether a batch's layers are still to come, and any of its requests is there."""

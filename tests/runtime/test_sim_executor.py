@@ -11,9 +11,10 @@ from smkern.models.request import Request
 from smkern.runtime.executor import Draw, Piece
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_executor import AFTER_END, SimExecutor
+from smkern.runtime.sim_executor import SimExecutor
 from smkern.runtime.sim_pool import HazardError
 from smkern.runtime.sim_rates import ConstantRates
+from smkern.runtime.sim_rows import AFTER_END
 
 CONFIG = preset("qwen3-8b").replace(num_layers=4, eos_token_ids=(0, 1))
 PAGE = 16
@@ -23,7 +24,7 @@ class Bench:
     """An executor with its lanes, driven by hand."""
 
     def __init__(self, **options: float) -> None:
-        settings = {"num_pages": 64, "page_size": PAGE} | options
+        settings = {"num_pages": 64, "page_size": PAGE, "max_context": 200} | options
         self.device = SimDevice(132, (32, 64), ConstantRates())
         self.executor = SimExecutor(CONFIG, self.device, **settings)
         self.pool = self.executor.pool
@@ -160,6 +161,11 @@ def pages_missing(bench: Bench) -> None:
     bench.decode(request)
 
 
+def context_too_long(bench: Bench) -> None:
+    request = bench.request(range(201))
+    bench.prefill(request)
+
+
 def pages_back_too_early(bench: Bench) -> None:
     request = bench.request(range(16))
     bench.prefill(request)
@@ -241,6 +247,7 @@ def token_overwritten_before_it_was_read(bench: Bench) -> None:
         decode_before_prefill,
         decode_in_the_middle_of_a_prompt,
         pages_missing,
+        context_too_long,
         pages_back_too_early,
         pages_back_with_an_event_of_another_launch,
         graph_of_the_other_lane,
