@@ -259,6 +259,9 @@ class Partition:
     def close(self, *, tensors: bool = True) -> None:
         """Wait for all work, then destroy the stream and its context. Closing twice is fine.
 
+        Pinned tensors that torch copied from or to on this stream must be freed before: torch notes
+        the stream in them, records an event there when they go, and aborts the process.
+
         Args:
             tensors: refuse, too, while torch's allocator holds live tensors of this stream.
 

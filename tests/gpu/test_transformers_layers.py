@@ -38,7 +38,7 @@ class Pair:
         return Session.make(self.decoder, batch, MOST)  # type: ignore[arg-type]
 
     def check(self, got: torch.Tensor, texts: list[list[int]]) -> None:
-        """Our distance from transformers in fp32 is at most 1.2 times transformers' in bf16."""
+        """Our distance from transformers in fp32 is at most 1.5 times transformers' in bf16."""
         want, theirs = (self.peer.last_logits(texts, x) for x in (torch.float32, torch.bfloat16))
         ours, bound = (error(x, want, self.peer.family) for x in (got.float(), theirs))
         assert ours <= SLACK * bound, f"{ours:.2e}, transformers' {bound:.2e}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -24,6 +24,13 @@ ROOM = {"max_prompt": 512, "slots": 4096}
 @pytest.fixture(scope="module")
 def model() -> Model:
     return Model(SIZES, "cuda", torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _pinned_memory_is_freed() -> Iterator[None]:
+    """Torch notes a stream in the pinned memory that it copies to there: see `Partition.close`."""
+    yield
+    gc.collect()
 
 
 def texts(count: int) -> list[tuple[list[int], int]]:
@@ -58,9 +65,6 @@ def serve(
     device.synchronize()
     for graph in engine.graphs.values():
         graph.close() if hasattr(graph, "close") else graph.reset()
-    # torch notes the partition's stream in pinned memory, which must be free before it closes
-    del engine
-    gc.collect()
     return requests
 
 
