@@ -82,6 +82,8 @@ STOCK_RUNGS = {"qwen3-8b": (16, 24, 32, 48, 64, 80), "qwen3-32b": (16, 32, 48, 6
 """Of the driver's own groups of 8, where stock kernels run best."""
 SWITCH_RUNGS = (24, 40)
 GAP_RUNG = 40
+SERVED = ("qwen3-8b",)
+"""Models that requests are served with; larger ones leave no room for their pages."""
 
 
 def plans_named(names: Iterable[str]) -> tuple[RuntimePlan, ...]:

@@ -17,7 +17,7 @@ from smkern.bench.runtime.rig import Rig
 from smkern.bench.runtime.side import Side
 from smkern.bench.runtime.stamps import stamps_on
 from smkern.device import Budget, device_info
-from smkern.models import ModelConfig
+from smkern.models import ModelConfig, Weights, preset
 from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice
 
@@ -25,6 +25,14 @@ from smkern.runtime.cuda_device import CudaDevice
 def made_model(plan: RuntimePlan) -> Model:
     """A model of random weights with its caches on the GPU; both providers' kernels read them."""
     return Model(ModelPlan(plan.model, (plan.batch,), plan.tokens))
+
+
+def made_weights(plan: RuntimePlan, layers: int | None) -> Weights:
+    """Random weights of the model, or of one of its widths with so many layers."""
+    config = preset(plan.model)
+    if layers is not None:
+        config = config.replace(num_layers=layers)
+    return Weights.random(config, device="cuda")
 
 
 @contextmanager

@@ -6,15 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from smkern.bench.runtime.cases import (
+    ABLATION,
     AGGREGATED,
     ALONE,
     GAP_RUNG,
+    HOST,
+    MEMORY,
+    MISMATCHES,
     OURS,
     OVERHEAD,
     QUEUES,
+    SERVED,
+    SOAK_MINUTES,
     STEADY,
     STOCK,
     STOCK_RUNGS,
@@ -26,6 +33,10 @@ from smkern.bench.runtime.cases import (
 )
 from smkern.bench.runtime.rig import Rig
 
+if TYPE_CHECKING:
+    from smkern.bench.runtime.correct import Equality
+    from smkern.models import Weights
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -35,6 +46,8 @@ class Task:
     provider: str
     about: Mapping[str, Any]
     measure: Callable[[], Iterator[Cell]]
+    is_again: bool = False
+    """Whether it goes on where the file's cell left off."""
 
 
 @dataclass(slots=True)
@@ -44,12 +57,25 @@ class Tasks:
     plan: RuntimePlan
     seconds: float
     stack: ExitStack
+    soak_file: Path
+    soak_s: float
     _rigs: dict[str, Rig] = field(default_factory=dict)
     _model: Any = None
+    _weights: dict[int | None, Weights] = field(default_factory=dict)
 
     def of(self, subject: str) -> Iterator[Task]:
         """A subject's tasks."""
         return SUBJECTS[subject](self)
+
+    def weights(self, layers: int | None = None) -> Weights:
+        """Of the model, or of one of its widths with fewer layers."""
+        from smkern.bench.runtime.setting import made_weights
+
+        if layers is None and self._model is not None:
+            return self._model.decoder.weights
+        if layers not in self._weights:
+            self._weights[layers] = made_weights(self.plan, layers)
+        return self._weights[layers]
 
     def rig(self, provider: str = OURS) -> Rig:
         """The model with a provider's kernels, on a ladder where they run best."""
@@ -128,6 +154,66 @@ def _stock(tasks: Tasks) -> Iterator[Task]:
     yield from _chunked(tasks, STOCK)
 
 
+def _memory(tasks: Tasks) -> Iterator[Task]:
+    from smkern.bench.runtime.served import memory_cells
+
+    if tasks.plan.model not in SERVED:
+        return
+
+    yield Task(MEMORY, OURS, {}, lambda: memory_cells(tasks.plan, tasks.weights()))
+
+
+def _host(tasks: Tasks) -> Iterator[Task]:
+    from smkern.bench.runtime.served import host_cells
+
+    if tasks.plan.model not in SERVED:
+        return
+
+    def cells() -> Iterator[Cell]:
+        return host_cells(tasks.plan, tasks.weights(), 2 * tasks.seconds)
+
+    yield Task(HOST, OURS, {}, cells)
+
+
+def _ablation(tasks: Tasks) -> Iterator[Task]:
+    from smkern.bench.runtime.served import ablation_cells
+
+    if tasks.plan.model not in SERVED:
+        return
+
+    def cells() -> Iterator[Cell]:
+        return ablation_cells(tasks.plan, tasks.weights(), 2 * tasks.seconds)
+
+    yield Task(f"{ABLATION}_tbt_p50_ms", OURS, {}, cells)
+
+
+def _tokens(tasks: Tasks) -> Iterator[Task]:
+    from smkern.bench.runtime.correct import EQUALITIES, token_cells
+
+    if tasks.plan.model not in SERVED:
+        return
+
+    for wanted in EQUALITIES:
+        about = {} if wanted.layers is None else {"layers": wanted.layers}
+
+        def cells(wanted: Equality = wanted) -> Iterator[Cell]:
+            return token_cells(tasks.plan, tasks.weights, wanted)
+
+        yield Task(MISMATCHES, OURS, about, cells)
+
+
+def _soak(tasks: Tasks) -> Iterator[Task]:
+    from smkern.bench.runtime.correct import soak_cells
+
+    if tasks.plan.model not in SERVED:
+        return
+
+    def cells() -> Iterator[Cell]:
+        return soak_cells(tasks.plan, tasks.weights, tasks.soak_file, tasks.soak_s)
+
+    yield Task(SOAK_MINUTES, OURS, {}, cells, is_again=True)
+
+
 def nearest(plan: RuntimePlan, rung: int) -> int:
     """The plan's rung next to one."""
     return min(plan.rungs, key=lambda known: abs(known - rung))
@@ -141,5 +227,10 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
     "layerwise": _layerwise,
     "switch": _switch,
     "stock": _stock,
+    "memory": _memory,
+    "host": _host,
+    "ablation": _ablation,
+    "tokens": _tokens,
+    "soak": _soak,
 }
 """Name to its tasks, in the order in which they are run."""

@@ -45,7 +45,7 @@ class RuntimeSitting:
             if self.deadline.passed:
                 self.left.append(f"{plan.model} {task.name}")
                 continue
-            if not self.again and self._is_done(plan, task):
+            if not (self.again or task.is_again) and self._is_done(plan, task):
                 continue
             began = time.monotonic()
             try:
@@ -91,11 +91,15 @@ def line_of(cell: Cell) -> str:
 
 
 def run_plan(
-    sitting: RuntimeSitting, plan: RuntimePlan, subjects: Sequence[str], seconds: float
+    sitting: RuntimeSitting,
+    plan: RuntimePlan,
+    subjects: Sequence[str],
+    seconds: float,
+    soak_s: float,
 ) -> None:
     """All subjects of a model, that what they measure with made once."""
     with ExitStack() as stack:
-        tasks = Tasks(plan, seconds, stack)
+        tasks = Tasks(plan, seconds, stack, sitting.path.with_suffix(".soak"), soak_s)
         for name in subjects:
             sitting.run(plan, tasks.of(name))
 
@@ -114,6 +118,7 @@ def options_of(plans: Sequence[RuntimePlan], **given: Any) -> Iterator[RuntimePl
 @click.option("--rungs", type=IntList(), default=None, help="SMs of the decode side: 16,32,40")
 @click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20")
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Of a steady figure.")
+@click.option("--soak-s", type=float, default=60.0, show_default=True, help="Of a soak's segment.")
 @click.option("--again", is_flag=True, help="With --resume, measure what the file has too.")
 @click.option("--time-limit-s", type=float, default=None, help="Begin nothing after so long.")
 def command(
@@ -125,6 +130,7 @@ def command(
     rungs: tuple[int, ...] | None,
     limits: tuple[int, ...] | None,
     seconds: float,
+    soak_s: float,
     again: bool,
     time_limit_s: float | None,
 ) -> None:
@@ -135,7 +141,7 @@ def command(
         results = open_results(out, resume=resume, meta=collect_meta())
         sitting = RuntimeSitting(results, out, Deadline.after(time_limit_s), again=again)
         for plan in options_of(plans, rungs=rungs, limits_ms=limits):
-            run_plan(sitting, plan, subjects, 0.5 if quick else seconds)
+            run_plan(sitting, plan, subjects, 0.5 if quick else seconds, soak_s)
         sitting.save()
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error

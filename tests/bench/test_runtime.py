@@ -42,7 +42,7 @@ def small_rig(model, plan, provider, seconds):
     device, decode, prefill = HostDevice(rungs=plan.rungs), HostStamps(), HostStamps()
     kind = Ours if provider == "smkern" else Stock
     side = kind(plan, model, decode, lambda place: None)
-    yield Rig(plan, side, device, decode, prefill, seconds=0.01)
+    yield Rig(plan, side, device, decode, prefill, seconds=0.05)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_every_steady_subject_yields_its_cells(small, tmp_path):
         ours, stock = named(cells, gain_name(limit))
         assert (ours["provider"], stock["provider"]) == ("smkern", "stock")
         assert ours["value"] == pytest.approx(
-            ours["mux_tokens_per_ms"] / ours["aggregated_tokens_per_ms"], rel=1e-3
+            ours["mux_tokens_per_ms"] / ours["aggregated_tokens_per_ms"], rel=1e-3, abs=1e-4
         )
         assert ours["bound"] > 0
     for name in (gap_name(1), gap_name(2), "switch_us", "switch_handover_us_p99"):

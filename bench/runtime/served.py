@@ -1,0 +1,148 @@
+"""What serving costs: host time, memory of graphs, and what each of three techniques is worth."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from smkern.bench.runtime.cases import ABLATION, GAP_RUNG, HOST, MEMORY, OURS, Cell, RuntimePlan
+from smkern.bench.runtime.figures import percentile
+from smkern.bench.runtime.prepare import compile_steps
+from smkern.bench.runtime.serving import Crowd, Sizes, open_executor
+from smkern.models import Weights
+from smkern.policies import FixedSplit
+from smkern.runtime.device import Device, Event, Work
+from smkern.runtime.graphs import MIB
+from smkern.runtime.place import Lane, Place
+
+HOST_CROWD = Crowd(running=128, context=256, prompt=2048)
+HOST_SIZES = Sizes((GAP_RUNG,), max_running=144, max_tokens=2048, max_context=2048)
+ABLATION_CROWD = Crowd(running=64, context=1024, prompt=4096)
+ABLATION_SIZES = Sizes((GAP_RUNG,), max_running=80, max_tokens=4096, max_context=4096)
+MEMORY_SIZES = Sizes(
+    (16, 24, 32, 40, 48, 64, 80), max_running=256, max_tokens=512, num_pages=64,
+    graph_limit_bytes=64 << 30,
+)  # fmt: skip
+WARM_S = 0.5
+
+
+class Blocking:
+    """A device whose host waits for each launch of prefill, where `blocks` is set: no polling."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.blocks = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> Event:
+        event = self._device.launch(lane, place, work)
+        while self.blocks and lane == "prefill" and not event.query():
+            self._device.wait([event])
+        return event
+
+
+def host_cells(
+    plan: RuntimePlan,
+    weights: Weights,
+    seconds: float,
+    *,
+    sizes: Sizes = HOST_SIZES,
+    crowd: Crowd = HOST_CROWD,
+) -> Iterator[Cell]:
+    """Host time of a step with 128 requests that decode, beside prompts: poll, decide, launch."""
+    rung = sizes.rungs[0]
+    compile_steps(weights.config, sizes, [crowd.prompt])
+    with open_executor(weights, sizes) as executor:
+        executor.capture([None, rung], [crowd.running], [sizes.max_context])
+        found = {}
+        for steps in (1, 2):
+            policy = FixedSplit(rung, layers=1, steps=steps)
+            if steps == 1:
+                crowd.watch(executor, policy, WARM_S)
+            found[steps] = crowd.watch(executor, policy, seconds)
+        yield plan.cell(HOST, OURS, round(percentile(found[1].control_us, 0.5), 2), "us") | {
+            "p99": round(percentile(found[1].control_us, 0.99), 2),
+            "two_steps_p50": round(percentile(found[2].control_us, 0.5), 2),
+            "two_steps_p99": round(percentile(found[2].control_us, 0.99), 2),
+            "running": crowd.running,
+            "rung": rung,
+            "graphs_missed": len(executor.graphs.missed),
+            **found[1].figures(),
+        }
+
+
+def ablation_cells(
+    plan: RuntimePlan,
+    weights: Weights,
+    seconds: float,
+    *,
+    sizes: Sizes = ABLATION_SIZES,
+    crowd: Crowd = ABLATION_CROWD,
+) -> Iterator[Cell]:
+    """TBT with everything, and with each of layer-wise launching, polling, look-ahead off."""
+    rung, layers = sizes.rungs[0], weights.config.num_layers
+    compile_steps(weights.config, sizes, [crowd.prompt, crowd.context])
+    devices: list[Blocking] = []
+
+    def blocking(given: Any) -> Blocking:
+        from smkern.runtime.cuda_device import CudaDevice
+        from smkern.runtime.host_device import HostDevice
+
+        is_cpu = weights.embed.device.type == "cpu"
+        devices.append(Blocking(HostDevice(rungs=given) if is_cpu else CudaDevice(given)))
+        return devices[0]
+
+    variants: dict[str, tuple[FixedSplit, bool]] = {
+        "all": (FixedSplit(rung, layers=1), False),
+        "layerwise_off": (FixedSplit(rung, layers=layers), False),
+        "polling_off": (FixedSplit(rung, layers=1), True),
+        "layerwise_and_polling_off": (FixedSplit(rung, layers=layers), True),
+        "lookahead_off": (FixedSplit(rung, layers=1, steps=1), False),
+        "all_off": (FixedSplit(rung, layers=layers, steps=1), True),
+    }
+    with open_executor(weights, sizes, blocking) as executor:
+        executor.capture([None, rung], [crowd.running], [sizes.max_context])
+        crowd.watch(executor, variants["all"][0], WARM_S)
+        for name, (policy, blocks) in variants.items():
+            devices[0].blocks = blocks
+            found = crowd.watch(executor, policy, seconds)
+            for n in (50, 99):
+                value = round(percentile(found.tbt_us, n / 100) / 1e3, 3)
+                cell = plan.cell(f"{ABLATION}_tbt_p{n}_ms", OURS, value, "ms", variant=name)
+                yield cell | {"rung": rung, "running": crowd.running, **found.figures()}
+
+
+def memory_cells(
+    plan: RuntimePlan, weights: Weights, *, sizes: Sizes = MEMORY_SIZES
+) -> Iterator[Cell]:
+    """Decode graphs of 20 buckets of rows on 7 splits, and the splits' contexts."""
+    compile_steps(weights.config, sizes, ())
+    with open_executor(weights, sizes) as executor, _frozen():
+        began = time.monotonic()
+        count = executor.capture(sizes.rungs, contexts=[sizes.max_context])
+        report = executor.memory_report()
+        value = (report.graph_bytes + report.partition_bytes) / MIB
+        yield plan.cell(MEMORY, OURS, round(value, 1), "MiB") | {
+            "graphs": count,
+            "rungs": list(sizes.rungs),
+            "graphs_mib": round(report.graph_bytes / MIB, 1),
+            "partitions_mib": round(report.partition_bytes / MIB, 1),
+            "refused": len(executor.graphs.refused),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """What is there now is not looked at by the garbage collector, which each capture runs."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
