@@ -12,7 +12,7 @@ import pytest
 from smkern.models.request import Request
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.launches import cut
-from smkern.runtime.sim_executor import AFTER_END
+from smkern.runtime.sim_rows import AFTER_END
 from tests.models.generation import Letters
 from tests.runtime.policies import RandomPolicy, Scripted
 from tests.runtime.world import World, prompts
@@ -335,6 +335,7 @@ def test_a_stop_text_ends_a_request_inside_a_look_ahead() -> None:
     text = handle.completion.text
     assert text is not None
     stop = text[4:6]
+    world = World(FixedSplit(48, steps=6), tokenizer=Letters(), end_probability=0.0)
     stopped = world.mux.submit([1, 2, 3], _stopping(free.handles[0]._live.request, stop))
     outputs = list(world.mux.run())
     assert stopped.completion is not None
