@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from smkern.bench.plots import append, attention, cliffs, gemm, model, ops, partitions
+from smkern.bench.plots import append, attention, cliffs, gemm, model, ops, partitions, runtime
 from smkern.bench.results import Results, load_results
 from smkern.errors import SmkernError
 
@@ -17,6 +17,7 @@ DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
     "append": append.draw,
     "ops": ops.draw,
     "model": model.draw,
+    "runtime": runtime.draw,
     "cliffs": cliffs.draw,
     "partitions": partitions.draw,
 }

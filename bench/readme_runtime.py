@@ -1,0 +1,172 @@
+"""The README's blocks about the runtime, from the cells of `runtime.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from smkern.bench.markdown import NOT_MEASURED, markdown_table
+from smkern.bench.runtime.cases import (
+    ABLATION,
+    ALONE,
+    HANDOVER,
+    HOST,
+    MEMORY,
+    MISMATCHES,
+    OURS,
+    OVERHEAD,
+    QUEUES,
+    SOAK_LEAKS,
+    SOAK_MINUTES,
+    STEADY,
+    STOCK,
+    SWITCH,
+    gap_name,
+)
+from smkern.bench.runtime.rows import LEAST, MOST, of
+
+Cell = dict[str, Any]
+
+GAIN = "mux_over_aggregated_"
+VARIANTS = {
+    "all": "layer by layer, polled, two steps ahead",
+    "layerwise_off": "all layers at once",
+    "polling_off": "the host waits for each launch of prefill",
+    "layerwise_and_polling_off": "both",
+    "lookahead_off": "one step ahead",
+    "all_off": "none of the three",
+}
+COSTS = {
+    gap_name(1): "decode stream without a kernel, one step ahead",
+    gap_name(2): "the same, two steps ahead",
+    OVERHEAD: "prefill layer by layer over one launch, minus 1",
+    HOST: "host time of a step, 128 requests decode, us",
+    SWITCH: "host time of a switch, us",
+    f"{HANDOVER}_p50": "hand-over of SMs, p50, us",
+    f"{HANDOVER}_p99": "hand-over of SMs, p99, us",
+    MEMORY: "graphs and partitions, 20 batches x 7 splits, MiB",
+    MISMATCHES: "tokens that differ from each request alone",
+    SOAK_MINUTES: "soak, minutes",
+    SOAK_LEAKS: "leaks, stalls and failures in it",
+}
+
+
+def gains_table(cells: Iterable[Cell]) -> str:
+    """Prefill tokens per ms beside decode, chunked and multiplexed, by model and TBT limit."""
+    cells = list(cells)
+    gains = [c for c in cells if c["case"]["name"].startswith(GAIN) and c.get("value")]
+    if not gains:
+        return NOT_MEASURED
+    rows = []
+    for cell in (c for c in gains if c["provider"] == OURS):
+        stock = next((c for c in gains if c["case"] == cell["case"] and c["provider"] == STOCK), {})
+        limit = cell["case"]["name"].removeprefix(GAIN).removesuffix("ms")
+        aim = cell.get("aim")
+        mark = "**" if aim and cell["value"] < aim else ""
+        rows.append(
+            [
+                f"{cell['case']['model']}, {limit} ms",
+                f"{cell['aggregated_tokens_per_ms']:.1f} ({cell['chunk']:.0f})",
+                f"{cell['mux_tokens_per_ms']:.1f} ({cell['rung']})",
+                f"{mark}{cell['value']:.2f}{mark}",
+                _ratio(cell.get("value_p99")),
+                _ratio(aim),
+                _ratio(cell.get("bound")),
+                _pair(stock),
+                _ratio(stock.get("value")),
+            ]
+        )
+    head = ["TBT limit", "chunked (tokens a step)", "multiplexed (decode SMs)", "ratio",
+            "by p99", "aim", "decode free", "stock: chunked, multiplexed", "ratio"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _pair(cell: Cell) -> str:
+    if not cell:
+        return ""
+    return f"{cell['aggregated_tokens_per_ms']:.1f}, {cell['mux_tokens_per_ms']:.1f}"
+
+
+def steady_table(cells: Iterable[Cell]) -> str:
+    """A decode step alone and beside prompts, and the prompts' tokens per ms, by decode SMs."""
+    cells = list(cells)
+    steady = of(cells, STEADY)
+    if not steady:
+        return NOT_MEASURED
+    parts = []
+    for model, provider in dict.fromkeys((c["case"]["model"], c["provider"]) for c in steady):
+        members = {
+            c["case"]["rung"]: c
+            for c in steady
+            if (c["case"]["model"], c["provider"]) == (model, provider)
+        }
+        rungs = sorted(members)
+        rows = [
+            ["step alone, ms", *(f"{members[n]['alone_ms']:.2f}" for n in rungs)],
+            ["beside, p50", *(f"{members[n]['tbt_p50_ms']:.2f}" for n in rungs)],
+            ["beside, p99", *(f"{members[n]['tbt_p99_ms']:.2f}" for n in rungs)],
+            ["prompts, tokens/ms", *(f"{members[n]['value']:.1f}" for n in rungs)],
+        ]
+        free = of(cells, ALONE, model=model)
+        alone = [c["value"] for c in free if c["provider"] == provider]
+        said = f"; alone on the whole device {alone[0]:.1f} tokens/ms" if alone else ""
+        table = markdown_table(["decode SMs", *map(str, rungs)], rows)
+        parts.append(f"{model}, {_by(provider)}{said}:\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _by(provider: str) -> str:
+    return "stock kernels" if provider == STOCK else provider
+
+
+def costs_table(cells: Iterable[Cell]) -> str:
+    """What the runtime costs: value and limit of each of its rows."""
+    cells = list(cells)
+    rows = []
+    for name, label in COSTS.items():
+        for cell in of(cells, name):
+            if cell["provider"] == OURS:
+                rows.append(_cost(cell, name, label))
+    queues = of(cells, QUEUES)
+    if queues:
+        shared = sum(cell["value"] for cell in queues)
+        rows.append(["rungs whose lanes share a hardware queue", f"{shared} of {len(queues)}", ""])
+    return markdown_table(["what", "value", "limit"], rows) if rows else NOT_MEASURED
+
+
+def _cost(cell: Cell, name: str, label: str) -> list[str]:
+    more = {k: v for k, v in cell["case"].items() if k not in ("model", "name")}
+    said = ", beside decode" if more.pop("beside", False) else ""
+    said += "".join(f", {v} {k}" for k, v in more.items())
+    limit = MOST.get(name, LEAST.get(name))
+    return [f"{cell['case']['model']}: {label}{said}", f"{cell['value']:g}", _limit(limit)]
+
+
+def _limit(limit: float | None) -> str:
+    return "" if limit is None else f"{limit:g}"
+
+
+def ablation_table(cells: Iterable[Cell]) -> str:
+    """TBT and prompts' tokens per ms with everything, and with parts turned off."""
+    cells = list(cells)
+    by = {n: _by_variant(of(cells, f"{ABLATION}_tbt_p{n}_ms")) for n in (50, 99)}
+    rows = [
+        [
+            label,
+            f"{by[50][name]['value']:.2f}",
+            f"{by[99][name]['value']:.2f}",
+            f"{by[50][name]['tokens_per_ms']:.1f}",
+        ]
+        for name, label in VARIANTS.items()
+        if name in by[50] and name in by[99]
+    ]
+    head = ["launching", "TBT p50, ms", "p99", "prompts, tokens/ms"]
+    return markdown_table(head, rows) if rows else NOT_MEASURED
+
+
+def _by_variant(cells: Sequence[Cell]) -> dict[str, Cell]:
+    return {cell["case"]["variant"]: cell for cell in cells}
