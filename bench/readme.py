@@ -18,6 +18,7 @@ from smkern.bench.readme_append import append_table
 from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
 from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
 from smkern.bench.readme_ops import ops_table, sample_table
+from smkern.bench.readme_runtime import ablation_table, costs_table, gains_table, steady_table
 from smkern.bench.results import Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
 from smkern.errors import SmkernError
@@ -67,7 +68,9 @@ def blocks_of(folder: Path) -> dict[str, str]:
     suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
     gemm = suites.get("gemm", Results())
     attention = suites.get("attention", Results()).cells
-    ops, model = (suites.get(name, Results()).cells for name in ("ops", "model"))
+    ops, model, runtime = (
+        suites.get(name, Results()).cells for name in ("ops", "model", "runtime")
+    )
     return {
         "gemm-table": _gemm_tables(gemm),
         "gemm-losing": _losing(gemm.cells),
@@ -87,6 +90,11 @@ def blocks_of(folder: Path) -> dict[str, str]:
         "model-prefill": prefill_table(model),
         "model-breakdown": breakdown_table(model),
         "model-plot": _pictures(folder, "model*.png"),
+        "runtime-gains": gains_table(runtime),
+        "runtime-steady": steady_table(runtime),
+        "runtime-costs": costs_table(runtime),
+        "runtime-ablation": ablation_table(runtime),
+        "runtime-plot": _pictures(folder, "runtime*.png"),
         "cliffs-plot": _pictures(folder, "cliffs*.png"),
         "partition-plot": _pictures(folder, "partition*.png"),
         "partition-table": _bandwidth_table(suites.get("partitions", Results()).cells),

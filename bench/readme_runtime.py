@@ -29,16 +29,16 @@ Cell = dict[str, Any]
 
 GAIN = "mux_over_aggregated_"
 VARIANTS = {
-    "all": "layer by layer, polled, two steps ahead",
+    "all": "layer by layer, polled, two steps launched",
     "layerwise_off": "all layers at once",
     "polling_off": "the host waits for each launch of prefill",
     "layerwise_and_polling_off": "both",
-    "lookahead_off": "one step ahead",
+    "lookahead_off": "a step at a time",
     "all_off": "none of the three",
 }
 COSTS = {
-    gap_name(1): "decode stream without a kernel, one step ahead",
-    gap_name(2): "the same, two steps ahead",
+    gap_name(1): "decode stream without a kernel, a step at a time",
+    gap_name(2): "the same, two steps launched",
     OVERHEAD: "prefill layer by layer over one launch, minus 1",
     HOST: "host time of a step, 128 requests decode, us",
     SWITCH: "host time of a switch, us",

@@ -37,6 +37,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 def _steady(cells: Sequence[Cell], path: Path, gpu: str) -> Path:
     models = list(dict.fromkeys(cell["case"]["model"] for cell in of(cells, STEADY)))
     figure, panels = grid(models, heading=f"Prefill tokens/ms beside 64 x 2048 decode ({gpu})")
+    figure.set_size_inches(max(9.6, 4.8 * len(models)), 4.6)  # the legend is wide
     for panel, model in zip(panels, models, strict=True):
         panel.set_xlabel("time between tokens, p50, ms", fontsize=9)
         panel.set_ylabel("tokens/ms", fontsize=9)

@@ -68,7 +68,7 @@ def test_costs_have_their_limits():
 def test_the_ablation_lists_every_variant():
     table = ablation_table(cells())
     assert table.count("\n") == 1 + len(VARIANTS)
-    assert "| one step ahead | 20.00 | 20.98 | 25.0 |" in table
+    assert "| a step at a time | 20.00 | 20.98 | 25.0 |" in table
 
 
 def test_nothing_measured_is_said():
