@@ -35,6 +35,7 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench append
 	$(RUN) -m smkern bench ops
 	$(RUN) -m smkern bench model
+	$(RUN) -m smkern bench runtime
 	$(RUN) -m smkern bench cliffs
 	$(RUN) -m smkern bench batch-invariant
 	$(RUN) -m smkern bench host
