@@ -67,7 +67,3 @@ class StalledError(SmkernError, RuntimeError):
 
 class ModelError(SmkernError, RuntimeError):
     """A model that raised while its work was launched; the requests of that launch have failed."""
-
-
-class CancelledError(SmkernError, RuntimeError):
-    """A request that was cancelled, by its owner or because the runtime was closed."""

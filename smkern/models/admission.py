@@ -98,7 +98,7 @@ class Admission:
             )
         if isinstance(prompt, str):
             assert tokenizer is not None
-            ids = tokenizer.encode(prompt)
+            ids = _encoded(index, prompt, tokenizer)
         elif not isinstance(prompt, Iterable):
             raise RequestError(
                 f"prompt {index} is {prompt!r}: pass a text or a list of token ids; a tensor's are "
@@ -148,6 +148,21 @@ class Admission:
                 f"has {self._pool.num_pages} of {self._pool.page_size} tokens: lower "
                 "max_new_tokens, shorten the prompt, or raise num_pages"
             )
+
+
+def _encoded(index: int, prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a text.
+
+    Raises:
+        RequestError: the tokenizer raised, whatever it was.
+    """
+    try:
+        return tokenizer.encode(prompt)
+    except Exception as reason:
+        raise RequestError(
+            f"prompt {index}: its tokenizer raised {type(reason).__name__}: {reason}; pass token "
+            "ids, or another tokenizer"
+        ) from reason
 
 
 def _for_each(

@@ -56,7 +56,7 @@ class Aggregated:
         predictor: Predictor | None = None,
         *,
         steps: int = 2,
-        ahead: bool = False,
+        ahead: bool = True,
     ) -> None:
         for name, value in (("chunk_tokens", chunk_tokens), ("steps", steps)):
             if value < 1:

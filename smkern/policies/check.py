@@ -47,7 +47,7 @@ def check(decision: Decision, snapshot: Snapshot) -> Decision:
 
 def seats_left(snapshot: Snapshot) -> int:
     """Requests whose prefill may begin, so that each has a decode row when it is over."""
-    taken = snapshot.batch
+    taken = snapshot.batch + snapshot.joining
     for batch in (snapshot.prefill, snapshot.preempted):
         taken += len(batch.ids) if batch is not None else 0
     return max(snapshot.max_running - taken, 0)

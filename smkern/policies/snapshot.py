@@ -78,6 +78,7 @@ class Snapshot:
         max_running: Requests that may decode at a time.
         max_prefill: Requests of a prefill batch, at most.
         max_tokens: New tokens of a prefill batch or a mixed step, at most.
+        joining: Requests whose last layers are on their way: they decode next.
     """
 
     now_us: float
@@ -98,6 +99,7 @@ class Snapshot:
     max_running: int
     max_prefill: int
     max_tokens: int
+    joining: int = 0
 
     @property
     def batch(self) -> int:

@@ -97,7 +97,9 @@ class Conductor:
         snapshot = self._snapshot(trigger)
         decision = self._decision(snapshot)
         self._timeline.decided(snapshot, decision)
-        if self._carry(decision, began_s):
+        launched = self._carry(decision, began_s)
+        self._state()
+        if launched:
             return Act.LAUNCHED
         if flights or not self._has_work():
             return Act.WAITS
@@ -161,12 +163,15 @@ class Conductor:
         wanted = [self._lives[id_] for id_ in decision.prefill]
         tokens = decision.chunk_tokens or self._executor.max_tokens
         layers = decision.layers or (decision.rung is not None)
-        launched = False
+        launched = is_full = False
         if self._wants_decode() and lanes.can_launch("decode"):
             if wanted and not layers and launches.batch is None and not lanes.queued("prefill"):
-                launched = launches.mixed(wanted, tokens) > 0
-            if not launched and not decision.pause_decode:
-                launched = launches.decode(decision.steps) > 0
+                count = launches.mixed(wanted, tokens)
+                launched, is_full = bool(count), count is None
+            if not launched and not is_full and not decision.pause_decode:
+                # No more than `steps` are on their way: a request that ends wastes the others.
+                count = launches.decode(decision.steps - lanes.queued("decode"))
+                launched = bool(count)
                 shares = decision.rung is None and decision.layers > 0
                 self._is_prefills_turn = launched and shares
             if launched:
@@ -190,6 +195,17 @@ class Conductor:
         launched = launches.layers(decision.layers) > 0
         self._is_prefills_turn = self._is_prefills_turn and not launched
         return launched
+
+    def _state(self) -> None:
+        """What there is to do now, for the timeline."""
+        books, launches = self._books, self._launches
+        batches = (launches.batch, launches.preempted)
+        self._timeline.state(
+            self._lanes.device.now_us(),
+            decoding=len(books.running),
+            prefilling=sum(len(batch.lives) for batch in batches if batch is not None),
+            waiting=len(books.waiting),
+        )
 
     def _snapshot(self, trigger: Trigger) -> Snapshot:
         """This moment, as the policy sees it."""
@@ -218,4 +234,5 @@ class Conductor:
             max_running=executor.max_running,
             max_prefill=executor.max_prefill,
             max_tokens=executor.max_tokens,
+            joining=launches.joining,
         )

