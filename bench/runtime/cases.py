@@ -15,6 +15,7 @@ OURS, STOCK = "smkern", "stock"
 STEADY, AGGREGATED, ALONE, QUEUES = "steady", "aggregated", "prefill_alone", "shared_queue"
 """Names of the cells that the issue's rows are computed from."""
 OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
+MIXED_IDLE = "mixed_idle_fraction"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
 MISMATCHES, ABLATION = "token_mismatches", "ablation"
 SOAK_MINUTES, SOAK_LEAKS = "soak_minutes", "soak_leaks"
@@ -82,6 +83,7 @@ STOCK_RUNGS = {"qwen3-8b": (16, 24, 32, 48, 64, 80), "qwen3-32b": (16, 32, 48, 6
 """Of the driver's own groups of 8, where stock kernels run best."""
 SWITCH_RUNGS = (24, 40)
 GAP_RUNG = 40
+IDLE_CHUNK = 256
 SERVED = ("qwen3-8b",)
 """Models that requests are served with; larger ones leave no room for their pages."""
 

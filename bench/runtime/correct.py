@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from smkern.bench.runtime.cases import (
     MISMATCHES,
@@ -14,7 +15,7 @@ from smkern.bench.runtime.cases import (
     Cell,
     RuntimePlan,
 )
-from smkern.bench.runtime.equality import each_alone, through, workload
+from smkern.bench.runtime.equality import clear_mismatches, each_alone, through, workload
 from smkern.bench.runtime.prepare import compile_steps
 from smkern.bench.runtime.random_policy import RandomPolicy
 from smkern.bench.runtime.serving import Sizes, open_executor
@@ -30,7 +31,9 @@ SIZES = Sizes(
 SOAK_SIZES = Sizes(
     (16, 48, 96), max_running=64, max_prefill=8, max_tokens=2048, max_context=1024, num_pages=400
 )
-PROMPTS = (16, 64, 128, 256, 512, 1024, 2048)
+PROMPTS = (
+    *range(16, 257, 16), *range(320, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256)
+)  # fmt: skip
 SEEDS = (1, 2)
 
 
@@ -43,15 +46,22 @@ class Equality:
         layers: Of the model; None: all of the preset's.
         sizes: Of the executor.
         longest: Tokens of a prompt, at most.
+        is_fast: Whether the decoder is not batch-invariant: then only tokens count that rounding
+            does not decide.
     """
 
     requests: int
     layers: int | None = None
     sizes: Sizes = SIZES
     longest: int = 600
+    is_fast: bool = False
 
 
-EQUALITIES = (Equality(100), Equality(2000, layers=4))
+EQUALITIES = (
+    Equality(2000, layers=4),
+    Equality(200, layers=4, is_fast=True),
+    Equality(100),
+)
 
 
 def token_cells(
@@ -64,6 +74,9 @@ def token_cells(
         weights: weights(layers).
         wanted: What is served; each part by a policy of another seed and way to preempt.
     """
+    if wanted.is_fast:
+        yield from _fast_cells(plan, weights(wanted.layers), wanted)
+        return
     made, sizes = weights(wanted.layers), wanted.sizes
     compile_steps(made.config, sizes, PROMPTS)
     decoder = Decoder(
@@ -89,10 +102,8 @@ def token_cells(
             executor.pool.check()
             mux.close()
         verdicts.append(verdict)
-    more = {} if wanted.layers is None else {"layers": wanted.layers}
     value = sum(verdict.mismatches + len(verdict.failed) for verdict in verdicts)
-    yield plan.cell(MISMATCHES, OURS, value, "tokens", **more) | {
-        "requests": len(asked),
+    yield plan.cell(MISMATCHES, OURS, value, "tokens", **about_of(wanted)) | {
         "tokens": sum(verdict.tokens for verdict in verdicts),
         "cancelled": sum(verdict.cancelled for verdict in verdicts),
         "preemptions": preemptions,
@@ -100,6 +111,39 @@ def token_cells(
         "failed": [reason for verdict in verdicts for reason in verdict.failed][:4],
         "wrong": [list(pair) for verdict in verdicts for pair in verdict.wrong][:8],
         "seconds": round(sum(verdict.seconds for verdict in verdicts), 1),
+    }
+
+
+def about_of(wanted: Equality) -> dict[str, Any]:
+    """What the case of a workload's cell says."""
+    about: dict[str, Any] = {"requests": wanted.requests}
+    if wanted.layers is not None:
+        about["layers"] = wanted.layers
+    return {**about, "mode": "fast"} if wanted.is_fast else about
+
+
+def _fast_cells(plan: RuntimePlan, made: Weights, wanted: Equality) -> Iterator[Cell]:
+    sizes = replace(wanted.sizes, batch_invariant=False)
+    compile_steps(made.config, sizes, PROMPTS)
+    fast, exact = (
+        Decoder(made.config, made, max_position=sizes.max_context, batch_invariant=same)
+        for same in (False, True)
+    )
+    vocab = made.config.vocab_size
+    asked = workload(3, wanted.requests, vocab, longest=wanted.longest, greedy=True)
+    with open_executor(made, sizes) as executor:
+        executor.warm()
+        executor.capture(contexts=[sizes.max_context])
+        mux = Multiplexer(executor, policy=RandomPolicy(SEEDS[0]))
+        verdict, tokens = through(mux, asked, [[] for _ in asked], SEEDS[0])
+        mux.close()
+    differ, clear = clear_mismatches(fast, exact, asked, tokens, max_context=sizes.max_context)
+    value = differ + len(verdict.failed)
+    yield plan.cell(MISMATCHES, OURS, value, "tokens", **about_of(wanted)) | {
+        "tokens": verdict.tokens,
+        "clear": clear,
+        "failed": verdict.failed[:4],
+        "seconds": round(verdict.seconds, 1),
     }
 
 

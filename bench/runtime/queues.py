@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -55,7 +56,8 @@ def queue_cells(rig: Rig) -> Iterator[Cell]:
 def cell_of(rig: Rig, rung: int, shared: Mapping[str, bool]) -> Cell:
     value = int(any(shared.values()))
     cell = rig.plan.cell(QUEUES, rig.side.provider, value, "bool", rung=rung)
-    return cell | {"pairs": dict(shared)}
+    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
+    return cell | {"pairs": dict(shared), "max_connections": queues}
 
 
 def held_up(first: Any, second: Any, graph: Any) -> bool:

@@ -15,8 +15,10 @@ from smkern.bench.runtime.cases import (
     ALONE,
     GAP_RUNG,
     HOST,
+    IDLE_CHUNK,
     MEMORY,
     MISMATCHES,
+    MIXED_IDLE,
     OURS,
     OVERHEAD,
     QUEUES,
@@ -100,6 +102,7 @@ def _aggregated(tasks: Tasks) -> Iterator[Task]:
 
 
 def _chunked(tasks: Tasks, provider: str) -> Iterator[Task]:
+    from smkern.bench.runtime.idle import mixed_idle
     from smkern.bench.runtime.steady import Chunked, alone
 
     made: list[Chunked] = []
@@ -109,6 +112,8 @@ def _chunked(tasks: Tasks, provider: str) -> Iterator[Task]:
             made.append(Chunked(tasks.rig(provider)))
         return made[0].cells(limit_ms)
 
+    chunk = min(tasks.plan.chunks, key=lambda rows: abs(rows - IDLE_CHUNK))
+    yield Task(MIXED_IDLE, provider, {}, lambda: mixed_idle(tasks.rig(provider), chunk))
     yield Task(ALONE, provider, {}, lambda: alone(tasks.rig(provider)))
     for limit_ms in tasks.plan.limits_ms:
         about = {"limit_ms": limit_ms}
@@ -188,13 +193,13 @@ def _ablation(tasks: Tasks) -> Iterator[Task]:
 
 
 def _tokens(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.correct import EQUALITIES, token_cells
+    from smkern.bench.runtime.correct import EQUALITIES, about_of, token_cells
 
     if tasks.plan.model not in SERVED:
         return
 
     for wanted in EQUALITIES:
-        about = {} if wanted.layers is None else {"layers": wanted.layers}
+        about = about_of(wanted)
 
         def cells(wanted: Equality = wanted) -> Iterator[Cell]:
             return token_cells(tasks.plan, tasks.weights, wanted)

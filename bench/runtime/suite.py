@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import click
 
 from smkern.bench.cases import IntList, file_options
 from smkern.bench.gemm import Deadline, report
-from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.results import Results, cell_key, collect_meta, open_results
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
@@ -48,13 +49,14 @@ class RuntimeSitting:
             if not (self.again or task.is_again) and self._is_done(plan, task):
                 continue
             began = time.monotonic()
+            failed = plan.cell(task.name, task.provider, None, "", **task.about)
+            self.results.by_key.pop(cell_key(failed), None)
             try:
                 for cell in task.measure():
                     self._add(cell)
             except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
                 message = f"{type(error).__name__}: {error}".splitlines()[0]
-                cell = plan.cell(task.name, task.provider, None, "", **task.about)
-                self._add(cell | {"error": message})
+                self._add(failed | {"error": message})
             self.say(f"    {task.name}: {time.monotonic() - began:.1f} s")
             self.save()
 
@@ -102,6 +104,8 @@ def run_plan(
         tasks = Tasks(plan, seconds, stack, sitting.path.with_suffix(".soak"), soak_s)
         for name in subjects:
             sitting.run(plan, tasks.of(name))
+    del tasks
+    gc.collect()  # the next model needs the memory of this one
 
 
 def options_of(plans: Sequence[RuntimePlan], **given: Any) -> Iterator[RuntimePlan]:

@@ -64,7 +64,21 @@ def test_tokens_are_those_of_each_request_alone():
     (cell,) = token_cells(PLAN, weights, wanted)
     assert (cell["value"], cell["failed"], cell["wrong"]) == (0, [], [])
     assert cell["case"]["layers"] == 2
-    assert (cell["requests"], cell["tokens"] > 24) == (24, True)
+    assert (cell["case"]["requests"], cell["tokens"] > 24) == (24, True)
+
+
+def test_fast_tokens_differ_only_where_rounding_decides():
+    sizes = replace(SIZES, rungs=(16, 48), num_pages=20, max_context=96)
+    wanted = Equality(12, layers=2, sizes=sizes, longest=40, is_fast=True)
+    (cell,) = token_cells(PLAN, weights, wanted)
+    assert cell["case"] == {
+        "model": "qwen3-8b",
+        "name": "token_mismatches",
+        "requests": 12,
+        "layers": 2,
+        "mode": "fast",
+    }
+    assert (cell["value"], cell["failed"], cell["clear"] > 0) == (0, [], True)
 
 
 def test_a_soak_is_carried_on(tmp_path):
