@@ -322,6 +322,17 @@ def test_nothing_ever_overlaps_and_a_lane_alone_is_never_stuck(
         assert lanes.place_for(lane) == lanes.target(lane)
 
 
+@pytest.mark.xfail(strict=True, reason="a place that is left is taken again beside what grew")
+def test_impatience_does_not_go_on_where_the_other_has_grown(device: ManualDevice) -> None:
+    """Prefill shall have the whole device and waits; it must not launch under decode's new SMs."""
+    lanes = Interleaver(device, impatient=True)
+    lanes.aim(16)
+    lanes.launch("prefill", work())
+    lanes.aim(48, prefill=None)
+    lanes.launch("decode", work())
+    assert lanes.place_for("prefill") is None
+
+
 @given(ACTIONS)
 @settings(max_examples=200, deadline=None)
 def test_impatience_overlaps_only_what_was_launched_before_the_switch(
@@ -332,8 +343,10 @@ def test_impatience_overlaps_only_what_was_launched_before_the_switch(
     aimed: list[int] = []  # for each launch, how many switches had been asked for
     switches = 0
     for action, what in actions:
+        if action == "alone":
+            continue
         before = len(device.launched)
-        switches += action in ("aim", "alone")
+        switches += action == "aim"
         act(lanes, device, action, what)
         if len(device.launched) == before:
             continue

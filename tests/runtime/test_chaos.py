@@ -1,0 +1,108 @@
+"""Lives of requests in which launches raise, the device errs or is lost, and policies misbehave."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from smkern.errors import SmkernError
+from smkern.policies import Decision
+from tests.runtime.policies import Sometimes
+from tests.runtime.test_state_machine import POLICIES
+from tests.runtime.world import World, prompts
+
+LIVES = 24
+FAULTS = {
+    "a launch raises": ("raise",),
+    "a launch fails on the device": ("error",),
+    "either": ("raise", "error"),
+    "the device is lost": ("lost", "raise"),
+}
+
+
+def life(seed: int, kinds: tuple[Any, ...]) -> World:
+    """Arrivals, cancellations, pages that run out, and faults; to the end."""
+    draw = Random(seed)
+    page_size = draw.choice([1, 4, 16])
+    num_pages = draw.choice([80, 120, 256]) // page_size
+    faults = {draw.randint(0, 150): draw.choice(kinds) for _ in range(draw.choice([1, 2, 5]))}
+    policy = POLICIES[draw.choice(sorted(POLICIES))](seed)
+    if draw.random() < 0.3:
+        policy = Sometimes(policy, lambda snapshot: Decision(rung=17), range(3, 200, 5))
+    world = World(
+        policy,
+        preemption=draw.choice(["recompute", "keep"]),
+        batch_invariant=draw.random() < 0.3,
+        impatient=draw.random() < 0.2,
+        num_pages=num_pages,
+        page_size=page_size,
+        device={"faults": faults},
+    )
+    world.may_fail = None
+    texts = prompts(14, seed, longest=min(60, num_pages * page_size - 12))
+    while len(world.handles) < len(texts):
+        chance = draw.random()
+        if chance < 0.2:
+            at = len(world.handles)
+            world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)
+        elif chance < 0.23 and world.handles:
+            world.cancel(draw.choice(world.handles).id)
+        elif chance < 0.6:
+            world.wait(draw.choice([1, 10, 100, 1000]))
+        world.step()
+    world.finish(most_steps=5000)
+    return world
+
+
+def broken(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+TOLD_ONCE = broken("an error that is told once is forgotten between two polls")
+LOST = broken("the pool asks the events of a lost device")
+CANCELLED = broken("who was cancelled in a batch that fails is not forgotten")
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        "a launch raises",
+        pytest.param("a launch fails on the device", marks=TOLD_ONCE),
+        pytest.param("either", marks=TOLD_ONCE),
+        pytest.param("the device is lost", marks=LOST),
+    ],
+)
+def test_what_fails_is_named_and_gives_all_back(kinds: str) -> None:
+    """`World` finds pages that are lost, tokens that are wrong, and requests without an end."""
+    failed = 0
+    for seed in range(LIVES):
+        world = life(seed, FAULTS[kinds])
+        for handle in world.handles:
+            failed += handle.error is not None
+            assert handle.error is None or isinstance(handle.error, SmkernError)
+    assert failed
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=CANCELLED) for seed in (71, 109, 166)])
+def test_a_batch_that_fails_with_cancelled_requests(seed: int) -> None:
+    life(seed, FAULTS["a launch raises"])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_closing_at_any_time_gives_everything_back(seed: int) -> None:
+    draw = Random(seed)
+    world = World(POLICIES[draw.choice(sorted(POLICIES))](seed), num_pages=40)
+    for text in prompts(8, seed, longest=50):
+        world.submit(text, 10)
+        for _ in range(draw.randint(0, 12)):
+            if not world.step():
+                world.wait(draw.choice([3.0, 40.0]))
+    world.mux.close()
+    assert all(handle.done for handle in world.handles)
+    while world.executor.pool.poll():
+        world.wait(100.0)
+    assert world.executor.pool.requests == ()
+    assert not world.executor.hazards
+    assert not world.watch.violations
