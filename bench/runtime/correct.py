@@ -29,7 +29,13 @@ SIZES = Sizes(
     num_pages=320, batch_invariant=True,
 )  # fmt: skip
 SOAK_SIZES = Sizes(
-    (16, 48, 96), max_running=64, max_prefill=8, max_tokens=2048, max_context=1024, num_pages=400
+    (16, 48, 96),
+    max_running=64,
+    max_prefill=8,
+    max_tokens=2048,
+    max_context=1024,
+    num_pages=400,
+    reuse=True,
 )
 PROMPTS = (
     *range(16, 257, 16), *range(320, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256)

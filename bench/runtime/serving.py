@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -22,6 +23,8 @@ from smkern.runtime.model_executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 
 PAGE_SIZE = 16
+PROMPTS = 16
+"""Different prompts of a crowd, which come in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Sizes:
         max_running, max_prefill, max_tokens, max_context: As the executor has them.
         num_pages: Of the pool.
         batch_invariant: The decoder's mode.
+        reuse: Whether prefixes are found again; what is timed must be computed.
         graph_limit_bytes: Of decode graphs.
     """
 
@@ -43,6 +47,7 @@ class Sizes:
     max_context: int = 4096
     num_pages: int = 10_000
     batch_invariant: bool = False
+    reuse: bool = False
     graph_limit_bytes: int = 4 << 30
 
 
@@ -64,7 +69,8 @@ def open_executor(
     )
     kv = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, PAGE_SIZE, config.dtype)
     # begun anew in the invariant mode, a request must not find what another way of it computed
-    pool = KvPool(kv, num_pages=sizes.num_pages, device=where, reuse=not sizes.batch_invariant)
+    assert not (sizes.reuse and sizes.batch_invariant)
+    pool = KvPool(kv, num_pages=sizes.num_pages, device=where, reuse=sizes.reuse)
     if where.type == "cpu":
         made = make_device or (lambda rungs: HostDevice(rungs=rungs))
         yield _executor(decoder, pool, sizes, device=made(sizes.rungs))
@@ -162,7 +168,9 @@ class Crowd:
         )  # fmt: skip
         lasting = [mux.submit(prompt(self.context), endless) for _ in range(self.running)]
         self._until_all_decode(mux, lasting)
-        service = self._watch(mux, [handle.id for handle in lasting], prompt, seconds, least)
+        # made ahead: drawing one takes the host longer than a decode step's launch
+        texts = cycle([prompt(self.prompt) for _ in range(PROMPTS)])
+        service = self._watch(mux, [x.id for x in lasting], texts, seconds, least)
         for handle in lasting:
             handle.cancel()
         for _ in mux.run():
@@ -182,7 +190,7 @@ class Crowd:
         self,
         mux: Multiplexer,
         lasting: Sequence[int],
-        prompt: Callable[[int], list[int]],
+        texts: Iterator[list[int]],
         seconds: float,
         least: int,
     ) -> Service:
@@ -192,7 +200,7 @@ class Crowd:
         known = len(mux.control_us)
         began, tokens = time.perf_counter(), 0
         while len(coming) < self.waiting:
-            coming.add(mux.submit(prompt(self.prompt), once).id)
+            coming.add(mux.submit(next(texts), once).id)
         for output in mux.run():
             _raise(output)
             now = time.perf_counter()
@@ -204,7 +212,7 @@ class Crowd:
             elif output.id in coming:
                 coming.discard(output.id)
                 found.prompt_tokens += self.prompt
-                coming.add(mux.submit(prompt(self.prompt), once).id)
+                coming.add(mux.submit(next(texts), once).id)
             if now - began > seconds and tokens >= least * len(lasting):
                 break
         found.seconds = time.perf_counter() - began
