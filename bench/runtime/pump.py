@@ -13,6 +13,9 @@ from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.place import Lane, Place
 
+LEAST = 16
+"""Launches of a lane from which figures are made."""
+
 
 @dataclass(slots=True)
 class Feed:
@@ -65,12 +68,12 @@ def pump(
     lanes.drain()
 
 
-def for_a_while(seconds: float, feed: Feed, launches: int) -> Callable[[], bool]:
-    """Whether to go on: so many seconds and so many launches of a feed are not both over."""
+def for_a_while(seconds: float, *feeds: Feed, launches: int = LEAST) -> Callable[[], bool]:
+    """Whether to go on: so many seconds and so many launches of each feed are not all over."""
     end = time.monotonic() + seconds
 
     def go_on() -> bool:
-        return time.monotonic() < end or feed.launched < launches
+        return time.monotonic() < end or any(feed.launched < launches for feed in feeds)
 
     return go_on
 

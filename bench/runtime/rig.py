@@ -91,7 +91,7 @@ class Rig:
         group = self.plan.group if group is None else group
         decode = Feed("decode", ahead, decode_steps(self.side))
         prompt = Feed("prefill", 2, prompt_groups(self.side, group, self.prefill_marks))
-        go_on = for_a_while(self.seconds if seconds is None else seconds, decode, 12)
+        go_on = for_a_while(self.seconds if seconds is None else seconds, decode, prompt)
         pump(lanes, [decode, prompt], go_on)
         return self.read(group)
 
@@ -108,8 +108,7 @@ class Rig:
         lanes = self.lanes(rung)
         layers = self.side.num_layers
         prompt = Feed("prefill", 2, prompt_groups(self.side, self.plan.group, self.prefill_marks))
-        wanted = 2 * layers // self.plan.group
-        go_on = for_a_while(self.seconds if seconds is None else seconds, prompt, wanted)
+        go_on = for_a_while(self.seconds if seconds is None else seconds, prompt)
         pump(lanes, [prompt], go_on)
         groups = self.prefill_marks.us()
         begin, end = common(groups)
@@ -119,7 +118,7 @@ class Rig:
         """Decode steps with nothing beside them."""
         lanes = self.lanes(rung)
         decode = Feed("decode", 2, decode_steps(self.side))
-        pump(lanes, [decode], for_a_while(seconds, decode, 6))
+        pump(lanes, [decode], for_a_while(seconds, decode, launches=8))
         spans = Spans.of(self.decode_marks.us())
         return spans.within(*common(spans.ends))
 
