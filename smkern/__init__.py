@@ -7,6 +7,8 @@ first used.
 >>> ladder = smkern.ladder()                    # doctest: +SKIP
 >>> with ladder.split(decode=32).prefill:       # doctest: +SKIP
 ...     y = smkern.gemm(x, w)                   # on the 100 SMs of this partition
+>>> policy = smkern.policies.FixedSplit(32)
+>>> mux = smkern.serve(decoder, pool, ladder=ladder, policy=policy)     # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from smkern import errors
 
 if TYPE_CHECKING:
+    from smkern import kv, latency, models, policies, runtime
     from smkern.device import DeviceInfo, Profile, device_info, load_profile
     from smkern.kernels import counters
     from smkern.ops import (
@@ -49,6 +52,20 @@ if TYPE_CHECKING:
         warmup,
     )
     from smkern.partition import Ladder, Partition, Split, current_num_sms, ladder, split
+    from smkern.runtime import (
+        CudaDevice,
+        Handle,
+        HostDevice,
+        Interleaver,
+        ModelExecutor,
+        Multiplexer,
+        Output,
+        SimDevice,
+        SimExecutor,
+        Timeline,
+        Work,
+        serve,
+    )
 
 __version__ = "0.1.0"
 
@@ -88,12 +105,29 @@ __all__ = [
     "RowsCalls",
     "SampleCalls",
     "SwigluCalls",
+    "serve",
+    "Multiplexer",
+    "Handle",
+    "Output",
+    "Timeline",
+    "ModelExecutor",
+    "SimExecutor",
+    "Interleaver",
+    "Work",
+    "CudaDevice",
+    "HostDevice",
+    "SimDevice",
     "counters",
     "device_info",
     "load_profile",
     "DeviceInfo",
     "Profile",
     "errors",
+    "kv",
+    "latency",
+    "models",
+    "policies",
+    "runtime",
     "__version__",
 ]
 
@@ -130,14 +164,31 @@ _ROOMS = {
         "SampleCalls",
         "SwigluCalls",
     ),
+    "smkern.runtime": (
+        "serve",
+        "Multiplexer",
+        "Handle",
+        "Output",
+        "Timeline",
+        "ModelExecutor",
+        "SimExecutor",
+        "Interleaver",
+        "Work",
+        "CudaDevice",
+        "HostDevice",
+        "SimDevice",
+    ),
     "smkern.kernels": ("counters",),
     "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),
 }
+_LAZY = ("kv", "latency", "models", "policies", "runtime")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported from its room when it is first asked for."""
+    """A public name, imported from its room when it is first asked for; or a room."""
+    if name in _LAZY:
+        return import_module(f"smkern.{name}")
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'smkern' has no attribute {name!r}")
     value = getattr(import_module(_ROOM_OF[name]), name)

@@ -66,33 +66,52 @@ if TYPE_CHECKING:
     from smkern.runtime.device import Device, Event, Work
     from smkern.runtime.host_device import HostDevice
     from smkern.runtime.interleaver import Interleaver, Ticket
+    from smkern.runtime.live import Handle, Output
     from smkern.runtime.model_executor import ModelExecutor
+    from smkern.runtime.multiplexer import Multiplexer
     from smkern.runtime.place import Lane, Place
+    from smkern.runtime.serving import serve
     from smkern.runtime.sim_device import SimDevice
+    from smkern.runtime.sim_executor import SimExecutor
+    from smkern.runtime.stats import Stats
+    from smkern.runtime.timeline import Timeline
 
 __all__ = [
     "CudaDevice",
     "Device",
     "Event",
+    "Handle",
     "HostDevice",
     "Interleaver",
     "Lane",
     "ModelExecutor",
+    "Multiplexer",
+    "Output",
     "Place",
     "SimDevice",
+    "SimExecutor",
+    "Stats",
     "Ticket",
+    "Timeline",
     "Work",
+    "serve",
 ]
 
-# CudaDevice and ModelExecutor need torch, and nothing else here does
+# The interleaver, the simulated device and the timeline load no torch.
 _FILES = {
     "cuda_device": ("CudaDevice",),
     "device": ("Device", "Event", "Work"),
     "host_device": ("HostDevice",),
     "interleaver": ("Interleaver", "Ticket"),
+    "live": ("Handle", "Output"),
     "model_executor": ("ModelExecutor",),
+    "multiplexer": ("Multiplexer",),
     "place": ("Lane", "Place"),
+    "serving": ("serve",),
     "sim_device": ("SimDevice",),
+    "sim_executor": ("SimExecutor",),
+    "stats": ("Stats",),
+    "timeline": ("Timeline",),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 

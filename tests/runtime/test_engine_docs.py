@@ -14,7 +14,7 @@ import smkern.runtime
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".interleaver", ".place", ".device", ".host_device", ".sim_device"],
+    ["", ".interleaver", ".place", ".device", ".host_device", ".sim_device", ".serving"],
 )
 def test_examples_run(name):
     found = doctest.testmod(import_module(f"smkern.runtime{name}"))
