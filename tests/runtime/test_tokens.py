@@ -15,7 +15,9 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import LLM, Decoder, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.policies import Aggregated, FixedSplit
+from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim_device import SimDevice
 from tests.models.generation import VOCAB, one_thread, tiny
 from tests.runtime.policies import RandomPolicy
@@ -144,6 +146,32 @@ def test_every_look_ahead(truth: Truth, steps: int) -> None:
         world.submit(prompt, **params)
     world.finish()
     assert set(world.ended.values()) <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_on_the_host_alone(truth: Truth, policy: str) -> None:
+    """As anybody without a GPU runs it: work is over when it is launched."""
+    pool = KvPool(
+        KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, 16, CONFIG.dtype),
+        num_pages=16, device="cpu",
+    )  # fmt: skip
+    executor = ModelExecutor(
+        Decoder(CONFIG, truth.weights), pool, device=HostDevice(rungs=RUNGS), max_running=4,
+        max_prefill=3, max_tokens=48,
+    )  # fmt: skip
+    mux = Multiplexer(executor, policy=POLICIES[policy](1))
+    wanted, handles = workload(Random(policy), 10), []
+    for prompt, params in wanted:
+        priority = params.pop("priority", 0)
+        handles.append(mux.submit(prompt, SamplingParams(**params), priority=priority))
+    outputs = list(mux.run())
+    for handle in handles:
+        assert list(handle.tokens) == truth(handle._live.request)
+        assert [x.token for x in outputs if x.id == handle.id] == list(handle.tokens)
+    assert mux.is_idle
+    mux.close()
+    pool.check()
+    assert pool.usage.held == 0
 
 
 STALE = pytest.mark.xfail(
