@@ -12,7 +12,8 @@ OP = "runtime"
 OURS, STOCK = "smkern", "stock"
 """Providers: both sides with our kernels; both with cuBLAS's, FlashInfer's and torch's."""
 
-STEADY, AGGREGATED, ALONE, QUEUES = "steady", "aggregated", "prefill_alone", "shared_queue"
+STEADY, PACED, AGGREGATED = "steady", "paced", "aggregated"
+ALONE, QUEUES = "prefill_alone", "shared_queue"
 """Names of the cells that the issue's rows are computed from."""
 OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
 MIXED_IDLE = "mixed_idle_fraction"
@@ -44,6 +45,7 @@ class RuntimePlan:
         context: Keys of each.
         tokens: Of a prompt.
         group: Layers of a prompt that are launched at a time.
+        paced: Rungs on which decode is tried a step each limit, with pauses in between.
     """
 
     model: str
@@ -54,6 +56,7 @@ class RuntimePlan:
     context: int = 2048
     tokens: int = 4096
     group: int = 1
+    paced: tuple[int, ...] = ()
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -66,16 +69,26 @@ class RuntimePlan:
         return {"op": OP, "case": case, "provider": provider, "value": value, "unit": unit}
 
 
-ROWS_8B = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2304)
-ROWS_32B = (128, 192, 256, 384, 512, 640, 768, 896, 1024)
+ROWS_8B = (
+    *range(80, 128, 16), *range(128, 513, 32), *range(576, 769, 64), *range(896, 1281, 128),
+    *range(1536, 2305, 256),
+)  # fmt: skip
+ROWS_32B = (*range(80, 128, 16), *range(128, 513, 64), *range(640, 1281, 128))
 PLANS = (
     RuntimePlan(
         "qwen3-8b",
         (12, 15, 20, 30, 50),
-        (8, 10, 12, 14, 20, 22, 24, 32, 34, 36, 38, 40, 56, 64, 72, 80),
+        (8, 10, 12, 14, 20, 22, 24, 26, 32, 34, 36, 40, 44, 46, 48, 52, 56, 64, 72, 80),
         ROWS_8B,
+        paced=(20, 24, 32),
     ),
-    RuntimePlan("qwen3-32b", (35, 50, 100), (12, 14, 16, 28, 30, 32, 34, 64, 72, 80), ROWS_32B),
+    RuntimePlan(
+        "qwen3-32b",
+        (35, 50, 100),
+        (12, 14, 16, 24, 28, 30, 32, 34, 36, 64, 72, 80),
+        ROWS_32B,
+        paced=(24, 32),
+    ),
 )
 AIMS = {("qwen3-8b", 15.0): 1.5, ("qwen3-8b", 20.0): 1.3, ("qwen3-32b", 50.0): 1.3}
 """By model and TBT limit, what multiplexing shall gain."""
