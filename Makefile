@@ -16,7 +16,7 @@ SOURCES = smkern autotune bench tests setup.py
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY) ## see it: partitions, a GEMM inside them, a picture; without a GPU what can run there
+demo: $(READY) ## see it: a crowd under two policies, partitions, a GEMM inside them; without a GPU simulated
 	$(RUN) -m smkern demo
 
 # Triton's interpreter is chosen at import, so its tests are a process of their own.

@@ -1,8 +1,8 @@
 """`smkern demo`: what smkern does, seen on this machine.
 
-With a GPU: partitions verified, our GEMM and cuBLAS inside them, a picture of the two. Without one:
-the plan for an H200, the kernel in Triton's interpreter, the picture of committed results, and what
-could not run.
+With a GPU: bursts of prompts beside decode under two policies, partitions verified, our GEMM and
+cuBLAS inside them, pictures. Without one: the same bursts simulated, the plan for an H200, the
+kernel in Triton's interpreter, the picture of committed results, and what could not run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.table import Table
 
 import smkern
 from smkern import doctor
+from smkern.bench import demo_runtime
 from smkern.bench.results import Results, collect_meta, load_results
 from smkern.device import Budget, Profile
 from smkern.errors import DeviceError, SmkernError
@@ -30,13 +31,14 @@ from smkern.tuning.table import load_tables
 
 SHAPE = (6144, 4096)
 """(n, k) of an 8B model's QKV projection."""
-MS = (64, 512, 2048)
-BUDGETS = (16, 32, 48, 60, 72, 84, 100, 116, 132)
+MS = (64, 2048)
+BUDGETS = (16, 32, 60, 84, 116, 132)
 SWITCHES = 1000
 
 COMMITTED = Path(__file__).parent / "results" / "h200" / "gemm.json"
 
 COULD_NOT_RUN = (
+    "the model behind the policies: its times are those of a table, its tokens those of a formula",
     "partitions: green contexts need a GPU and a driver",
     "verification by %smid: the interpreter has no SMs",
     "timings against cuBLAS: the figures above are predicted or committed, not measured here",
@@ -204,9 +206,10 @@ def draw(console: Console, results: Results, out: Path) -> None:
     help="Folder for the picture and its results.",
 )
 def command(out: Path) -> None:
-    """See it: partitions that confine, a GEMM inside them, and a picture.
+    """See it: two policies serve a crowd; partitions that confine, a GEMM inside them.
 
-    Without a GPU: the plan, the kernel interpreted, the committed results; and what could not run.
+    Without a GPU: the policies simulated, the plan, the kernel interpreted, the committed results;
+    and what could not run.
     """
     console = doctor.make_console()
     out.mkdir(parents=True, exist_ok=True)
@@ -214,11 +217,15 @@ def command(out: Path) -> None:
     doctor.render(report, console)
     console.print()
     try:
-        num_sms = smkern.device_info().num_sms
+        info = smkern.device_info()
     except DeviceError:
+        demo_runtime.show(console, out, None)
+        console.print()
         demo_without_gpu(console, out)
     else:
-        demo_with_gpu(console, out, num_sms)
+        demo_runtime.show(console, out, info.name)
+        console.print()
+        demo_with_gpu(console, out, info.num_sms)
     if report.failed:
         raise SystemExit(1)
 
