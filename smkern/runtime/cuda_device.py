@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,12 +19,11 @@ from smkern.runtime.place import LANES, Lane, Place
 
 DECODE_PRIORITY = -1
 """Of the decode lane's stream: below 0 is above prefill's."""
-NAP_S = 5e-6
-"""Asked for between two looks; with the timer's slack it lasts some 60 us."""
 WAIT_US = 5e3
 """A wait returns after so long in any case: who waits looks at the clock, since a GPU may hang."""
 ANCHOR_US = 2e6
-"""The clock's event is replaced after so long: torch tells a distance in fp32 milliseconds."""
+"""The clock's event is replaced after so long: torch tells a distance in fp32 milliseconds, so one
+of a minute is 4 us off, where nobody asked for times so long."""
 _TRIES = 3
 
 
@@ -51,6 +51,10 @@ class Clock:
             self._event, self._at_us = end, ended + shift
         return begun + shift, ended + shift
 
+    def keeps(self, event: Any) -> bool:
+        """Whether times are told from an event."""
+        return event is self._event
+
     @staticmethod
     def _anchor(stream: Any) -> tuple[float, float, Any]:
         """How long it took to record an event, when that was, and the event."""
@@ -63,16 +67,35 @@ class Clock:
         return after - before, (before + after) / 2, event
 
 
+Pair = tuple[Any, Any]
+"""The events before and behind a launch."""
+
+
 class CudaEvent:
-    """The end of a launch, with the times of the launch."""
+    """The end of a launch, with the times of the launch.
 
-    __slots__ = ("_begin", "_clock", "_end", "_launched_us", "_times")
+    Args:
+        clock: Tells times.
+        begin, end: Recorded before and behind the launch.
+        launched_us: When it was launched, on the host's clock.
+        recycle: Told the two once their times are known: nobody here looks at them again.
+    """
 
-    def __init__(self, clock: Clock, begin: Any, end: Any, launched_us: float) -> None:
+    __slots__ = ("_clock", "_launched_us", "_pair", "_recycle", "_seen_us", "_times")
+
+    def __init__(
+        self,
+        clock: Clock,
+        begin: Any,
+        end: Any,
+        launched_us: float,
+        recycle: Callable[[Pair], None] | None = None,
+    ) -> None:
         self._clock = clock
-        self._begin = begin
-        self._end = end
+        self._pair: Pair | None = (begin, end)
         self._launched_us = launched_us
+        self._recycle = recycle
+        self._seen_us: float | None = None
         self._times: tuple[float, float] | None = None
 
     def query(self) -> bool:
@@ -81,24 +104,32 @@ class CudaEvent:
         Raises:
             DeviceError: the device reported an error, of this launch or of any before.
         """
-        if self._times is not None:
+        if self._seen_us is not None:
             return True
+        assert self._pair is not None
         try:
-            if not self._end.query():
+            if not self._pair[1].query():
                 return False
-            # not later: the distance from the clock's event would be too long for fp32
-            self._times = self._clock.times_us(self._begin, self._end, self._launched_us, host_us())
         except RuntimeError as error:
             raise DeviceError(
                 f"the GPU reported an error while work ran: {error}. What is on it is lost: end "
                 "the process, and look for the launch with CUDA_LAUNCH_BLOCKING=1 or "
                 "compute-sanitizer"
             ) from error
-        self._begin = self._end = None
+        self._seen_us = host_us()
         return True
 
     def times_us(self) -> tuple[float, float] | None:
-        """When it began and ended; None: it is not over, or nobody asked."""
+        """When it began and ended; None: nobody has seen it over, or the device failed since.
+
+        The first call asks the device, which takes some 6 us: not between a step and the next.
+        """
+        if self._seen_us is not None and self._pair is not None:
+            pair, self._pair = self._pair, None
+            with suppress(RuntimeError):
+                self._times = self._clock.times_us(*pair, self._launched_us, self._seen_us)
+                if self._recycle is not None:
+                    self._recycle(pair)
         return self._times
 
 
@@ -145,6 +176,8 @@ class CudaDevice:
         # each lane's stream and the event behind all of it
         self._last: dict[Lane, tuple[Any, Any] | None] = dict.fromkeys(LANES)
         self._clock = Clock(self._decode)
+        # events that nobody looks at any more: making two and destroying them takes some 8 us
+        self._spare: list[Pair] = []
 
     def now_us(self) -> float:
         return host_us()
@@ -171,11 +204,13 @@ class CudaDevice:
         last = self._last[lane]
         if last is not None and last[0] is not stream:
             stream.wait_event(last[1])
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        before = torch.cuda.current_stream(self.index)
+        begin, end = self._spare.pop() if self._spare else _new_pair()
+        # torch's own functions for this make a stream and take some microseconds each
+        before = torch._C._cuda_getCurrentStream(self.index)
+        wanted = stream.stream_id, stream.device_index, stream.device_type
         launched_us = host_us()
-        torch.cuda.set_stream(stream)
+        if before != wanted:
+            _set_stream(wanted)
         try:
             begin.record(stream)
             work.run(place)
@@ -186,20 +221,29 @@ class CudaDevice:
                 self._last[lane] = stream, end
             raise
         finally:
-            torch.cuda.set_stream(before)
+            if before != wanted:
+                _set_stream(before)
         end.record(stream)
         self._last[lane] = stream, end
-        return CudaEvent(self._clock, begin, end, launched_us)
+        return CudaEvent(self._clock, begin, end, launched_us, self._recycle)
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
-        """Sleep until one of the events may be over, or until a moment; for a few ms at most."""
+        """Until one of the events may be over, or until a moment; for a few ms at most.
+
+        While work is on its way this looks again and again: the shortest sleep takes some 60 us by
+        the timer's slack, and the caches of the core that slept are cold afterwards, which doubles
+        what the next step takes. Other threads run in between.
+        """
         end_us = host_us() + WAIT_US
         if until_us is not None:
             end_us = min(end_us, until_us)
+        if not events:
+            time.sleep(max(end_us - host_us(), 0) / 1e6)
+            return
         # an error counts as over: a poll raises it, where it is handled
         with suppress(DeviceError):
             while not any(event.query() for event in events) and host_us() < end_us:
-                time.sleep(NAP_S)
+                os.sched_yield()
 
     def synchronize(self) -> None:
         """Wait for all work of both lanes, then of the device.
@@ -215,3 +259,19 @@ class CudaDevice:
                 if not side.closed:
                     side.stream.synchronize()
         torch.cuda.synchronize(self.index)
+
+    def _recycle(self, pair: Pair) -> None:
+        """Record two events anew some time, unless something else still means their moments."""
+        kept = any(last is not None and last[1] is pair[1] for last in self._last.values())
+        if not kept and not self._clock.keeps(pair[1]):
+            self._spare.append(pair)
+
+
+def _new_pair() -> Pair:
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def _set_stream(stream: tuple[int, int, int]) -> None:
+    """Make a stream torch's current one, by its id, device and kind of device."""
+    id_, index, kind = stream
+    torch._C._cuda_setStream(stream_id=id_, device_index=index, device_type=kind)

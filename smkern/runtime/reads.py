@@ -74,7 +74,7 @@ class Read:
         if not tokens.is_cuda:
             room.copy_(tokens)
             return
-        stream: int = torch.cuda.current_stream(tokens.device).cuda_stream
+        stream: int = torch._C._cuda_getCurrentRawStream(tokens.get_device())
         code = copy_async()(room.data_ptr(), tokens.data_ptr(), tokens.nbytes, stream)
         if code:
             check(code, f"copying {self._count} tokens to the host")

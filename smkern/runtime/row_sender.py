@@ -59,6 +59,7 @@ class CudaSender:
         self._addresses = (
             state.words.data_ptr(), state.finished.data_ptr(), state.page_table.data_ptr(),
         )  # fmt: skip
+        self._streams: dict[int, torch.cuda.Stream] = {}
         self._read: tuple[int, torch.cuda.Event] | None = None
         """The last send that read a guest's row: its stream and its end."""
         # the arrays were filled on the stream that was current then, not on those of the lanes
@@ -80,11 +81,13 @@ class CudaSender:
                 f"the device failed before rows could be changed: {error}; what runs is lost, "
                 "start a new process"
             ) from error
-        stream = torch.cuda.current_stream(self._index)
+        raw: int = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = self._streams.get(raw)
+        if stream is None:  # torch makes one in some microseconds
+            stream = self._streams[raw] = torch.cuda.current_stream(self._index)
         self._order_guests(records, stream)
         words = records.words + records.numbers
         stage.host[: len(words)] = array("i", words)
-        raw: int = stream.cuda_stream
         code = copy_async()(stage.device_address, stage.host_address, _WORD * len(words), raw)
         if code:
             check(code, f"copying {len(words)} words of changed rows to the device")

@@ -71,3 +71,13 @@ def test_an_error_of_the_device(clock: Clock):
     event = CudaEvent(clock, FakeEvent(0), Broken(1), 0)
     with pytest.raises(DeviceError, match="an illegal memory access was encountered"):
         event.query()
+
+
+def test_events_come_back_once_their_times_are_known(clock: Clock):
+    begin, end, back = FakeEvent(10), FakeEvent(20), []
+    event = CudaEvent(clock, begin, end, 0, back.append)
+    assert event.times_us() is None
+    assert event.query()
+    assert not back
+    assert event.times_us() == event.times_us() == pytest.approx((1010, 1020))
+    assert back == [(begin, end)]
