@@ -36,6 +36,8 @@ PREFILL_LAUNCH_US = 184.0
 DECODE_LAUNCH_US = 60.0
 MAX_RUNNING, MAX_PREFILL, MAX_TOKENS, MAX_CONTEXT = 64, 8, 4096, 8192
 PAGE_SIZE, PAGES = 16, 12_000
+LEAD_US = 100_000.0
+"""Between submitting and the first arrival: hashing the prompts takes a while on a real host."""
 WARM_SHARE = 0.5
 """Of the workload, served on a GPU before anything is counted."""
 
@@ -120,7 +122,7 @@ def serve(
     Args:
         executor: Idle; it stays open.
         policy: Decides.
-        asked: The requests; their times count from now.
+        asked: The requests; their times count from when all are submitted.
         name: Of the policy.
         predictor: Of the timeline's predicted times.
         seed: Of the prompts' tokens.
@@ -133,7 +135,7 @@ def serve(
     mux = Multiplexer(executor, policy=policy, timeline=timeline)
     draw, vocab = Random(seed), executor.config.vocab_size
     prompts = [[draw.randrange(vocab) for _ in range(x.prompt)] for x in asked]
-    began_us = device.now_us()
+    began_us = device.now_us() + LEAD_US
     for one, prompt in zip(asked, prompts, strict=True):
         params = SamplingParams(max_new_tokens=one.new, ignore_eos=True)
         mux.submit(prompt, params, arrival_us=began_us + one.at_us)
@@ -188,10 +190,10 @@ def predictor_for(config: ModelConfig, gpu: str) -> Predictor | None:
 def model_on_gpu(config: ModelConfig) -> Iterator[Any]:
     """A `ModelExecutor` of random weights, all that it launches compiled and captured."""
     import smkern
+    from smkern.bench.runtime.prepare import budgets_of
     from smkern.bench.runtime.serving import Sizes, open_executor
     from smkern.models import ModelCalls, Weights
 
-    num_sms = smkern.device_info().num_sms
     sizes = Sizes(
         (DECODE_SMS,), max_running=MAX_RUNNING, max_prefill=MAX_PREFILL, max_tokens=MAX_TOKENS,
         max_context=MAX_CONTEXT, num_pages=PAGES,
@@ -200,7 +202,8 @@ def model_on_gpu(config: ModelConfig) -> Iterator[Any]:
         config, PAGE_SIZE, max_tokens=MAX_TOKENS + MAX_RUNNING,
         max_batch=MAX_PREFILL + MAX_RUNNING, max_q_len=MAX_TOKENS,
     )  # fmt: skip
-    smkern.warmup(calls=[calls], budgets=[num_sms, DECODE_SMS, num_sms - DECODE_SMS])
+    decode, prefill = budgets_of(sizes.rungs, smkern.device_info().num_sms)
+    smkern.warmup(calls=[calls], budgets=[*decode, *prefill[1:]])
     with open_executor(Weights.random(config, device="cuda"), sizes) as executor:
         executor.warm()
         executor.capture()
