@@ -126,11 +126,14 @@ def memory_cells(
         began = time.monotonic()
         count = executor.capture(sizes.rungs, contexts=[sizes.max_context])
         report = executor.memory_report()
-        value = (report.graph_bytes + report.partition_bytes) / MIB
+        graphs = [size / MIB for size in report.by_graph.values()]
+        value = (report.graph_bytes + report.shared_bytes + report.partition_bytes) / MIB
         yield plan.cell(MEMORY, OURS, round(value, 1), "MiB") | {
             "graphs": count,
             "rungs": list(sizes.rungs),
             "graphs_mib": round(report.graph_bytes / MIB, 1),
+            "largest_graph_mib": round(max(graphs, default=0.0), 1),
+            "shared_mib": round(report.shared_bytes / MIB, 1),
             "partitions_mib": round(report.partition_bytes / MIB, 1),
             "refused": len(executor.graphs.refused),
             "seconds": round(time.monotonic() - began, 1),

@@ -16,6 +16,7 @@ from smkern.models.layered import LayeredModel, forward
 from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
 from smkern.ops import sample
+from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 
 WARMUP_RUNS = 2
@@ -121,6 +122,8 @@ class DecodeGraph:
         pool: A memory pool of torch's graphs to share.
         plan_memory: Of attention's plan; graphs that never run at the same time may share it. None:
             of its own.
+        scratch: Workspaces of its operators; graphs that never run at the same time may share
+            them. None: of its own.
         stream: Where it is captured on the whole device. None: a stream of its own.
         capture: Whether there is a graph; otherwise a replay runs the operators, as on a CPU.
 
@@ -155,6 +158,7 @@ class DecodeGraph:
         num_sms: int | None = None,
         pool: Any = None,
         plan_memory: PlanMemory | None = None,
+        scratch: Scratch | None = None,
         stream: Any = None,
         capture: bool = True,
     ) -> None:
@@ -165,6 +169,7 @@ class DecodeGraph:
         self.inputs = inputs
         self.partition = partition
         self.pad_token = pad_token
+        self._scratch = scratch  # the graph has its addresses
         self._no_keys = torch.zeros((), dtype=torch.int32, device=decoder.device)
         step = Step.make(
             arena,
@@ -228,6 +233,10 @@ class DecodeGraph:
 
     def run_eagerly(self) -> None:
         """The step as single launches on the current stream."""
+        with nullcontext() if self._scratch is None else self._scratch.on():
+            self._run()
+
+    def _run(self) -> None:
         step, inputs = self.step, self.inputs
         # a finished row has no keys: nothing is read for it, nor written into pages it gave back
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)

@@ -12,6 +12,8 @@ from smkern.ops.attention.plan import Plan, plan_sizes
 from smkern.tuning.attention.shapes import AttentionShape
 
 LARGE = 1 << 26
+SEGMENT = 1 << 21
+"""What torch's allocator takes of the device is a multiple of it."""
 
 
 class PlanMemory:
@@ -56,13 +58,25 @@ class PlanMemory:
         self._workspace = self._grown(self._workspace, num_bytes)
         return Plan(shape, budget, self._buffer[:words], self._workspace[:num_bytes])
 
-    def _grown(self, held: torch.Tensor, size: int) -> torch.Tensor:
+    def reserve(self, shape: AttentionShape) -> None:
+        """Grow for a plan of this shape and hardly beyond: nothing larger is expected soon.
+
+        Raises:
+            ArgumentError: a plan of this shape has more words than an index counts.
+        """
+        words, num_bytes = plan_sizes(shape)
+        self._buffer = self._grown(self._buffer, words, exactly=True)
+        self._workspace = self._grown(self._workspace, num_bytes, exactly=True)
+
+    def _grown(self, held: torch.Tensor, size: int, exactly: bool = False) -> torch.Tensor:
         if size <= held.numel():
             return held
+        room = -(-size // SEGMENT) * SEGMENT if exactly and size >= SEGMENT else _room(size)
+        with self._home():
+            grown = torch.empty(room, dtype=held.dtype, device=self.device)
         if held.numel():
             self._outgrown.append(held)
-        with self._home():
-            return torch.empty(_room(size), dtype=held.dtype, device=self.device)
+        return grown
 
     def _home(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -19,7 +19,7 @@ from smkern.ops.dispatch import Dispatcher, epilogue_of
 from smkern.ops.kept import keep
 from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import Streams, runtime_streams
-from smkern.ops.workspace import Workspaces, check_workspace
+from smkern.ops.workspace import Workspaces, check_workspace, scratch_of_streams
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
 
 
@@ -269,7 +269,9 @@ def eager_gemm(index: int) -> EagerGemm:
     from smkern.partition.streams import stream_budgets
 
     streams = runtime_streams()
-    workspaces = Workspaces(torch.device("cuda", index), streams.capturing)
+    workspaces = Workspaces(
+        torch.device("cuda", index), streams.capturing, shared=scratch_of_streams(index)
+    )
     # a partition that closes must not find our workspace among its stream's live tensors
     stream_budgets(index).at_close(workspaces.discard)
     return EagerGemm(index, load_dispatcher(index), workspaces, streams)

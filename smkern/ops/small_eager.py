@@ -18,7 +18,7 @@ from smkern.ops.small import Shapes, Small
 from smkern.ops.small_check import check_pair, check_small
 from smkern.ops.small_dispatch import Launch, P, SmallDispatcher
 from smkern.ops.streams import Streams, runtime_streams
-from smkern.ops.workspace import Workspaces
+from smkern.ops.workspace import Workspaces, scratch_of_streams
 
 TENSORS = frozenset({Tensor, Parameter})
 PLAIN = TENSORS | {NoneType, int, float, bool, str}
@@ -202,7 +202,9 @@ def _workspaces(index: int) -> Workspaces:
     """Scratch memory of the small operators on a device: those of one stream follow each other."""
     from smkern.partition.streams import stream_budgets
 
-    workspaces = Workspaces(torch.device("cuda", index), runtime_streams().capturing)
+    workspaces = Workspaces(
+        torch.device("cuda", index), runtime_streams().capturing, shared=scratch_of_streams(index)
+    )
     # a partition that closes must not find our workspace among its stream's live tensors
     stream_budgets(index).at_close(workspaces.discard)
     return workspaces

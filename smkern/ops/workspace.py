@@ -4,14 +4,17 @@ A workspace starts with `COUNTER_BYTES` of int32 counters, zero between launches
 arriver resets them; partials follow. Launches that may overlap must not share one, so a workspace
 belongs to a stream, and to a graph when captured: then it comes from the graph's own pool, and
 zeroing its counters is recorded ahead of the first launch that uses them, so every replay starts
-from zero whatever became of the replay before.
+from zero whatever became of the replay before. Whoever knows that launches of several streams and
+graphs never overlap lets them share a `Scratch`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -86,13 +89,118 @@ def check_workspace(workspace: object, num_bytes: int, device: torch.device) -> 
     return pointer
 
 
+@dataclass(slots=True)
+class _Shared:
+    """A buffer that several streams use, and the capture in which its counters were zeroed last."""
+
+    tensor: Tensor
+    pointer: int
+    zeroed_in: int | None = None
+
+
+class Scratch:
+    """Workspaces of launches and graphs that never run at the same time, whatever their streams.
+
+    Graphs keep the address of what they were captured with, so it lives as long as they do: what is
+    outgrown stays. It grows on the stream that was current when it was made, and never in a
+    capture, where a launch that needs more gets a workspace of its graph's own: run once what is
+    to be captured. The counters are zeroed on the device ahead of the first launch of each capture,
+    and of the first one after it.
+
+    Args:
+        device: Where buffers are made.
+
+    Example:
+        >>> scratch = Scratch(torch.device("cuda"))                            # doctest: +SKIP
+        >>> for graph in graphs:                                               # doctest: +SKIP
+        ...     with torch.cuda.graph(graph), scratch.on():
+        ...         smkern.gemm(a, w, out=out)
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._home = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._held: dict[Workspaces, _Shared] = {}
+        self._outgrown: list[Tensor] = []
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        held = [shared.tensor for shared in self._held.values()]
+        return sum(x.nbytes for x in (*held, *self._outgrown))
+
+    def on(self) -> AbstractContextManager[None]:
+        """Inside the block, launches on the current stream find their workspaces here; no other
+        thread launches there meanwhile. Nothing on a CPU."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        stream = torch.cuda.current_stream(self.device)
+        return self._on(scratch_of_streams(stream.device_index), stream.cuda_stream)
+
+    def pointer(self, owner: Workspaces, num_bytes: int, capture: int) -> int:
+        """The address of an owner's workspace for the current stream; 0 where it cannot grow.
+
+        Args:
+            owner: Operators whose launches may share a workspace have one owner.
+            num_bytes: Counters and partials.
+            capture: The id of the current stream's capture; 0: it is in none.
+        """
+        with self._lock:
+            held = self._held.get(owner)
+            if held is None or held.tensor.nbytes < num_bytes:
+                if capture:
+                    return 0
+                held = self._grow(owner, num_bytes)
+            if held.zeroed_in != capture:
+                held.tensor[:COUNTER_BYTES].zero_()
+                held.zeroed_in = capture
+        return held.pointer
+
+    def discard(self, owner: Workspaces) -> None:
+        """After a launch that failed: the counters are zeroed again before the next one."""
+        with self._lock:
+            held = self._held.get(owner)
+            if held is not None:
+                held.zeroed_in = None
+
+    @contextmanager
+    def _on(self, of_streams: dict[int, Scratch], raw_stream: int) -> Iterator[None]:
+        before = of_streams.get(raw_stream)
+        of_streams[raw_stream] = self
+        try:
+            yield
+        finally:
+            if before is None:
+                del of_streams[raw_stream]
+            else:
+                of_streams[raw_stream] = before
+
+    def _grow(self, owner: Workspaces, num_bytes: int) -> _Shared:
+        with nullcontext() if self._home is None else torch.cuda.stream(self._home):
+            tensor = torch.empty(_rounded(num_bytes), dtype=torch.uint8, device=self.device)
+        if self._home is not None:  # what had this memory before may still run there
+            torch.cuda.current_stream(self.device).wait_stream(self._home)
+        outgrown = self._held.get(owner)
+        if outgrown is not None:
+            self._outgrown.append(outgrown.tensor)
+        held = self._held[owner] = _Shared(tensor, tensor.data_ptr())
+        return held
+
+
+@cache
+def scratch_of_streams(index: int) -> dict[int, Scratch]:
+    """What the raw streams of a device share at the moment: filled by `Scratch.on`."""
+    return {}
+
+
 class Workspaces:
-    """The workspaces of one device, a stream's and a capture's apart.
+    """The workspaces of one device, a stream's and a capture's apart but for what is shared.
 
     Args:
         device: Where buffers are made.
         capturing: Tells whether the current stream is being captured.
         capture_id: Tells the id of the capture that a raw stream is in.
+        shared: What raw streams share, as `scratch_of_streams` gives it.
     """
 
     def __init__(
@@ -100,10 +208,12 @@ class Workspaces:
         device: torch.device,
         capturing: Callable[[], bool],
         capture_id: Callable[[int], int] = capture_id,
+        shared: dict[int, Scratch] | None = None,
     ) -> None:
         self.device = device
         self._capturing = capturing
         self._capture_id = capture_id
+        self._shared = {} if shared is None else shared
         self._of_streams: dict[int, Buffer] = {}
         self._of_captures: dict[int, Buffer] = {}
         self._lock = threading.Lock()
@@ -115,7 +225,14 @@ class Workspaces:
             raw_stream: The current stream; the buffer is allocated and zeroed on it.
             num_bytes: Counters and partials.
         """
-        if self._capturing():
+        capturing = self._capturing()
+        scratch = self._shared.get(raw_stream)
+        if scratch is not None:
+            capture = self._capture_id(raw_stream) if capturing else 0
+            pointer = scratch.pointer(self, num_bytes, capture)
+            if pointer:
+                return pointer
+        if capturing:
             return self._captured(raw_stream, num_bytes)
         buffer = self._of_streams.get(raw_stream)
         if buffer is not None and buffer.num_bytes >= num_bytes:
@@ -132,6 +249,9 @@ class Workspaces:
         with self._lock:
             self._of_streams.pop(raw_stream, None)
             self._of_captures.pop(raw_stream, None)
+        scratch = self._shared.get(raw_stream)
+        if scratch is not None:
+            scratch.discard(self)
 
     def _captured(self, raw_stream: int, num_bytes: int) -> int:
         """A stream is in one capture at a time, so its newer capture replaces the older's entry."""
@@ -144,7 +264,11 @@ class Workspaces:
         return buffer.pointer
 
     def _make(self, num_bytes: int, capture: int) -> Buffer:
-        rounded = -(-max(num_bytes, COUNTER_BYTES) // GROWTH) * GROWTH
-        tensor = torch.empty(rounded, dtype=torch.uint8, device=self.device)
+        tensor = torch.empty(_rounded(num_bytes), dtype=torch.uint8, device=self.device)
         tensor[:COUNTER_BYTES].zero_()
-        return Buffer(tensor, tensor.data_ptr(), rounded, capture)
+        return Buffer(tensor, tensor.data_ptr(), tensor.nbytes, capture)
+
+
+def _rounded(num_bytes: int) -> int:
+    """Bytes of a workspace that holds so many, and the counters."""
+    return -(-max(num_bytes, COUNTER_BYTES) // GROWTH) * GROWTH

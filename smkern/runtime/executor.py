@@ -61,7 +61,8 @@ class MemoryReport:
 
     Attributes:
         graphs: Number of decode graphs.
-        graph_bytes: Of them and their pool.
+        graph_bytes: Of them and their pool, without what they share.
+        shared_bytes: Of what all of them share: attention's plan and workspaces.
         partition_bytes: Of the ladder's contexts and streams.
         arena_bytes: Of activations.
         state_bytes: Of slots, tables and staging.
@@ -72,6 +73,7 @@ class MemoryReport:
 
     graphs: int = 0
     graph_bytes: int = 0
+    shared_bytes: int = 0
     partition_bytes: int = 0
     arena_bytes: int = 0
     state_bytes: int = 0
@@ -96,12 +98,14 @@ class Executor(Protocol):
         max_context: Tokens of a request.
     """
 
-    device: Device
     config: ModelConfig
     max_running: int
     max_prefill: int
     max_tokens: int
     max_context: int
+
+    @property
+    def device(self) -> Device: ...
 
     @property
     def pool(self) -> BookPool: ...

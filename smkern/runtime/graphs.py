@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ from smkern.models.graph import DecodeGraph
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches
+from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import DECODE_PRIORITY
 from smkern.runtime.place import Place
 from smkern.runtime.row_state import RowState
+from smkern.tuning.attention.shapes import AttentionShape
 
 MIB = 1 << 20
 
@@ -52,10 +55,10 @@ class _Held:
 class GraphCache:
     """Decode steps of a model, one for each place, bucket of rows and bucket of context.
 
-    All are launched from one stream, so they share activations, attention's plan and a memory
-    pool. In the serving loop nothing is captured: where a graph is missing, one of more rows or
-    context runs, else the operators, launch by launch; `missed` remembers it, and
-    `capture_missed` makes up for it when nothing runs.
+    All are launched from one stream, so they share activations, attention's plan, workspaces and a
+    memory pool: a graph has little more than its nodes for itself. In the serving loop nothing is
+    captured: where a graph is missing, one of more rows or context runs, else the operators, launch
+    by launch; `missed` remembers it, and `capture_missed` makes up for it when nothing runs.
 
     Args:
         model: The model.
@@ -64,7 +67,7 @@ class GraphCache:
         partition: The partition of a place.
         synchronize: Waits for all that was launched.
         max_context: Tokens of a request.
-        limit_bytes: Of the graphs, their pool included; those unused longest go first.
+        limit_bytes: Of the graphs, without what they share; those unused longest go first.
 
     Attributes:
         missed: What was asked for and not there.
@@ -93,6 +96,7 @@ class GraphCache:
         self._captures = device.type == "cuda"
         self.arena = Arena(model.config, rows, rows, device)
         self.plans = PlanMemory(device)
+        self.scratch = Scratch(device)
         self._graphs: OrderedDict[GraphKey, _Held] = OrderedDict()
         self._eager: dict[GraphKey, DecodeGraph] = {}
         self._instead: dict[GraphKey, GraphKey | None] = {}
@@ -109,8 +113,13 @@ class GraphCache:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of the graphs and their pool."""
+        """Device memory of the graphs and their pool, without what they share."""
         return sum(held.num_bytes for held in self._graphs.values())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Device memory that all graphs share: of attention's plan and of workspaces."""
+        return self.plans.num_bytes + self.scratch.num_bytes
 
     @property
     def by_graph(self) -> dict[str, int]:
@@ -153,12 +162,18 @@ class GraphCache:
         Returns:
             How many are there now that were not.
         """
+        # What takes most of the shared memory first, so that nothing is outgrown: more SMs have
+        # more partial sums, longer contexts and more rows have larger plans.
         keys = {
             self.key(place, batch, context): place
-            for place in places
-            for context in sorted(contexts, reverse=True)  # the largest plan first: it serves all
+            for place in sorted(places, key=lambda place: -place.num_sms)
+            for context in sorted(contexts, reverse=True)
             for batch in sorted(batches, reverse=True)
         }
+        if self._captures and keys:
+            largest = max(keys, key=lambda key: key.batch * key.context)
+            with suppress(torch.OutOfMemoryError):  # then the captures tell
+                self.plans.reserve(self._plan_shape(largest))
         return sum(self._capture(key, place) for key, place in keys.items())
 
     def capture_missed(self) -> int:
@@ -212,14 +227,15 @@ class GraphCache:
         self._synchronize()
         if not self._graphs:  # torch takes no pool again whose graphs are all gone
             self._pool = _new_pool(self._model.device)
-        before = self._used_bytes()
+        before = self._used_bytes() - self.shared_bytes
         try:
             graph = self._make(key, place, capture=True)
         except torch.OutOfMemoryError as error:
             self.refused[key] = str(error)
             return False
         self._synchronize()
-        self._graphs[key] = _Held(graph, max(self._used_bytes() - before, 0))
+        taken = self._used_bytes() - self.shared_bytes - before
+        self._graphs[key] = _Held(graph, max(taken, 0))
         self._eager.pop(key, None)
         self._instead.clear()
         self._evict()
@@ -235,8 +251,24 @@ class GraphCache:
             arena=self.arena,
             pool=self._pool,
             plan_memory=self.plans,
+            scratch=self.scratch,
             stream=self._stream,
             capture=capture,
+        )
+
+    def _plan_shape(self, key: GraphKey) -> AttentionShape:
+        """What attention's plan is sized by."""
+        config = self._model.config
+        return AttentionShape(
+            batch=key.batch,
+            num_q_heads=config.num_q_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            page_size=self._caches[0][0].shape[1],
+            max_q_len=1,
+            max_kv_len=key.context,
+            max_tokens=key.batch,
+            max_total_kv=key.batch * key.context,
         )
 
     def _evict(self) -> None:

@@ -112,7 +112,7 @@ class ModelExecutor:
             max_pages=pool.pages_for(self.max_context),
             device=model.device,
         )
-        self._table = SlotTable(self._state, pool)
+        self._table = SlotTable(self._state, pool, in_order=True)
         self._seats = Seats(self._table)
         slots = self._state.inputs(self._state.first_slot, max_running)
         self._tokens = slots.token_ids
@@ -290,12 +290,12 @@ class ModelExecutor:
     def memory_report(self) -> MemoryReport:
         """Device memory of the runtime."""
         graphs = self.graphs
-        buffers = self._mixed.num_bytes + graphs.plans.num_bytes
-        buffers += sum(slot.num_bytes for slot in self._slots)
+        buffers = self._mixed.num_bytes + sum(slot.num_bytes for slot in self._slots)
         rows = self._table.nbytes + self._prefill_table.nbytes - self._state.nbytes
         return MemoryReport(
             graphs=len(graphs),
             graph_bytes=graphs.num_bytes,
+            shared_bytes=graphs.shared_bytes,
             partition_bytes=self._partition_bytes,
             arena_bytes=sum(x.num_bytes for x in (*self._arenas, graphs.arena)),
             state_bytes=rows + buffers,

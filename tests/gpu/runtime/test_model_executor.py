@@ -17,7 +17,7 @@ from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.model_executor import ModelExecutor
-from smkern.runtime.place import Lane
+from smkern.runtime.place import Lane, Place
 from tests.models.peers import hf_config
 
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]
@@ -271,6 +271,44 @@ def test_graphs_over_their_limit_go(decoder, prompts, alone):
             run.drain()
         assert run.finish() == alone
         made.idle()
+        assert not made.graphs.missed
+
+
+def test_graphs_share_all_but_their_nodes(decoder, prompts, alone):
+    with executor(decoder) as made:
+        made.capture([RUNGS[-1]], batches=[16])
+        shared = made.memory_report().shared_bytes
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved()
+        assert made.capture() > 4
+        report = made.memory_report()
+        assert report.graphs > 5
+        # the whole device may have more partial sums than the rung that came first
+        assert report.shared_bytes - shared <= 64 << 20
+        torch.cuda.empty_cache()
+        grown = torch.cuda.memory_reserved() - reserved
+        assert grown <= report.shared_bytes - shared + (40 << 20)
+        graphs = {held.graph for held in made.graphs._graphs.values()}
+        assert {graph._scratch for graph in graphs} == {made.graphs.scratch}
+        streams = {
+            made.device.partition(Place.of("decode", rung, made.device.num_sms)).raw_stream
+            for rung in RUNGS
+        }
+        segments = [x for x in torch.cuda.memory_snapshot() if x["allocated_size"]]
+        # a graph of torch's keeps some words of its own, and nothing else is made on these streams
+        assert sum(x["allocated_size"] for x in segments if x["stream"] in streams) < 1 << 16
+        run = Run(made, prompts)
+        run.prefill([run.piece(x) for x in run.requests[:4]])
+        run.prefill([run.piece(x) for x in run.requests[4:]])
+        at = 0
+        while run.unfinished:
+            # graphs of other places and buckets one behind another, each from the same memory
+            run.lanes.aim((16, None, 40)[at % 3])
+            for most in (16, 3):
+                run.decode(run.unfinished[:most], 1 + at % 3)
+                run.drain()
+            at += 1
+        assert run.finish() == alone
         assert not made.graphs.missed
 
 
