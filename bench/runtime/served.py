@@ -126,13 +126,16 @@ def memory_cells(
         began = time.monotonic()
         count = executor.capture(sizes.rungs, contexts=[sizes.max_context])
         report = executor.memory_report()
-        graphs = [size / MIB for size in report.by_graph.values()]
+        by_rung = dict.fromkeys(sizes.rungs, 0)
+        for name, size in report.by_graph.items():
+            by_rung[int(name.split()[0])] += size
         value = (report.graph_bytes + report.shared_bytes + report.partition_bytes) / MIB
         yield plan.cell(MEMORY, OURS, round(value, 1), "MiB") | {
             "graphs": count,
             "rungs": list(sizes.rungs),
             "graphs_mib": round(report.graph_bytes / MIB, 1),
-            "largest_graph_mib": round(max(graphs, default=0.0), 1),
+            "graphs_mib_by_rung": [round(size / MIB, 1) for size in by_rung.values()],
+            "largest_graph_mib": round(max(report.by_graph.values(), default=0) / MIB, 1),
             "shared_mib": round(report.shared_bytes / MIB, 1),
             "partitions_mib": round(report.partition_bytes / MIB, 1),
             "refused": len(executor.graphs.refused),

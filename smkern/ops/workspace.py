@@ -91,21 +91,23 @@ def check_workspace(workspace: object, num_bytes: int, device: torch.device) -> 
 
 @dataclass(slots=True)
 class _Shared:
-    """A buffer that several streams use, and the capture in which its counters were zeroed last."""
+    """A buffer that several streams use, the capture in which its counters were zeroed last, and
+    whether any capture used it."""
 
     tensor: Tensor
     pointer: int
     zeroed_in: int | None = None
+    captured: bool = False
 
 
 class Scratch:
     """Workspaces of launches and graphs that never run at the same time, whatever their streams.
 
-    Graphs keep the address of what they were captured with, so it lives as long as they do: what is
-    outgrown stays. It grows on the stream that was current when it was made, and never in a
-    capture, where a launch that needs more gets a workspace of its graph's own: run once what is
-    to be captured. The counters are zeroed on the device ahead of the first launch of each capture,
-    and of the first one after it.
+    Graphs keep the address that they were captured with, so what they use stays when it is
+    outgrown. It grows on the stream that was current when it was made, and never in a capture,
+    where a launch that needs more gets a workspace of its graph's own: run once what is to be
+    captured. The counters are zeroed on the device ahead of the first launch of each capture, and
+    of the first one after it.
 
     Args:
         device: Where buffers are made.
@@ -154,6 +156,7 @@ class Scratch:
             if held.zeroed_in != capture:
                 held.tensor[:COUNTER_BYTES].zero_()
                 held.zeroed_in = capture
+                held.captured = held.captured or capture > 0
         return held.pointer
 
     def discard(self, owner: Workspaces) -> None:
@@ -176,13 +179,17 @@ class Scratch:
                 of_streams[raw_stream] = before
 
     def _grow(self, owner: Workspaces, num_bytes: int) -> _Shared:
+        outgrown = self._held.pop(owner, None)
+        if outgrown is not None:
+            if outgrown.captured:
+                self._outgrown.append(outgrown.tensor)
+            elif self._home is not None:  # the current stream comes last of all that used it
+                outgrown.tensor.record_stream(torch.cuda.current_stream(self.device))
+            del outgrown
         with nullcontext() if self._home is None else torch.cuda.stream(self._home):
             tensor = torch.empty(_rounded(num_bytes), dtype=torch.uint8, device=self.device)
         if self._home is not None:  # what had this memory before may still run there
             torch.cuda.current_stream(self.device).wait_stream(self._home)
-        outgrown = self._held.get(owner)
-        if outgrown is not None:
-            self._outgrown.append(outgrown.tensor)
         held = self._held[owner] = _Shared(tensor, tensor.data_ptr())
         return held
 

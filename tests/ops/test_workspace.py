@@ -126,11 +126,16 @@ def test_a_capture_that_needs_more_than_is_shared_gets_its_own(workspaces, runti
     assert workspaces.pointer(1, 2 << 20) == own
 
 
-def test_what_a_scratch_outgrew_stays(workspaces, scratch):
+def test_what_a_capture_uses_stays_when_it_is_outgrown(workspaces, runtime, scratch):
+    workspaces.pointer(1, 1000)
+    workspaces.pointer(1, 2 << 20)
+    assert scratch.num_bytes == 2 << 20
+    runtime.capturing, runtime.capture = True, 11
     workspaces.pointer(1, 1000)
     held = scratch._held[workspaces].tensor
-    workspaces.pointer(1, 2 << 20)
-    assert scratch.num_bytes == 3 << 20
+    runtime.capturing = False
+    workspaces.pointer(1, 3 << 20)
+    assert scratch.num_bytes == 5 << 20
     assert any(held is x for x in scratch._outgrown)
 
 
