@@ -92,8 +92,9 @@ class WatchedExecutor:
     What is checked at a launch: its lane and place; that no other lane's work holds its SMs (unless
     `impatient`); that the layers of a batch come in order, one batch a slot; that a request has
     pages for what is written; that it goes on where it was; that each page which is read holds the
-    request's own tokens, by launches that are over or in front of it on the lane; and that no page
-    is written which the other lane still reads or writes.
+    request's own tokens, by launches that are over or in front of it on the lane; that no page is
+    written which the other lane still reads or writes; and that the host knows the last token of a
+    request that comes to decode from anywhere but the launch before.
 
     Args:
         executor: Simulated or not.
@@ -112,6 +113,8 @@ class WatchedExecutor:
         self.wasted = 0
         """Rows of decode steps whose request could hold no more."""
         self._computed: dict[Request, int] = {}
+        self._seated: set[Request] = set()
+        """Whose next token the decode lane's last launch leaves on the device."""
         self._jobs: dict[int, tuple[Work, Job, int]] = {}
         self._prepared = 0
         self._last = -1
@@ -178,6 +181,7 @@ class WatchedExecutor:
             if any(piece.request is request for piece in run.pieces):
                 del self._layers[slot]
         self._computed.pop(request, None)
+        self._seated.discard(request)
 
     # What is launched.
 
@@ -207,6 +211,8 @@ class WatchedExecutor:
                 del self._layers[slot]
             else:
                 self._layers[slot] = (job.run, done)
+        if flight.lane == "decode":
+            self._seated = {*job.requests, *(x.request for x in job.pieces if x.draws)}
         self.flights.append(flight)
         self.launched.append(job.kind)
 
@@ -285,6 +291,10 @@ class WatchedExecutor:
         if not span.is_known:
             assert span.start >= len(request.ids) - 1, (
                 f"{request!r} has {len(request.ids)} tokens, {span.start} computed: decoding skips"
+            )
+            assert request in self._seated or len(request.ids) - 1 == span.start, (
+                f"{request!r} comes back with {len(request.ids)} tokens, and {span.start + 1} are "
+                "drawn: the host does not know its last one"
             )
         chain = self._chain(request, min(span.start, len(request.ids)))
         for position in range(span.start):
