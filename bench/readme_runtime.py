@@ -69,7 +69,7 @@ def gains_table(cells: Iterable[Cell]) -> str:
             [
                 f"{cell['case']['model']}, {limit} ms",
                 f"{cell['aggregated_tokens_per_ms']:.1f} ({cell['chunk']:.0f})",
-                f"{cell['mux_tokens_per_ms']:.1f} ({cell['rung']})",
+                f"{cell['mux_tokens_per_ms']:.1f} ({cell['rung']}{_paced(cell)})",
                 f"{mark}{cell['value']:.2f}{mark}",
                 _ratio(cell.get("value_p99")),
                 _ratio(aim),
@@ -81,6 +81,10 @@ def gains_table(cells: Iterable[Cell]) -> str:
     head = ["TBT limit", "chunked (tokens a step)", "multiplexed (decode SMs)", "ratio",
             "by p99", "aim", "decode free", "stock: chunked, multiplexed", "ratio"]  # fmt: skip
     return markdown_table(head, rows)
+
+
+def _paced(cell: Cell) -> str:
+    return ", paced" if cell.get("paced") else ""
 
 
 def _ratio(value: float | None) -> str:

@@ -9,13 +9,19 @@ from typing import Any
 from smkern.bench.plots.panels import grid, save
 from smkern.bench.readme_runtime import VARIANTS
 from smkern.bench.results import Results
-from smkern.bench.runtime.cases import ABLATION, AGGREGATED, ALONE, OURS, STEADY, STOCK
+from smkern.bench.runtime.cases import ABLATION, AGGREGATED, ALONE, OURS, PACED, STEADY, STOCK
 from smkern.bench.runtime.rows import of
 
 Cell = dict[str, Any]
 
 LINES: dict[tuple[str, str], dict[str, Any]] = {
     (STEADY, OURS): {"label": "smkern, multiplexed", "color": "#1b6ca8", "marker": "o"},
+    (PACED, OURS): {
+        "label": "smkern, multiplexed, decode paced",
+        "color": "#6a994e",
+        "marker": "*",
+        "linestyle": "",
+    },
     (AGGREGATED, OURS): {"label": "smkern, chunked", "color": "#58a4d6", "marker": "s"},
     (STEADY, STOCK): {"label": "stock, multiplexed", "color": "#c8553d", "marker": "^"},
     (AGGREGATED, STOCK): {"label": "stock, chunked", "color": "#e0a08f", "marker": "v"},

@@ -26,7 +26,7 @@ from smkern.runtime.multiplexer import Multiplexer
 
 SIZES = Sizes(
     (16, 48, 96), max_running=48, max_prefill=8, max_tokens=2048, max_context=1024,
-    num_pages=320, batch_invariant=True,
+    num_pages=160, batch_invariant=True,
 )  # fmt: skip
 SOAK_SIZES = Sizes(
     (16, 48, 96),

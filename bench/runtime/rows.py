@@ -17,6 +17,7 @@ from smkern.bench.runtime.cases import (
     OP,
     OURS,
     OVERHEAD,
+    PACED,
     SOAK_LEAKS,
     SOAK_MINUTES,
     STEADY,
@@ -69,7 +70,8 @@ def gains(cells: Iterable[Cell]) -> Iterator[Cell]:
     kinds = dict.fromkeys((c["case"]["model"], c["provider"]) for c in chunked)
     for model, provider in kinds:
         own = [c for c in cells if c["case"]["model"] == model and c["provider"] == provider]
-        steady, chunks, free = of(own, STEADY), of(own, AGGREGATED), of(own, ALONE)
+        steady = [*of(own, STEADY), *of(own, PACED)]
+        chunks, free = of(own, AGGREGATED), of(own, ALONE)
         for limit_ms in sorted({c["case"]["limit_ms"] for c in chunks}):
             if cell := _gain(model, provider, limit_ms, steady, chunks, free):
                 yield cell
@@ -97,6 +99,7 @@ def _gain(
         "value_p99": None if None in strict else round(strict[0]["value"] / strict[1]["value"], 4),
         "bound": round(free[0]["value"] / chunked["value"], 4) if free else None,
         "rung": mux["case"]["rung"],
+        "paced": "limit_ms" in mux["case"],
         "mux_tokens_per_ms": mux["value"],
         "mux_tbt_p50_ms": mux["tbt_p50_ms"],
         "mux_tbt_p99_ms": mux["tbt_p99_ms"],

@@ -76,10 +76,6 @@ class Chunked:
         count = max(LEAST_STEPS, int(STEADY_S * 1e3 / limit_ms))
         limit_us = 1e3 * limit_ms * margin
         steps = list(islice(schedule(self.times_us, limit_us, plan.tokens), count))
-        if not steps:
-            least = min(self.times_us.values()) / 1e3
-            cell = plan.cell(AGGREGATED, provider, 0.0, "tokens/ms", **case)
-            return cell | {"error": f"the smallest chunk's forward takes {least:.2f} ms"}
         spans = self._run(steps)
         settled = len(steps) // 4
         periods = spans.periods_us[settled:]
@@ -139,6 +135,8 @@ def schedule(
 ) -> Iterator[tuple[int, int]]:
     """(chunk, where it begins) without end: each the largest whose forward keeps the limit.
 
+    Where none does it is the smallest, as prompts must go on.
+
     Args:
         times_us: By chunk and start.
         limit_us: Of a forward.
@@ -148,9 +146,7 @@ def schedule(
     start = 0
     while True:
         fits = (chunk for chunk in chunks if _expected(times_us, chunk, start) <= limit_us)
-        chunk = next(fits, None)
-        if chunk is None:
-            return
+        chunk = next(fits, chunks[-1])
         yield chunk, start
         start = (start + chunk) % tokens
 

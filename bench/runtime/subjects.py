@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smkern.bench.results import Results
 from smkern.bench.runtime.cases import (
     ABLATION,
     AGGREGATED,
@@ -21,6 +22,7 @@ from smkern.bench.runtime.cases import (
     MIXED_IDLE,
     OURS,
     OVERHEAD,
+    PACED,
     QUEUES,
     SERVED,
     SOAK_MINUTES,
@@ -34,10 +36,15 @@ from smkern.bench.runtime.cases import (
     gap_name,
 )
 from smkern.bench.runtime.rig import Rig
+from smkern.bench.runtime.rows import of
 
 if TYPE_CHECKING:
     from smkern.bench.runtime.correct import Equality
     from smkern.models import Weights
+
+
+PAUSE = 1.2
+"""A limit of so many steps leaves time to pause in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class Tasks:
     stack: ExitStack
     soak_file: Path
     soak_s: float
+    results: Results
     _rigs: dict[str, Rig] = field(default_factory=dict)
     _model: Any = None
     _weights: dict[int | None, Weights] = field(default_factory=dict)
@@ -68,6 +76,11 @@ class Tasks:
     def of(self, subject: str) -> Iterator[Task]:
         """A subject's tasks."""
         return SUBJECTS[subject](self)
+
+    def step_ms(self, provider: str, rung: int) -> float | None:
+        """Of a decode step beside prompts, where the file has it."""
+        found = of(self.results.cells, STEADY, model=self.plan.model, rung=rung)
+        return next((c["tbt_p50_ms"] for c in found if c["provider"] == provider), None)
 
     def weights(self, layers: int | None = None) -> Weights:
         """Of the model, or of one of its widths with fewer layers."""
@@ -122,6 +135,7 @@ def _chunked(tasks: Tasks, provider: str) -> Iterator[Task]:
 
 def _steady(tasks: Tasks) -> Iterator[Task]:
     yield from _rungs(tasks, OURS, tasks.plan.rungs)
+    yield from _paced(tasks, OURS)
 
 
 def _rungs(tasks: Tasks, provider: str, rungs: tuple[int, ...]) -> Iterator[Task]:
@@ -133,6 +147,26 @@ def _rungs(tasks: Tasks, provider: str, rungs: tuple[int, ...]) -> Iterator[Task
             return multiplexed(tasks.rig(provider), rung)
 
         yield Task(STEADY, provider, {"rung": rung}, cells)
+
+
+def _paced(tasks: Tasks, provider: str) -> Iterator[Task]:
+    """Where a limit leaves time to pause in, as far as steps on these rungs were measured."""
+    from smkern.bench.runtime.paced import paced
+
+    known = tasks.plan.rungs if provider == OURS else STOCK_RUNGS.get(tasks.plan.model, ())
+    for rung in tasks.plan.paced:
+        if rung not in known:
+            continue
+        for limit_ms in tasks.plan.limits_ms:
+            about = {"rung": rung, "limit_ms": limit_ms}
+            step_ms = tasks.step_ms(provider, rung)
+            if step_ms is None or limit_ms < PAUSE * step_ms:
+                continue
+
+            def cells(rung: int = rung, limit_ms: float = limit_ms) -> Iterator[Cell]:
+                return paced(tasks.rig(provider), rung, limit_ms)
+
+            yield Task(PACED, provider, about, cells)
 
 
 def _gaps(tasks: Tasks) -> Iterator[Task]:
@@ -156,6 +190,7 @@ def _switch(tasks: Tasks) -> Iterator[Task]:
 
 def _stock(tasks: Tasks) -> Iterator[Task]:
     yield from _rungs(tasks, STOCK, STOCK_RUNGS.get(tasks.plan.model, tasks.plan.rungs))
+    yield from _paced(tasks, STOCK)
     yield from _chunked(tasks, STOCK)
 
 

@@ -101,7 +101,9 @@ def run_plan(
 ) -> None:
     """All subjects of a model, that what they measure with made once."""
     with ExitStack() as stack:
-        tasks = Tasks(plan, seconds, stack, sitting.path.with_suffix(".soak"), soak_s)
+        tasks = Tasks(
+            plan, seconds, stack, sitting.path.with_suffix(".soak"), soak_s, sitting.results
+        )
         for name in subjects:
             sitting.run(plan, tasks.of(name))
     del tasks

@@ -102,8 +102,8 @@ def switch_cells(rig: Rig, rungs: tuple[int, int]) -> Iterator[Cell]:
             "tokens_per_ms_lost": round(expected - rate, 3),
         }
         for name, share in (("p50", 0.5), ("p99", 0.99)):
-            cell = rig.plan.cell(f"{HANDOVER}_{name}", provider, _us(starts, share), "us")
-            yield cell | about | lost | {"shrinker_ended_us": _us(ends, share)}
+            cell = rig.plan.cell(f"{HANDOVER}_{name}", provider, _us(ends, share), "us")
+            yield cell | about | lost | {"grower_began_us": _us(starts, share)}
 
 
 def _us(values: Sequence[float], share: float) -> float | None:

@@ -15,6 +15,7 @@ from smkern.bench.runtime import setting, suite
 from smkern.bench.runtime.cases import RuntimePlan, gain_name, gap_name
 from smkern.bench.runtime.figures import Spans, common, percentile, rate
 from smkern.bench.runtime.ours import Ours, pieces_of
+from smkern.bench.runtime.paced import Pace, paced
 from smkern.bench.runtime.rig import Rig
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.stamps import HostStamps
@@ -26,7 +27,7 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Place
 
 PLAN = RuntimePlan(
-    "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40
+    "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40,
 )  # fmt: skip
 SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 64,
          "vocab_size": 96, "intermediate_size": 96, "dtype": torch.float32}  # fmt: skip
@@ -164,7 +165,7 @@ def test_a_schedule_takes_the_largest_chunk_that_keeps_the_limit():
     times = {(size, at): size + at / 10 for size in (4, 8, 16) for at in (0, 20)}
     steps = schedule(times, 8.5, 40)
     assert [next(steps) for _ in range(5)] == [(8, 0), (4, 8), (4, 12), (4, 16), (4, 20)]
-    assert list(schedule(times, 3.0, 40)) == []
+    assert next(schedule(times, 3.0, 40)) == (4, 0), "prompts go on"
 
 
 def test_steps_gaps_and_rates_of_stamps():
@@ -178,6 +179,20 @@ def test_steps_gaps_and_rates_of_stamps():
     with pytest.raises(ValueError, match="1 groups ended"):
         rate([0, 10], 5, 5, 30)
     assert [percentile(range(1, 101), share) for share in (0.5, 0.99)] == [50, 99]
+
+
+def test_paced_steps_end_once_a_limit(small, tmp_path):
+    with small_rig(small_model(), PLAN, "smkern", 0.05) as rig:
+        (cell,) = paced(rig, 24, 40.0)
+    assert cell["case"] == {"model": "qwen3-8b", "name": "paced", "rung": 24, "limit_ms": 40.0}
+    assert cell["tbt_p50_ms"] > 20
+    assert cell["value"] > 0
+
+
+def test_a_pace_learns_how_long_a_step_takes():
+    pace = Pace(1000.0, asked_us=100.0)
+    pace.over(400.0)
+    assert (pace.due_us, pace.asked_us) == (400 + 1000 - 300, None)
 
 
 def steady(rung, tokens, p50, p99, provider="smkern"):
