@@ -97,6 +97,7 @@ class Interleaver:
         self._max_queued = max_queued
         self._on_launch = on_launch
         self._on_over = on_over
+        self._places: dict[tuple[Lane, int | None], Place] = {}
         whole = Place.whole(device.num_sms)
         self._target: dict[Lane, Place] = dict.fromkeys(LANES, whole)
         self._place: dict[Lane, Place] = dict.fromkeys(LANES, whole)
@@ -123,8 +124,8 @@ class Interleaver:
                     f"rung={asked}: this device has the rungs {list(self.device.rungs)}; take one "
                     "of them, or None for the whole device"
                 )
-        self._target["decode"] = Place.of("decode", rung, self.device.num_sms)
-        self._target["prefill"] = Place.of("prefill", prefill, self.device.num_sms)
+        self._target["decode"] = self._place_of("decode", rung)
+        self._target["prefill"] = self._place_of("prefill", prefill)
 
     def target(self, lane: Lane) -> Place:
         """Where a lane shall run."""
@@ -132,15 +133,15 @@ class Interleaver:
 
     def place_for(self, lane: Lane) -> Place | None:
         """Where the lane's next launch would run; None: it must wait for the other lane."""
+        if not self._queued["prefill" if lane == "decode" else "decode"]:
+            return self._target[lane]
         if self._is_free(lane, self._target[lane]):
             return self._target[lane]
         return self._place[lane] if self._is_free(lane, self._place[lane]) else None
 
     def can_launch(self, lane: Lane, work: Work | None = None) -> bool:
         """Whether the lane has SMs now, and room in its queue."""
-        launches = 1 if work is None else work.launches
-        room = not self._queued[lane] or self._launches[lane] + launches <= self._max_queued
-        return room and self.place_for(lane) is not None
+        return self._has_room(lane, work) and self.place_for(lane) is not None
 
     def queued(self, lane: Lane) -> int:
         """Launches of a lane that no `poll` has seen over."""
@@ -158,7 +159,7 @@ class Interleaver:
                 so beforehand.
         """
         place = self.place_for(lane)
-        if place is None or not self.can_launch(lane, work):
+        if place is None or not self._has_room(lane, work):
             raise StalledError(
                 f"{work.name!r} cannot be launched on the {lane} lane now: "
                 f"{self._launches[lane]} of {self._max_queued} launches queued, SMs "
@@ -219,6 +220,18 @@ class Interleaver:
             self._queued[lane].clear()
             self._launches[lane] = 0
         return left
+
+    def _has_room(self, lane: Lane, work: Work | None) -> bool:
+        """Whether the lane's queue has room for work."""
+        launches = 1 if work is None else work.launches
+        return not self._queued[lane] or self._launches[lane] + launches <= self._max_queued
+
+    def _place_of(self, lane: Lane, rung: int | None) -> Place:
+        """The one object for a lane's side of a rung: asked for in every step."""
+        place = self._places.get((lane, rung))
+        if place is None:
+            place = self._places[lane, rung] = Place.of(lane, rung, self.device.num_sms)
+        return place
 
     def _end(self, ticket: Ticket) -> Ticket:
         """A launch is over."""

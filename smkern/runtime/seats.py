@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from smkern.models.request import Request
 from smkern.runtime.slots import SlotTable
@@ -26,29 +29,33 @@ class Seating:
     before: list[int]
     most: list[int]
     steps: int = 0
+    _numbers: tuple[Any, Any] = field(init=False)
+    _longest: int = field(init=False)
+    _total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._numbers = np.array(self.before, np.int64), np.array(self.most, np.int64)
+        self._longest, self._total = max(self.before, default=0), sum(self.before)
 
     @property
     def longest(self) -> int:
         """A bound of the keys of each in the next step."""
-        return max(self.before, default=0) + self.steps
+        return self._longest + self.steps
 
     @property
     def total(self) -> int:
         """A bound of the keys of all in the next step."""
-        return sum(self.before) + self.steps * len(self.before)
+        return self._total + self.steps * len(self.before)
 
     @property
     def lengths(self) -> list[int]:
         """Bounds of the keys of each in the next step."""
         return [length + self.steps for length in self.before]
 
-    def ends(self, steps: int) -> list[int]:
-        """Keys of each when so many more steps are over."""
-        more = self.steps + steps - 1
-        return [
-            length + more if length + more < most else most
-            for length, most in zip(self.before, self.most, strict=True)
-        ]
+    def ends(self, steps: int) -> Any:
+        """Keys of each when so many more steps are over, an array."""
+        before, most = self._numbers
+        return np.minimum(before + (self.steps + steps - 1), most)
 
 
 class Seats:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
@@ -99,13 +101,13 @@ class SlotTable:
         self._sender = _sender(state, max_ctas) if sender is None else sender
         self._unsent: deque[RowUpdate] = deque()
         self._update = self._new_update()
-        self._covered = [0] * state.num_rows
+        self._covered = np.zeros(state.num_rows, np.int64)
         """Tokens of each row whose pages are in the page table."""
         self._guests: dict[int, tuple[Request, RowUpdate]] = {}
         self._seated: list[Request | None] = []
         self._order: tuple[Request, ...] | None = ()
         """The last requests given, in their order; None: the rows must be looked at."""
-        self._rows: list[int] = []
+        self._rows = np.zeros(0, np.int64)
         """The rows of `_order`."""
 
     @property
@@ -121,7 +123,7 @@ class SlotTable:
     def arrange(
         self,
         requests: Sequence[Request],
-        lengths: Sequence[int],
+        lengths: Sequence[int] | Any,
         guests: Mapping[Request, int] | None = None,
     ) -> tuple[Request, ...]:
         """Seat the requests that decode, without gaps, and their pages.
@@ -133,7 +135,7 @@ class SlotTable:
         Args:
             requests: At most `max_running`, each once.
             lengths: Of each, tokens that its pages must hold behind the launches to come; the pool
-                gave it so many pages already.
+                gave it so many pages already. An array of numpy's is read fastest.
             guests: Row of a guest whose draw was launched, by request: it comes from there, on the
                 device. Launched before this update is sent on another stream, it must be over.
 
@@ -151,7 +153,7 @@ class SlotTable:
         self.grow(lengths)
         return tuple(x for x in self._seated if x is not None)
 
-    def grow(self, lengths: Sequence[int]) -> None:
+    def grow(self, lengths: Sequence[int] | Any) -> None:
         """Write pages that seated requests got, without looking at who sits where.
 
         Args:
@@ -165,14 +167,14 @@ class SlotTable:
                 f"{len(lengths)} lengths for {len(self._rows)} requests: pass one each, in the "
                 "order of the last arrange"
             )
-        covered = self._covered
-        for row, length in zip(self._rows, lengths, strict=True):
-            if length > covered[row]:
-                request = self._seated[row - self.state.first_slot]
-                assert request is not None
-                first, pages = self._lacking(covered[row], request, length)
-                self._slot_update().put(row, first=first, pages=pages)
-                covered[row] = (first + len(pages)) * self._page_size
+        wanted = np.asarray(lengths, np.int64)
+        short = np.flatnonzero(wanted > self._covered[self._rows])
+        for row, length in zip(self._rows[short].tolist(), wanted[short].tolist(), strict=True):
+            request = self._seated[row - self.state.first_slot]
+            assert request is not None
+            first, pages = self._lacking(int(self._covered[row]), request, length)
+            self._slot_update().put(row, first=first, pages=pages)
+            self._covered[row] = (first + len(pages)) * self._page_size
 
     def seat_guests(self, guests: Sequence[Guest]) -> None:
         """Write the rows of a prefill batch, or of a mixed step's chunks.
@@ -191,7 +193,7 @@ class SlotTable:
                 )
             known = self._guests.get(row)
             is_new = known is None or known[0] is not request or not known[1].sent
-            covered = 0 if is_new else self._covered[row]
+            covered = 0 if is_new else int(self._covered[row])
             first, pages = self._lacking(covered, request, guest.length)
             flags = SET_FINISHED | (0 if guest.draws else FINISHED)
             values = self._values(request, guest.length)
@@ -240,11 +242,11 @@ class SlotTable:
                 )
 
     def _seat(
-        self, asked: tuple[Request, ...], lengths: Sequence[int], guests: Mapping[Request, int]
+        self, asked: tuple[Request, ...], given: Sequence[int] | Any, guests: Mapping[Request, int]
     ) -> None:
         """Give every request a row, and tell the device of those that are new in theirs."""
         before, first = self._seated, self.state.first_slot
-        wanted = dict(zip(asked, lengths, strict=True))
+        wanted = dict(zip(asked, np.asarray(given, np.int64).tolist(), strict=True))
         old = {x: slot for slot, x in enumerate(before) if x in wanted and x not in guests}
         seated = _without_gaps(
             [x if x in old else None for x in before], deque(x for x in asked if x not in old)
@@ -265,7 +267,7 @@ class SlotTable:
             update.put(first + slot, flags=SET_FINISHED | FINISHED)
         slots = {request: slot for slot, request in enumerate(seated)}
         self._seated, self._order = list(seated), asked
-        self._rows = [first + slots[request] for request in asked]
+        self._rows = np.array([first + slots[request] for request in asked], np.int64)
 
     def _change(self, row: int, source: int, request: Request, length: int) -> _Change:
         """How a request comes to a row: from another one, or (source -1) from the host."""
@@ -273,7 +275,7 @@ class SlotTable:
             first, pages = self._lacking(0, request, length)
             values = self._values(request, len(request.ids))
             return _Change(row, -1, 0, SET_FINISHED, values, first, pages)
-        covered = self._covered[source]
+        covered = int(self._covered[source])
         first, pages = self._lacking(covered, request, length)
         return _Change(row, source, covered // self._page_size, 0, None, first, pages)
 
