@@ -1,0 +1,88 @@
+"""`smkern.serve`: what it is given reaches the executor and the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import smkern
+from smkern.errors import ArgumentError
+from smkern.kv import KvPool, KvSizes
+from smkern.models import LLM, Decoder, SamplingParams, Weights
+from smkern.policies import FixedSplit
+from smkern.runtime import HostDevice, ModelExecutor, serving
+from tests.models.generation import Letters, one_thread, tiny
+
+CONFIG = tiny()
+WEIGHTS = Weights.random(CONFIG, 3)
+SIZES: dict[str, Any] = {"max_running": 4, "max_prefill": 2, "max_tokens": 64}
+PROMPTS = [[1, 2, 3], [4, 5], [6] * 40, [7, 8, 9, 10]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def made_pool(**options: Any) -> KvPool:
+    heads = {"num_kv_heads": CONFIG.num_kv_heads, "head_dim": CONFIG.head_dim}
+    sizes = KvSizes(CONFIG.num_layers, **heads, dtype=CONFIG.dtype)
+    return KvPool(sizes, num_pages=32, device="cpu", **options)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("policy", [None, FixedSplit(32, layers=1)])
+def test_tokens_are_those_of_each_prompt_alone(policy: Any, same: bool) -> None:
+    decoder = Decoder(CONFIG, WEIGHTS, batch_invariant=same)
+    device = HostDevice(rungs=[32])
+    mux = smkern.serve(decoder, made_pool(reuse=not same), policy=policy, device=device, **SIZES)
+    params = SamplingParams(max_new_tokens=6)
+    handles = [mux.submit(prompt, params) for prompt in PROMPTS]
+    for output in mux.run():
+        assert output.error is None
+    alone = LLM(CONFIG, weights=WEIGHTS, num_pages=32, max_batch=1, prefix_cache=False)
+    for handle, prompt in zip(handles, PROMPTS, strict=True):
+        assert handle.tokens == tuple(alone.generate([prompt], params)[0].tokens)
+    mux.close()
+
+
+def test_a_tokenizer_makes_texts() -> None:
+    mux = smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), tokenizer=Letters(), **SIZES)
+    handle = mux.submit("hello", SamplingParams(max_new_tokens=3))
+    texts = [output.text for output in mux.run()]
+    assert handle.completion is not None
+    assert "".join(text or "" for text in texts) == handle.completion.text
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_what_launches_first_is_paid_before_it_serves(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    decoder = Decoder(CONFIG, WEIGHTS)
+    monkeypatch.setattr(ModelExecutor, "warm", lambda self: seen.append("warm"))
+    monkeypatch.setattr(ModelExecutor, "capture", lambda self, rungs: seen.append(rungs))
+    if kind == "cuda":  # after the executor was made on CPU tensors
+        made = serving.Multiplexer
+
+        def on_a_gpu(*given: Any, **options: Any) -> Any:
+            decoder.device = torch.device("cuda")
+            return made(*given, **options)
+
+        monkeypatch.setattr(serving, "Multiplexer", on_a_gpu)
+    smkern.serve(decoder, made_pool(), rungs=[None, 32], **SIZES)
+    assert seen == ([] if kind == "cpu" else ["warm", [None, 32]])
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [({"preemption": "never"}, "preemption"), ({"stall_timeout_s": 0}, "stall_timeout_s"),
+     ({"max_running": 0}, "max_running")],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_named(option: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), **SIZES | option)
