@@ -67,6 +67,7 @@ class Interleaver:
 
     Attributes:
         device: As given.
+        failed: The launch about which the device reported an error, when a `poll` raised.
 
     Source: MuxWise section 3.2.3, DRIFT section 3.3: layer-wise prefill, events that are polled.
 
@@ -104,6 +105,9 @@ class Interleaver:
         self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
         self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._count = 0
+        # What the device reported while a poll had something to return.
+        self._error: DeviceError | None = None
+        self.failed: Ticket | None = None
 
     def aim(self, rung: int | None, *, prefill: int | None = -1) -> None:
         """Say where the lanes shall run from now on; launches nothing and waits for nothing.
@@ -133,11 +137,17 @@ class Interleaver:
 
     def place_for(self, lane: Lane) -> Place | None:
         """Where the lane's next launch would run; None: it must wait for the other lane."""
-        if not self._queued["prefill" if lane == "decode" else "decode"]:
-            return self._target[lane]
-        if self._is_free(lane, self._target[lane]):
-            return self._target[lane]
-        return self._place[lane] if self._is_free(lane, self._place[lane]) else None
+        queue = self._queued["prefill" if lane == "decode" else "decode"]
+        target, place = self._target[lane], self._place[lane]
+        if not queue:
+            return target
+        sides = {ticket.place.side for ticket in queue}
+        if self._impatient and "whole" not in (target.side, *sides):
+            return target
+        for found in (target, place):
+            if not any(ticket.place.overlaps(found) for ticket in queue):
+                return found
+        return None
 
     def can_launch(self, lane: Lane, work: Work | None = None) -> bool:
         """Whether the lane has SMs now, and room in its queue."""
@@ -186,16 +196,24 @@ class Interleaver:
         """What is over since the last poll, each lane in order, decode first; never waits.
 
         Raises:
-            DeviceError: the device reported an error. Launches stay queued; what was over before
-                is returned first, and the next poll raises.
+            DeviceError: the device reported an error when it was asked about `failed`. Launches
+                stay queued, and it is raised again, until some are abandoned; what was over before
+                is returned first.
         """
+        if self._error is not None:
+            raise self._error
         over: list[Ticket] = []
         try:
             for lane in LANES:
                 queue = self._queued[lane]
-                while queue and queue[0].event.query():
+                while queue:
+                    self.failed = queue[0]
+                    if not queue[0].event.query():
+                        break
                     over.append(self._end(queue.popleft()))
-        except DeviceError:
+            self.failed = None
+        except DeviceError as error:
+            self._error = error
             if not over:
                 raise
         return over
@@ -213,12 +231,19 @@ class Interleaver:
             over += self.poll()
         return over
 
-    def abandon(self) -> list[Ticket]:
-        """Forget what is queued, after an error of the device; what it was."""
-        left = [ticket for lane in LANES for ticket in self._queued[lane]]
-        for lane in LANES:
-            self._queued[lane].clear()
-            self._launches[lane] = 0
+    def abandon(self, ticket: Ticket | None = None) -> list[Ticket]:
+        """Forget what is queued, after an error of the device; what it was.
+
+        Args:
+            ticket: The launch that failed, where the others go on. None: all.
+        """
+        tickets = [ticket for lane in LANES for ticket in self._queued[lane]]
+        left = [x for x in tickets if ticket in (None, x)]
+        self._error = self.failed = None
+        for gone in left:  # whoever holds one to wait for must not ask the device again
+            gone.seen_us = self.device.now_us()
+            self._queued[gone.lane].remove(gone)
+            self._launches[gone.lane] -= gone.work.launches
         return left
 
     def _has_room(self, lane: Lane, work: Work | None) -> bool:
@@ -240,11 +265,3 @@ class Interleaver:
         if self._on_over is not None:
             self._on_over(ticket)
         return ticket
-
-    def _is_free(self, lane: Lane, place: Place) -> bool:
-        """Whether nothing of the other lane holds SMs of a place."""
-        other: Lane = "prefill" if lane == "decode" else "decode"
-        queue = self._queued[other]
-        if self._impatient and place.side != "whole":
-            return not any(ticket.place.side == "whole" for ticket in queue)
-        return not any(ticket.place.overlaps(place) for ticket in queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from smkern.errors import ModelError
@@ -242,14 +243,23 @@ class Launches:
                 self._books.wait(live)
         return [(by_request[request], by_request[request].epoch) for request in drawn]
 
-    def fence(self, lives: Iterable[Live]) -> None:
-        """A launch of these has failed: what of it was launched is over behind both lanes."""
-        try:
-            ends = [self._lanes.fence(lane) for lane in LANES]
-        except Exception:  # noqa: BLE001  a device that takes nothing more runs nothing either
-            return
-        for live in lives:
-            live.last = Both(*ends)
+    def fence(self, tickets: Iterable[Ticket] = (), lives: Iterable[Live] = ()) -> bool:
+        """Launches have failed: what of them runs is over behind both lanes.
+
+        Args:
+            tickets: Launches on their way.
+            lives: Requests of a launch that raised.
+
+        Returns:
+            Whether the device still takes work; one that does not runs nothing either.
+        """
+        everyone = {live for ticket in tickets for live in self.flights[ticket].lives} | {*lives}
+        end: Both | None = None
+        with suppress(Exception):
+            end = Both(*[self._lanes.fence(lane) for lane in LANES])
+        for live in everyone:
+            live.last = end
+        return end is not None
 
     def lose(self, lives: Sequence[Live]) -> None:
         """Forget the batches of requests that have failed."""

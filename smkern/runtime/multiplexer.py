@@ -331,7 +331,7 @@ class Multiplexer:
             if self._conductor.act(began) is Act.STUCK:
                 self._unblock()
         except LaunchError as error:
-            self._launches.fence(error.lives)
+            self._launches.fence(lives=error.lives)
             self._fail(error.lives, error)
 
     # What goes wrong.
@@ -363,18 +363,21 @@ class Multiplexer:
                 live.error = error
                 self._outputs.append(Output(live.id, None, error=error))
                 self._end(live, computing=False)
-            else:
+            else:  # cancelled before
                 self._books.release(live)
+                self._executor.forget(live.request)
         self.timeline.note("failed", error=str(error), requests=[live.id for live in lives])
         self._changed = True
 
     def _device_failed(self, error: DeviceError) -> None:
-        """The device reported an error: whatever is on its way has failed."""
-        self.timeline.abandoned(self._lanes.abandon())
-        flights, self._launches.flights = self._launches.flights, {}
-        lost = dict.fromkeys(live for flight in flights.values() for live in flight.lives)
-        for live in lost:
-            live.last = None
+        """The device reported an error of a launch: it has failed; after an error that stays, as
+        CUDA's do, all that is on its way has."""
+        gone = self._lanes.abandon(self._lanes.failed)
+        if not self._launches.fence(gone):
+            gone += self._lanes.abandon()
+        self.timeline.abandoned(gone)
+        flights = [self._launches.flights.pop(ticket) for ticket in gone]
+        lost = dict.fromkeys(live for flight in flights for live in flight.lives)
         self._fail(list(lost), error)
 
     def _end(self, live: Live, *, computing: bool = True) -> None:

@@ -146,13 +146,9 @@ class SimDevice:
         self._check_alive()
         if event.fault == "error" and event.ended_us is not None:
             event.fault, event.ended_us, event.is_gone = None, None, True
-            for queue in self._lanes.values():
-                for item in queue:
-                    item.event.is_gone = True
-                queue.clear()
             raise DeviceError(
                 f"launch {event.number} on the {event.lane} lane failed (a fault that was asked "
-                "for), and what was launched is gone: launch again"
+                "for): what it drew is gone; abandon it, and launch again"
             )
         return not event.is_pending
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Fault = Literal["raise", "hang", "error", "lost"]
 """What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it
-is over raises, once, and whatever was launched is gone ("error"), or raises for ever, whatever is
+is over raises, once, and what it drew is gone ("error"), or raises for ever, whatever is
 asked ("lost"), as after an illegal address on a GPU."""
 FAULTS: tuple[Fault, ...] = ("raise", "hang", "error", "lost")
 
@@ -44,7 +44,8 @@ class SimEvent:
     @property
     def is_pending(self) -> bool:
         """Whether the launch runs, or will."""
-        return self.ended_us is None and not self.is_gone
+        lost = self._device.lost_by is not None  # nothing runs on a lost device
+        return self.ended_us is None and not self.is_gone and not lost
 
     def query(self) -> bool:
         """Whether the launch is over, or gone.

@@ -69,6 +69,8 @@ class SlotTable:
         pool: Of the requests' pages.
         max_ctas: CTAs of an update, each on an SM for a few microseconds.
         sender: Makes the changes. None: by the state's device.
+        in_order: Whether guests' rows, too, are written behind all earlier changes, dropped ones
+            included: where all updates of this table go to one stream.
 
     Attributes:
         state: As given.
@@ -93,9 +95,16 @@ class SlotTable:
     """
 
     def __init__(
-        self, state: RowState, pool: Pages, *, max_ctas: int = 32, sender: Sender | None = None
+        self,
+        state: RowState,
+        pool: Pages,
+        *,
+        max_ctas: int = 32,
+        sender: Sender | None = None,
+        in_order: bool = False,
     ) -> None:
         self.state = state
+        self._in_order = in_order
         self._pool = pool
         self._page_size = pool.page_size
         self._sender = _sender(state, max_ctas) if sender is None else sender
@@ -197,7 +206,8 @@ class SlotTable:
             first, pages = self._lacking(covered, request, guest.length)
             flags = SET_FINISHED | (0 if guest.draws else FINISHED)
             values = self._values(request, guest.length)
-            self._put(self._update, _Change(row, -1, 0, flags, values, first, pages))
+            update = self._slot_update() if self._in_order else self._update
+            self._put(update, _Change(row, -1, 0, flags, values, first, pages))
             self._guests[row] = request, self._update
 
     def take(self) -> RowUpdate:

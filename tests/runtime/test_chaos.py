@@ -60,18 +60,13 @@ def broken(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(strict=True, reason=reason)
 
 
-TOLD_ONCE = broken("an error that is told once is forgotten between two polls")
-LOST = broken("the pool asks the events of a lost device")
-CANCELLED = broken("who was cancelled in a batch that fails is not forgotten")
-
-
 @pytest.mark.parametrize(
     "kinds",
     [
         "a launch raises",
-        pytest.param("a launch fails on the device", marks=TOLD_ONCE),
-        pytest.param("either", marks=TOLD_ONCE),
-        pytest.param("the device is lost", marks=LOST),
+        pytest.param("a launch fails on the device"),
+        pytest.param("either"),
+        pytest.param("the device is lost"),
     ],
 )
 def test_what_fails_is_named_and_gives_all_back(kinds: str) -> None:
@@ -85,7 +80,7 @@ def test_what_fails_is_named_and_gives_all_back(kinds: str) -> None:
     assert failed
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=CANCELLED) for seed in (71, 109, 166)])
+@pytest.mark.parametrize("seed", [71, 109, 166])
 def test_a_batch_that_fails_with_cancelled_requests(seed: int) -> None:
     life(seed, FAULTS["a launch raises"])
 

@@ -108,7 +108,7 @@ def test_a_device_that_is_lost_fails_all_that_is_on_its_way(policy: str, launch:
     assert any(isinstance(handle.error, DeviceError) for handle in failed)
 
 
-@pytest.mark.parametrize("launch", [0, 3, pytest.param(8, marks=broken("others' pages are freed"))])
+@pytest.mark.parametrize("launch", [0, 3, 8])
 def test_an_error_of_one_launch_fails_its_requests_alone(launch: int) -> None:
     """Where the device can tell whose launch it was."""
     world = busy(device={"faults": {launch: "error"}})

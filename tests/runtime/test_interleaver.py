@@ -322,7 +322,6 @@ def test_nothing_ever_overlaps_and_a_lane_alone_is_never_stuck(
         assert lanes.place_for(lane) == lanes.target(lane)
 
 
-@pytest.mark.xfail(strict=True, reason="a place that is left is taken again beside what grew")
 def test_impatience_does_not_go_on_where_the_other_has_grown(device: ManualDevice) -> None:
     """Prefill shall have the whole device and waits; it must not launch under decode's new SMs."""
     lanes = Interleaver(device, impatient=True)
