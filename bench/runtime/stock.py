@@ -28,6 +28,8 @@ from smkern.partition import Partition
 from smkern.runtime.place import Place
 
 WARMUP_RUNS = 2
+PARTS = ("norm", "rope", "page", "activation", "sampling")
+"""Of FlashInfer."""
 
 
 class StockForward:
@@ -178,7 +180,7 @@ class Stock:
         self.num_layers = model.config.num_layers
         self._stamps, self._partition = stamps, partition
         self._is_cpu = model.device == "cpu"
-        module = None if self._is_cpu else flashinfer_with("norm", "rope", "page", "activation")[0]
+        module = None if self._is_cpu else flashinfer_with(*PARTS)[0]
         self._kernels = TorchKernels() if module is None else FlashInferKernels(module)
         self._step = self._decode_forward()
         self._prompt = self._prompt_forward()
