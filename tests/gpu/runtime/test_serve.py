@@ -22,10 +22,11 @@ def test_a_crowd_on_a_split() -> None:
     sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim)
     pool = KvPool(sizes, num_pages=400, device="cuda")
     draw = Random(1)
+    policy = smkern.policies.FixedSplit(RUNG, layers=1, move=False)
     with smkern.ladder([RUNG]) as ladder:
         mux = smkern.serve(
-            decoder, pool, ladder=ladder, policy=smkern.policies.FixedSplit(RUNG, layers=1, move=False),
-            max_running=8, max_prefill=2, max_tokens=512, rungs=[None, RUNG],
+            decoder, pool, ladder=ladder, policy=policy, max_running=8, max_prefill=2,
+            max_tokens=512, rungs=[None, RUNG],
         )  # fmt: skip
         graphs = mux.memory_report().graphs
         assert graphs > 0
