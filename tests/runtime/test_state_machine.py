@@ -164,3 +164,34 @@ def test_random_lives(seed: int) -> None:
         world.step()
     world.finish()
     assert sum(end != "cancelled" for end in world.ended.values()) > len(texts) // 2
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "keep"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_long_answers_on_few_pages(policy: str, preemption: Any) -> None:
+    """Who gives way comes back, again and again; some ends are early, some are cancelled."""
+    preemptions = 0
+    for seed in range(6):
+        draw = Random(f"{policy} {seed}")
+        world = World(
+            POLICIES[policy](seed),
+            preemption=preemption,
+            batch_invariant=draw.random() < 0.3,
+            num_pages=draw.choice([12, 20, 30]),
+            page_size=4,
+            max_running=8,
+            end_probability=0.02,
+        )
+        for text in prompts(12, seed, longest=10):
+            world.submit(text, draw.randint(5, 36))
+            for _ in range(draw.choice([0, 1, 5])):
+                if not world.step() and draw.random() < 0.5:
+                    world.wait(draw.choice([1, 15, 60]))
+        while not world.mux.is_idle and world.steps < 5000:
+            if not world.step():
+                world.wait(draw.choice([1, 15, 60]))
+            if draw.random() < 0.01:
+                world.cancel(draw.choice(world.handles).id)
+        world.finish()
+        preemptions += world.mux.stats().preemptions
+    assert preemptions
