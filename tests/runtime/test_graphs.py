@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smkern.device import Budget
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, Weights
 from smkern.runtime.graphs import MIB, GraphCache, GraphKey
@@ -77,6 +78,18 @@ def test_a_bucket_a_place():
     cache.close()
     assert len(cache.closed) == 12
     assert len(cache) == 0
+
+
+def test_ahead_the_shared_memory_is_made_once():
+    cache = FakeCache()
+    cache.capture([RUNG, WHOLE], [4, 32], [2048, MAX_CONTEXT])
+    reserved = cache.shared_bytes
+    assert reserved > 0
+    assert next(iter(cache._graphs)) == GraphKey(0, 32, MAX_CONTEXT)
+    cache.plans.plan(cache._plan_shape(GraphKey(32, 32, MAX_CONTEXT)), Budget(32))
+    assert cache.shared_bytes == reserved
+    # what is shared counts for no graph, so no limit makes it go
+    assert cache.num_bytes == 8 * MIB
 
 
 def test_what_is_missing_is_served_and_captured_later():
