@@ -18,7 +18,7 @@ ALONE, QUEUES = "prefill_alone", "shared_queue"
 OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
 MIXED_IDLE = "mixed_idle_fraction"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
-MISMATCHES, ABLATION = "token_mismatches", "ablation"
+MISMATCHES, ABLATION, SERVED_RATE = "token_mismatches", "ablation", "served"
 SOAK_MINUTES, SOAK_LEAKS = "soak_minutes", "soak_leaks"
 
 

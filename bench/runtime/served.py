@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from smkern.bench.runtime.cases import ABLATION, GAP_RUNG, HOST, MEMORY, OURS, Cell, RuntimePlan
+from smkern.bench.runtime.cases import (
+    ABLATION,
+    GAP_RUNG,
+    HOST,
+    MEMORY,
+    OURS,
+    SERVED_RATE,
+    Cell,
+    RuntimePlan,
+)
 from smkern.bench.runtime.figures import percentile
 from smkern.bench.runtime.prepare import compile_steps
 from smkern.bench.runtime.serving import Crowd, Sizes, open_executor
 from smkern.models import Weights
-from smkern.policies import FixedSplit
+from smkern.policies import Aggregated, FixedSplit, Policy
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.graphs import MIB
 from smkern.runtime.place import Lane, Place
@@ -22,6 +32,8 @@ HOST_CROWD = Crowd(running=128, context=256, prompt=2048)
 HOST_SIZES = Sizes((GAP_RUNG,), max_running=144, max_tokens=2048, max_context=2048)
 ABLATION_CROWD = Crowd(running=64, context=1024, prompt=4096)
 ABLATION_SIZES = Sizes((GAP_RUNG,), max_running=80, max_tokens=4096, max_context=4096)
+SERVED_CROWD = Crowd(running=64, context=1984, prompt=4096)
+SERVED_SIZES = Sizes((), max_running=72, max_prefill=4, max_context=4352, num_pages=10_400)
 MEMORY_SIZES = Sizes(
     (16, 24, 32, 40, 48, 64, 80), max_running=256, max_tokens=512, num_pages=64,
     graph_limit_bytes=64 << 30,
@@ -115,6 +127,44 @@ def ablation_cells(
                 value = round(percentile(found.tbt_us, n / 100) / 1e3, 3)
                 cell = plan.cell(f"{ABLATION}_tbt_p{n}_ms", OURS, value, "ms", variant=name)
                 yield cell | {"rung": rung, "running": crowd.running, **found.figures()}
+
+
+def served_cells(
+    plan: RuntimePlan,
+    weights: Weights,
+    seconds: float,
+    gains: Sequence[Cell],
+    *,
+    sizes: Sizes = SERVED_SIZES,
+    crowd: Crowd = SERVED_CROWD,
+) -> Iterator[Cell]:
+    """The steady state through the `Multiplexer`: TBT as delivered, and prompts' tokens per ms.
+
+    Args:
+        plan, weights: The model.
+        seconds: Of each figure.
+        gains: Cells that say which rung and which chunks are best under a limit.
+        sizes: Of the executor, but for its rungs.
+        crowd: Who decodes, and who comes.
+    """
+    sizes = replace(sizes, rungs=tuple(sorted({cell["rung"] for cell in gains})))
+    chunks = [round(cell["chunk"]) + crowd.running for cell in gains]
+    compile_steps(weights.config, sizes, [crowd.prompt, *chunks])
+    with open_executor(weights, sizes) as executor:
+        executor.warm()
+        executor.capture([None, *sizes.rungs], [crowd.running], [sizes.max_context])
+        for cell in gains:
+            policies: dict[str, Policy] = {
+                "aggregated": Aggregated(chunk_tokens=round(cell["chunk"]), ahead=True),
+                "fixed_split": FixedSplit(cell["rung"], layers=1),
+            }
+            limit = cell["case"]["name"].removeprefix("mux_over_aggregated_")
+            for name, policy in policies.items():
+                found = crowd.watch(executor, policy, seconds)
+                figures = found.figures()
+                value = figures["tokens_per_ms"]
+                served = plan.cell(SERVED_RATE, OURS, value, "tokens/ms", policy=name, limit=limit)
+                yield served | {"rung": cell["rung"], "chunk": cell["chunk"], **figures}
 
 
 def memory_cells(

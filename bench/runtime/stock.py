@@ -164,6 +164,13 @@ class DenseAttention:
         out.copy_(made[0].transpose(0, 1))
 
 
+def _flashinfer() -> StockKernels:
+    module, about = flashinfer_with(*PARTS)
+    if module is None:
+        raise ValueError(f"stock kernels are FlashInfer's among others, and it is absent: {about}")
+    return FlashInferKernels(module)
+
+
 class Stock:
     """Stock kernels on the runtime's places; see `Ours`."""
 
@@ -180,8 +187,7 @@ class Stock:
         self.num_layers = model.config.num_layers
         self._stamps, self._partition = stamps, partition
         self._is_cpu = model.device == "cpu"
-        module = None if self._is_cpu else flashinfer_with(*PARTS)[0]
-        self._kernels = TorchKernels() if module is None else FlashInferKernels(module)
+        self._kernels = TorchKernels() if self._is_cpu else _flashinfer()
         self._step = self._decode_forward()
         self._prompt = self._prompt_forward()
         self._graphs: dict[Place, Any] = {}

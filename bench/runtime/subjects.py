@@ -25,6 +25,7 @@ from smkern.bench.runtime.cases import (
     PACED,
     QUEUES,
     SERVED,
+    SERVED_RATE,
     SOAK_MINUTES,
     STEADY,
     STOCK,
@@ -36,7 +37,7 @@ from smkern.bench.runtime.cases import (
     gap_name,
 )
 from smkern.bench.runtime.rig import Rig
-from smkern.bench.runtime.rows import of
+from smkern.bench.runtime.rows import gains, of
 
 if TYPE_CHECKING:
     from smkern.bench.runtime.correct import Equality
@@ -227,6 +228,28 @@ def _ablation(tasks: Tasks) -> Iterator[Task]:
     yield Task(f"{ABLATION}_tbt_p50_ms", OURS, {}, cells)
 
 
+def _served(tasks: Tasks) -> Iterator[Task]:
+    """Where the file has the steady state of both sides."""
+    from smkern.bench.runtime.served import served_cells
+
+    if tasks.plan.model not in SERVED:
+        return
+    known = [
+        cell
+        for cell in gains(tasks.results.cells)
+        if cell["provider"] == OURS
+        and cell["case"]["model"] == tasks.plan.model
+        and not cell["paced"]
+    ]
+    if known:
+        yield Task(
+            SERVED_RATE,
+            OURS,
+            {},
+            lambda: served_cells(tasks.plan, tasks.weights(), 1.5 * tasks.seconds, known),
+        )
+
+
 def _tokens(tasks: Tasks) -> Iterator[Task]:
     from smkern.bench.runtime.correct import EQUALITIES, about_of, token_cells
 
@@ -270,6 +293,7 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
     "memory": _memory,
     "host": _host,
     "ablation": _ablation,
+    "served": _served,
     "tokens": _tokens,
     "soak": _soak,
 }

@@ -10,13 +10,13 @@ import pytest
 from smkern.bench.runtime.cases import PLANS
 from smkern.bench.runtime.correct import Equality, soak_cells, token_cells
 from smkern.bench.runtime.prepare import budgets_of, step_problems
-from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells
+from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells, served_cells
 from smkern.bench.runtime.serving import Crowd, Sizes
 from smkern.models import Weights, preset
 from tests.models.generation import one_thread, tiny
 
 PLAN = PLANS[0]
-SIZES = Sizes((40,), max_running=6, max_prefill=3, max_tokens=48, max_context=200, num_pages=64)
+SIZES = Sizes((40,), max_running=6, max_prefill=3, max_tokens=48, max_context=192, num_pages=64)
 CROWD = Crowd(running=3, context=8, prompt=20)
 
 
@@ -51,6 +51,20 @@ def test_each_technique_off_in_turn():
         "ablation_tbt_p99_ms",
     }
     assert all(cell["value"] > 0 and cell["tokens_per_ms"] >= 0 for cell in cells)
+
+
+def test_the_steady_state_through_the_multiplexer():
+    gain = PLAN.cell("mux_over_aggregated_15ms", "smkern", 1.5, "ratio")
+    cells = list(
+        served_cells(
+            PLAN, weights(), 0.05, [gain | {"rung": 40, "chunk": 8.0}], sizes=SIZES, crowd=CROWD
+        )
+    )
+    assert [(c["case"]["policy"], c["case"]["limit"]) for c in cells] == [
+        ("aggregated", "15ms"),
+        ("fixed_split", "15ms"),
+    ]
+    assert all(cell["value"] >= 0 and cell["tbt_p50_ms"] > 0 for cell in cells)
 
 
 def test_memory_of_graphs_of_which_a_cpu_has_none():
