@@ -92,7 +92,10 @@ PLANS = (
 )
 AIMS = {("qwen3-8b", 15.0): 1.5, ("qwen3-8b", 20.0): 1.3, ("qwen3-32b", 50.0): 1.3}
 """By model and TBT limit, what multiplexing shall gain."""
-STOCK_RUNGS = {"qwen3-8b": (16, 24, 32, 48, 64, 80), "qwen3-32b": (16, 32, 48, 64, 80)}
+STOCK_RUNGS = {
+    "qwen3-8b": (16, 24, 32, 40, 48, 56, 64, 72, 80),
+    "qwen3-32b": (16, 24, 32, 40, 48, 64, 72, 80),
+}
 """Of the driver's own groups of 8, where stock kernels run best."""
 SWITCH_RUNGS = (24, 40)
 GAP_RUNG = 40
