@@ -213,9 +213,11 @@ class SlotTable:
     def take(self) -> RowUpdate:
         """What was collected since the last call, to be sent once.
 
-        An update that is dropped goes with the next one of slots; one of guests is lost: `forget`
-        its requests.
+        An update that is dropped goes with the next one of slots (`in_order`: the next one, also
+        where that changes nothing); one of guests is lost: `forget` its requests.
         """
+        if self._in_order and self._unsent:
+            self._slot_update()
         update, self._update = self._update, self._new_update()
         return update
 

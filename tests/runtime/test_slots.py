@@ -106,6 +106,21 @@ def test_an_update_is_sent_once() -> None:
     assert (update.sent, len(sender.sent)) == (True, 1)
 
 
+def test_what_was_dropped_goes_with_the_next_update_in_order() -> None:
+    """Also where that one changes nothing: its launch reads the rows that were told to move."""
+    pool, sender = new_pool(), CountingSender()
+    table = SlotTable(new_state(), pool, sender=sender, in_order=True)
+    requests = [a_request(i) for i in range(2)]
+    for request in requests:
+        pool.allocate(request, request.ids, num_tokens=CONTEXT)
+    table.arrange(requests, [3, 3])
+    dropped = table.take()
+    table.arrange(requests, [3, 3])
+    table.take().send()
+    assert dropped.sent
+    assert len(sender.sent) == 1
+
+
 def test_what_was_dropped_goes_with_the_next_update_of_slots() -> None:
     table, requests, sender = seated(3)
     table.arrange(requests[1:], [3, 3])
