@@ -24,6 +24,7 @@ class Books:
     Attributes:
         pool: The pages.
         waiting, running, paused: Requests by rank.
+        version: Counts who comes to those that run, and who leaves.
 
     Args:
         pool: The pages.
@@ -46,6 +47,8 @@ class Books:
         self.waiting: list[Live] = []
         self.running: list[Live] = []
         self.paused: list[Live] = []
+        self.version = 0
+        self._views: tuple[Waiting, ...] | None = None
         self._preemption = preemption
         self._restart = restart
         self._max_running = max_running
@@ -62,21 +65,32 @@ class Books:
 
     def views(self) -> tuple[Waiting, ...]:
         """What a policy sees of those that wait."""
-        pages = self.pool.pages_for
-        return tuple(live.view(pages) for live in self.waiting)
+        if self._views is None:
+            pages = self.pool.pages_for
+            self._views = tuple([live.view(pages) for live in self.waiting])
+        return self._views
+
+    def look_again(self, live: Live) -> None:
+        """What a policy sees of a request that waits is another."""
+        live.forget_view()
+        self._views = None
 
     def wait(self, live: Live) -> None:
         """Put a request into the queue, by rank."""
         live.stage = "waiting"
+        self.look_again(live)
         insort(self.waiting, live, key=lambda x: x.rank)
 
     def run(self, live: Live) -> None:
         """A request decodes from now on."""
         live.stage = "running"
+        self.version += 1
         insort(self.running, live, key=lambda x: x.rank)
 
     def drop(self, live: Live) -> None:
         """Take a request out of wherever it is."""
+        self.version += live.stage == "running"
+        self._views = None
         for group in (self.waiting, self.running, self.paused):
             if live in group:
                 group.remove(live)
@@ -97,6 +111,7 @@ class Books:
         live.room = self.pool.pages_for(len(request.ids)) * self.pool.page_size
         if request.cached_tokens is None:
             request.cached_tokens = cached
+        self.look_again(live)
         return True
 
     def reserve(self, steps: int) -> int:
@@ -127,6 +142,7 @@ class Books:
         """Give a request's pages back, for writing once its last launch is over."""
         if live.room:
             live.room = 0
+            self.look_again(live)
             self.pool.release(live.request, live.last)
 
     def recompute(self, live: Live) -> None:
@@ -156,6 +172,18 @@ class Books:
         if live.stage in ("running", "paused") and computed:
             self.pool.commit(request, computed)
 
+    def has_pages(self, count: int) -> bool:
+        """Whether so many can be had; asks those that readers keep only where they are needed."""
+        if count <= self.free_pages:
+            return True
+        self.pool.poll()
+        return count <= self.free_pages
+
+    def extend(self, live: Live, tokens: int) -> None:
+        """Give a request pages for so many tokens, which there are."""
+        self.pool.extend(live.request, tokens)
+        live.room = -(-tokens // self.pool.page_size) * self.pool.page_size
+
     def make_room(self) -> bool:
         """Where nothing runs and nobody can be admitted: the last that holds pages gives them back.
 
@@ -181,14 +209,10 @@ class Books:
                     pages = -(-tokens // page)
                     missing += pages - live.room // page
                     needs.append((live, tokens))
-        if missing:
-            if missing > self.free_pages:
-                self.pool.poll()
-                if missing > self.free_pages:
-                    return False
-            for live, tokens in needs:
-                self.pool.extend(live.request, tokens)
-                live.room = -(-tokens // page) * page
+        if missing and not self.has_pages(missing):
+            return False
+        for live, tokens in needs:
+            self.extend(live, tokens)
         return True
 
     def _make_way(self) -> bool:

@@ -211,9 +211,16 @@ class Conductor:
         """This moment, as the policy sees it."""
         books, launches, executor = self._books, self._launches, self._executor
         now_us = self._lanes.device.now_us()
-        running = books.running
-        # A token that is on its way for the first time was never delivered.
-        oldest = min((live.token_us for live in running if live.token_us), default=now_us)
+        crew = launches.crew
+        if crew is not None:
+            lengths, oldest = crew.lengths, crew.token_us
+        else:
+            running, oldest = books.running, 0.0
+            lengths = tuple([len(live.request.ids) + live.ahead for live in running])
+        if not oldest:
+            # A token that is on its way for the first time was never delivered.
+            seen = [live.token_us for live in books.running if live.token_us]
+            oldest = min(seen, default=now_us)
         batch, preempted = launches.batch, launches.preempted
         return Snapshot(
             now_us=now_us,
@@ -221,7 +228,7 @@ class Conductor:
             waiting=books.views(),
             prefill=None if batch is None else batch.view(),
             preempted=None if preempted is None else preempted.view(),
-            running_kv=tuple([len(live.request.ids) + live.ahead for live in running]),
+            running_kv=lengths,
             token_age_us=now_us - oldest,
             decode_queued=self._lanes.queued("decode"),
             prefill_queued=self._lanes.queued("prefill"),

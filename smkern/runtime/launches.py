@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from smkern.errors import ModelError
 from smkern.policies import PrefillView
 from smkern.runtime.books import Books
+from smkern.runtime.crew import Crew
 from smkern.runtime.device import Event
 from smkern.runtime.executor import Draw, Executor, Piece, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
@@ -17,6 +18,9 @@ from smkern.runtime.place import LANES
 
 DECODE_QUERIES = 8
 """Chunks of so few tokens take attention's decode path, whose sums run in another order."""
+PLENTY = 4
+"""Free pages a request that decodes, from which on pages are taken a step early: while the device
+computes, not between two of its steps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +53,16 @@ class Flight:
         rows: A request and its epoch for each token that it draws.
         draw: Reads the tokens.
         batch: The batch whose last layers it runs.
+        crew: For whom it draws, where that is a step like the one before.
+        number: Of the crew's steps.
     """
 
     lives: Sequence[Live]
     rows: list[tuple[Live, int]] = field(default_factory=list)
     draw: Draw | None = None
     batch: Batch | None = None
+    crew: Crew | None = None
+    number: int = 0
 
 
 class Launches:
@@ -65,6 +73,7 @@ class Launches:
         lanes: Launches it.
         books: Requests and pages.
         invariant: Whether chunks are cut so that attention computes every prompt the same way.
+        settle: Called before requests are looked at one by one: what is owed to them is given.
 
     Attributes:
         batch: The batch whose layers run.
@@ -73,7 +82,12 @@ class Launches:
     """
 
     def __init__(
-        self, executor: Executor, lanes: Interleaver, books: Books, invariant: bool
+        self,
+        executor: Executor,
+        lanes: Interleaver,
+        books: Books,
+        invariant: bool,
+        settle: Callable[[], None],
     ) -> None:
         self.batch: Batch | None = None
         self.preempted: Batch | None = None
@@ -85,6 +99,28 @@ class Launches:
         self._num_layers = executor.config.num_layers
         # Whose tokens the decode lane's last launch drew: they are on the device.
         self._drawn: set[Live] = set()
+        self._crew: Crew | None = None
+        # The crew's last launch, and how many its requests have not been told of.
+        self._owed: tuple[Crew, Ticket, int] | None = None
+        self._settle = settle
+
+    @property
+    def crew(self) -> Crew | None:
+        """All that run, where the decode lane's last launch drew for just these."""
+        if self._crew is not None and not self._crew.is_valid(self._books):
+            self._crew = None
+        return self._crew
+
+    def settle(self) -> None:
+        """Tell the crew of its launches, and get its next pages where there are many."""
+        if self._owed is None:
+            return
+        (crew, ticket, count), self._owed = self._owed, None
+        for live in crew.lives:
+            live.last = ticket
+            live.ahead += count
+        if crew is self.crew and self._books.free_pages > PLENTY * len(crew.lives):
+            crew.extend(self._books, count)
 
     @property
     def seats(self) -> int:
@@ -105,6 +141,12 @@ class Launches:
         Raises:
             ModelError: the launch failed; its `lives` are the requests of it.
         """
+        crew = self.crew
+        if crew is not None and crew.least_left > 0:
+            count = min(steps, crew.most_left)
+            if crew.extend(self._books, count):
+                return self._go_on(crew, count)
+        self._settle()
         lives = self._decoding()
         if not lives:
             return 0
@@ -115,6 +157,7 @@ class Launches:
         lives = self._decoding()
         if not lives:  # the one that could has given way
             return 0
+        self._crew = None
         by_request = {live.request: live for live in lives}
         with _Blame(lives):
             works = self._executor.decode([live.request for live in lives], count)
@@ -135,7 +178,28 @@ class Launches:
             for live in lives:
                 live.last = ticket
                 live.ahead += 1
+        if launched and len(lives) == len(self._books.running):
+            order = tuple([live.request for live, _ in rows])
+            self._crew = Crew(self._books, lives, order, [_left(live) for live in lives])
         return launched
+
+    def _go_on(self, crew: Crew, steps: int) -> int:
+        """Launch decode steps like those before; how many. Their requests hear of it later."""
+        self.settle()
+        with _Blame(crew.lives):
+            works = self._executor.decode(crew.requests, steps)
+        for count, (work, draw) in enumerate(works):
+            if not self._lanes.can_launch("decode", work):
+                return count
+            assert draw.requests == crew.order, "requests that sit have changed their rows"
+            with _Blame(crew.lives):
+                ticket = self._lanes.launch("decode", work)
+            crew.launched += 1
+            self.flights[ticket] = Flight(
+                crew.lives, crew.rows, draw, crew=crew, number=crew.launched
+            )
+            self._owed = crew, ticket, count + 1
+        return len(works)
 
     def mixed(self, lives: Iterable[Live], tokens: int) -> int | None:
         """Launch one forward of chunks of these prompts and a token of all that run; its tokens.
@@ -145,6 +209,7 @@ class Launches:
         Raises:
             ModelError: see `decode`; only the prompts' requests have failed.
         """
+        self._settle()
         pieces, chosen = self._pieces(lives, tokens)
         if not pieces:
             return 0
@@ -162,6 +227,7 @@ class Launches:
             if not self._lanes.can_launch("decode", work):
                 return None
             ticket = self._lanes.launch("decode", work)
+        self._crew = None
         everyone = [*chosen, *running]
         by_request = {live.request: live for live in everyone}
         rows = [(by_request[request], by_request[request].epoch) for request in draw.requests]
@@ -306,6 +372,7 @@ class Launches:
         end = piece.start + piece.count
         self._books.pool.commit(live.request, live.request.ids[piece.start : end], written)
         live.computed = live.request.num_computed = end
+        self._books.look_again(live)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,14 +391,14 @@ class _Blame:
     """What a model raises becomes a `ModelError` that knows the requests of the launch."""
 
     def __init__(self, lives: Sequence[Live]) -> None:
-        self._lives = list(lives)
+        self._lives = lives
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, LaunchError):
-            raise LaunchError(self._lives, error) from error
+            raise LaunchError(list(self._lives), error) from error
 
 
 class LaunchError(ModelError):

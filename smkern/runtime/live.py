@@ -81,10 +81,14 @@ class Live:
         """Who is served first, and preempted last: high priority, then early arrival."""
         return (-self.priority, self.arrival_us, self.request.index)
 
+    def forget_view(self) -> None:
+        """What a policy sees of it has changed."""
+        self._view = None
+
     def view(self, pages: Callable[[int], int]) -> Waiting:
         """What a policy sees of it while it waits; kept until something changes."""
-        tokens = len(self.request.ids) - self.computed
-        if self._view is None or self._view.tokens != tokens:
+        if self._view is None:
+            tokens = len(self.request.ids) - self.computed
             wanted = 0 if self.room else pages(len(self.request.ids))
             self._view = Waiting(
                 self.id, self.arrival_us, tokens, self.computed, self.priority,

@@ -99,7 +99,11 @@ class Multiplexer:
         self._books = Books(
             executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way
         )
-        self._launches = Launches(executor, self._lanes, self._books, batch_invariant)
+        self._launches = Launches(
+            executor, self._lanes, self._books, batch_invariant, self._hand_out
+        )
+        # Tokens of steps that nobody ends by: handed out once the next step is launched.
+        self._kept: list[tuple[Flight, Sequence[int], float]] = []
         self._lives: dict[int, Live] = {}
         self._conductor = Conductor(
             Aggregated() if policy is None else policy, executor, self._lanes, self._books,
@@ -202,21 +206,29 @@ class Multiplexer:
                 self._wait()
 
     def step(self) -> list[Output]:
-        """Poll, hand out, decide, launch; returns without waiting.
+        """Poll, decide, launch, hand out; returns without waiting.
+
+        Tokens are handed out first where a request may end by them: then it matters to what is
+        launched next.
 
         Raises:
             StalledError: nothing that was launched has ended for `stall_timeout_s`; the timeline
                 so far is there.
         """
         began = perf_counter()
-        self._arrivals()
-        self._poll()
-        if self._changed:
-            self._changed = False
-            self._books.resume()
-            self._decide(began)
-        elif not self._launches.flights and self._lives:
-            self._unblock()
+        try:
+            self._arrivals()
+            self._poll()
+            if self._changed:
+                self._changed = False
+                if self._launches.crew is None or self._books.paused:
+                    self._hand_out()
+                self._books.resume()
+                self._decide(began)
+            elif not self._launches.flights and self._lives:
+                self._unblock()
+        finally:
+            self._hand_out()
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -227,8 +239,9 @@ class Multiplexer:
 
     @property
     def control_us(self) -> Sequence[float]:
-        """Host time of the last steps that launched decode: polled, tokens handed out, decided and
-        launched; prefill's launches behind it are left out."""
+        """Host time of the last steps that launched decode: polled, decided and launched; what is
+        done behind it, prefill's launches and the tokens of a step by which nobody ends, is left
+        out."""
         return tuple(self._conductor.control_us)
 
     def stats(self) -> Stats:
@@ -315,10 +328,31 @@ class Multiplexer:
         if flight.draw is None:
             return
         assert ticket.seen_us is not None
-        outputs, finished = deliver(rows, flight.draw.read(), ticket.seen_us)
+        tokens, crew = flight.draw.read(), flight.crew
+        if crew is not None and crew is self._launches.crew and crew.stays(tokens, flight.number):
+            crew.token_us = ticket.seen_us
+            self._kept.append((flight, tokens, ticket.seen_us))
+            return
+        self._hand_out()
+        self._deliver(rows, tokens, ticket.seen_us)
+
+    def _hand_out(self) -> None:
+        """Give requests what is owed to them: launches they were not told of, tokens kept."""
+        self._launches.settle()
+        if not self._kept:
+            return
+        kept, self._kept = self._kept, []
+        for flight, tokens, seen_us in kept:
+            self._deliver(flight.rows, tokens, seen_us)
+
+    def _deliver(
+        self, rows: Sequence[tuple[Live, int]], tokens: Sequence[int], seen_us: float
+    ) -> None:
+        """Tokens of one launch to their requests."""
+        outputs, finished = deliver(rows, tokens, seen_us)
         self._outputs += outputs
         if outputs:
-            self._meter.delivered([output.id for output in outputs], ticket.seen_us)
+            self._meter.delivered([output.id for output in outputs], seen_us)
         for live in finished:
             if live.error is None:
                 self._end(live)
@@ -331,6 +365,7 @@ class Multiplexer:
             if self._conductor.act(began) is Act.STUCK:
                 self._unblock()
         except LaunchError as error:
+            self._hand_out()
             self._launches.fence(lives=error.lives)
             self._fail(error.lives, error)
 

@@ -92,7 +92,7 @@ class RowUpdate:
         sent: Whether they were.
     """
 
-    __slots__ = ("_before", "_sender", "_state", "launches", "ordered", "sent")
+    __slots__ = ("_before", "_most", "_sender", "launches", "ordered", "sent")
 
     def __init__(self, state: RowState, sender: Sender, before: deque[RowUpdate] | None) -> None:
         self.launches: list[Records] = []
@@ -101,7 +101,7 @@ class RowUpdate:
         """Whether updates of slots that were taken earlier must be sent before."""
         self._before = before
         self._sender = sender
-        self._state = state
+        self._most = STAGE_WORDS - RECORD - state.layout.values
 
     def put(
         self,
@@ -159,10 +159,9 @@ class RowUpdate:
         """Those of a launch in which the change may stand."""
         if self.launches:
             last = self.launches[-1]
-            least = RECORD + self._state.layout.values
-            full = len(last.words) + len(last.numbers) + least > STAGE_WORDS
-            clash = target in last.sources or target in last.targets or source in last.targets
-            if not full and not clash:
+            full = len(last.words) + len(last.numbers) > self._most
+            targets = last.targets
+            if not (full or target in targets or source in targets or target in last.sources):
                 return last
         self.launches.append(Records())
         return self.launches[-1]

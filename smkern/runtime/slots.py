@@ -178,11 +178,15 @@ class SlotTable:
             )
         wanted = np.asarray(lengths, np.int64)
         short = np.flatnonzero(wanted > self._covered[self._rows])
-        for row, length in zip(self._rows[short].tolist(), wanted[short].tolist(), strict=True):
-            request = self._seated[row - self.state.first_slot]
+        if not short.size:
+            return
+        rows, slot = self._rows[short], self.state.first_slot
+        update, covered = self._slot_update(), self._covered[rows].tolist()
+        for row, had, length in zip(rows.tolist(), covered, wanted[short].tolist(), strict=True):
+            request = self._seated[row - slot]
             assert request is not None
-            first, pages = self._lacking(int(self._covered[row]), request, length)
-            self._slot_update().put(row, first=first, pages=pages)
+            first, pages = self._lacking(had, request, length)
+            update.put(row, first=first, pages=pages)
             self._covered[row] = (first + len(pages)) * self._page_size
 
     def seat_guests(self, guests: Sequence[Guest]) -> None:
