@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-from smkern.errors import ModelError
-from smkern.policies import PrefillView
 from smkern.runtime.books import Books
 from smkern.runtime.crew import Crew
-from smkern.runtime.device import Event
-from smkern.runtime.executor import Draw, Executor, Piece, PrefillRun
+from smkern.runtime.executor import Draw, Executor, Piece
+from smkern.runtime.flights import Batch, Blame, Both, Flight
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.live import Live
 from smkern.runtime.place import LANES
@@ -21,48 +18,6 @@ DECODE_QUERIES = 8
 PLENTY = 4
 """Free pages a request that decodes, from which on pages are taken a step early: while the device
 computes, not between two of its steps."""
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """A batch of prompts whose layers are launched in groups."""
-
-    run: PrefillRun
-    lives: list[Live]
-    started_us: float
-    layers: int = 0
-
-    def view(self) -> PrefillView:
-        """What a policy sees of it."""
-        return PrefillView(
-            ids=tuple(live.id for live in self.lives),
-            chunks=tuple((piece.count, piece.start) for piece in self.run.pieces),
-            layers_launched=self.layers,
-            started_us=self.started_us,
-            priority=max(live.priority for live in self.lives),
-            deadline_us=min(live.deadline_us for live in self.lives),
-        )
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """What is known of a launch until it is over.
-
-    Attributes:
-        lives: Requests whose pages it reads or writes.
-        rows: A request and its epoch for each token that it draws.
-        draw: Reads the tokens.
-        batch: The batch whose last layers it runs.
-        crew: For whom it draws, where that is a step like the one before.
-        number: Of the crew's steps.
-    """
-
-    lives: Sequence[Live]
-    rows: list[tuple[Live, int]] = field(default_factory=list)
-    draw: Draw | None = None
-    batch: Batch | None = None
-    crew: Crew | None = None
-    number: int = 0
 
 
 class Launches:
@@ -159,7 +114,7 @@ class Launches:
             return 0
         self._crew = None
         by_request = {live.request: live for live in lives}
-        with _Blame(lives):
+        with Blame(lives):
             works = self._executor.decode([live.request for live in lives], count)
         rows: list[tuple[Live, int]] = []
         launched = 0
@@ -170,7 +125,7 @@ class Launches:
                 rows = [
                     (by_request[request], by_request[request].epoch) for request in draw.requests
                 ]
-            with _Blame(lives):
+            with Blame(lives):
                 ticket = self._lanes.launch("decode", work)
             self.flights[ticket] = Flight(lives, rows, draw)
             self._drawn = set(lives)
@@ -186,13 +141,13 @@ class Launches:
     def _go_on(self, crew: Crew, steps: int) -> int:
         """Launch decode steps like those before; how many. Their requests hear of it later."""
         self.settle()
-        with _Blame(crew.lives):
+        with Blame(crew.lives):
             works = self._executor.decode(crew.requests, steps)
         for count, (work, draw) in enumerate(works):
             if not self._lanes.can_launch("decode", work):
                 return count
             assert draw.requests == crew.order, "requests that sit have changed their rows"
-            with _Blame(crew.lives):
+            with Blame(crew.lives):
                 ticket = self._lanes.launch("decode", work)
             crew.launched += 1
             self.flights[ticket] = Flight(
@@ -222,7 +177,7 @@ class Launches:
         pieces, chosen = [pieces[i] for i in keep], [chosen[i] for i in keep]
         if not pieces:
             return 0
-        with _Blame(chosen):
+        with Blame(chosen):
             work, draw = self._executor.mixed(pieces, [live.request for live in running])
             if not self._lanes.can_launch("decode", work):
                 return None
@@ -253,7 +208,7 @@ class Launches:
         pieces, chosen = self._pieces(lives, tokens)
         if not pieces:
             return False
-        with _Blame(chosen):
+        with Blame(chosen):
             run = self._executor.begin(pieces, 0 if self.batch is None else 1 - self.batch.run.slot)
         assert preempt or self.batch is None
         self.preempted = self.batch
@@ -273,7 +228,7 @@ class Launches:
         if batch is None:
             return 0
         count = min(count, self._num_layers - batch.layers)
-        with _Blame(batch.lives):
+        with Blame(batch.lives):
             work = self._executor.prefill(batch.run, batch.layers, count)
             if not self._lanes.can_launch("prefill", work):
                 return 0
@@ -323,8 +278,9 @@ class Launches:
         end: Both | None = None
         with suppress(Exception):
             end = Both(*[self._lanes.fence(lane) for lane in LANES])
-        for live in everyone:
-            live.last = end
+        if end is not None:
+            for live in everyone:
+                live.last = end
         return end is not None
 
     def lose(self, lives: Sequence[Live]) -> None:
@@ -373,40 +329,6 @@ class Launches:
         self._books.pool.commit(live.request, live.request.ids[piece.start : end], written)
         live.computed = live.request.num_computed = end
         self._books.look_again(live)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Both:
-    """The end of two."""
-
-    one: Event
-    two: Event
-
-    def query(self) -> bool:
-        """Whether both are over."""
-        return self.one.query() and self.two.query()
-
-
-class _Blame:
-    """What a model raises becomes a `ModelError` that knows the requests of the launch."""
-
-    def __init__(self, lives: Sequence[Live]) -> None:
-        self._lives = lives
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, LaunchError):
-            raise LaunchError(list(self._lives), error) from error
-
-
-class LaunchError(ModelError):
-    """A launch raised; `lives` are the requests that have failed by it."""
-
-    def __init__(self, lives: list[Live], reason: Exception) -> None:
-        super().__init__(f"{type(reason).__name__} while work was launched: {reason}")
-        self.lives = lives
 
 
 def cut(remaining: int, room: int, least: int) -> int:

@@ -19,15 +19,19 @@ from smkern.runtime.books import Books, Preemption
 from smkern.runtime.conductor import Act, Conductor
 from smkern.runtime.deliver import deliver
 from smkern.runtime.executor import Executor, MemoryReport
+from smkern.runtime.flights import Flight, LaunchError
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.launches import Flight, LaunchError, Launches
+from smkern.runtime.launches import Launches
 from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.stats import Stats, StatsMeter
 from smkern.runtime.timeline import Timeline
 
 STALL_S = 60.0
-SETTLED = 4
-"""Records of the timeline that are put in order while there is nothing else to do."""
+SETTLE_S = 30e-6
+"""The timeline's records are put in order for so long between two polls, while nothing else is to
+be done."""
+TOLD = 32
+"""Tokens of a record of them: each takes some 10 us to be counted."""
 
 
 class Multiplexer:
@@ -296,9 +300,13 @@ class Multiplexer:
 
     def _wait(self) -> None:
         until_us = self._future[0][0] if self._future else None
-        if self._launches.flights or until_us is not None:
-            self.timeline.settle(SETTLED)
-            self._lanes.wait(until_us)
+        if not self._launches.flights and until_us is None:
+            return
+        end_s = perf_counter() + SETTLE_S
+        while self.timeline.settle(1):
+            if perf_counter() > end_s:
+                return
+        self._lanes.wait(until_us)
 
     def _poll(self) -> None:
         """What is over: its tokens to their requests."""
@@ -351,8 +359,9 @@ class Multiplexer:
         """Tokens of one launch to their requests."""
         outputs, finished = deliver(rows, tokens, seen_us)
         self._outputs += outputs
-        if outputs:
-            self._meter.delivered([output.id for output in outputs], seen_us)
+        ids = [output.id for output in outputs]
+        for first in range(0, len(ids), TOLD):
+            self._meter.delivered(ids[first : first + TOLD], seen_us)
         for live in finished:
             if live.error is None:
                 self._end(live)
