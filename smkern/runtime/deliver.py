@@ -2,10 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from smkern.errors import ModelError, RequestError
+from smkern.runtime.flights import Flight
+from smkern.runtime.interleaver import Ticket
+from smkern.runtime.launches import Launches
 from smkern.runtime.live import Live, Output
+from smkern.runtime.stats import StatsMeter
+
+TOLD = 32
+"""Tokens of a record of them: it takes some 10 us to be counted, between two polls."""
+
+
+class Delivery:
+    """Hands out tokens: before the next launch where a request may end by them, else behind it.
+
+    Args:
+        launches: Are told when requests are looked at.
+        meter: Counts tokens.
+        finished: Told each request that is finished, or has an error.
+
+    Attributes:
+        outputs: What was handed out.
+    """
+
+    def __init__(
+        self, launches: Launches, meter: StatsMeter, finished: Callable[[Live], None]
+    ) -> None:
+        self.outputs: list[Output] = []
+        self._launches = launches
+        self._meter = meter
+        self._finished = finished
+        self._kept: list[tuple[Flight, Sequence[int], float]] = []
+
+    def over(self, ticket: Ticket, flight: Flight) -> None:
+        """A launch is over; its tokens are kept if all go on as they did."""
+        rows = flight.rows
+        if flight.batch is not None:
+            rows = self._launches.joined(flight.batch, flight.draw)
+        if flight.draw is None:
+            return
+        assert ticket.seen_us is not None
+        tokens, crew = flight.draw.read(), flight.crew
+        if crew is not None and crew is self._launches.crew and crew.stays(tokens, flight.number):
+            crew.token_us = ticket.seen_us
+            self._kept.append((flight, tokens, ticket.seen_us))
+            return
+        self.hand_out()
+        self._deliver(rows, tokens, ticket.seen_us)
+
+    def hand_out(self) -> None:
+        """Give requests what is owed to them: launches they were not told of, tokens kept."""
+        self._launches.settle()
+        if not self._kept:
+            return
+        kept, self._kept = self._kept, []
+        for flight, tokens, seen_us in kept:
+            self._deliver(flight.rows, tokens, seen_us)
+
+    def _deliver(
+        self, rows: Sequence[tuple[Live, int]], tokens: Sequence[int], seen_us: float
+    ) -> None:
+        """Tokens of one launch to their requests."""
+        outputs, finished = deliver(rows, tokens, seen_us)
+        self.outputs += outputs
+        ids = [output.id for output in outputs]
+        for first in range(0, len(ids), TOLD):
+            self._meter.delivered(ids[first : first + TOLD], seen_us)
+        for live in finished:
+            self._finished(live)
 
 
 def deliver(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
@@ -17,10 +18,10 @@ from smkern.ops.attention.numbers import as_int
 from smkern.policies import Aggregated, Policy
 from smkern.runtime.books import Books, Preemption
 from smkern.runtime.conductor import Act, Conductor
-from smkern.runtime.deliver import deliver
+from smkern.runtime.deliver import Delivery
 from smkern.runtime.executor import Executor, MemoryReport
-from smkern.runtime.flights import Flight, LaunchError
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.flights import LaunchError
+from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launches import Launches
 from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.stats import Stats, StatsMeter
@@ -30,8 +31,6 @@ STALL_S = 60.0
 SETTLE_S = 30e-6
 """The timeline's records are put in order for so long between two polls, while nothing else is to
 be done."""
-TOLD = 32
-"""Tokens of a record of them: each takes some 10 us to be counted."""
 
 
 class Multiplexer:
@@ -106,8 +105,8 @@ class Multiplexer:
         self._launches = Launches(
             executor, self._lanes, self._books, batch_invariant, self._hand_out
         )
-        # Tokens of steps that nobody ends by: handed out once the next step is launched.
-        self._kept: list[tuple[Flight, Sequence[int], float]] = []
+        self._meter = StatsMeter(timeline, config=executor.config)
+        self._delivery = Delivery(self._launches, self._meter, self._finished)
         self._lives: dict[int, Live] = {}
         self._conductor = Conductor(
             Aggregated() if policy is None else policy, executor, self._lanes, self._books,
@@ -117,14 +116,12 @@ class Multiplexer:
             executor.config, executor.pool, executor.max_context, lambda needed: tokenizer,
             Random(seed),
         )  # fmt: skip
-        self._meter = StatsMeter(timeline, config=executor.config)
         self._stall_us = 1e6 * stall_timeout_s
         self._future: list[tuple[float, int, Live]] = []
         self._count = 0
         self._preemptions = 0
         self._changed = False
         self._quiet_since_us = 0.0
-        self._outputs: list[Output] = []
         self._unread: deque[Output] = deque()
         self._is_closed = False
 
@@ -220,6 +217,8 @@ class Multiplexer:
                 so far is there.
         """
         began = perf_counter()
+        collects = gc.isenabled()
+        gc.disable()  # what it collects it collects behind the launches
         try:
             self._arrivals()
             self._poll()
@@ -232,8 +231,10 @@ class Multiplexer:
             elif not self._launches.flights and self._lives:
                 self._unblock()
         finally:
+            if collects:
+                gc.enable()
             self._hand_out()
-        outputs, self._outputs = self._outputs, []
+        outputs, self._delivery.outputs = self._delivery.outputs, []
         return outputs
 
     @property
@@ -316,7 +317,7 @@ class Multiplexer:
             self._device_failed(error)
             return
         for ticket in over:
-            self._over(ticket, self._launches.flights.pop(ticket))
+            self._delivery.over(ticket, self._launches.flights.pop(ticket))
         now_us = self._lanes.device.now_us()
         if over or not self._launches.flights:
             self._changed = self._changed or bool(over)
@@ -329,44 +330,14 @@ class Multiplexer:
                 "launches take so long"
             )
 
-    def _over(self, ticket: Ticket, flight: Flight) -> None:
-        rows = flight.rows
-        if flight.batch is not None:
-            rows = self._launches.joined(flight.batch, flight.draw)
-        if flight.draw is None:
-            return
-        assert ticket.seen_us is not None
-        tokens, crew = flight.draw.read(), flight.crew
-        if crew is not None and crew is self._launches.crew and crew.stays(tokens, flight.number):
-            crew.token_us = ticket.seen_us
-            self._kept.append((flight, tokens, ticket.seen_us))
-            return
-        self._hand_out()
-        self._deliver(rows, tokens, ticket.seen_us)
-
     def _hand_out(self) -> None:
-        """Give requests what is owed to them: launches they were not told of, tokens kept."""
-        self._launches.settle()
-        if not self._kept:
-            return
-        kept, self._kept = self._kept, []
-        for flight, tokens, seen_us in kept:
-            self._deliver(flight.rows, tokens, seen_us)
+        self._delivery.hand_out()
 
-    def _deliver(
-        self, rows: Sequence[tuple[Live, int]], tokens: Sequence[int], seen_us: float
-    ) -> None:
-        """Tokens of one launch to their requests."""
-        outputs, finished = deliver(rows, tokens, seen_us)
-        self._outputs += outputs
-        ids = [output.id for output in outputs]
-        for first in range(0, len(ids), TOLD):
-            self._meter.delivered(ids[first : first + TOLD], seen_us)
-        for live in finished:
-            if live.error is None:
-                self._end(live)
-            else:
-                self._fail([live], live.error)
+    def _finished(self, live: Live) -> None:
+        if live.error is None:
+            self._end(live)
+        else:
+            self._fail([live], live.error)
 
     def _decide(self, began: float) -> None:
         """Let what can be launched be decided and launched."""
@@ -405,7 +376,7 @@ class Multiplexer:
         for live in lives:
             if live.stage != "done":
                 live.error = error
-                self._outputs.append(Output(live.id, None, error=error))
+                self._delivery.outputs.append(Output(live.id, None, error=error))
                 self._end(live, computing=False)
             else:  # cancelled before
                 self._books.release(live)
