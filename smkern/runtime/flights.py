@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from smkern.errors import ModelError
+from smkern.errors import DeviceError, ModelError
 from smkern.policies import PrefillView
 from smkern.runtime.crew import Crew
 from smkern.runtime.device import Event
@@ -63,8 +63,11 @@ class Both:
     two: Event
 
     def query(self) -> bool:
-        """Whether both are over."""
-        return self.one.query() and self.two.query()
+        """Whether both are over; behind an error of the device nothing runs."""
+        try:
+            return self.one.query() and self.two.query()
+        except DeviceError:
+            return True
 
 
 class Blame:

@@ -24,6 +24,7 @@ class Ticket:
         launched_us: When the host launched it.
         event: Its end on the device.
         seen_us: When the host saw it over; None: not yet.
+        error: What the device told somebody who asked `query`, for the next `poll`.
     """
 
     number: int
@@ -33,14 +34,25 @@ class Ticket:
     launched_us: float
     event: Event
     seen_us: float | None = None
+    error: DeviceError | None = None
 
     @property
     def is_over(self) -> bool:
         return self.seen_us is not None
 
     def query(self) -> bool:
-        """Whether it is over, as the last `poll` saw it or as the device says; never waits."""
-        return self.seen_us is not None or self.event.query()
+        """Whether it is over, as the last `poll` saw it or as the device says; never waits.
+
+        One that failed runs no more. Its error, which a device may tell once only, is kept for
+        `poll`: whoever asks here waits for pages, and can do nothing about it.
+        """
+        if self.seen_us is not None or self.error is not None:
+            return True
+        try:
+            return self.event.query()
+        except DeviceError as error:
+            self.error = error
+            return True
 
 
 Watch = Callable[[Ticket], None]
@@ -207,8 +219,10 @@ class Interleaver:
             for lane in LANES:
                 queue = self._queued[lane]
                 while queue:
-                    self.failed = queue[0]
-                    if not queue[0].event.query():
+                    self.failed = head = queue[0]
+                    if head.error is not None:
+                        raise head.error
+                    if not head.event.query():
                         break
                     over.append(self._end(queue.popleft()))
             self.failed = None
