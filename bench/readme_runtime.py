@@ -60,9 +60,12 @@ def gains_table(cells: Iterable[Cell]) -> str:
     if not gains:
         return NOT_MEASURED
     rows = []
-    for cell in (c for c in gains if c["provider"] == OURS):
+    models = list(dict.fromkeys(cell["case"]["model"] for cell in gains))
+    ours = [cell for cell in gains if cell["provider"] == OURS]
+    ours.sort(key=lambda cell: (models.index(cell["case"]["model"]), _limit_ms(cell)))
+    for cell in ours:
         stock = next((c for c in gains if c["case"] == cell["case"] and c["provider"] == STOCK), {})
-        limit = cell["case"]["name"].removeprefix(GAIN).removesuffix("ms")
+        limit = f"{_limit_ms(cell):g}"
         aim = cell.get("aim")
         mark = "**" if aim and cell["value"] < aim else ""
         rows.append(
@@ -81,6 +84,10 @@ def gains_table(cells: Iterable[Cell]) -> str:
     head = ["TBT limit", "chunked (tokens a step)", "multiplexed (decode SMs)", "ratio",
             "by p99", "aim", "decode free", "stock: chunked, multiplexed", "ratio"]  # fmt: skip
     return markdown_table(head, rows)
+
+
+def _limit_ms(cell: Cell) -> float:
+    return float(cell["case"]["name"].removeprefix(GAIN).removesuffix("ms"))
 
 
 def _paced(cell: Cell) -> str:
