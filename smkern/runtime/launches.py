@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from smkern.models.request import Request
 from smkern.runtime.books import Books
 from smkern.runtime.crew import Crew
 from smkern.runtime.executor import Draw, Executor, Piece
@@ -58,6 +59,10 @@ class Launches:
         # The crew's last launch, and how many its requests have not been told of.
         self._owed: tuple[Crew, Ticket, int] | None = None
         self._settle = settle
+        # An executor may prepare steps that are like the last.
+        self._foresee: Callable[[Sequence[Request], int], None] | None = getattr(
+            executor, "foresee", None
+        )
 
     @property
     def crew(self) -> Crew | None:
@@ -74,8 +79,9 @@ class Launches:
         for live in crew.lives:
             live.last = ticket
             live.ahead += count
-        if crew is self.crew and self._books.free_pages > PLENTY * len(crew.lives):
-            crew.extend(self._books, count)
+        is_rich = self._books.free_pages > PLENTY * len(crew.lives)
+        if crew is self.crew and is_rich and crew.extend(self._books, count) and self._foresee:
+            self._foresee(crew.requests, count)
 
     @property
     def seats(self) -> int:

@@ -191,6 +191,11 @@ class ModelExecutor:
             works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))
         return works
 
+    def foresee(self, requests: Sequence[Request], steps: int) -> None:
+        """The next decode steps are of the same requests as the last, and have their pages: what
+        can be prepared for them is, while the device computes."""
+        self._seats.foresee(requests, steps)
+
     def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
         """One forward of prompts' chunks and a token of each decoding request; see `Executor`.
 

@@ -98,6 +98,11 @@ class Seats:
         self._now, self._is_changed = new, False
         return new
 
+    def foresee(self, requests: Sequence[Request], steps: int) -> None:
+        """Write down now the pages of the next steps, where these go on as they sit."""
+        if requests == self._now.requests and not self._guests and not self._is_changed:
+            self.table.grow(self._now.ends(steps))
+
     def drew(self, request: Request, row: int, length: int) -> None:
         """A mixed forward was launched that draws for a guest.
 
