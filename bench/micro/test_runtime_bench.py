@@ -1,0 +1,83 @@
+"""What the loop of a `Multiplexer` costs the host, by parts: `--benchmark-enable bench/micro`.
+
+128 requests decode on 40 SMs beside prompts that wait, on a device whose launches cost nothing.
+What CUDA's own calls take comes on top (`smkern bench runtime --only host`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.bench.runtime.fake_gpu import RUNNING, WAITING, Crowd
+from smkern.policies.check import check
+
+ROUNDS = 300
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Crowd:
+    return Crowd()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("waiting", [0, WAITING, 400])
+def test_from_the_end_of_a_step_to_the_next_launch(benchmark, waiting, steps):
+    """`control_us` is in extra_info: the timed step also hands out the tokens behind the launch."""
+    crowd = Crowd(waiting, steps)
+    crowd.mux._conductor.control_us.clear()
+    benchmark.pedantic(crowd.mux.step, setup=crowd.end_a_step, rounds=ROUNDS, warmup_rounds=10)
+    control_us = sorted(crowd.mux.control_us)
+    assert control_us
+    benchmark.extra_info["control_p50_us"] = round(control_us[len(control_us) // 2], 1)
+    benchmark.extra_info["control_p99_us"] = round(control_us[99 * len(control_us) // 100], 1)
+
+
+def test_poll_and_read(benchmark, crowd):
+    def setup() -> None:
+        crowd.mux.step()
+        crowd.end_a_step()
+
+    benchmark.pedantic(crowd.mux._poll, setup=setup, rounds=ROUNDS, warmup_rounds=10)
+
+
+def test_snapshot(benchmark, crowd):
+    found = benchmark(crowd.mux._conductor._snapshot, "decode")
+    assert found.batch == RUNNING
+
+
+def test_decide_and_check(benchmark, crowd):
+    snapshot = crowd.mux._conductor._snapshot("decode")
+    policy = crowd.mux._conductor._policy
+    assert benchmark(lambda: check(policy.decide(snapshot), snapshot)).steps == 1
+
+
+def test_launch_decode(benchmark, crowd):
+    def setup() -> None:
+        crowd.mux.step()
+        crowd.end_a_step()
+        crowd.mux._poll()
+
+    benchmark.pedantic(
+        crowd.mux._launches.decode, args=(1,), setup=setup, rounds=ROUNDS, warmup_rounds=10
+    )
+
+
+def test_hand_out_behind_the_launch(benchmark, crowd):
+    def setup() -> None:
+        crowd.mux.step()
+        crowd.end_a_step()
+        crowd.mux._poll()
+        crowd.mux._launches.decode(1)
+
+    benchmark.pedantic(crowd.mux._hand_out, setup=setup, rounds=ROUNDS, warmup_rounds=10)
+
+
+def test_put_records_in_order(benchmark, crowd):
+    """A step's records of the timeline, put in order between two polls."""
+
+    def setup() -> None:
+        crowd.end_a_step()
+        crowd.mux.timeline.settle()
+        crowd.mux.step()
+
+    benchmark.pedantic(crowd.mux.timeline.settle, setup=setup, rounds=ROUNDS, warmup_rounds=10)
