@@ -22,6 +22,7 @@ from smkern.runtime.row_updates import Records
 RUNNING, WAITING = 128, 20
 CONTEXT, PROMPT, MAX_CONTEXT, PAGE = 256, 2048, 4096, 16
 RUNG = 40
+NOTHING = "launches do nothing here"
 
 
 class FakeEvent:
@@ -44,7 +45,7 @@ class FakeDevice:
     """Launches run on the host at once, and are over when `end` says so."""
 
     num_sms = 132
-    rungs = (16, RUNG, 64)
+    rungs: tuple[int, ...] = (16, RUNG, 64)
 
     def __init__(self) -> None:
         self._under_way: dict[Lane, list[FakeEvent]] = {lane: [] for lane in LANES}
@@ -113,9 +114,13 @@ class _NoModel:
         self.device = torch.device("cpu")
 
     def embed(self, step: Any) -> Tensor:
-        raise AssertionError("launches of prompts do nothing here")
+        raise AssertionError(NOTHING)
 
-    layer = head = embed
+    def layer(self, index: int, step: Any) -> Tensor:
+        raise AssertionError(NOTHING)
+
+    def head(self, step: Any) -> Tensor:
+        raise AssertionError(NOTHING)
 
 
 class FakeExecutor(ModelExecutor):
