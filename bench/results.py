@@ -196,12 +196,14 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
     from smkern.bench.attention.rows import summarize as attention_rows
     from smkern.bench.model.rows import summarize as model_rows
     from smkern.bench.ops.rows import summarize as op_rows
+    from smkern.bench.runtime.rows import renew
     from smkern.bench.runtime.rows import summarize as runtime_rows
     from smkern.bench.summary import summarize as gemm_rows
 
     merged = Results()
     for part in parts:
         merged.merge(load_results(part))
+    renew(merged)
     cells = merged.cells
     suites = (gemm_rows, attention_rows, append_rows, op_rows, model_rows, runtime_rows)
     merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}

@@ -34,7 +34,7 @@ SOAK_SIZES = Sizes(
     max_prefill=8,
     max_tokens=2048,
     max_context=1024,
-    num_pages=400,
+    num_pages=160,
     reuse=True,
 )
 PROMPTS = (

@@ -15,7 +15,7 @@ from smkern.runtime.device import Work
 
 TRIES = 3
 """Forwards of each size; the first one is not counted."""
-MARGINS = (1.0, 0.97)
+MARGINS = (1.0, 0.97, 0.94)
 """Of a limit: what a chunk is chosen for, as its time is known to some percent."""
 STEADY_S, LEAST_STEPS = 1.2, 12
 QUEUED = 3
@@ -64,7 +64,7 @@ class Chunked:
     times_us: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def cells(self, limit_ms: float) -> Iterator[Cell]:
-        """Under a limit, the largest chunks that keep it, for real, at two margins."""
+        """Under a limit, the largest chunks that keep it, for real, at some margins."""
         if not self.times_us:
             self.times_us = self._measure()
         for margin in MARGINS:

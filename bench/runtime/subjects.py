@@ -117,7 +117,7 @@ def _aggregated(tasks: Tasks) -> Iterator[Task]:
 
 def _chunked(tasks: Tasks, provider: str) -> Iterator[Task]:
     from smkern.bench.runtime.idle import mixed_idle
-    from smkern.bench.runtime.steady import Chunked, alone
+    from smkern.bench.runtime.steady import MARGINS, Chunked, alone
 
     made: list[Chunked] = []
 
@@ -130,7 +130,7 @@ def _chunked(tasks: Tasks, provider: str) -> Iterator[Task]:
     yield Task(MIXED_IDLE, provider, {}, lambda: mixed_idle(tasks.rig(provider), chunk))
     yield Task(ALONE, provider, {}, lambda: alone(tasks.rig(provider)))
     for limit_ms in tasks.plan.limits_ms:
-        about = {"limit_ms": limit_ms}
+        about = {"limit_ms": limit_ms, "margin": MARGINS[-1]}
         yield Task(AGGREGATED, provider, about, partial(cells, limit_ms))
 
 

@@ -16,7 +16,7 @@ from smkern.bench.cases import IntList, file_options
 from smkern.bench.gemm import Deadline, report
 from smkern.bench.results import Results, cell_key, collect_meta, open_results
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
-from smkern.bench.runtime.rows import gains, summarize
+from smkern.bench.runtime.rows import gains, renew, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
 from smkern.errors import SmkernError
 
@@ -61,8 +61,7 @@ class RuntimeSitting:
             self.save()
 
     def save(self) -> None:
-        for cell in gains(self.results.cells):
-            self.results.add(cell)
+        renew(self.results)
         self.results.summary = summarize(self.results.cells)
         self.results.save(self.path)
 
