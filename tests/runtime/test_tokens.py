@@ -120,7 +120,7 @@ POLICIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tokens_are_those_of_each_prompt_alone(truth: Truth, policy: str, seed: int) -> None:
     draw = Random(f"{policy} {seed}")
@@ -174,7 +174,7 @@ def test_on_the_host_alone(truth: Truth, policy: str) -> None:
     assert pool.usage.held == 0
 
 
-@pytest.mark.parametrize("seed", [*range(9), 10, 45, 76])
+@pytest.mark.parametrize("seed", [0, 1, 2, 10, 45, 76])
 def test_launches_that_raise_leave_the_others_tokens_alone(truth: Truth, seed: int) -> None:
     """What was prepared for them is dropped, whatever it would have told the device."""
     draw = Random(seed)
