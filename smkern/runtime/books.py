@@ -230,3 +230,11 @@ class Books:
         else:
             self.recompute(live)
         return True
+
+
+def no_pages(live: Live, pool: BookPool) -> OutOfPagesError:
+    """The error of a request whose pages somebody else holds."""
+    return OutOfPagesError(
+        f"{live.request} needs {pool.pages_for(len(live.request.ids))} pages and nothing runs that "
+        "could give some back: somebody else holds pages of this pool; release them"
+    )

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from random import Random
 from time import perf_counter
-from typing import Any
 
-from smkern.errors import ArgumentError, DeviceError, SmkernError, StalledError
+from smkern.errors import ArgumentError, DeviceError, SmkernError
 from smkern.models.admission import Admission, Prompt
 from smkern.models.sampling import SamplingParams
 from smkern.models.text import Tokenizer
 from smkern.ops.attention.numbers import as_int
 from smkern.policies import Aggregated, Policy
-from smkern.runtime.books import Books, Preemption
+from smkern.runtime.books import Books, Preemption, no_pages
 from smkern.runtime.conductor import Act, Conductor
 from smkern.runtime.deliver import Delivery
 from smkern.runtime.executor import Executor, MemoryReport
@@ -26,11 +24,11 @@ from smkern.runtime.launches import Launches
 from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.stats import Stats, StatsMeter
 from smkern.runtime.timeline import Timeline
+from smkern.runtime.waits import Arrivals, Patience
 
 STALL_S = 60.0
 SETTLE_S = 30e-6
-"""The timeline's records are put in order for so long between two polls, while nothing else is to
-be done."""
+"""The timeline's records are put in order for so long between two polls."""
 
 
 class Multiplexer:
@@ -103,7 +101,7 @@ class Multiplexer:
             executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way
         )
         self._launches = Launches(
-            executor, self._lanes, self._books, batch_invariant, self._hand_out
+            executor, self._lanes, self._books, batch_invariant, lambda: self._delivery.hand_out()
         )
         self._meter = StatsMeter(timeline, config=executor.config)
         self._delivery = Delivery(self._launches, self._meter, self._finished)
@@ -116,12 +114,11 @@ class Multiplexer:
             executor.config, executor.pool, executor.max_context, lambda needed: tokenizer,
             Random(seed),
         )  # fmt: skip
-        self._stall_us = 1e6 * stall_timeout_s
-        self._future: list[tuple[float, int, Live]] = []
+        self._patience = Patience(stall_timeout_s)
+        self._future = Arrivals()
         self._count = 0
         self._preemptions = 0
         self._changed = False
-        self._quiet_since_us = 0.0
         self._unread: deque[Output] = deque()
         self._is_closed = False
 
@@ -166,8 +163,7 @@ class Multiplexer:
         if come_us <= now_us:
             self._arrive(live)
         else:
-            live.stage = "future"
-            heappush(self._future, (come_us, live.id, live))
+            self._future.add(live)
         return Handle(live, self.cancel)
 
     def cancel(self, request: Handle | int) -> None:
@@ -225,7 +221,7 @@ class Multiplexer:
             if self._changed:
                 self._changed = False
                 if self._launches.crew is None or self._books.paused:
-                    self._hand_out()
+                    self._delivery.hand_out()
                 self._books.resume()
                 self._decide(began)
             elif not self._launches.flights and self._lives:
@@ -233,7 +229,7 @@ class Multiplexer:
         finally:
             if collects:
                 gc.enable()
-            self._hand_out()
+            self._delivery.hand_out()
         outputs, self._delivery.outputs = self._delivery.outputs, []
         return outputs
 
@@ -291,16 +287,12 @@ class Multiplexer:
         self._changed = True
 
     def _arrivals(self) -> None:
-        if not self._future:
-            return
-        now_us = self._lanes.device.now_us()
-        while self._future and self._future[0][0] <= now_us:
-            live = heappop(self._future)[2]
-            if live.stage == "future":
+        if self._future.next_us is not None:
+            for live in self._future.due(self._lanes.device.now_us()):
                 self._arrive(live)
 
     def _wait(self) -> None:
-        until_us = self._future[0][0] if self._future else None
+        until_us = self._future.next_us
         if not self._launches.flights and until_us is None:
             return
         end_s = perf_counter() + SETTLE_S
@@ -318,20 +310,8 @@ class Multiplexer:
             return
         for ticket in over:
             self._delivery.over(ticket, self._launches.flights.pop(ticket))
-        now_us = self._lanes.device.now_us()
-        if over or not self._launches.flights:
-            self._changed = self._changed or bool(over)
-            self._quiet_since_us = now_us
-        elif now_us - self._quiet_since_us > self._stall_us:
-            names = [f"{x.work.name} on {x.place.num_sms} SMs" for x in self._launches.flights]
-            raise StalledError(
-                f"nothing has ended for {self._stall_us / 1e6:g} s while {names[:4]} were on their "
-                "way: the device hangs; look at timeline.save(), and raise stall_timeout_s where "
-                "launches take so long"
-            )
-
-    def _hand_out(self) -> None:
-        self._delivery.hand_out()
+        self._changed = self._changed or bool(over)
+        self._patience.look(self._lanes.device.now_us(), bool(over), self._launches.flights)
 
     def _finished(self, live: Live) -> None:
         if live.error is None:
@@ -345,7 +325,7 @@ class Multiplexer:
             if self._conductor.act(began) is Act.STUCK:
                 self._unblock()
         except LaunchError as error:
-            self._hand_out()
+            self._delivery.hand_out()
             self._launches.fence(lives=error.lives)
             self._fail(error.lives, error)
 
@@ -361,7 +341,7 @@ class Multiplexer:
         if books.waiting and not books.paused and not books.waiting[0].room:
             live = books.waiting[0]
             if not books.admit(live):
-                self._fail([live], _no_pages(live, self._executor))
+                self._fail([live], no_pages(live, books.pool))
 
     def _gave_way(self, live: Live, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""
@@ -418,12 +398,3 @@ class Multiplexer:
             reason = live.completion.finish_reason
         self._meter.finished(live.id, self._lanes.device.now_us(), reason)
         self._changed = True
-
-
-def _no_pages(live: Live, executor: Any) -> SmkernError:
-    from smkern.errors import OutOfPagesError
-
-    return OutOfPagesError(
-        f"{live.request} needs {executor.pool.pages_for(len(live.request.ids))} pages and nothing "
-        "runs that could give some back: somebody else holds pages of this pool; release them"
-    )

@@ -1,0 +1,69 @@
+"""What a loop waits for: requests that come later, launches that hang."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import heappop, heappush
+
+from smkern.errors import StalledError
+from smkern.runtime.interleaver import Ticket
+from smkern.runtime.live import Live
+
+
+class Arrivals:
+    """Requests that come later, for replays."""
+
+    def __init__(self) -> None:
+        self._future: list[tuple[float, int, Live]] = []
+
+    @property
+    def next_us(self) -> float | None:
+        """When the next one comes."""
+        return self._future[0][0] if self._future else None
+
+    def add(self, live: Live) -> None:
+        """A request that comes at its `arrival_us`."""
+        live.stage = "future"
+        heappush(self._future, (live.arrival_us, live.id, live))
+
+    def due(self, now_us: float) -> list[Live]:
+        """Those that have come, in their order; who was cancelled meanwhile is left out."""
+        came: list[Live] = []
+        while self._future and self._future[0][0] <= now_us:
+            live = heappop(self._future)[2]
+            if live.stage == "future":
+                came.append(live)
+        return came
+
+
+class Patience:
+    """Tells a device that hangs.
+
+    Args:
+        timeout_s: So long may pass in which nothing of what is on its way ends.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_us = 1e6 * timeout_s
+        self._quiet_since_us = 0.0
+
+    def look(self, now_us: float, is_over: bool, on_their_way: Collection[Ticket]) -> None:
+        """After a poll.
+
+        Args:
+            now_us: The clock.
+            is_over: Whether anything was.
+            on_their_way: Launches that are not over.
+
+        Raises:
+            StalledError: nothing has ended for too long.
+        """
+        if is_over or not on_their_way:
+            self._quiet_since_us = now_us
+        elif now_us - self._quiet_since_us > self._timeout_us:
+            names = [f"{x.work.name} on {x.place.num_sms} SMs" for x in on_their_way]
+            raise StalledError(
+                f"nothing has ended for {self._timeout_us / 1e6:g} s while {names[:4]} were on "
+                "their way: the device hangs; look at timeline.save(), and raise stall_timeout_s "
+                "where launches take so long"
+            )
