@@ -56,6 +56,11 @@ def common(*lanes: Sequence[float], settle: float = SETTLE) -> tuple[float, floa
     return begin + settle * (end - begin), end
 
 
+def settled(moments: Sequence[float], settle: float = SETTLE) -> tuple[float, ...]:
+    """All but the first share of some moments."""
+    return tuple(moments[int(settle * len(moments)) :])
+
+
 def rate(ends: Sequence[float], worth: float, begin: float, end: float) -> float:
     """Worth of the works that end within a time, a ms; `worth` each."""
     inside = [moment for moment in ends if begin <= moment <= end]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from smkern.bench.runtime.cases import RuntimePlan
-from smkern.bench.runtime.figures import Spans, common, rate, tbt
+from smkern.bench.runtime.figures import Spans, common, rate, settled, tbt
 from smkern.bench.runtime.pump import (
     Feed,
     decode_steps,
@@ -110,9 +110,8 @@ class Rig:
         prompt = Feed("prefill", 2, prompt_groups(self.side, self.plan.group, self.prefill_marks))
         go_on = for_a_while(self.seconds if seconds is None else seconds, prompt)
         pump(lanes, [prompt], go_on)
-        groups = self.prefill_marks.us()
-        begin, end = common(groups)
-        return rate(groups, self.plan.tokens * self.plan.group / layers, begin, end)
+        groups = settled(self.prefill_marks.us())
+        return rate(groups, self.plan.tokens * self.plan.group / layers, groups[0], groups[-1])
 
     def steps_alone(self, rung: int | None, *, seconds: float = 0.3) -> Spans:
         """Decode steps with nothing beside them."""
@@ -120,7 +119,7 @@ class Rig:
         decode = Feed("decode", 2, decode_steps(self.side))
         pump(lanes, [decode], for_a_while(seconds, decode, launches=8))
         spans = Spans.of(self.decode_marks.us())
-        return spans.within(*common(spans.ends))
+        return Spans(settled(spans.begins), settled(spans.ends))
 
 
 def figures_of(found: Together) -> dict[str, float]:
