@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +30,6 @@ EVERY_POLICY = {
     "random": lambda: RandomPolicy(3),
 }
 each_policy = pytest.mark.parametrize("policy", EVERY_POLICY)
-
-
-def broken(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
 
 
 def split() -> FixedSplit:
@@ -138,11 +136,15 @@ def test_a_device_that_hangs_is_reported_in_time(policy: str) -> None:
     assert world.mux.timeline is not None
 
 
-def test_run_finds_a_hang_too() -> None:
+def test_run_finds_a_hang_too_and_the_timeline_shows_it(tmp_path: Path) -> None:
     world = busy(device={"faults": {4: "hang"}}, stall_timeout_s=0.25)
     with pytest.raises(StalledError):
         list(world.mux.run())
-    assert world.device.now_us() < 2e6
+    assert 2.5e5 < world.device.now_us() < 2e6
+    world.mux.timeline.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] in "XB"]
+    assert names.count("decode") + names.count("prefill") >= 4
 
 
 def test_closing_behind_a_hang_ends() -> None:

@@ -332,5 +332,35 @@ def test_a_stop_text_ends_a_request_inside_a_look_ahead() -> None:
     assert world.executor.pool.usage.held == 0
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("preemption", ["recompute", "keep"])
+def test_texts_of_requests_that_begin_anew(preemption: Any, batch_invariant: bool) -> None:
+    """Nothing is said twice, and stop texts end them all the same."""
+    free = World(Aggregated(), tokenizer=Letters(), end_probability=0.0)
+    wanted = []
+    for id_ in range(4):
+        handle = free.submit([id_] * 10, 30, seed=id_)
+        free.finish()
+        assert handle.completion is not None
+        wanted.append(handle.completion.text or "")
+    stops = [text[8:10] for text in wanted]
+    stops[0] = stops[2] = "never said"
+    world = World(
+        FixedSplit(48, steps=3), tokenizer=Letters(), end_probability=0.0, num_pages=16,
+        page_size=4, preemption=preemption, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    handles = [
+        world.mux.submit([id_] * 10, _stopping(free.handles[id_]._live.request, stop))
+        for id_, stop in enumerate(stops)
+    ]
+    said = dict.fromkeys(range(4), "")
+    for output in world.mux.run():
+        said[output.id] += output.text or ""
+    assert world.mux.stats().preemptions
+    for handle, text, stop in zip(handles, wanted, stops, strict=True):
+        assert handle.completion is not None
+        assert handle.completion.text == said[handle.id] == text.split(stop)[0]
+
+
 def _stopping(request: Request, text: str) -> Any:
     return replace(request.params, stop=text)
