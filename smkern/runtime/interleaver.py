@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
@@ -12,6 +13,8 @@ from smkern.runtime.place import LANES, Lane, Place
 
 MAX_QUEUED_LAUNCHES = 960
 """Kernels of a lane that may wait on the device: the driver blocks the caller near 1024."""
+
+_FENCE = Work("fence", lambda place: None, launches=0, about={"us": 0.0})
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +179,9 @@ class Interleaver:
     def launch(self, lane: Lane, work: Work) -> Ticket:
         """Launch work where the lane runs now.
 
+        What it raises is raised. Part of it may be on the device by then, so its SMs, and whatever
+        else the lanes take turns with, stay the lane's until a poll finds that over.
+
         Raises:
             StalledError: the lane must wait for the other, or its queue is full: `can_launch` says
                 so beforehand.
@@ -189,7 +195,12 @@ class Interleaver:
                 "and try again"
             )
         launched_us = self.device.now_us()
-        event = self.device.launch(lane, place, work)
+        try:
+            event = self.device.launch(lane, place, work)
+        except BaseException:
+            self._place[lane] = place
+            self._keep_place(lane)
+            raise
         ticket = Ticket(self._count, lane, place, work, launched_us, event)
         self._count += 1
         self._place[lane] = place
@@ -201,8 +212,7 @@ class Interleaver:
 
     def fence(self, lane: Lane) -> Event:
         """An event behind all of a lane's launches, also of one that raised midway."""
-        work = Work("fence", lambda place: None, launches=0, about={"us": 0.0})
-        return self.device.launch(lane, self._place[lane], work)
+        return self.device.launch(lane, self._place[lane], _FENCE)
 
     def poll(self) -> list[Ticket]:
         """What is over since the last poll, each lane in order, decode first; never waits.
@@ -224,7 +234,9 @@ class Interleaver:
                         raise head.error
                     if not head.event.query():
                         break
-                    over.append(self._end(queue.popleft()))
+                    ended = self._end(queue.popleft())
+                    if ended.work is not _FENCE:
+                        over.append(ended)
             self.failed = None
         except DeviceError as error:
             self._error = error
@@ -258,7 +270,16 @@ class Interleaver:
             gone.seen_us = self.device.now_us()
             self._queued[gone.lane].remove(gone)
             self._launches[gone.lane] -= gone.work.launches
-        return left
+        return [gone for gone in left if gone.work is not _FENCE]
+
+    def _keep_place(self, lane: Lane) -> None:
+        """A launch raised: the lane is not free before what it has put on the device is over."""
+        with suppress(Exception):  # a device that takes nothing more runs nothing either
+            event = self.fence(lane)
+            if not event.query():
+                now_us = self.device.now_us()
+                ticket = Ticket(-1, lane, self._place[lane], _FENCE, now_us, event)
+                self._queued[lane].append(ticket)
 
     def _has_room(self, lane: Lane, work: Work | None) -> bool:
         """Whether the lane's queue has room for work."""
@@ -276,6 +297,6 @@ class Interleaver:
         """A launch is over."""
         self._launches[ticket.lane] -= ticket.work.launches
         ticket.seen_us = self.device.now_us()
-        if self._on_over is not None:
+        if self._on_over is not None and ticket.work is not _FENCE:
             self._on_over(ticket)
         return ticket

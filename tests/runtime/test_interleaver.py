@@ -194,17 +194,54 @@ def test_a_bound_of_none() -> None:
         Interleaver(ManualDevice(), max_queued=0)
 
 
-def test_a_launch_that_raises_is_not_queued(lanes: Interleaver) -> None:
+def test_a_launch_that_raises_keeps_its_sms_until_what_it_launched_is_over(
+    device: ManualDevice,
+) -> None:
+    """The layers before the one that raised still run, in memory that the lanes take turns with."""
+
     def fail(place: Place) -> None:
         raise ZeroDivisionError("planted")
 
+    launched: list[Ticket] = []
+    over: list[Ticket] = []
+    lanes = Interleaver(device, on_launch=launched.append, on_over=over.append)
     lanes.aim(48)
     with pytest.raises(ZeroDivisionError):
+        lanes.launch("prefill", Work("bad", fail))
+    assert lanes.queued("prefill") == 1
+    lanes.aim(None)
+    assert lanes.place_for("decode") != WHOLE
+    assert lanes.launch("prefill", work()).place == WHOLE, "its own lane is in order"
+    device.end("prefill", 2)
+    assert lanes.poll() == launched == over, "nobody hears of the end of one that raised"
+    assert lanes.queued("prefill") == 0
+    assert lanes.launch("decode", work()).place == WHOLE
+
+
+def test_a_launch_that_raises_on_a_lost_device_leaves_nothing_queued(device: ManualDevice) -> None:
+    def fail(place: Place) -> None:
+        device.launch = fail  # type: ignore[assignment]
+        raise DeviceError("planted")
+
+    lanes = Interleaver(device)
+    with pytest.raises(DeviceError, match="planted"):
         lanes.launch("decode", Work("bad", fail))
     assert lanes.queued("decode") == 0
-    assert lanes.last("decode") is None
-    lanes.aim(None)
-    assert lanes.launch("prefill", work()).place == WHOLE
+
+
+def test_what_a_raised_launch_left_is_abandoned_without_a_word(device: ManualDevice) -> None:
+    def fail(place: Place) -> None:
+        raise ZeroDivisionError("planted")
+
+    lanes = Interleaver(device)
+    with pytest.raises(ZeroDivisionError):
+        lanes.launch("decode", Work("bad", fail))
+    device.launched[-1][3].error = DeviceError("lost")
+    with pytest.raises(DeviceError, match="lost"):
+        lanes.poll()
+    assert lanes.abandon(lanes.failed) == []
+    assert lanes.queued("decode") == 0
+    assert lanes.poll() == []
 
 
 def test_a_poll_gives_each_lanes_ends_in_order(device: ManualDevice) -> None:
