@@ -40,7 +40,9 @@ def empty_forward(
     rows = state.inputs(prompts.first_row, batch)
     cu_q_lens = torch.full((batch + 1,), tokens, dtype=torch.int32, device=device)
     cu_q_lens[0] = 0
-    most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], config.max_position)
+    # A page may end behind the positions that the model was made for.
+    positions = getattr(model, "max_position", config.max_position)
+    most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], positions)
     step = Step.make(
         prompts.arena,
         token_ids=prompts.token_ids[:tokens],
