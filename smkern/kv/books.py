@@ -60,6 +60,11 @@ class BookPool:
         return self._ledger.page_size
 
     @property
+    def reuse(self) -> bool:
+        """Whether prefixes are found again."""
+        return self._ledger.reuse
+
+    @property
     def usage(self) -> PoolUsage:
         """Pages held, cached and free."""
         return self._ledger.usage

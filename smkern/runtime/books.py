@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from smkern.errors import OutOfPagesError
+from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.books import BookPool
 from smkern.policies import Waiting
 from smkern.runtime.live import Live
@@ -33,6 +33,10 @@ class Books:
             key is computed the same way, so all bits are the same.
         max_running: Requests that may decode at a time.
         gave_way: Told who gave way, and whether it begins anew, before anything is made of it.
+
+    Raises:
+        ArgumentError: `restart` with a pool that finds prefixes again: what is behind one would be
+            computed as a chunk of another size.
     """
 
     def __init__(
@@ -43,6 +47,11 @@ class Books:
         max_running: int,
         gave_way: Callable[[Live, bool], None],
     ) -> None:
+        if restart and pool.reuse:
+            raise ArgumentError(
+                "batch_invariant=True with a pool that finds prefixes again: a prompt's chunks, "
+                "and so its bits, would follow from who came before; make it with reuse=False"
+            )
         self.pool = pool
         self.waiting: list[Live] = []
         self.running: list[Live] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from smkern.errors import ArgumentError
 from smkern.models.request import Request
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.launches import cut
@@ -164,6 +165,11 @@ def test_small_chunks_stop_nobody_in_the_invariant_mode(chunk: int) -> None:
     world.finish(most_steps=3000)
     assert all(count > 8 or request.prompt_len <= 8 for request, count in pieces)
     assert len(world.ended) == len(lengths)
+
+
+def test_the_invariant_mode_finds_no_prefixes_again() -> None:
+    with pytest.raises(ArgumentError, match="make it with reuse=False"):
+        World(batch_invariant=True, reuse=True)
 
 
 def test_a_request_that_begins_anew_emits_nothing_twice() -> None:
