@@ -66,8 +66,13 @@ class Crew:
         )
 
     def is_valid(self, books: Books) -> bool:
-        """Whether nobody has come or gone since."""
-        return self._version == books.version
+        """Whether these run, and no others; who has come may have gone again."""
+        if self._version == books.version:
+            return True
+        if self.lives != books.running or any(live.epoch != epoch for live, epoch in self.rows):
+            return False
+        self._version = books.version
+        return True
 
     @property
     def least_left(self) -> int:

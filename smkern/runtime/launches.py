@@ -56,8 +56,10 @@ class Launches:
         # Whose tokens the decode lane's last launch drew: they are on the device.
         self._drawn: set[Live] = set()
         self._crew: Crew | None = None
-        # The crew's last launch, and how many its requests have not been told of.
-        self._owed: tuple[Crew, Ticket, int] | None = None
+        # Decode steps that their requests have not been told of, and how many tokens these lacked
+        # before, where they may become a crew.
+        self._owed: list[Ticket] = []
+        self._forming: list[int] | None = None
         self._settle = settle
         # An executor may prepare steps that are like the last.
         self._foresee: Callable[[Sequence[Request], int], None] | None = getattr(
@@ -67,20 +69,27 @@ class Launches:
     @property
     def crew(self) -> Crew | None:
         """All that run, where the decode lane's last launch drew for just these."""
-        if self._crew is not None and not self._crew.is_valid(self._books):
-            self._crew = None
-        return self._crew
+        crew = self._crew
+        return crew if crew is not None and crew.is_valid(self._books) else None
 
     def settle(self) -> None:
-        """Tell the crew of its launches, and get its next pages where there are many."""
-        if self._owed is None:
+        """Tell requests of their last steps, and get their next pages where there are many."""
+        if not self._owed:
             return
-        (crew, ticket, count), self._owed = self._owed, None
-        for live in crew.lives:
-            live.last = ticket
+        owed, self._owed = self._owed, []
+        flights, count = [self.flights[ticket] for ticket in owed], len(owed)
+        lives = flights[0].lives
+        for live in lives:
+            live.last = owed[-1]
             live.ahead += count
-        is_rich = self._books.free_pages > PLENTY * len(crew.lives)
-        if crew is self.crew and is_rich and crew.extend(self._books, count) and self._foresee:
+        left, self._forming = self._forming, None
+        if left is not None and lives == self._books.running:
+            order = tuple([live.request for live, _ in flights[0].rows])
+            self._crew = Crew(self._books, self._books.running[:], order, [n - count for n in left])
+            for index, flight in enumerate(flights):
+                flight.crew, flight.number = self._crew, index + 1 - count
+        crew, is_rich = self.crew, self._books.free_pages > PLENTY * len(lives)
+        if crew is not None and is_rich and crew.extend(self._books, count) and self._foresee:
             self._foresee(crew.requests, count)
 
     @property
@@ -108,22 +117,18 @@ class Launches:
             if crew.extend(self._books, count):
                 return self._go_on(crew, count)
         self._settle()
-        lives = self._decoding()
-        if not lives:
-            return 0
-        left = max(_left(live) for live in lives)
-        count = self._books.reserve(min(steps, left))
-        if not count:
-            return 0
-        lives = self._decoding()
-        if not lives:  # the one that could has given way
-            return 0
         self._crew = None
+        version = self._books.version
+        lives, left = self._decoding()
+        count = self._books.reserve(min(steps, max(left))) if lives else 0
+        if self._books.version != version:  # somebody has given way
+            lives, left = self._decoding()
+        if not lives or not count:
+            return 0
         by_request = {live.request: live for live in lives}
         with Blame(lives):
-            works = self._executor.decode([live.request for live in lives], count)
+            works = self._executor.decode(tuple(by_request), count)
         rows: list[tuple[Live, int]] = []
-        launched = 0
         for work, draw in works:
             if not self._lanes.can_launch("decode", work):
                 break
@@ -135,23 +140,18 @@ class Launches:
                 ticket = self._lanes.launch("decode", work)
             self.flights[ticket] = Flight(lives, rows, draw)
             self._drawn = set(lives)
-            launched += 1
-            for live in lives:
-                live.last = ticket
-                live.ahead += 1
-        if launched and len(lives) == len(self._books.running):
-            order = tuple([live.request for live, _ in rows])
-            self._crew = Crew(self._books, lives, order, [_left(live) for live in lives])
-        return launched
+            self._owed.append(ticket)
+            self._forming = left
+        return len(self._owed)
 
     def _go_on(self, crew: Crew, steps: int) -> int:
         """Launch decode steps like those before; how many. Their requests hear of it later."""
         self.settle()
         with Blame(crew.lives):
             works = self._executor.decode(crew.requests, steps)
-        for count, (work, draw) in enumerate(works):
+        for work, draw in works:
             if not self._lanes.can_launch("decode", work):
-                return count
+                break
             assert draw.requests == crew.order, "requests that sit have changed their rows"
             with Blame(crew.lives):
                 ticket = self._lanes.launch("decode", work)
@@ -159,8 +159,8 @@ class Launches:
             self.flights[ticket] = Flight(
                 crew.lives, crew.rows, draw, crew=crew, number=crew.launched
             )
-            self._owed = crew, ticket, count + 1
-        return len(works)
+            self._owed.append(ticket)
+        return len(self._owed)
 
     def mixed(self, lives: Iterable[Live], tokens: int) -> int | None:
         """Launch one forward of chunks of these prompts and a token of all that run; its tokens.
@@ -174,7 +174,7 @@ class Launches:
         pieces, chosen = self._pieces(lives, tokens)
         if not pieces:
             return 0
-        running = self._decoding()
+        running, _ = self._decoding()
         if running and not self._books.reserve(1):
             running = []
         # Who gave way for it is out, of the prompts too.
@@ -297,15 +297,20 @@ class Launches:
         if self.batch is not None and gone & set(self.batch.lives):
             self.batch, self.preempted = self.preempted, None
 
-    def _decoding(self) -> list[Live]:
+    def _decoding(self) -> tuple[list[Live], list[int]]:
         """Those that run, have tokens to draw when all that is launched is over, and whose last
-        token is known: on the device to the decode lane's last launch, or here."""
-        found = [
-            live
-            for live in self._books.running
-            if _left(live) > 0 and (not live.ahead or live in self._drawn)
-        ]
-        return found[: self._executor.max_running]
+        token is known: on the device to the decode lane's last launch, or here; and how many."""
+        found: list[Live] = []
+        left: list[int] = []
+        drawn = self._drawn
+        for live in self._books.running:
+            request, ahead = live.request, live.ahead
+            count = request.prompt_len + request.max_new_tokens - len(request.ids) - ahead
+            if count > 0 and (not ahead or live in drawn):
+                found.append(live)
+                left.append(count)
+        most = self._executor.max_running
+        return found[:most], left[:most]
 
     def _pieces(self, lives: Iterable[Live], tokens: int) -> tuple[list[Piece], list[Live]]:
         """The next chunks of these prompts, those whose pages there are."""
@@ -346,9 +351,3 @@ def cut(remaining: int, room: int, least: int) -> int:
         return remaining
     count = min(room, remaining - least - 1) if least else room
     return count if count > least else 0
-
-
-def _left(live: Live) -> int:
-    """Tokens to draw when all that is launched is over."""
-    request = live.request
-    return request.max_new_tokens - (len(request.ids) - request.prompt_len) - live.ahead
