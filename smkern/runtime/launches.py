@@ -183,6 +183,9 @@ class Launches:
         pieces, chosen = [pieces[i] for i in keep], [chosen[i] for i in keep]
         if not pieces:
             return 0
+        # Whoever is not part of it has no row from here on, whether it is launched or not.
+        self._crew = None
+        self._drawn.intersection_update(running)
         with Blame(chosen):
             work, draw = self._executor.mixed(pieces, [live.request for live in running])
             if not self._lanes.can_launch("decode", work):

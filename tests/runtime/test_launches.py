@@ -1,0 +1,81 @@
+"""What a forward that never ran leaves behind: nothing that the next launch would rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from smkern.errors import ModelError
+from smkern.kv import KvPool, KvSizes
+from smkern.models import Decoder, SamplingParams, Weights
+from smkern.models.step import Step
+from smkern.runtime import ModelExecutor, Multiplexer
+from smkern.runtime.flights import LaunchError
+from tests.models.generation import one_at_a_time, one_thread, random_prompts, tiny
+
+PAGE, ROWS = 16, 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class End:
+    """Of a release, over when the test says so."""
+
+    is_over = False
+
+    def query(self) -> bool:
+        return self.is_over
+
+
+def fail(index: int, step: Step) -> None:
+    raise ZeroDivisionError("planted")
+
+
+def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_token() -> None:
+    """Its last token is on its way, and its row was given up for the forward: it must wait."""
+    config = tiny()
+    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, PAGE, config.dtype)
+    pool = KvPool(sizes, num_pages=8, device="cpu", reuse=False)
+    decoder = Decoder(config, Weights.random(config, 3))
+    mux = Multiplexer(ModelExecutor(decoder, pool, max_running=4, max_prefill=2, max_tokens=64))
+    params = SamplingParams(ROWS)
+    prompts = random_prompts([PAGE - 3, 20], seed=5)
+    alone = one_at_a_time(config, prompts[:1], [params])[0]
+    first = mux.submit(prompts[0], params)
+    while len(first.tokens) < 3:
+        mux.step()
+    launches, books = mux._launches, mux._books
+
+    def take() -> None:
+        mux._delivery.hand_out()
+        mux._poll()
+        mux._delivery.hand_out()
+
+    take()
+    mux.submit(prompts[1], params)
+    (running,), (waiting,) = books.running, books.waiting
+    assert books.admit(waiting)
+    pool.allocate("elsewhere", [1] * (PAGE * pool.usage.free))
+    while len(running.request.ids) < running.room:
+        launches.decode(1)
+        take()
+    assert launches.decode(1) == 1
+    end = End()
+    pool.release("elsewhere", end)
+    launches.settle()
+    assert running.ahead == 1, "its token was not delivered"
+    layer, decoder.layer = decoder.layer, fail  # type: ignore[method-assign, assignment]
+    with pytest.raises(LaunchError):
+        launches.mixed([waiting], 64)
+    decoder.layer = layer  # type: ignore[method-assign]
+    mux._fail([waiting], ModelError("planted"))
+    end.is_over = True
+    assert launches.decode(1) == 0
+    for _ in mux.run():
+        pass
+    assert list(first.tokens) == list(alone)
