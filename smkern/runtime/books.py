@@ -193,6 +193,25 @@ class Books:
         self.pool.extend(live.request, tokens)
         live.room = -(-tokens // self.pool.page_size) * self.pool.page_size
 
+    def unblock(self, *, is_stuck: bool) -> Live | None:
+        """Where nothing is on its way: give back pages that stand in the way of all.
+
+        Args:
+            is_stuck: Whether all was asked, so that who runs cannot go on.
+
+        Returns:
+            A request that cannot go on, for somebody else holds the pages.
+        """
+        self.resume()
+        if self.pool.poll():
+            return None
+        if self.running:
+            is_out = is_stuck and not self.reserve(1) and len(self.running) == 1
+            return self.running[0] if is_out else None
+        if self.make_room() or not self.waiting or self.paused or self.waiting[0].room:
+            return None
+        return None if self.admit(self.waiting[0]) else self.waiting[0]
+
     def make_room(self) -> bool:
         """Where nothing runs and nobody can be admitted: the last that holds pages gives them back.
 

@@ -140,6 +140,10 @@ class Handle:
         """Whether it was cancelled."""
         return self._live.is_cancelled
 
+    def is_of(self, cancel: Callable[[int], None]) -> bool:
+        """Whether this is what cancels it: its own runtime's."""
+        return self._cancel == cancel
+
     def cancel(self) -> None:
         """Want no more tokens of it; its pages come back once nothing reads them."""
         self._cancel(self.id)

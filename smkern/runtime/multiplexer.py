@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
+from math import inf
 from random import Random
 from time import perf_counter
 
@@ -24,7 +25,7 @@ from smkern.runtime.launches import Launches
 from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.stats import Stats, StatsMeter
 from smkern.runtime.timeline import Timeline
-from smkern.runtime.waits import Arrivals, Patience
+from smkern.runtime.waits import Arrivals, Patience, as_time
 
 STALL_S = 60.0
 SETTLE_S = 30e-6
@@ -150,14 +151,11 @@ class Multiplexer:
         if self._is_closed:
             raise ArgumentError("this Multiplexer is closed: make another")
         priority = as_int("priority", priority, -(2**31), 2**31)
-        for name, value in (("deadline_ms", deadline_ms), ("arrival_us", arrival_us)):
-            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
-                raise ArgumentError(f"{name}={value!r}: give a number of at least 0, or None")
-        request = self._admission.request(self._count, prompt, params)
         now_us = self._lanes.device.now_us()
-        come_us = now_us if arrival_us is None else float(arrival_us)
-        deadline_us = float("inf") if deadline_ms is None else come_us + 1e3 * deadline_ms
-        live = Live(request, priority, come_us, deadline_us)
+        come_us = now_us if arrival_us is None else as_time("arrival_us", arrival_us)
+        wait_ms = inf if deadline_ms in (None, inf) else as_time("deadline_ms", deadline_ms)
+        request = self._admission.request(self._count, prompt, params)
+        live = Live(request, priority, come_us, come_us + 1e3 * wait_ms)
         self._lives[self._count] = live
         self._count += 1
         if come_us <= now_us:
@@ -170,10 +168,12 @@ class Multiplexer:
         """Want no more tokens of a request; one that has ended is left as it is.
 
         Raises:
-            ArgumentError: no such request.
+            ArgumentError: no such request, or another runtime's.
         """
+        if isinstance(request, Handle) and not request.is_of(self.cancel):
+            raise ArgumentError(f"{request} is of another Multiplexer: call its own cancel()")
         id_ = request.id if isinstance(request, Handle) else request
-        if not isinstance(id_, int) or not 0 <= id_ < self._count:
+        if type(id_) is not int or not 0 <= id_ < self._count:
             raise ArgumentError(f"request {id_!r}: this Multiplexer has had {self._count} of them")
         live = self._lives.get(id_)
         if live is not None:
@@ -206,7 +206,7 @@ class Multiplexer:
         """Poll, decide, launch, hand out; returns without waiting.
 
         Tokens are handed out first where a request may end by them: then it matters to what is
-        launched next.
+        launched next. In front of them is what a `run` that was left had not yielded.
 
         Raises:
             StalledError: nothing that was launched has ended for `stall_timeout_s`; the timeline
@@ -230,7 +230,8 @@ class Multiplexer:
             if collects:
                 gc.enable()
             self._delivery.hand_out()
-        outputs, self._delivery.outputs = self._delivery.outputs, []
+        outputs, self._delivery.outputs = [*self._unread, *self._delivery.outputs], []
+        self._unread.clear()
         return outputs
 
     @property
@@ -254,7 +255,7 @@ class Multiplexer:
         """`stats` as Prometheus text.
 
         Raises:
-            ConfigError: prometheus-client is not installed.
+            ArgumentError: prometheus-client is not installed.
         """
         from smkern.runtime.metrics import metrics_text
 
@@ -266,7 +267,7 @@ class Multiplexer:
 
     def close(self) -> None:
         """Cancel everything, wait for what is launched, destroy the graphs. Twice is fine."""
-        if self._is_closed:
+        if self._is_closed and not self._launches.flights:
             return
         self._is_closed = True
         for live in list(self._lives.values()):
@@ -323,7 +324,7 @@ class Multiplexer:
         """Let what can be launched be decided and launched."""
         try:
             if self._conductor.act(began) is Act.STUCK:
-                self._unblock()
+                self._unblock(is_stuck=True)
         except LaunchError as error:
             self._delivery.hand_out()
             self._launches.fence(lives=error.lives)
@@ -331,17 +332,13 @@ class Multiplexer:
 
     # What goes wrong.
 
-    def _unblock(self) -> None:
+    def _unblock(self, *, is_stuck: bool = False) -> None:
         """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
-        books = self._books
         self._changed = True
-        books.resume()
-        if books.running or self._launches.batch or books.pool.poll() or books.make_room():
-            return
-        if books.waiting and not books.paused and not books.waiting[0].room:
-            live = books.waiting[0]
-            if not books.admit(live):
-                self._fail([live], no_pages(live, books.pool))
+        if self._launches.batch is None:
+            live = self._books.unblock(is_stuck=is_stuck)
+            if live is not None:
+                self._fail([live], no_pages(live, self._books.pool))
 
     def _gave_way(self, live: Live, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""
@@ -374,6 +371,7 @@ class Multiplexer:
         flights = [self._launches.flights.pop(ticket) for ticket in gone]
         lost = dict.fromkeys(live for flight in flights for live in flight.lives)
         self._fail(list(lost), error)
+        self._books.pool.forget_prefixes()  # what was to be written is named already
 
     def _end(self, live: Live, *, computing: bool = True) -> None:
         """A request leaves; its pages come back once nothing reads or writes them.

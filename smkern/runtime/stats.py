@@ -122,7 +122,9 @@ class StatsMeter:
         self._timeline.later(self._delivered, tuple(ids), at_us)
 
     def finished(self, id: int, at_us: float, reason: str) -> None:
-        """A request left: "stop", "length", "cancelled" or "failed"."""
+        """A request left: "stop", "length", "cancelled" or "failed"; who never came did not."""
+        if id not in self._present:
+            return
         self._timeline.later(self._leave, id, at_us, reason)
         self._present.discard(id)
         if not self._present:

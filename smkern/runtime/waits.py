@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import heappop, heappush
+from math import inf
 
-from smkern.errors import StalledError
+from smkern.errors import ArgumentError, StalledError
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.live import Live
+
+
+def as_time(name: str, value: float) -> float:
+    """A finite time of at least 0; ArgumentError for anything else."""
+    try:
+        is_time = not isinstance(value, bool) and 0 <= float(value) < inf
+    except (TypeError, ValueError, OverflowError):
+        is_time = False
+    if isinstance(value, str) or not is_time:
+        raise ArgumentError(f"{name}={value!r:.40}: give a finite number of at least 0, or None")
+    return float(value)
 
 
 class Arrivals:

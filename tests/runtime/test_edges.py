@@ -1,0 +1,107 @@
+"""What an owner may do that no ordinary loop does: odd values, other loops, strangers' pages."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledError
+from smkern.policies import Aggregated
+from tests.runtime.world import World
+
+
+@pytest.mark.parametrize("name", ["arrival_us", "deadline_ms"])
+@pytest.mark.parametrize("value", [True, 10**400, "1", -0.5, float("nan")])
+def test_times_that_are_none_are_refused(name: str, value: Any) -> None:
+    world = World()
+    with pytest.raises(ArgumentError, match=f"{name}=.*or None"):
+        world.mux.submit([1], **{name: value})
+    assert world.mux.is_idle
+
+
+def test_a_request_cannot_come_never() -> None:
+    world = World()
+    with pytest.raises(ArgumentError, match="arrival_us=inf"):
+        world.mux.submit([1], arrival_us=inf)
+    world.submit([1], 2, deadline_ms=inf)
+    world.finish()
+
+
+def test_another_runtimes_handle_cancels_nobody() -> None:
+    one, other = World(), World()
+    mine, its = one.submit([1], 2), other.submit([1], 2)
+    with pytest.raises(ArgumentError, match="another Multiplexer"):
+        one.mux.cancel(its)
+    with pytest.raises(ArgumentError, match="True"):
+        one.mux.cancel(True)
+    one.finish()
+    assert mine.completion is not None
+
+
+def test_who_leaves_run_finds_the_rest_by_step() -> None:
+    world = World(end_probability=0.0)
+    for first in range(4):
+        world.submit([first], 3)
+    world._enter(next(world.mux.run()))
+    world.finish()
+
+
+def test_a_request_that_never_came_is_not_counted() -> None:
+    world = World()
+    world.cancel(world.submit([1], 2, arrival_us=1e6).id)
+    stats = world.mux.stats()
+    assert (stats.requests, dict(stats.finished)) == (0, {})
+
+
+def test_closing_again_behind_an_error_goes_on() -> None:
+    world = World(device={"faults": {1: "hang"}}, stall_timeout_s=0.25, end_probability=0.0)
+    world.submit([1, 2], 5)
+    with pytest.raises(StalledError):
+        list(world.mux.run())
+    with pytest.raises(StalledError):
+        world.mux.close()
+    with pytest.raises(StalledError):
+        world.mux.close()
+
+
+def test_pages_that_a_stranger_takes_while_one_decodes() -> None:
+    """It cannot go on, and says so."""
+    world = World(num_pages=10, page_size=4, end_probability=0.0)
+    handle = world.submit([1] * 6, 20)
+    while not world.tokens[handle.id]:
+        if not world.step():
+            world.wait(20.0)
+    world.executor.pool.allocate("a stranger", [2] * 20)
+    world.may_fail = {handle.id}
+    world_end(world)
+    assert isinstance(handle.error, OutOfPagesError)
+    assert "somebody else holds pages" in str(handle.error)
+    world.executor.pool.release("a stranger")
+    world.check_end()
+
+
+def world_end(world: World) -> None:
+    for _ in range(1000):
+        if world.mux.is_idle:
+            return
+        if not world.step():
+            world.wait(20.0)
+    raise AssertionError(world.handles)
+
+
+def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
+    """The device tells of the failure after the prompt was entered as computed."""
+    world = World(Aggregated(), end_probability=0.0, device={"faults": {0: "error"}})
+    prompt = list(range(40))
+    first = world.submit(prompt, 3)
+    world.may_fail = {first.id}
+    world.finish()
+    assert isinstance(first.error, DeviceError)
+    second = world.submit(prompt, 3)
+    world.finish()
+    assert second._live.request.cached_tokens == 0
+    third = world.submit(prompt, 3)
+    world.finish()
+    assert third._live.request.cached_tokens == 36
