@@ -230,7 +230,9 @@ class GraphCache:
         before = self._used_bytes() - self.shared_bytes
         try:
             graph = self._make(key, place, capture=True)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
             self.refused[key] = str(error)
             return False
         self._synchronize()
@@ -283,6 +285,12 @@ class GraphCache:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._model.device)
         return int(total - free)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory lacked: torch's allocator has an error for it, the driver, which makes a
+    graph's nodes and loads kernels, has words."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def _new_pool(device: torch.device) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from smkern.device import Budget
+from smkern.errors import DeviceError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, Weights
 from smkern.runtime.graphs import MIB, GraphCache, GraphKey
@@ -51,11 +52,11 @@ class FakeCache(GraphCache):
         self.launched: list[tuple[GraphKey, bool]] = []
         self.closed: list[GraphKey] = []
         self.made = 0
-        self.full = False
+        self.full: Exception | None = None
 
     def _make(self, key: GraphKey, place: Place, *, capture: bool) -> FakeGraph:
-        if capture and self.full:
-            raise torch.OutOfMemoryError("no memory")
+        if capture and self.full is not None:
+            raise self.full
         self.made += capture
         return FakeGraph(self, key, capture)
 
@@ -118,16 +119,32 @@ def test_the_longest_unused_go():
     assert cache.num_bytes == 3 * MIB
 
 
-def test_no_memory_at_capture_is_reported_and_served_otherwise():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("CUDA error: out of memory"),  # of a graph's nodes
+        DeviceError("cuModuleLoadData failed with 2: out of memory"),
+    ],
+)
+def test_no_memory_at_capture_is_reported_and_served_otherwise(error: Exception):
     cache = FakeCache()
     cache.capture([RUNG], [16], [2048])
-    cache.full = True
+    cache.full = error
     assert cache.capture([RUNG], [8, 32], [2048]) == 0
-    assert cache.refused == {GraphKey(32, n, 2048): "no memory" for n in (8, 32)}
+    assert cache.refused == {GraphKey(32, n, 2048): str(error) for n in (8, 32)}
     assert cache.run(RUNG, 8, 1) == (GraphKey(32, 16, 2048), True)
     assert cache.run(RUNG, 32, 1) == (GraphKey(32, 32, 2048), False)
-    cache.full = False
+    cache.full = None
     assert cache.capture_missed() == 0
+
+
+def test_another_error_at_capture_is_raised():
+    cache = FakeCache()
+    cache.full = RuntimeError("operation not permitted when stream is capturing")
+    with pytest.raises(RuntimeError, match="not permitted"):
+        cache.capture([RUNG], [8], [2048])
+    assert not cache.refused
 
 
 def test_a_cpu_has_none():
