@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from smkern.errors import ArgumentError
@@ -87,9 +88,9 @@ class ModelExecutor:
         self.max_running = as_int("max_running", max_running, 1)
         self.max_prefill = as_int("max_prefill", max_prefill, 1)
         self.max_tokens = as_int("max_tokens", max_tokens, 1)
-        if max_context is None:
-            max_context = int(getattr(model, "max_position", config.max_position))
-        self.max_context = as_int("max_context", max_context, 1, config.max_position)
+        positions = int(getattr(model, "max_position", config.max_position))
+        wanted = positions if max_context is None else max_context
+        self.max_context = as_int("max_context", wanted, 1, positions)
         if pool.device != model.device:
             raise ArgumentError(
                 f"the pool is on {pool.device}, the model on {model.device}: make the pool there"
@@ -316,7 +317,9 @@ class ModelExecutor:
             wait()
 
     def close(self) -> None:
-        """Destroy the graphs; all launches must be over. Closing twice is fine."""
+        """Wait for all that was launched, and destroy the graphs. Closing twice is fine."""
+        with suppress(RuntimeError):  # behind an error of the device nothing runs
+            self.synchronize()
         self.graphs.close()
 
     def _partition(self, place: Place) -> Partition | None:

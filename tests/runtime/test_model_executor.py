@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
-from smkern.errors import ArgumentError
+from smkern.errors import ArgumentError, DeviceError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece
+from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model_executor import ModelExecutor
 from smkern.runtime.place import Lane
@@ -45,7 +47,7 @@ def alone(prompts: list[list[int]]) -> list[list[int]]:
 class Run:
     """Requests on an executor, each with the pages that it will need."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], **options: int) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], **options: Any) -> None:
         config = tiny()
         sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
         pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
@@ -239,6 +241,37 @@ def test_what_cannot_be(prompts: list[list[int]]):
     with pytest.raises(ArgumentError, match="the batch of prefill slot 0 is gone"):
         run.executor.prefill(batch, 0, 1)
     assert run.executor.decode([], 3) == []
+
+
+def test_no_context_beyond_the_models_positions():
+    config = tiny()
+    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
+    pool = KvPool(sizes, num_pages=4, device="cpu")
+    decoder = Decoder(config, Weights.random(config, 3), max_position=32)
+    assert ModelExecutor(decoder, pool, max_running=2, max_prefill=1).max_context == 32
+    with pytest.raises(ArgumentError, match="max_context=33"):
+        ModelExecutor(decoder, pool, max_running=2, max_prefill=1, max_context=33)
+
+
+def test_closing_waits_for_what_was_launched(prompts: list[list[int]]):
+    """A launch that raised midway is on no lane's books, and still runs."""
+
+    class Waited(HostDevice):
+        waits = 0
+        error: Exception | None = None
+
+        def synchronize(self) -> None:
+            self.waits += 1
+            if self.error is not None:
+                raise self.error
+
+    device = Waited()
+    run = Run(prompts, device=device)
+    before = device.waits
+    run.executor.close()
+    assert device.waits == before + 1
+    device.error = DeviceError("lost")
+    run.executor.close()
 
 
 def test_memory_report(prompts: list[list[int]]):
