@@ -74,6 +74,9 @@ class PlanMemory:
         room = -(-size // SEGMENT) * SEGMENT if exactly and size >= SEGMENT else _room(size)
         with self._home():
             grown = torch.empty(room, dtype=held.dtype, device=self.device)
+        if self._stream is not None and not torch.cuda.is_current_stream_capturing():
+            # that stream may still be busy with what these bytes held before
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         if held.numel():
             self._outgrown.append(held)
         return grown
