@@ -23,6 +23,9 @@ from typing import NamedTuple
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.trace import Choice, Span, State, Trace
 
+CHANGES = 4096
+"""Changes of what there is to do that a lane remembers while it launches nothing."""
+
 Stretch = tuple[float, float]
 """From a time to a time, us."""
 
@@ -149,6 +152,8 @@ class _LaneMeter:
         latest = self._changes[-1][1] if self._changes else self._has_work
         if has_work != latest:
             self._changes.append((state.at_us, has_work))
+            if len(self._changes) > CHANGES:
+                self._forget_oldest()
 
     def span(self, span: Span) -> Gap | None:
         begin_us = max(span.begin_us, self.end_us)  # clocks of events round
@@ -181,6 +186,16 @@ class _LaneMeter:
         after = _with_work(changes, self.end_us, last_us)
         bubble_us = self._bubble_us + self._begin_us - launched_us + _total([*before, *after])
         return LaneBubbles(self.launches, self._busy_us, bubble_us, window_us)
+
+    def _forget_oldest(self) -> None:
+        """Count the oldest stretch with work: a lane may launch nothing for days."""
+        begin_us, has_work = self._changes.popleft()
+        end_us = begin_us
+        if has_work:
+            end_us, self._has_work = self._changes.popleft()
+        elif self._has_work:
+            begin_us, self._has_work = self.end_us, False
+        self._bubble_us += max(end_us - max(begin_us, self.end_us), 0.0)
 
     def _advance(self, begin_us: float, end_us: float) -> list[Stretch]:
         """Where there was work from a time to a time; the changes up to then are forgotten."""

@@ -131,10 +131,14 @@ class Timeline:
                 the policy was last asked.
         """
         self._log.append((self._stated, (at_us, decoding, prefilling, waiting, is_blocked)))
+        if len(self._log) > BACKLOG:  # not `decided`: that is called in front of launches
+            self.settle(4)
 
     def note(self, name: str, **about: Any) -> None:
         """Something else worth seeing: an error, a preemption, a cancellation."""
         self._log.append((self._noted, (self._clock(), name, about)))
+        if len(self._log) > BACKLOG:
+            self.settle(2)
 
     def abandoned(self, tickets: Iterable[Ticket]) -> None:
         """Launches given up after an error of the device; for what `Interleaver.abandon` gave."""

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from smkern.policies import Decision
 from smkern.runtime.bubbles import BubbleMeter, Bubbles, bubbles, gaps
-from smkern.runtime.trace import State
+from smkern.runtime.place import Place
+from smkern.runtime.trace import Span, State
 from tests.runtime.timelines import Script, batch_of, snapshot_at, waiting
 
 SPLIT = Decision(rung=32)
@@ -184,3 +185,27 @@ def test_a_meter_keeps_nothing_of_what_has_passed():
     assert meter.bubbles().decode.bubble_us == 2 * 100 - 2
     assert len(meter._lanes["decode"]._changes) < 3
     assert script.timeline.trace().spans == ()
+
+
+def test_a_lane_that_launches_nothing_for_long_remembers_little(monkeypatch):
+    """And counts the same."""
+
+    def fed() -> BubbleMeter:
+        meter = BubbleMeter()
+        meter.span(span_at(0.0, 10.0))
+        for index in range(51):
+            meter.state(State(5.0 + index, decoding=1 - index % 2))
+        return meter
+
+    everything = fed()
+    monkeypatch.setattr("smkern.runtime.bubbles.CHANGES", 8)
+    meter = fed()
+    assert len(meter._lanes["decode"]._changes) <= 8
+    assert len(everything._lanes["decode"]._changes) > 8
+    for fed_one in (meter, everything):
+        fed_one.span(span_at(70.0, 80.0, number=1))
+    assert meter.bubbles() == everything.bubbles()
+
+
+def span_at(begin_us: float, end_us: float, number: int = 0) -> Span:
+    return Span(number, "decode", Place.whole(132), "step", begin_us, begin_us, end_us, end_us)

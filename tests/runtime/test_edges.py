@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledError
-from smkern.policies import Aggregated
+from smkern.models import SamplingParams
+from smkern.policies import Aggregated, FixedSplit
 from tests.runtime.world import World
 
 
@@ -105,3 +106,15 @@ def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
     third = world.submit(prompt, 3)
     world.finish()
     assert third._live.request.cached_tokens == 36
+
+
+def test_a_loop_of_steps_alone_remembers_no_more_than_it_says() -> None:
+    """Nobody calls `stats`, and `run`, which puts records in order, is not used."""
+    world = World(FixedSplit(48, layers=1), end_probability=0.0, reuse=False)
+    params = SamplingParams(max_new_tokens=1)
+    for count in range(900):
+        world.mux.submit([count % 50] * 40, params)
+        for _ in range(8):
+            world.mux.step()
+            world.wait(30.0)
+    assert len(world.mux.timeline._log) < 4200
