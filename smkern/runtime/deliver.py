@@ -92,6 +92,7 @@ def deliver(
     """
     outputs: list[Output] = []
     finished: list[Live] = []
+    make = tuple.__new__  # half of what an output's own function takes
     for (live, epoch), token in zip(rows, tokens, strict=False):
         if live.epoch != epoch or live.stage == "done":
             continue
@@ -107,7 +108,7 @@ def deliver(
             ids = request.ids
             ids.append(token)
             if len(ids) - request.prompt_len < request.max_new_tokens:
-                outputs.append(Output(live.id, token))
+                outputs.append(make(Output, (request.index, token, None, None, None)))
                 continue
             ids.pop()
         try:

@@ -72,7 +72,8 @@ class Seats:
     def __init__(self, table: SlotTable) -> None:
         self.table = table
         self._now = Seating((), (), [], [])
-        self._is_changed = False
+        # Of those that sat: they come anew, or not at all.
+        self._gone: set[Request] = set()
         self._guests: dict[Request, tuple[int, int]] = {}
         """Row and keys of those that a mixed forward drew for and that sit in no slot yet."""
 
@@ -83,24 +84,29 @@ class Seats:
             ArgumentError: more requests than slots, or pages that are not there.
         """
         now, asked = self._now, tuple(requests)
-        if asked == now.requests and not self._guests and not self._is_changed:
+        if asked == now.requests and not self._guests and not self._gone:
             self.table.grow(now.ends(steps))
             return now
         known = dict(zip(now.requests, now.lengths, strict=True))
-        guests = {x: self._guests[x] for x in asked if x in self._guests}
+        for request in self._gone:
+            known.pop(request, None)
+        most = dict(zip(now.requests, now.most, strict=True))
+        guests = {x: self._guests[x] for x in asked if x in self._guests} if self._guests else {}
         known.update((request, length) for request, (_, length) in guests.items())
         before = [known.get(request) or len(request.ids) for request in asked]
-        new = Seating(asked, (), before, [request.max_tokens_held for request in asked])
+        ends = [most.get(request) or request.max_tokens_held for request in asked]
+        new = Seating(asked, (), before, ends)
         rows = {request: row for request, (row, _) in guests.items()}
         new.rows = self.table.arrange(asked, new.ends(steps), rows)
         for request in guests:
             del self._guests[request]
-        self._now, self._is_changed = new, False
+        self._now = new
+        self._gone.clear()
         return new
 
     def foresee(self, requests: Sequence[Request], steps: int) -> None:
         """Write down now the pages of the next steps, where these go on as they sit."""
-        if requests == self._now.requests and not self._guests and not self._is_changed:
+        if requests == self._now.requests and not self._guests and not self._gone:
             self.table.grow(self._now.ends(steps))
 
     def drew(self, request: Request, row: int, length: int) -> None:
@@ -122,13 +128,4 @@ class Seats:
         self.table.forget(request)
         self._guests.pop(request, None)
         if request in self._now.requests:
-            kept = [i for i, x in enumerate(self._now.requests) if x is not request]
-            now = self._now
-            self._now = Seating(
-                tuple(now.requests[i] for i in kept),
-                tuple(x for x in now.rows if x is not request),
-                [now.before[i] for i in kept],
-                [now.most[i] for i in kept],
-                now.steps,
-            )
-            self._is_changed = True
+            self._gone.add(request)

@@ -114,6 +114,7 @@ class SlotTable:
         """Tokens of each row whose pages are in the page table."""
         self._guests: dict[int, tuple[Request, RowUpdate]] = {}
         self._seated: list[Request | None] = []
+        self._slots: dict[Request, int] = {}
         self._order: tuple[Request, ...] | None = ()
         """The last requests given, in their order; None: the rows must be looked at."""
         self._rows = np.zeros(0, np.int64)
@@ -160,7 +161,7 @@ class SlotTable:
             self._check(asked, lengths, guests or {})
             self._seat(asked, lengths, guests or {})
         self.grow(lengths)
-        return tuple(x for x in self._seated if x is not None)
+        return tuple([x for x in self._seated if x is not None])
 
     def grow(self, lengths: Sequence[int] | Any) -> None:
         """Write pages that seated requests got, without looking at who sits where.
@@ -227,8 +228,9 @@ class SlotTable:
 
     def forget(self, request: Request) -> None:
         """A request has left, or has other pages from now on: it comes anew, or not at all."""
-        if request in self._seated:
-            self._seated[self._seated.index(request)] = None
+        slot = self._slots.pop(request, None)
+        if slot is not None:
+            self._seated[slot] = None
             self._order = None
         for row in [row for row, known in self._guests.items() if known[0] is request]:
             del self._guests[row]
@@ -261,19 +263,21 @@ class SlotTable:
         self, asked: tuple[Request, ...], given: Sequence[int] | Any, guests: Mapping[Request, int]
     ) -> None:
         """Give every request a row, and tell the device of those that are new in theirs."""
-        before, first = self._seated, self.state.first_slot
+        before, old, first = self._seated, self._slots, self.state.first_slot
         wanted = dict(zip(asked, np.asarray(given, np.int64).tolist(), strict=True))
-        old = {x: slot for slot, x in enumerate(before) if x in wanted and x not in guests}
+        came = [x for x in asked if x not in old or x in guests]
         seated = _without_gaps(
-            [x if x in old else None for x in before], deque(x for x in asked if x not in old)
+            [x if x in wanted and x not in guests else None for x in before], deque(came)
         )
         left = set(range(len(seated), len(before)))
         changes: list[_Change] = []
-        for slot, request in enumerate(seated):
+        stays = [x is y and x not in guests for x, y in zip(seated, before, strict=False)]
+        moved = [slot for slot, kept in enumerate(stays) if not kept]
+        for slot in (*moved, *range(len(stays), len(seated))):
+            request = seated[slot]
             source = guests.get(request, first + old[request] if request in old else -1)
-            if source != first + slot:
-                changes.append(self._change(first + slot, source, request, wanted[request]))
-                left.discard(source - first)
+            changes.append(self._change(first + slot, source, request, wanted[request]))
+            left.discard(source - first)
         # nothing was changed before this: what could raise has not
         update = self._slot_update()
         for change in changes:
@@ -281,9 +285,9 @@ class SlotTable:
             self._guests.pop(change.source, None)
         for slot in left:
             update.put(first + slot, flags=SET_FINISHED | FINISHED)
-        slots = {request: slot for slot, request in enumerate(seated)}
+        self._slots = dict(zip(seated, range(len(seated)), strict=True))
         self._seated, self._order = list(seated), asked
-        self._rows = np.array([first + slots[request] for request in asked], np.int64)
+        self._rows = np.array([self._slots[request] for request in asked], np.int64) + first
 
     def _change(self, row: int, source: int, request: Request, length: int) -> _Change:
         """How a request comes to a row: from another one, or (source -1) from the host."""
@@ -345,6 +349,8 @@ class SlotTable:
 
 def _without_gaps(rows: list[Request | None], came: deque[Request]) -> list[Request]:
     """Rows with those that came in the gaps, then at the end; the last ones close the rest."""
+    if None not in rows:
+        return [x for x in (*rows, *came) if x is not None]
     for slot, request in enumerate(rows):
         if request is None and came:
             rows[slot] = came.popleft()
