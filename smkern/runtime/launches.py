@@ -292,13 +292,17 @@ class Launches:
                 live.last = end
         return end is not None
 
-    def lose(self, lives: Sequence[Live]) -> None:
-        """Forget the batches of requests that have failed."""
-        gone = set(lives)
-        if self.preempted is not None and gone & set(self.preempted.lives):
+    def lose(self, lives: Iterable[Live]) -> list[Live]:
+        """Forget the batches of requests that have failed; these, and all others of the batches:
+        what a batch has computed of a prompt is lost with it."""
+        gone = dict.fromkeys(lives)
+        if self.preempted is not None and not gone.keys().isdisjoint(self.preempted.lives):
+            gone |= dict.fromkeys(self.preempted.lives)
             self.preempted = None
-        if self.batch is not None and gone & set(self.batch.lives):
+        if self.batch is not None and not gone.keys().isdisjoint(self.batch.lives):
+            gone |= dict.fromkeys(self.batch.lives)
             self.batch, self.preempted = self.preempted, None
+        return list(gone)
 
     def _decoding(self) -> tuple[list[Live], list[int]]:
         """Those that run, have tokens to draw when all that is launched is over, and whose last

@@ -348,8 +348,8 @@ class Multiplexer:
             self._executor.forget(live.request)
 
     def _fail(self, lives: Sequence[Live], error: SmkernError) -> None:
-        """These requests end with an error; the others go on."""
-        self._launches.lose(lives)
+        """These requests, and those of their batches, end with an error; the others go on."""
+        lives = self._launches.lose(lives)
         for live in lives:
             if live.stage != "done":
                 live.error = error

@@ -73,6 +73,11 @@ def test_a_batch_that_fails_with_cancelled_requests(seed: int) -> None:
     life(seed, FAULTS["a launch raises"])
 
 
+def test_a_batch_with_a_request_whose_chunk_before_fails() -> None:
+    """The rest of the batch is not forgotten with it."""
+    life(741, FAULTS["a launch fails on the device"])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_closing_at_any_time_gives_everything_back(seed: int) -> None:
     draw = Random(seed)
