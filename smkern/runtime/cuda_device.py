@@ -178,6 +178,7 @@ class CudaDevice:
         self._clock = Clock(self._decode)
         # events that nobody looks at any more: making two and destroying them takes some 8 us
         self._spare: list[Pair] = []
+        self._held: list[Pair] = []
 
     def now_us(self) -> float:
         return host_us()
@@ -225,6 +226,9 @@ class CudaDevice:
                 _set_stream(before)
         end.record(stream)
         self._last[lane] = stream, end
+        held, self._held = self._held, []
+        for pair in held:
+            self._recycle(pair)
         return CudaEvent(self._clock, begin, end, launched_us, self._recycle)
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
@@ -263,8 +267,8 @@ class CudaDevice:
     def _recycle(self, pair: Pair) -> None:
         """Record two events anew some time, unless something else still means their moments."""
         kept = any(last is not None and last[1] is pair[1] for last in self._last.values())
-        if not kept and not self._clock.keeps(pair[1]):
-            self._spare.append(pair)
+        is_free = not kept and not self._clock.keeps(pair[1])
+        (self._spare if is_free else self._held).append(pair)
 
 
 def _new_pair() -> Pair:

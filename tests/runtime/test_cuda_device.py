@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from smkern.errors import DeviceError
-from smkern.runtime.cuda_device import ANCHOR_US, Clock, CudaEvent
+from smkern.runtime import cuda_device
+from smkern.runtime.cuda_device import ANCHOR_US, Clock, CudaDevice, CudaEvent
+from smkern.runtime.device import Work
+from smkern.runtime.place import LANES, Place
 
 
 class FakeEvent:
@@ -81,3 +87,81 @@ def test_events_come_back_once_their_times_are_known(clock: Clock):
     assert not back
     assert event.times_us() == event.times_us() == pytest.approx((1010, 1020))
     assert back == [(begin, end)]
+
+
+class FakeCuda:
+    """Torch's streams and events, on the host: each record is over at once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.current = (0, 0, 1)
+        self.streams = 0
+        self.events = 0
+        self.clock_us = 0.0
+        cuda = self
+
+        class Stream:
+            def __init__(self, device: int, priority: int = 0) -> None:
+                cuda.streams += 1
+                self.stream_id, self.device_index, self.device_type = cuda.streams, device, 1
+                self.waited: list[Event] = []
+
+            def synchronize(self) -> None:
+                pass
+
+            def wait_event(self, event: Event) -> None:
+                self.waited.append(event)
+
+        class Event(FakeEvent):
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                cuda.events += 1
+                super().__init__(0.0)
+
+            def record(self, stream: Stream) -> None:
+                cuda.clock_us += 1
+                self.at_us = cuda.clock_us
+
+            def synchronize(self) -> None:
+                pass
+
+        def set_stream(*, stream_id: int, device_index: int, device_type: int) -> None:
+            self.current = stream_id, device_index, device_type
+
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch._C, "_cuda_getCurrentStream", lambda _: self.current, raising=False)
+        patch.setattr(torch._C, "_cuda_setStream", set_stream, raising=False)
+        patch.setattr(cuda_device, "device_info", lambda _: SimpleNamespace(num_sms=132))
+
+
+def test_work_runs_on_its_lanes_stream(monkeypatch: pytest.MonkeyPatch):
+    cuda = FakeCuda(monkeypatch)
+    device = CudaDevice(device=0)
+    made, seen = cuda.events, []
+    work = Work("x", lambda place: seen.append(cuda.current))
+    for _ in range(20):
+        for lane in LANES:
+            event = device.launch(lane, Place.whole(132), work)
+            assert cuda.current == (0, 0, 1)
+            device.wait([event])
+            assert event.query()
+            times = event.times_us()
+            assert times is not None
+            assert times[0] < times[1]
+    assert seen == 20 * [(1, 0, 1), (2, 0, 1)]
+    # those of each lane's last launch, and of a moment that times are told from, are held
+    assert cuda.events - made <= 8
+    again = [device.launch("decode", Place.whole(132), work) for _ in range(3)]
+    assert len({id(event._pair[1]) for event in again if event._pair}) == 3
+
+
+def test_a_launch_that_raises_leaves_the_stream(monkeypatch: pytest.MonkeyPatch):
+    cuda = FakeCuda(monkeypatch)
+    device = CudaDevice(device=0)
+
+    def fail(place: Place) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        device.launch("prefill", Place.whole(132), Work("x", fail))
+    assert cuda.current == (0, 0, 1)
