@@ -88,6 +88,9 @@ class Executor(Protocol):
     Every method prepares work and returns without waiting; what is prepared is launched in the
     order of the calls, or dropped. The pages of all that is written are there before.
 
+    One may have `foresee(requests, steps)` as well: called behind a launch of decode whose requests
+    will go on as they did, to prepare their next steps while the device computes.
+
     Attributes:
         device: What it launches on.
         config: The model.
