@@ -155,8 +155,8 @@ class Conductor:
     def _carry(self, decision: Decision, began_s: float) -> bool:
         """Launch what was decided, decode first; whether anything was."""
         lanes, launches = self._lanes, self._launches
-        if decision.rung != self._rung:
-            self._rung = decision.rung
+        self._rung = decision.rung
+        if decision.rung is not None or not decision.layers:
             self._is_prefills_turn = False
         lanes.aim(decision.rung)
         self._depth = 1 if decision.steps > 1 else 0

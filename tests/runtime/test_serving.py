@@ -370,3 +370,29 @@ def test_texts_of_requests_that_begin_anew(preemption: Any, batch_invariant: boo
 
 def _stopping(request: Request, text: str) -> Any:
     return replace(request.params, stop=text)
+
+
+def test_a_policy_may_let_decode_run_between_two_layers_on_the_whole_device() -> None:
+    """Turns are taken where it asks for layers, and nowhere else."""
+    asked: dict[int, int] = {}
+
+    def decide(snapshot: Snapshot) -> Decision:
+        if snapshot.prefill is None:
+            ids = tuple(request.id for request in snapshot.waiting)
+            return Decision(prefill=ids, layers=1 if ids and snapshot.batch else 0)
+        launched = snapshot.prefill.layers_launched
+        asked[launched] = asked.get(launched, 0) + 1
+        if asked[launched] == 3:  # decode goes first, and then it thinks better of it
+            return Decision(layers=1)
+        return Decision(layers=1, pause_decode=True) if asked[launched] > 5 else Decision()
+
+    world = World(Scripted([], then=decide), end_probability=0.0)
+    world.submit([1, 2], 60)
+    while not world.tokens[0]:
+        if not world.step():
+            world.wait(20.0)
+    world.submit([3] * 20, 5)
+    world.finish()
+    assert not world.mux.errors
+    names = "".join(span.name[0] for span in world.mux.timeline.trace().spans)
+    assert "pdddddpdddddp" in names
