@@ -24,7 +24,7 @@ from smkern.bench.runtime.cases import (
     SWITCH,
     gap_name,
 )
-from smkern.bench.runtime.rows import LEAST, MOST, of
+from smkern.bench.runtime.rows import LEAST, MOST, gain_meets, of
 
 Cell = dict[str, Any]
 
@@ -67,7 +67,7 @@ def gains_table(cells: Iterable[Cell]) -> str:
         stock = next((c for c in gains if c["case"] == cell["case"] and c["provider"] == STOCK), {})
         limit = f"{_limit_ms(cell):g}"
         aim = cell.get("aim")
-        mark = "**" if aim and cell["value"] < aim else ""
+        mark = "**" if aim and not gain_meets(cell) else ""
         rows.append(
             [
                 f"{cell['case']['model']}, {limit} ms",
