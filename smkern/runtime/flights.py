@@ -10,6 +10,7 @@ from smkern.policies import PrefillView
 from smkern.runtime.crew import Crew
 from smkern.runtime.device import Event
 from smkern.runtime.executor import Draw, PrefillRun
+from smkern.runtime.interleaver import Ticket
 from smkern.runtime.live import Live
 
 
@@ -68,6 +69,16 @@ class Both:
             return self.one.query() and self.two.query()
         except DeviceError:
             return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Says when what a launch writes may be read: never, if it failed."""
+
+    ticket: Ticket
+
+    def query(self) -> bool:
+        return self.ticket.query() and self.ticket.error is None
 
 
 class Blame:

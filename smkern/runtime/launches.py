@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from smkern.errors import ArgumentError
 from smkern.models.request import Request
 from smkern.runtime.books import Books
 from smkern.runtime.crew import Crew
 from smkern.runtime.executor import Draw, Executor, Piece
-from smkern.runtime.flights import Batch, Blame, Both, Flight
+from smkern.runtime.flights import Batch, Blame, Both, Flight, Written
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.live import Live
 from smkern.runtime.place import LANES
@@ -30,6 +31,9 @@ class Launches:
         books: Requests and pages.
         invariant: Whether chunks are cut so that attention computes every prompt the same way.
         settle: Called before requests are looked at one by one: what is owed to them is given.
+
+    Raises:
+        ArgumentError: forwards too small to cut every prompt so.
 
     Attributes:
         batch: The batch whose layers run.
@@ -52,6 +56,12 @@ class Launches:
         self._lanes = lanes
         self._books = books
         self._least = DECODE_QUERIES if invariant else 0
+        if invariant and executor.max_tokens <= 2 * DECODE_QUERIES:
+            raise ArgumentError(
+                f"max_tokens={executor.max_tokens} of the executor: the batch-invariant mode cuts "
+                f"prompts into chunks of more than {DECODE_QUERIES} tokens; give it at least "
+                f"{2 * DECODE_QUERIES + 1}"
+            )
         self._num_layers = executor.config.num_layers
         # Whose tokens the decode lane's last launch drew: they are on the device.
         self._drawn: set[Live] = set()
@@ -344,7 +354,8 @@ class Launches:
     def _computed(self, live: Live, piece: Piece, written: Ticket | None) -> None:
         """A chunk is in its pages once `written` is over."""
         end = piece.start + piece.count
-        self._books.pool.commit(live.request, live.request.ids[piece.start : end], written)
+        over = None if written is None else Written(written)
+        self._books.pool.commit(live.request, live.request.ids[piece.start : end], over)
         live.computed = live.request.num_computed = end
         self._books.look_again(live)
 

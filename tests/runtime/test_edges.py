@@ -10,6 +10,10 @@ import pytest
 from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledError
 from smkern.models import SamplingParams
 from smkern.policies import Aggregated, FixedSplit
+from smkern.runtime.device import Work
+from smkern.runtime.flights import Written
+from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.sim_device import SimDevice
 from tests.runtime.world import World
 
 
@@ -118,3 +122,26 @@ def test_a_loop_of_steps_alone_remembers_no_more_than_it_says() -> None:
             world.mux.step()
             world.wait(30.0)
     assert len(world.mux.timeline._log) < 4200
+
+
+def test_batch_invariant_chunks_have_room() -> None:
+    with pytest.raises(ArgumentError, match=r"max_tokens=16.* at least 17"):
+        World(batch_invariant=True, max_tokens=16)
+    world = World(batch_invariant=True, max_tokens=17, max_prefill=2)
+    for length in range(1, 60):
+        world.submit([length % 50] * length, 2)
+    world.finish()
+
+
+def test_what_a_failed_launch_wrote_is_never_there() -> None:
+    """Also where somebody asks for it before the next poll."""
+    device = SimDevice(132, faults={0: "error"})
+    lanes = Interleaver(device)
+    ticket = lanes.launch("decode", Work("mixed", lambda place: None, about={"us": 5.0}))
+    written = Written(ticket)
+    assert not written.query()
+    device.spend(10.0)
+    assert not written.query()
+    assert ticket.query(), "its pages are free, though"
+    with pytest.raises(DeviceError):
+        lanes.poll()
