@@ -25,7 +25,7 @@ from smkern.runtime.launches import Launches
 from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.stats import Stats, StatsMeter
 from smkern.runtime.timeline import Timeline
-from smkern.runtime.waits import Arrivals, Patience, as_time
+from smkern.runtime.waits import Arrivals, Patience, as_time, catch_up
 
 STALL_S = 60.0
 SETTLE_S = 30e-6
@@ -207,6 +207,7 @@ class Multiplexer:
 
         Tokens are handed out first where a request may end by them: then it matters to what is
         launched next. In front of them is what a `run` that was left had not yielded.
+        With nothing to do at all, decode graphs that were missed are captured, which waits.
 
         Raises:
             StalledError: nothing that was launched has ended for `stall_timeout_s`; the timeline
@@ -224,8 +225,8 @@ class Multiplexer:
                     self._delivery.hand_out()
                 self._books.resume()
                 self._decide(began)
-            elif not self._launches.flights and self._lives:
-                self._unblock()
+            elif not self._launches.flights:
+                self._unblock() if self._lives else catch_up(self._executor, self.timeline)
         finally:
             if collects:
                 gc.enable()

@@ -54,7 +54,7 @@ def serve(
         max_tokens: New tokens of one.
         max_context: Tokens of a request. None: the model's context.
         rungs: Whose decode graphs are captured ahead, None among them the whole device's; others
-            are captured when nothing runs. None: all.
+            are captured by a `step` that finds nothing to do. None: all.
         graph_limit_bytes: Of decode graphs.
         tokenizer, seed, preemption, impatient, stall_timeout_s, timeline: See `Multiplexer`.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from math import inf
 
 from smkern.errors import ArgumentError, StalledError
+from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.live import Live
+from smkern.runtime.timeline import Timeline
 
 
 def as_time(name: str, value: float) -> float:
@@ -20,6 +22,16 @@ def as_time(name: str, value: float) -> float:
     if isinstance(value, str) or not is_time:
         raise ArgumentError(f"{name}={value!r:.40}: give a finite number of at least 0, or None")
     return float(value)
+
+
+def catch_up(executor: Executor, timeline: Timeline) -> None:
+    """Nothing runs or waits: let an executor do what it has put off until then; it may wait."""
+    idle: Callable[[], None] | None = getattr(executor, "idle", None)
+    try:
+        if idle is not None:
+            idle()
+    except Exception as error:  # noqa: BLE001  it did without so far, and goes on to
+        timeline.note("put off", error=str(error))
 
 
 class Arrivals:

@@ -78,6 +78,29 @@ def test_what_launches_first_is_paid_before_it_serves(
     assert seen == ([] if kind == "cpu" else ["warm", [None, 32]])
 
 
+def test_what_was_put_off_is_done_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that were missed are captured then; one that cannot be stops nobody."""
+    idles: list[bool] = []
+
+    def idle(self: ModelExecutor) -> None:
+        idles.append(mux.is_idle)
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(ModelExecutor, "idle", idle)
+    mux = smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), **SIZES)
+    handle = mux.submit([1, 2, 3], SamplingParams(max_new_tokens=3))
+    while not handle.done:
+        mux.step()
+    assert not idles
+    for _ in range(3):
+        assert mux.step() == []
+    assert idles == [True] * len(idles) != []
+    assert any(note.name == "put off" for note in mux.timeline.trace().notes)
+    handle = mux.submit([4, 5], SamplingParams(max_new_tokens=3))
+    assert len([*mux.run()]) == 3
+    mux.close()
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [({"preemption": "never"}, "preemption"), ({"stall_timeout_s": 0}, "stall_timeout_s"),
