@@ -105,9 +105,12 @@ class Books:
                 group.remove(live)
 
     def admit(self, live: Live) -> bool:
-        """Give a waiting request the pages of its prompt; False where there are too few."""
+        """Give a waiting request the pages of its prompt; False where there are too few, or where
+        somebody in front of it is paused for lack of pages."""
         if live.room:
             return True
+        if self.paused and self.paused[0].rank < live.rank:
+            return False
         request = live.request
         if request.chain is None:
             request.chain = self.pool.chain(request.ids)

@@ -145,3 +145,20 @@ def test_what_a_failed_launch_wrote_is_never_there() -> None:
     assert ticket.query(), "its pages are free, though"
     with pytest.raises(DeviceError):
         lanes.poll()
+
+
+def test_nobody_is_admitted_before_who_is_paused() -> None:
+    """Small requests that keep coming would take its pages one after another, for ever."""
+    world = World(preemption="keep", end_probability=0.0, reuse=False)
+    first = world.submit([1] * 20, 5)._live
+    while first.stage != "running":
+        world.step()
+        world.wait(20.0)
+    books = world.mux._books
+    books.drop(first)
+    first.stage = "paused"
+    books.paused.append(first)
+    assert not books.admit(world.submit([2], 2)._live)
+    urgent = world.submit([3], 2, priority=1)._live
+    assert books.admit(urgent)
+    world.finish()
