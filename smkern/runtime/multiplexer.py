@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -214,8 +213,6 @@ class Multiplexer:
                 so far is there.
         """
         began = perf_counter()
-        collects = gc.isenabled()
-        gc.disable()  # what it collects it collects behind the launches
         try:
             self._arrivals()
             self._poll()
@@ -228,8 +225,6 @@ class Multiplexer:
             elif not self._launches.flights:
                 self._unblock() if self._lives else catch_up(self._executor, self.timeline)
         finally:
-            if collects:
-                gc.enable()
             self._delivery.hand_out()
         outputs, self._delivery.outputs = [*self._unread, *self._delivery.outputs], []
         self._unread.clear()
