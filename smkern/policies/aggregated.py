@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of, ids_of
+from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.search import largest
 from smkern.policies.snapshot import PrefillView, Snapshot, Waiting
@@ -58,11 +61,11 @@ class Aggregated:
         steps: int = 2,
         ahead: bool = True,
     ) -> None:
-        for name, value in (("chunk_tokens", chunk_tokens), ("steps", steps)):
-            if value < 1:
-                raise ArgumentError(f"{name}={value}: give at least 1")
-        if tbt_slo_ms is not None and tbt_slo_ms <= 0:
-            raise ArgumentError(f"tbt_slo_ms={tbt_slo_ms}: give a time above 0, or None for none")
+        check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
+        if tbt_slo_ms is not None and not 0 < tbt_slo_ms < inf:
+            raise ArgumentError(
+                f"tbt_slo_ms={tbt_slo_ms}: give a finite time above 0, or None for none"
+            )
         if tbt_slo_ms is not None and predictor is None:
             raise ArgumentError(
                 f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "

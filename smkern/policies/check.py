@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from smkern.errors import DecisionError
+from collections.abc import Mapping
+
+from smkern.errors import ArgumentError, DecisionError
 from smkern.policies.decision import Decision
 from smkern.policies.snapshot import Snapshot
 
@@ -51,6 +53,13 @@ def seats_left(snapshot: Snapshot) -> int:
     for batch in (snapshot.prefill, snapshot.preempted):
         taken += len(batch.ids) if batch is not None else 0
     return max(snapshot.max_running - taken, 0)
+
+
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Raise ArgumentError for a policy's setting that is no count of at least 1; None is left."""
+    for name, value in counts.items():
+        if value is not None and not (_is_count(value) and value >= 1):
+            raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
 
 
 def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:

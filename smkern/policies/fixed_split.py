@@ -9,6 +9,7 @@ from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of, ids_of
+from smkern.policies.check import JOINS, check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.snapshot import PrefillView, Snapshot, Waiting
 
@@ -43,7 +44,7 @@ class FixedSplit:
         predictor: Who says how many layers a group has.
 
     Raises:
-        ArgumentError: a count below 1.
+        ArgumentError: a count below 1, or another join.
 
     Source: MuxWise section 3.4.2 (N, one level of preemption); DRIFT section 3.3 (gangs).
 
@@ -79,9 +80,9 @@ class FixedSplit:
             "max_prefill_tokens": max_prefill_tokens,
             "preempt_shorter_than": preempt_shorter_than,
         }
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name}={value}: give at least 1")
+        check_counts(counts)
+        if join not in JOINS:
+            raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
         self._decode_sms = decode_sms
         self._layers = layers
         self._steps = steps

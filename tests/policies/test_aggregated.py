@@ -77,7 +77,11 @@ def test_a_batch_of_layers_is_finished_in_turns() -> None:
     [
         ({"chunk_tokens": 0}, "chunk_tokens=0"),
         ({"steps": 0}, "steps=0"),
+        ({"chunk_tokens": 512.0}, "chunk_tokens=512.0: give a whole number"),
+        ({"steps": True}, "steps=True"),
         ({"tbt_slo_ms": 0.0, "predictor": Linear()}, "tbt_slo_ms=0.0"),
+        ({"tbt_slo_ms": float("nan"), "predictor": Linear()}, "tbt_slo_ms=nan"),
+        ({"tbt_slo_ms": float("inf"), "predictor": Linear()}, "tbt_slo_ms=inf"),
         ({"tbt_slo_ms": 15.0}, "without a predictor: .*TablePredictor"),
     ],
 )

@@ -108,3 +108,17 @@ def test_bad_counts(name: str) -> None:
     arguments = {"decode_sms": 32, name: 0}
     with pytest.raises(ArgumentError, match=f"{name}=0"):
         FixedSplit(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"decode_sms": 32.0}, "decode_sms=32.0: give a whole number"),
+        ({"decode_sms": 32, "layers": "4"}, "layers='4'"),
+        ({"decode_sms": 32, "join": "never"}, "join='never': there is 'polled' and 'gang'"),
+    ],
+)
+def test_what_is_no_setting(arguments: dict[str, object], message: str) -> None:
+    """Else every decision would fail, and a plain one be taken for it without a word."""
+    with pytest.raises(ArgumentError, match=message):
+        FixedSplit(**arguments)  # type: ignore[arg-type]
