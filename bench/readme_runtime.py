@@ -38,12 +38,12 @@ VARIANTS = {
     "all_off": "none of the three",
 }
 COSTS = {
-    gap_name(1): "decode stream without a kernel, a step at a time",
+    gap_name(1): "decode stream without a kernel, a step at a time, p50",
     gap_name(2): "the same, two steps launched",
     OVERHEAD: "prefill layer by layer over one launch, minus 1",
     MIXED_IDLE: "device idle inside a mixed forward",
-    HOST: "host time of a step, 128 requests decode, us",
-    SWITCH: "host time of a switch, us",
+    HOST: "host time of a step, 128 requests decode, p50, us",
+    SWITCH: "host time of a switch, p50, us",
     f"{HANDOVER}_p50": "hand-over of SMs, p50, us",
     f"{HANDOVER}_p99": "hand-over of SMs, p99, us",
     MEMORY: "graphs and partitions, 20 batches x 7 splits, MiB",
@@ -156,7 +156,8 @@ def _cost(cell: Cell, name: str, label: str) -> list[str]:
     said = ", beside decode" if more.pop("beside", False) else ""
     said += "".join(f", {v} {k}" for k, v in more.items())
     limit = MOST.get(name, LEAST.get(name))
-    return [f"{cell['case']['model']}: {label}{said}", f"{cell['value']:g}", _limit(limit)]
+    value = f"{cell['value']:g}" + (f" (p99 {cell['p99']:g})" if "p99" in cell else "")
+    return [f"{cell['case']['model']}: {label}{said}", value, _limit(limit)]
 
 
 def _limit(limit: float | None) -> str:

@@ -59,7 +59,7 @@ def test_steps_and_rates_by_rung():
 
 def test_costs_have_their_limits():
     table = costs_table(cells())
-    assert "| qwen3-8b: host time of a step, 128 requests decode, us | 120.5 | 150 |" in table
+    assert "| qwen3-8b: host time of a step, 128 requests decode, p50, us | 120.5 | 150 |" in table
     assert "over one launch, minus 1, beside decode | 0.004 | 0.01 |" in table
     assert "each request alone, 4 layers | 0 | 0 |" in table
     assert "| rungs whose lanes share a hardware queue | 1 of 1 |  |" in table
