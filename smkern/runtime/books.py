@@ -156,6 +156,7 @@ class Books:
             live.room = 0
             self.look_again(live)
             self.pool.release(live.request, live.last)
+            live.last = None  # a launch holds what it ran
 
     def recompute(self, live: Live) -> None:
         """Let a request begin anew: it waits, without pages, and keeps what it has drawn."""

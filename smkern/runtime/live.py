@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+from weakref import WeakMethod
 
 from smkern.errors import SmkernError
 from smkern.kv import Event as KvEvent
@@ -108,7 +109,8 @@ class Handle:
 
     def __init__(self, live: Live, cancel: Callable[[int], None]) -> None:
         self._live = live
-        self._cancel = cancel
+        # Who keeps handles for their tokens keeps no model and no pages by them.
+        self._cancel = WeakMethod(cancel)
         self.id = live.id
 
     def __repr__(self) -> str:
@@ -142,8 +144,10 @@ class Handle:
 
     def is_of(self, cancel: Callable[[int], None]) -> bool:
         """Whether this is what cancels it: its own runtime's."""
-        return self._cancel == cancel
+        return self._cancel() == cancel
 
     def cancel(self) -> None:
         """Want no more tokens of it; its pages come back once nothing reads them."""
-        self._cancel(self.id)
+        cancel = self._cancel()
+        if cancel is not None:
+            cancel(self.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from math import inf
 from typing import Any
 
@@ -13,8 +15,10 @@ from smkern.policies import Aggregated, FixedSplit
 from smkern.runtime.device import Work
 from smkern.runtime.flights import Written
 from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim_device import SimDevice
-from tests.runtime.world import World
+from smkern.runtime.sim_executor import SimExecutor
+from tests.runtime.world import World, small_config
 
 
 @pytest.mark.parametrize("name", ["arrival_us", "deadline_ms"])
@@ -162,3 +166,21 @@ def test_nobody_is_admitted_before_who_is_paused() -> None:
     urgent = world.submit([3], 2, priority=1)._live
     assert books.admit(urgent)
     world.finish()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_handle_keeps_no_runtime_alive(is_cancelled: bool) -> None:
+    """Owners keep handles for their tokens; models and pages are gigabytes."""
+    executor = SimExecutor(small_config(), num_pages=64)
+    mux = Multiplexer(executor)
+    handle = mux.submit([1, 2, 3], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    for output in mux.run():
+        if is_cancelled and len(handle.tokens) == 2:
+            handle.cancel()
+    mux.close()
+    kept = [weakref.ref(mux), weakref.ref(executor)]
+    del mux, executor, output
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+    assert len(handle.tokens) == (2 if is_cancelled else 4)
+    handle.cancel()
