@@ -174,12 +174,12 @@ def test_a_handle_keeps_no_runtime_alive(is_cancelled: bool) -> None:
     executor = SimExecutor(small_config(), num_pages=64)
     mux = Multiplexer(executor)
     handle = mux.submit([1, 2, 3], SamplingParams(max_new_tokens=4, ignore_eos=True))
-    for output in mux.run():
+    for _ in mux.run():
         if is_cancelled and len(handle.tokens) == 2:
             handle.cancel()
     mux.close()
     kept = [weakref.ref(mux), weakref.ref(executor)]
-    del mux, executor, output
+    del mux, executor
     gc.collect()
     assert [ref() for ref in kept] == [None, None]
     assert len(handle.tokens) == (2 if is_cancelled else 4)
