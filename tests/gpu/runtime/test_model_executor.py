@@ -343,3 +343,18 @@ def test_an_error_of_the_lane_leaves_it_in_order(decoder):
         lanes.drain()
         made.synchronize()
         assert x.item() == 2
+
+
+def test_what_a_launch_that_raised_has_put_there_keeps_the_other_lane_away(decoder):
+    with executor(decoder) as made:
+        lanes = Interleaver(made.device)
+
+        def fails(_: object) -> None:
+            torch.cuda._sleep(100_000_000)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            lanes.launch("prefill", Work("fails", fails))
+        assert not lanes.can_launch("decode")
+        assert lanes.drain() == []
+        assert lanes.can_launch("decode")

@@ -47,3 +47,32 @@ def test_a_crowd_on_a_split() -> None:
         pool.check()
         assert pool.usage.held == 0
         mux.close()
+
+
+def test_missed_graphs_are_captured_when_nothing_runs() -> None:
+    config = ModelConfig.from_hf(hf_config("qwen3", max_position_embeddings=2048))
+    config = config.replace(dtype=torch.bfloat16)
+    decoder = Decoder(config, Weights.random(config, 5, "cuda"))
+    pool = KvPool(
+        KvSizes(config.num_layers, config.num_kv_heads, config.head_dim),
+        num_pages=100, device="cuda", reuse=False,
+    )  # fmt: skip
+    policy = smkern.policies.FixedSplit(RUNG, layers=1, move=False)
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    with smkern.ladder([RUNG]) as ladder:
+        mux = smkern.serve(
+            decoder, pool, ladder=ladder, policy=policy, max_running=8, max_prefill=2,
+            max_tokens=512, rungs=[None],
+        )  # fmt: skip
+        before, tokens = mux.memory_report().graphs, []
+        for _ in range(2):
+            handles = [mux.submit([1] * length, params) for length in LENGTHS[1:4]]
+            for output in mux.run():
+                assert output.error is None
+            tokens.append([len(handle.tokens) for handle in handles])
+            for _ in range(3):
+                assert mux.step() == []
+        assert mux.memory_report().graphs > before
+        assert tokens == [[6] * 3] * 2
+        assert not [note for note in mux.timeline.trace().notes if note.name == "put off"]
+        mux.close()
