@@ -188,6 +188,8 @@ def memory_cells(
             "largest_graph_mib": round(max(report.by_graph.values(), default=0) / MIB, 1),
             "shared_mib": round(report.shared_bytes / MIB, 1),
             "partitions_mib": round(report.partition_bytes / MIB, 1),
+            # of a step, once for all graphs, as without graphs: not part of the value
+            "activations_mib": round(executor.graphs.arena.num_bytes / MIB, 1),
             "refused": len(executor.graphs.refused),
             "seconds": round(time.monotonic() - began, 1),
         }
