@@ -69,6 +69,11 @@ class Books:
         usage = self.pool.usage
         return usage.free + usage.cached
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anybody waits, runs or is paused."""
+        return bool(self.running or self.waiting or self.paused)
+
     def __iter__(self) -> Iterator[Live]:
         yield from (*self.waiting, *self.running, *self.paused)
 

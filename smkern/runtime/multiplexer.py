@@ -27,6 +27,7 @@ from smkern.runtime.timeline import Timeline
 from smkern.runtime.waits import Arrivals, Patience, as_time, catch_up
 
 STALL_S = 60.0
+BLOCKED_US = 1e3  # between two looks where nothing is on its way and nothing can be launched
 SETTLE_S = 30e-6
 """The timeline's records are put in order for so long between two polls."""
 
@@ -209,8 +210,8 @@ class Multiplexer:
         With nothing to do at all, decode graphs that were missed are captured, which waits.
 
         Raises:
-            StalledError: nothing that was launched has ended for `stall_timeout_s`; the timeline
-                so far is there.
+            StalledError: nothing that was launched has ended for `stall_timeout_s`, or nothing
+                could be launched; the timeline so far is there.
         """
         began = perf_counter()
         try:
@@ -291,7 +292,9 @@ class Multiplexer:
     def _wait(self) -> None:
         until_us = self._future.next_us
         if not self._launches.flights and until_us is None:
-            return
+            if not self._lives:
+                return
+            until_us = self._lanes.device.now_us() + BLOCKED_US
         end_s = perf_counter() + SETTLE_S
         while self.timeline.settle(1):
             if perf_counter() > end_s:
@@ -308,7 +311,8 @@ class Multiplexer:
         for ticket in over:
             self._delivery.over(ticket, self._launches.flights.pop(ticket))
         self._changed = self._changed or bool(over)
-        self._patience.look(self._lanes.device.now_us(), bool(over), self._launches.flights)
+        now_us, flights = self._lanes.device.now_us(), self._launches.flights
+        self._patience.look(now_us, bool(over), flights, self._books.has_any)
 
     def _finished(self, live: Live) -> None:
         if live.error is None:
@@ -330,11 +334,12 @@ class Multiplexer:
 
     def _unblock(self, *, is_stuck: bool = False) -> None:
         """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
-        self._changed = True
-        if self._launches.batch is None:
+        batch, pool = self._launches.batch, self._books.pool
+        self._changed = not is_stuck or (batch is None and not pool.poll())
+        if batch is None:
             live = self._books.unblock(is_stuck=is_stuck)
             if live is not None:
-                self._fail([live], no_pages(live, self._books.pool))
+                self._fail([live], no_pages(live, pool))
 
     def _gave_way(self, live: Live, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""

@@ -61,30 +61,45 @@ class Arrivals:
 
 
 class Patience:
-    """Tells a device that hangs.
+    """Tells a device that hangs, and pages that never come back.
 
     Args:
-        timeout_s: So long may pass in which nothing of what is on its way ends.
+        timeout_s: So long may pass in which nothing of what is on its way ends, or nothing is.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_us = 1e6 * timeout_s
         self._quiet_since_us = 0.0
+        self._was_empty = False
 
-    def look(self, now_us: float, is_over: bool, on_their_way: Collection[Ticket]) -> None:
+    def look(
+        self, now_us: float, is_over: bool, on_their_way: Collection[Ticket], is_waiting: bool
+    ) -> None:
         """After a poll.
 
         Args:
             now_us: The clock.
             is_over: Whether anything was.
             on_their_way: Launches that are not over.
+            is_waiting: Whether requests are there.
 
         Raises:
-            StalledError: nothing has ended for too long.
+            StalledError: nothing has ended for too long, or been launched.
         """
-        if is_over or not on_their_way:
+        is_empty, was_empty = is_waiting and not on_their_way, self._was_empty
+        self._was_empty = is_empty
+        if is_over or is_empty != was_empty or not (is_waiting or on_their_way):
             self._quiet_since_us = now_us
-        elif now_us - self._quiet_since_us > self._timeout_us:
+        elif now_us - self._quiet_since_us <= self._timeout_us:
+            return
+        elif is_empty:
+            raise StalledError(
+                f"nothing could be launched for {self._timeout_us / 1e6:g} s, and requests wait: "
+                "somebody else's work that does not end keeps pages of this pool, or a launch that "
+                "raised hangs; look at pool.usage, and raise stall_timeout_s where that takes so "
+                "long"
+            )
+        else:
             names = [f"{x.work.name} on {x.place.num_sms} SMs" for x in on_their_way]
             raise StalledError(
                 f"nothing has ended for {self._timeout_us / 1e6:g} s while {names[:4]} were on "

@@ -184,3 +184,35 @@ def test_a_handle_keeps_no_runtime_alive(is_cancelled: bool) -> None:
     assert [ref() for ref in kept] == [None, None]
     assert len(handle.tokens) == (2 if is_cancelled else 4)
     handle.cancel()
+
+
+class Never:
+    """An event of somebody else, which does not end."""
+
+    def query(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("new", [1, 30])
+def test_pages_that_never_come_back_are_reported(new: int) -> None:
+    """Nothing is on its way then, so no launch could be said to hang."""
+    world = World(num_pages=10, page_size=4, end_probability=0.0, stall_timeout_s=0.25)
+    pool = world.executor.pool
+    pool.allocate("a stranger", [1] * 24)
+    pool.release("a stranger", Never())
+    world.submit([2] * (20 if new == 1 else 4), new)
+    with pytest.raises(StalledError, match=r"nothing could be launched for 0\.25 s"):
+        list(world.mux.run())
+    assert 0.25e6 < world.device.now_us() < 0.5e6
+
+
+def test_a_loop_that_was_left_alone_for_long_does_not_stall() -> None:
+    world = World(stall_timeout_s=0.25)
+    world.submit([1], 3)
+    world.wait(1e6)
+    world.step()
+    world.wait(1e6)
+    world.finish()
+    world.submit([1], 3)
+    world.wait(1e6)
+    world.finish()
