@@ -64,11 +64,15 @@ class Both:
     two: Event
 
     def query(self) -> bool:
-        """Whether both are over; behind an error of the device nothing runs."""
-        try:
-            return self.one.query() and self.two.query()
-        except DeviceError:
-            return True
+        """Whether both are over. One that failed is, with all in front of it; the other may not."""
+        return all(_is_over(event) for event in (self.one, self.two))
+
+
+def _is_over(event: Event) -> bool:
+    try:
+        return event.query()
+    except DeviceError:
+        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledEr
 from smkern.models import SamplingParams
 from smkern.policies import Aggregated, FixedSplit
 from smkern.runtime.device import Work
-from smkern.runtime.flights import Written
+from smkern.runtime.flights import Both, Written
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim_device import SimDevice
@@ -216,3 +216,12 @@ def test_a_loop_that_was_left_alone_for_long_does_not_stall() -> None:
     world.submit([1], 3)
     world.wait(1e6)
     world.finish()
+
+
+def test_a_fence_that_failed_says_nothing_of_the_other_lane() -> None:
+    class Failed:
+        def query(self) -> bool:
+            raise DeviceError("planted")
+
+    assert not Both(Failed(), Never()).query()  # type: ignore[arg-type]
+    assert Both(Failed(), Failed()).query()  # type: ignore[arg-type]
