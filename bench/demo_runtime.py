@@ -22,7 +22,7 @@ from smkern.models import ModelConfig, SamplingParams, preset
 from smkern.policies import Aggregated, FixedSplit, Policy
 from smkern.runtime import Multiplexer, SimDevice, SimExecutor, Stats, Timeline
 from smkern.runtime.executor import Executor
-from smkern.runtime.trace import Trace
+from smkern.runtime.timeline.trace import Trace
 
 MODEL = "qwen3-8b"
 LAYERS = 8
@@ -241,7 +241,9 @@ def draw(served: Sequence[Served], out: Path, where: str, shape: Shape) -> list[
         where: Whether it was simulated or measured, for the titles.
         shape: Of the workload.
     """
-    from smkern.runtime import perfetto, timeline_page, timeline_plot
+    from smkern.runtime.timeline import page as timeline_page
+    from smkern.runtime.timeline import perfetto
+    from smkern.runtime.timeline import plot as timeline_plot
 
     paths = []
     for one in served:

@@ -15,7 +15,7 @@ COMMANDS = {
     "doctor": ("smkern.doctor", "What this machine can do; every partition backend tried."),
     "demo": ("smkern.bench.demo", "See it: partitions, a GEMM inside them, and a picture."),
     "timeline": (
-        "smkern.runtime.timeline_command",
+        "smkern.runtime.timeline.command",
         "A saved timeline of the runtime as a picture and as a page.",
     ),
     "autotune": ("smkern.autotune.main", "Measure configurations inside partitions; write tables."),

@@ -11,8 +11,8 @@ import torch
 from smkern.kv import BookPool
 from smkern.models import SamplingParams
 from smkern.models.request import Request
-from smkern.runtime.row_updates import Records
-from smkern.runtime.slots import RowState, SlotTable
+from smkern.runtime.model.row_updates import Records
+from smkern.runtime.model.slots import RowState, SlotTable
 
 RUNNING, CONTEXT, PAGE, ROUNDS = 128, 4096, 16, 1000
 

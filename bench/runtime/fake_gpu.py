@@ -14,10 +14,10 @@ from smkern.policies import FixedSplit
 from smkern.runtime.device import Event, Work
 from smkern.runtime.executor import Draw, Piece, PrefillRun
 from smkern.runtime.host_device import host_us
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.model.row_updates import Records
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.place import LANES, Lane, Place
-from smkern.runtime.row_updates import Records
 
 RUNNING, WAITING = 128, 20
 CONTEXT, PROMPT, MAX_CONTEXT, PAGE = 256, 2048, 4096, 16

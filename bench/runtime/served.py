@@ -25,7 +25,7 @@ from smkern.bench.runtime.serving import Crowd, Sizes, open_executor
 from smkern.models import Weights
 from smkern.policies import Aggregated, FixedSplit, Policy
 from smkern.runtime.device import Device, Event, Work
-from smkern.runtime.graphs import MIB
+from smkern.runtime.model.graphs import MIB
 from smkern.runtime.place import Lane, Place
 
 HOST_CROWD = Crowd(running=128, context=256, prompt=2048)

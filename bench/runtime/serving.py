@@ -19,7 +19,7 @@ from smkern.policies import Policy
 from smkern.runtime.device import Device
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.live import Handle
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 
 PAGE_SIZE = 16

@@ -67,14 +67,14 @@ if TYPE_CHECKING:
     from smkern.runtime.host_device import HostDevice
     from smkern.runtime.interleaver import Interleaver, Ticket
     from smkern.runtime.live import Handle, Output
-    from smkern.runtime.model_executor import ModelExecutor
+    from smkern.runtime.model.executor import ModelExecutor
     from smkern.runtime.multiplexer import Multiplexer
     from smkern.runtime.place import Lane, Place
     from smkern.runtime.serving import serve
-    from smkern.runtime.sim_device import SimDevice
-    from smkern.runtime.sim_executor import SimExecutor
-    from smkern.runtime.stats import Stats
-    from smkern.runtime.timeline import Timeline
+    from smkern.runtime.sim.device import SimDevice
+    from smkern.runtime.sim.executor import SimExecutor
+    from smkern.runtime.timeline.stats import Stats
+    from smkern.runtime.timeline.timeline import Timeline
 
 __all__ = [
     "CudaDevice",
@@ -104,14 +104,14 @@ _FILES = {
     "host_device": ("HostDevice",),
     "interleaver": ("Interleaver", "Ticket"),
     "live": ("Handle", "Output"),
-    "model_executor": ("ModelExecutor",),
+    "model.executor": ("ModelExecutor",),
     "multiplexer": ("Multiplexer",),
     "place": ("Lane", "Place"),
     "serving": ("serve",),
-    "sim_device": ("SimDevice",),
-    "sim_executor": ("SimExecutor",),
-    "stats": ("Stats",),
-    "timeline": ("Timeline",),
+    "sim.device": ("SimDevice",),
+    "sim.executor": ("SimExecutor",),
+    "timeline.stats": ("Stats",),
+    "timeline.timeline": ("Timeline",),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 

@@ -17,7 +17,7 @@ from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launches import Launches
 from smkern.runtime.live import Live
-from smkern.runtime.timeline import Timeline
+from smkern.runtime.timeline.timeline import Timeline
 
 ERRORS = 64
 CONTROLS = 4096

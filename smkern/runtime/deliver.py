@@ -9,7 +9,7 @@ from smkern.runtime.flights import Flight
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.launches import Launches
 from smkern.runtime.live import Live, Output
-from smkern.runtime.stats import StatsMeter
+from smkern.runtime.timeline.stats import StatsMeter
 
 TOLD = 32
 """Tokens of a record of them: it takes some 10 us to be counted, between two polls."""

@@ -22,8 +22,8 @@ from smkern.runtime.flights import LaunchError
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launches import Launches
 from smkern.runtime.live import Handle, Live, Output
-from smkern.runtime.stats import Stats, StatsMeter
-from smkern.runtime.timeline import Timeline
+from smkern.runtime.timeline.stats import Stats, StatsMeter
+from smkern.runtime.timeline.timeline import Timeline
 from smkern.runtime.waits import Arrivals, Patience, as_time, catch_up
 
 STALL_S = 60.0
@@ -254,7 +254,7 @@ class Multiplexer:
         Raises:
             ArgumentError: prometheus-client is not installed.
         """
-        from smkern.runtime.metrics import metrics_text
+        from smkern.runtime.timeline.metrics import metrics_text
 
         return metrics_text(self.stats)
 

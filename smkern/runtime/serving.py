@@ -11,9 +11,9 @@ from smkern.partition import Ladder
 from smkern.policies import Policy
 from smkern.runtime.books import Preemption
 from smkern.runtime.device import Device
-from smkern.runtime.model_executor import GRAPH_LIMIT_BYTES, ModelExecutor
+from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES, ModelExecutor
 from smkern.runtime.multiplexer import STALL_S, Multiplexer
-from smkern.runtime.timeline import Timeline
+from smkern.runtime.timeline.timeline import Timeline
 
 
 def serve(

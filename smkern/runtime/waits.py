@@ -10,7 +10,7 @@ from smkern.errors import ArgumentError, StalledError
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.live import Live
-from smkern.runtime.timeline import Timeline
+from smkern.runtime.timeline.timeline import Timeline
 
 
 def as_time(name: str, value: float) -> float:

@@ -13,9 +13,9 @@ from smkern.bench.runtime.equality import clear_mismatches, each_alone, pool_for
 from smkern.bench.runtime.random_policy import RandomPolicy
 from smkern.bench.runtime.soak import Footprint, Segment, Soak, leaks_of, soak
 from smkern.models import Decoder, Weights
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.sim_device import SimDevice
+from smkern.runtime.sim.device import SimDevice
 from tests.models.generation import one_thread, tiny
 from tests.runtime.world import RUNGS, Linear
 

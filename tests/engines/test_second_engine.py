@@ -13,7 +13,7 @@ import torch
 
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Ticket
-from smkern.runtime.sim_device import SimDevice
+from smkern.runtime.sim.device import SimDevice
 from tests.engines import second_engine
 from tests.engines.second_engine import Engine, Request
 from tests.engines.second_model import Model, Sizes

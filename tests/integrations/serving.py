@@ -16,7 +16,7 @@ from smkern.partition import Ladder
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
 
 NEW = 6

@@ -17,7 +17,7 @@ from smkern.models import DecodeGraph, DecodeInputs
 from smkern.models.layered import forward
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.sim_device import SimDevice
+from smkern.runtime.sim.device import SimDevice
 from tests.models.peers import FAMILIES, Peer, Session, make_peer, prompts
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

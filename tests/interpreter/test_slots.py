@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from smkern.kernels.slots_launch import RECORD, launch_interpreted
-from smkern.runtime.row_state import RowState
-from smkern.runtime.row_updates import HostSender, Records, RowUpdate
-from smkern.runtime.slots import SlotTable
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.row_updates import HostSender, Records, RowUpdate
+from smkern.runtime.model.slots import SlotTable
 from tests.runtime.slot_rows import Play, new_pool, new_state
 
 

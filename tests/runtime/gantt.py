@@ -5,8 +5,8 @@ from __future__ import annotations
 from smkern.latency import Size
 from smkern.runtime.device import Work
 from smkern.runtime.place import LANES, Lane, Place
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_event import SimEvent
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.event import SimEvent
 
 
 class RoundTimes:

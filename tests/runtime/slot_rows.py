@@ -11,8 +11,8 @@ from smkern.kv import BookPool
 from smkern.models import SamplingParams
 from smkern.models.graph import DecodeInputs
 from smkern.models.request import Request
-from smkern.runtime.row_state import RowState
-from smkern.runtime.slots import Guest, SlotTable
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.slots import Guest, SlotTable
 
 RUNNING, PREFILL, CONTEXT, PAGE, STOP = 6, 3, 48, 4, 2
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smkern.policies import Decision
-from smkern.runtime.bubbles import BubbleMeter, Bubbles, bubbles, gaps
 from smkern.runtime.place import Place
-from smkern.runtime.trace import Span, State
+from smkern.runtime.timeline.bubbles import BubbleMeter, Bubbles, bubbles, gaps
+from smkern.runtime.timeline.trace import Span, State
 from tests.runtime.timelines import Script, batch_of, snapshot_at, waiting
 
 SPLIT = Decision(rung=32)
@@ -198,7 +198,7 @@ def test_a_lane_that_launches_nothing_for_long_remembers_little(monkeypatch):
         return meter
 
     everything = fed()
-    monkeypatch.setattr("smkern.runtime.bubbles.CHANGES", 8)
+    monkeypatch.setattr("smkern.runtime.timeline.bubbles.CHANGES", 8)
     meter = fed()
     assert len(meter._lanes["decode"]._changes) <= 8
     assert len(everything._lanes["decode"]._changes) > 8

@@ -13,7 +13,7 @@ from smkern.runtime import Multiplexer, SimExecutor
 from smkern.runtime.books import Books
 from smkern.runtime.crew import Crew
 from smkern.runtime.live import Live
-from smkern.runtime.sim_pool import SimPool
+from smkern.runtime.sim.pool import SimPool
 from tests.runtime.world import World
 
 PAGE = 4

@@ -16,8 +16,8 @@ from smkern.runtime.device import Work
 from smkern.runtime.flights import Both, Written
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_executor import SimExecutor
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.world import World, small_config
 
 

@@ -18,7 +18,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".interleaver", ".place", ".device", ".host_device", ".sim_device", ".serving"],
+    ["", ".interleaver", ".place", ".device", ".host_device", ".sim.device", ".serving"],
 )
 def test_examples_run(name):
     found = doctest.testmod(import_module(f"smkern.runtime{name}"))

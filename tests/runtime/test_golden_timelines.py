@@ -14,7 +14,7 @@ from smkern.models import SamplingParams, preset
 from smkern.policies.fixed_split import FixedSplit
 from smkern.runtime.live import Handle
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.sim_executor import SimExecutor
+from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.gantt import DrawnDevice
 
 CONFIG = preset("qwen3-8b").replace(num_layers=8)

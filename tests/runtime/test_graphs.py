@@ -9,9 +9,9 @@ from smkern.device import Budget
 from smkern.errors import DeviceError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, Weights
-from smkern.runtime.graphs import MIB, GraphCache, GraphKey
+from smkern.runtime.model.graphs import MIB, GraphCache, GraphKey
+from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
-from smkern.runtime.row_state import RowState
 from tests.models.generation import tiny
 
 WHOLE, RUNG = Place.whole(132), Place.of("decode", 32, 132)

@@ -8,8 +8,8 @@ import pytest
 
 from smkern.errors import ArgumentError
 from smkern.policies import Decision
-from smkern.runtime.metrics import StatsCollector, metrics_text
-from smkern.runtime.stats import Stats, StatsMeter
+from smkern.runtime.timeline.metrics import StatsCollector, metrics_text
+from smkern.runtime.timeline.stats import Stats, StatsMeter
 from tests.runtime.timelines import Script, waiting
 
 

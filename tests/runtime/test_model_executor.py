@@ -16,7 +16,7 @@ from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
 from tests.models.generation import VOCAB, one_at_a_time, one_thread, random_prompts, tiny
 

@@ -11,9 +11,9 @@ from smkern.policies import Aggregated, Policy
 from smkern.policies.fixed_split import FixedSplit
 from smkern.runtime.live import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_executor import SimExecutor
-from smkern.runtime.sim_rates import ConstantRates
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.executor import SimExecutor
+from smkern.runtime.sim.rates import ConstantRates
 
 CONFIG = preset("qwen3-8b")
 

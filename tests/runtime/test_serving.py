@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError
 from smkern.models.request import Request
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.launches import cut
-from smkern.runtime.sim_rows import AFTER_END
+from smkern.runtime.sim.rows import AFTER_END
 from tests.models.generation import Letters
 from tests.runtime.policies import RandomPolicy, Scripted
 from tests.runtime.world import World, prompts

@@ -9,8 +9,8 @@ from smkern.latency import Chunk, Size
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import Place
-from smkern.runtime.sim_device import HANGING_WAIT_US, SimDevice
-from smkern.runtime.sim_event import SimEvent
+from smkern.runtime.sim.device import HANGING_WAIT_US, SimDevice
+from smkern.runtime.sim.event import SimEvent
 
 WHOLE = Place.whole(100)
 DECODE, PREFILL = Place.of("decode", 40, 100), Place.of("prefill", 40, 100)

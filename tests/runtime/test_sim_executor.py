@@ -10,11 +10,11 @@ from smkern.models import SamplingParams, preset
 from smkern.models.request import Request
 from smkern.runtime.executor import Draw, Piece
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_executor import SimExecutor
-from smkern.runtime.sim_pool import HazardError
-from smkern.runtime.sim_rates import ConstantRates
-from smkern.runtime.sim_rows import AFTER_END
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.executor import SimExecutor
+from smkern.runtime.sim.pool import HazardError
+from smkern.runtime.sim.rates import ConstantRates
+from smkern.runtime.sim.rows import AFTER_END
 
 CONFIG = preset("qwen3-8b").replace(num_layers=4, eos_token_ids=(0, 1))
 PAGE = 16

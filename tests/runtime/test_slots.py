@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError
 from smkern.kv import BookPool
 from smkern.models.request import Request
-from smkern.runtime.row_updates import STAGE_WORDS, Records
-from smkern.runtime.slots import Guest, RowState, SlotTable
+from smkern.runtime.model.row_updates import STAGE_WORDS, Records
+from smkern.runtime.model.slots import Guest, RowState, SlotTable
 from tests.runtime.slot_rows import (
     CONTEXT,
     PREFILL,

@@ -14,8 +14,8 @@ from smkern.latency.cost import Costs, Load, kernels_of, total_bytes, total_flop
 from smkern.models.presets import preset
 from smkern.policies import Decision
 from smkern.runtime.place import Place
-from smkern.runtime.samples import Distribution, Samples
-from smkern.runtime.stats import Stats, StatsMeter
+from smkern.runtime.timeline.samples import Distribution, Samples
+from smkern.runtime.timeline.stats import Stats, StatsMeter
 from tests.runtime.timelines import NUM_SMS, Script, waiting
 
 QWEN = preset("qwen3-8b")

@@ -12,9 +12,9 @@ from smkern.latency import Chunk, Size
 from smkern.policies import Decision
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.perfetto import to_json
 from smkern.runtime.place import Place
-from smkern.runtime.timeline import BACKLOG, Timeline
+from smkern.runtime.timeline.perfetto import to_json
+from smkern.runtime.timeline.timeline import BACKLOG, Timeline
 from tests.runtime.doubles import ManualDevice
 from tests.runtime.timelines import NUM_SMS, Script, batch_of, snapshot_at, waiting
 

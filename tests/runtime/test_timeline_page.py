@@ -16,10 +16,10 @@ from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import Decision
 from smkern.runtime.place import Place
-from smkern.runtime.timeline_page import payload, write
-from smkern.runtime.timeline_plot import draw
-from smkern.runtime.trace import Trace
-from smkern.runtime.trace_summary import summarize
+from smkern.runtime.timeline.page import payload, write
+from smkern.runtime.timeline.plot import draw
+from smkern.runtime.timeline.summary import summarize
+from smkern.runtime.timeline.trace import Trace
 from tests.runtime.timelines import NUM_SMS, Script, waiting
 
 DECODE, PREFILL = Place.of("decode", 32, NUM_SMS), Place.of("prefill", 32, NUM_SMS)

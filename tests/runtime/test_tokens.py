@@ -16,9 +16,9 @@ from smkern.models import LLM, Decoder, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.policies import Aggregated, FixedSplit
 from smkern.runtime.host_device import HostDevice
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.sim_device import SimDevice
+from smkern.runtime.sim.device import SimDevice
 from tests.models.generation import VOCAB, one_thread, tiny
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear, World

@@ -10,7 +10,7 @@ from smkern.policies.snapshot import PrefillView
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import Lane, Place
-from smkern.runtime.timeline import Timeline
+from smkern.runtime.timeline.timeline import Timeline
 
 NUM_SMS = 132
 ALL = Place.whole(NUM_SMS)

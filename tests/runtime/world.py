@@ -11,8 +11,8 @@ from smkern.models import ModelConfig, SamplingParams, preset
 from smkern.models.request import Request
 from smkern.runtime.live import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_executor import SimExecutor
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.books import WatchedExecutor
 
 RUNGS = (16, 48, 96)

@@ -16,7 +16,7 @@ from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.model_executor import ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane, Place
 from tests.models.peers import hf_config
 

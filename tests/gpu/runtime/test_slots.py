@@ -12,8 +12,8 @@ import torch
 import smkern
 from smkern.models import SamplingParams
 from smkern.models.request import Request
-from smkern.runtime.row_sender import STAGES
-from smkern.runtime.slots import Guest, RowState, SlotTable
+from smkern.runtime.model.row_sender import STAGES
+from smkern.runtime.model.slots import Guest, RowState, SlotTable
 from tests.runtime.slot_rows import Play, new_pool, new_state
 
 LONG = 200_000_000

@@ -11,11 +11,11 @@ from smkern.latency import Size
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.perfetto import load
 from smkern.runtime.place import LANES, Place
-from smkern.runtime.timeline import Timeline
-from smkern.runtime.timeline_page import write
-from smkern.runtime.timeline_plot import draw
+from smkern.runtime.timeline.page import write
+from smkern.runtime.timeline.perfetto import load
+from smkern.runtime.timeline.plot import draw
+from smkern.runtime.timeline.timeline import Timeline
 
 STEPS = 40
 CYCLES = 2_000_000

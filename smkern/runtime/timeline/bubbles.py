@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.trace import Choice, Span, State, Trace
+from smkern.runtime.timeline.trace import Choice, Span, State, Trace
 
 CHANGES = 4096
 """Changes of what there is to do that a lane remembers while it launches nothing."""

@@ -8,11 +8,11 @@ import torch
 
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step
-from smkern.runtime import sizes
-from smkern.runtime.drawing import draw
+from smkern.runtime.model import sizes
+from smkern.runtime.model.drawing import draw
+from smkern.runtime.model.prefill import Prompts
+from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
-from smkern.runtime.prefill_run import Prompts
-from smkern.runtime.row_state import RowState
 
 CONTEXT = 8192
 """Keys of a request that the plan's memory is made for; it grows for longer ones."""

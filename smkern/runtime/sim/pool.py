@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from smkern.errors import SmkernError
 from smkern.kv import BookPool, Event
 from smkern.runtime.place import Lane
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_event import SimEvent
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.event import SimEvent
 
 
 class HazardError(SmkernError, RuntimeError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smkern.models.request import Request
-from smkern.runtime.slots import SlotTable
+from smkern.runtime.model.slots import SlotTable
 
 
 @dataclass(slots=True, eq=False)

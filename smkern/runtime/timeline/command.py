@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from smkern.runtime.timeline import Timeline
-from smkern.runtime.trace_summary import summarize
+from smkern.runtime.timeline.summary import summarize
+from smkern.runtime.timeline.timeline import Timeline
 
 SUFFIXES = (".json", ".gz", ".png", ".html")
 """Of the trace's name, or of --out's, that are replaced."""
@@ -32,7 +32,8 @@ def command(
     The page holds all of it, needs no network and zooms. Perfetto (ui.perfetto.dev) opens the trace
     as it is.
     """
-    from smkern.runtime import timeline_page, timeline_plot
+    from smkern.runtime.timeline import page as timeline_page
+    from smkern.runtime.timeline import plot as timeline_plot
 
     found = Timeline.load(trace)
     stem = _stem(trace if out is None else out)

@@ -12,7 +12,7 @@ from smkern.latency import Size
 from smkern.latency.predictor import Predictor
 from smkern.runtime.device import Event, Work
 from smkern.runtime.place import LANES, Lane, Place
-from smkern.runtime.sim_event import FAULTS, Fault, SimEvent
+from smkern.runtime.sim.event import FAULTS, Fault, SimEvent
 
 HANGING_WAIT_US = 100_000.0
 """How long a wait takes where nothing ends."""

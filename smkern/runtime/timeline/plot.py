@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smkern.errors import ArgumentError
-from smkern.runtime.bubbles import gaps
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.trace import Span, Trace
+from smkern.runtime.timeline.bubbles import gaps
+from smkern.runtime.timeline.trace import Span, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def color_of(name: str) -> str:
 
 
 def _title(trace: Trace) -> str:
-    from smkern.runtime.bubbles import bubbles
+    from smkern.runtime.timeline.bubbles import bubbles
 
     found = bubbles(trace)
     return (

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.samples import Distribution, Samples
-from smkern.runtime.trace import Choice, Span, State
+from smkern.runtime.timeline.samples import Distribution, Samples
+from smkern.runtime.timeline.trace import Choice, Span, State
 
 ASKED = 256
 """Decisions that are remembered until the first launch on a new rung was seen over."""

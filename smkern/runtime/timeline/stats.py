@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from smkern.runtime.bubbles import BubbleMeter, Bubbles
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.rates import Rate, RateMeter
-from smkern.runtime.samples import Distribution, Samples
-from smkern.runtime.switches import Switches, SwitchMeter
-from smkern.runtime.trace import State
+from smkern.runtime.timeline.bubbles import BubbleMeter, Bubbles
+from smkern.runtime.timeline.rates import Rate, RateMeter
+from smkern.runtime.timeline.samples import Distribution, Samples
+from smkern.runtime.timeline.switches import Switches, SwitchMeter
+from smkern.runtime.timeline.trace import State
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
-    from smkern.runtime.timeline import Timeline
+    from smkern.runtime.timeline.timeline import Timeline
 
 L2_BYTES = 60 << 20
 """Of an H200."""
@@ -37,7 +37,7 @@ class Stats:
         tbt_us: Every gap between two tokens of a request, as they were delivered to the host, the
             first to the second included.
         preemptions: Requests that gave their pages back or were put aside.
-        bubbles: Of both lanes, in both definitions (`smkern.runtime.bubbles`).
+        bubbles: Of both lanes, in both definitions (`smkern.runtime.timeline.bubbles`).
         rates: By lane, FLOPs and bytes of its launches.
         switches: Changes of the split.
         state: What there is to do now.
@@ -80,7 +80,7 @@ class StatsMeter:
         l2_bytes: Of the device: a kernel's activations up to so many are not off-chip traffic.
 
     Example:
-        >>> from smkern.runtime.timeline import Timeline
+        >>> from smkern.runtime.timeline.timeline import Timeline
         >>> meter = StatsMeter(Timeline(132))
         >>> meter.arrived(0, 0.0, prompt_tokens=100)
         >>> meter.delivered([0], 40_000.0)

@@ -16,14 +16,14 @@ from smkern.models.plan_memory import PlanMemory
 from smkern.models.request import Request
 from smkern.models.step import Caches, Step
 from smkern.partition import current_num_sms
-from smkern.runtime import sizes
 from smkern.runtime.device import Work
-from smkern.runtime.drawing import draw
 from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.model import sizes
+from smkern.runtime.model.drawing import draw
+from smkern.runtime.model.reads import Read, Reads
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.slots import Guest, RowUpdate, SlotTable
 from smkern.runtime.place import Place
-from smkern.runtime.reads import Read, Reads
-from smkern.runtime.row_state import RowState
-from smkern.runtime.slots import Guest, RowUpdate, SlotTable
 
 
 class Prompts:

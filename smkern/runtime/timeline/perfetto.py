@@ -17,7 +17,7 @@ from typing import Any
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.runtime.place import LANES, Place
-from smkern.runtime.trace import Choice, Note, Span, State, Trace
+from smkern.runtime.timeline.trace import Choice, Note, Span, State, Trace
 
 FORMAT = "smkern-timeline-1"
 PID = 1

@@ -12,13 +12,13 @@ from smkern.latency import Size
 from smkern.models.layered import LayeredModel, forward
 from smkern.models.request import Request
 from smkern.models.step import Caches, Step
-from smkern.runtime import sizes
-from smkern.runtime.drawing import draw
 from smkern.runtime.executor import Piece
-from smkern.runtime.prefill_run import Prompts, reserve
-from smkern.runtime.reads import Read
-from smkern.runtime.row_state import RowState
-from smkern.runtime.slots import RowUpdate
+from smkern.runtime.model import sizes
+from smkern.runtime.model.drawing import draw
+from smkern.runtime.model.prefill import Prompts, reserve
+from smkern.runtime.model.reads import Read
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.slots import RowUpdate
 
 
 class MixedRunner:

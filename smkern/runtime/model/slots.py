@@ -11,8 +11,8 @@ import numpy as np
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
 from smkern.models.request import Request
-from smkern.runtime.row_state import RowState
-from smkern.runtime.row_updates import HostSender, RowUpdate, Sender
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.row_updates import HostSender, RowUpdate, Sender
 
 __all__ = ["Guest", "Pages", "RowState", "RowUpdate", "SlotTable"]
 
@@ -367,6 +367,6 @@ def _sender(state: RowState, max_ctas: int) -> Sender:
     """What changes rows on their device."""
     if state.device.type == "cpu":
         return HostSender(state)
-    from smkern.runtime.row_sender import CudaSender
+    from smkern.runtime.model.row_sender import CudaSender
 
     return CudaSender(state, max_ctas)

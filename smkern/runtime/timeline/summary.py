@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median
 
-from smkern.runtime.bubbles import LaneBubbles, bubbles
-from smkern.runtime.trace import Span, Trace
+from smkern.runtime.timeline.bubbles import LaneBubbles, bubbles
+from smkern.runtime.timeline.trace import Span, Trace
 
 
 def summarize(trace: Trace) -> list[tuple[str, str]]:

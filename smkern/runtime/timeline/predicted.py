@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from smkern.errors import SmkernError
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.trace import Span
+from smkern.runtime.timeline.trace import Span
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor

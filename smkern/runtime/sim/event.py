@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from smkern.runtime.place import Lane
 
 if TYPE_CHECKING:
-    from smkern.runtime.sim_device import SimDevice
+    from smkern.runtime.sim.device import SimDevice
 
 Fault = Literal["raise", "hang", "error", "lost"]
 """What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it

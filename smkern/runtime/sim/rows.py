@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from smkern.models.request import Request
 from smkern.runtime.executor import Piece
-from smkern.runtime.sim_event import SimEvent
-from smkern.runtime.sim_pool import SimPool
-from smkern.runtime.sim_tokens import TokenSource
+from smkern.runtime.sim.event import SimEvent
+from smkern.runtime.sim.pool import SimPool
+from smkern.runtime.sim.tokens import TokenSource
 
 AFTER_END = -1
 """What a row draws behind its end: no token, so that one which is delivered shows."""

@@ -13,8 +13,8 @@ from smkern.device import device_info
 from smkern.errors import DeviceError
 from smkern.kernels.driver import check, copy_async
 from smkern.kernels.slots_launch import RECORD, SlotKernel
-from smkern.runtime.row_state import RowState
-from smkern.runtime.row_updates import STAGE_WORDS, Records
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.row_updates import STAGE_WORDS, Records
 
 STAGES = 32
 """Changes on their way: a send waits for the one so many sends ago, over unless the device is far

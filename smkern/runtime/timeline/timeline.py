@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smkern.errors import ArgumentError
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.trace import Choice, Note, Span, State, Trace
+from smkern.runtime.timeline.trace import Choice, Note, Span, State, Trace
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
@@ -178,7 +178,7 @@ class Timeline:
         on_their_way = [_unfinished(ticket, now_us) for ticket in self._open.values()]
         spans = [*self._spans, *on_their_way]
         if self.predictor is not None:
-            from smkern.runtime.predicted import predicted
+            from smkern.runtime.timeline.predicted import predicted
 
             spans = predicted(spans, self.predictor)
         return Trace(
@@ -192,14 +192,14 @@ class Timeline:
 
     def save(self, path: str | Path) -> Path:
         """Write what is kept as a Chrome trace, which Perfetto opens; see `perfetto.save`."""
-        from smkern.runtime.perfetto import save
+        from smkern.runtime.timeline.perfetto import save
 
         return save(self.trace(), Path(path))
 
     @staticmethod
     def load(path: str | Path) -> Trace:
         """Read what `save` wrote; see `perfetto.load`."""
-        from smkern.runtime.perfetto import load
+        from smkern.runtime.timeline.perfetto import load
 
         return load(Path(path))
 

@@ -16,16 +16,16 @@ from smkern.ops.attention.numbers import as_int
 from smkern.partition import Ladder, Partition
 from smkern.runtime.device import Device, Work
 from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
-from smkern.runtime.graphs import MIB, GraphCache
 from smkern.runtime.host_device import HostDevice
-from smkern.runtime.mixed import MixedRunner
+from smkern.runtime.model.graphs import MIB, GraphCache
+from smkern.runtime.model.mixed import MixedRunner
+from smkern.runtime.model.prefill import PrefillRunner, Prompts
+from smkern.runtime.model.reads import Read, Reads
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.seats import Seats
+from smkern.runtime.model.slots import Guest, SlotTable
+from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
 from smkern.runtime.place import Lane, Place
-from smkern.runtime.prefill_run import PrefillRunner, Prompts
-from smkern.runtime.reads import Read, Reads
-from smkern.runtime.row_state import RowState
-from smkern.runtime.seats import Seats
-from smkern.runtime.slots import Guest, SlotTable
-from smkern.runtime.warming import empty_forward, prefill_places, warm_sizes
 
 GRAPH_LIMIT_BYTES = 1024 * MIB
 """Of decode graphs and their pool, unless told otherwise."""

@@ -12,12 +12,12 @@ from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
 from smkern.runtime.place import Lane, Place
-from smkern.runtime.sim_device import SimDevice
-from smkern.runtime.sim_event import SimEvent
-from smkern.runtime.sim_pool import HazardError, SimPool
-from smkern.runtime.sim_rates import ConstantRates
-from smkern.runtime.sim_rows import Row, SimRows
-from smkern.runtime.sim_tokens import TokenSource
+from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.event import SimEvent
+from smkern.runtime.sim.pool import HazardError, SimPool
+from smkern.runtime.sim.rates import ConstantRates
+from smkern.runtime.sim.rows import Row, SimRows
+from smkern.runtime.sim.tokens import TokenSource
 
 LAYER_LAUNCHES = 12
 """Kernels of a layer of prompts."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.trace import Choice, Span, State
+from smkern.runtime.timeline.trace import Choice, Span, State
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from smkern.latency import Size
-from smkern.runtime.bubbles import gaps
 from smkern.runtime.place import LANES
-from smkern.runtime.timeline_plot import BUBBLE, color_of
-from smkern.runtime.trace import Choice, Span, Trace
-from smkern.runtime.trace_summary import summarize
+from smkern.runtime.timeline.bubbles import gaps
+from smkern.runtime.timeline.plot import BUBBLE, color_of
+from smkern.runtime.timeline.summary import summarize
+from smkern.runtime.timeline.trace import Choice, Span, Trace
 
-TEMPLATE = Path(__file__).with_name("timeline_page.html")
+TEMPLATE = Path(__file__).with_name("page.html")
 SHOWN_IDS = 6
 """Requests that a description names; the others are counted."""
 

@@ -19,8 +19,8 @@ from smkern.models.step import Caches
 from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import DECODE_PRIORITY
+from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
-from smkern.runtime.row_state import RowState
 from smkern.tuning.attention.shapes import AttentionShape
 
 MIB = 1 << 20

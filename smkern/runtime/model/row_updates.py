@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from smkern.kernels.slots_launch import FINISHED, RECORD, SET_FINISHED, SET_VALUES
-from smkern.runtime.row_state import RowState
+from smkern.runtime.model.row_state import RowState
 
 STAGE_WORDS = 16_384
 """Words that one launch reads: 64 KiB, or 500 requests that come with 8 pages each."""

@@ -1,0 +1,1 @@
+"""A device that is not there, and an executor without a model: serving on a virtual clock."""

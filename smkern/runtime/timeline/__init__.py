@@ -1,0 +1,1 @@
+"""What ran where and when: recorded, counted, saved and drawn."""
