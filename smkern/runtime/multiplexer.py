@@ -273,7 +273,7 @@ class Multiplexer:
         while self._launches.flights:
             self._poll()
             if self._launches.flights:
-                self._wait()
+                self._lanes.wait()
         for batch in (self._launches.batch, self._launches.preempted):
             for live in () if batch is None else batch.lives:
                 self._books.release(live)

@@ -225,3 +225,14 @@ def test_a_fence_that_failed_says_nothing_of_the_other_lane() -> None:
 
     assert not Both(Failed(), Never()).query()  # type: ignore[arg-type]
     assert Both(Failed(), Failed()).query()  # type: ignore[arg-type]
+
+
+def test_closing_waits_for_nobody_who_would_have_come() -> None:
+    """A moment that is past already would let no time go by."""
+    world = World(end_probability=0.0)
+    world.submit([1] * 30, 5)
+    world.submit([2], 5, arrival_us=world.device.now_us() + 3.0)
+    world.step()
+    world.wait(3.0)
+    world.mux.close()
+    assert all(handle.done for handle in world.handles)
