@@ -15,12 +15,16 @@ from smkern.models.layered import forward
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
-from tests.gpu.models.support import MOST, SLACK, check_decoded, decode_graph, gpu_peer
+from tests.gpu.models.support import MOST, check_decoded, decode_graph, gpu_peer
 from tests.integrations.serving import NEW, Serving
 from tests.models.peers import Peer, Session, error, prompts
 
 COUNTS = (33, 100, 250, 300)
 STEPS = 12
+
+
+WIDER = 1.5
+"""Two ways to round differ by a fifth here (1.21 times was seen); a wrong layer by far more."""
 
 
 class Pair:
@@ -41,7 +45,7 @@ class Pair:
         """Our distance from transformers in fp32 is at most 1.5 times transformers' in bf16."""
         want, theirs = (self.peer.last_logits(texts, x) for x in (torch.float32, torch.bfloat16))
         ours, bound = (error(x, want, self.peer.family) for x in (got.float(), theirs))
-        assert ours <= SLACK * bound, f"{ours:.2e}, transformers' {bound:.2e}"
+        assert ours <= WIDER * bound, f"{ours:.2e}, transformers' {bound:.2e}"
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
