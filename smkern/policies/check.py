@@ -9,6 +9,8 @@ from smkern.policies.decision import Decision
 from smkern.policies.snapshot import Snapshot
 
 JOINS = ("polled", "gang")
+MAX_STEPS = 64
+"""Decode steps of a decision: a second of them, in which nobody joins."""
 
 
 def check(decision: Decision, snapshot: Snapshot) -> Decision:
@@ -56,10 +58,12 @@ def seats_left(snapshot: Snapshot) -> int:
 
 
 def check_counts(counts: Mapping[str, int | None]) -> None:
-    """Raise ArgumentError for a policy's setting that is no count of at least 1; None is left."""
+    """Raise ArgumentError for a policy's setting that no decision may have; None is left."""
     for name, value in counts.items():
         if value is not None and not (_is_count(value) and value >= 1):
             raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
+        if name == "steps" and value is not None and value > MAX_STEPS:
+            raise ArgumentError(f"steps={value}: a decision looks ahead at most {MAX_STEPS} steps")
 
 
 def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
@@ -73,6 +77,11 @@ def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
         raise DecisionError(
             f"steps={decision.steps}: a decision launches 1 decode step or more; to launch none, "
             "set pause_decode"
+        )
+    if decision.steps > MAX_STEPS:
+        raise DecisionError(
+            f"steps={decision.steps}: at most {MAX_STEPS} decode steps are launched at a time; who "
+            "comes meanwhile waits for them"
         )
     if not _is_count(decision.layers) or decision.layers < 0:
         raise DecisionError(f"layers={decision.layers}: give a count of layers, or 0 for none")

@@ -22,7 +22,7 @@ class Decision:
         chunk_tokens: New tokens of that batch or forward, at most; a prompt that does not fit is
             cut there. None: what the buffers hold.
         layers: Layers of the running batch to launch now, or of the one that begins; 0: none now.
-        steps: Decode steps to launch back to back, k >= 1. Fewer where pages are short.
+        steps: Decode steps to launch back to back, 1 to 64. Fewer where pages are short.
         join: "polled": a side goes on when its own work is over. "gang": both wait for each other
             at the end of what this decision launches.
         preempt: `prefill` runs before the running batch, which goes on afterwards; one level deep.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.errors import DecisionError
-from smkern.policies import Decision, check
+from smkern.errors import ArgumentError, DecisionError
+from smkern.policies import Decision, FixedSplit, check
 from tests.policies.snapshots import LAYERS, batch, moment, waiting
 
 QUEUE = waiting(1000, 20, 300)
@@ -66,3 +66,10 @@ def test_illegal(name: str) -> None:
     decision, snapshot, message = ILLEGAL[name]
     with pytest.raises(DecisionError, match=message):
         check(decision, snapshot)  # type: ignore[arg-type]
+
+
+def test_no_decision_looks_ahead_for_ever() -> None:
+    with pytest.raises(DecisionError, match=r"steps=65: at most 64 decode steps"):
+        check(Decision(steps=65), moment(running_kv=(40,)))
+    with pytest.raises(ArgumentError, match="steps=65: a decision looks ahead at most 64 steps"):
+        FixedSplit(32, steps=65)
