@@ -61,7 +61,8 @@ class Snapshot:
     Attributes:
         now_us: The clock.
         trigger: Why the policy is asked.
-        waiting: Requests to be prefilled, the first to be served first (priority, then arrival).
+        waiting: Requests to be prefilled, the first to be served first (priority, then arrival);
+            of a long queue the first 256.
         prefill: The batch whose layers run, if any.
         preempted: The batch that it preempted, if any.
         running_kv: Tokens of each decoding request.
@@ -79,6 +80,7 @@ class Snapshot:
         max_prefill: Requests of a prefill batch, at most.
         max_tokens: New tokens of a prefill batch or a mixed step, at most.
         joining: Requests whose last layers are on their way: they decode next.
+        more_waiting: Requests of the queue behind those of `waiting`.
     """
 
     now_us: float
@@ -100,6 +102,7 @@ class Snapshot:
     max_prefill: int
     max_tokens: int
     joining: int = 0
+    more_waiting: int = 0
 
     @property
     def batch(self) -> int:

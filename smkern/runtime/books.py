@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -12,6 +12,8 @@ from smkern.policies import Waiting
 from smkern.runtime.live import Live
 
 Preemption = Literal["recompute", "keep"]
+SEEN = 256
+"""Requests of the queue that a policy is shown: a step's host time must not grow with the queue."""
 
 
 class Books:
@@ -78,10 +80,10 @@ class Books:
         yield from (*self.waiting, *self.running, *self.paused)
 
     def views(self) -> tuple[Waiting, ...]:
-        """What a policy sees of those that wait."""
+        """What a policy sees of those that wait: the first of them, however many there are."""
         if self._views is None:
             pages = self.pool.pages_for
-            self._views = tuple([live.view(pages) for live in self.waiting])
+            self._views = tuple([live.view(pages) for live in self.waiting[:SEEN]])
         return self._views
 
     def look_again(self, live: Live) -> None:
@@ -105,9 +107,12 @@ class Books:
         """Take a request out of wherever it is."""
         self.version += live.stage == "running"
         self._views = None
-        for group in (self.waiting, self.running, self.paused):
-            if live in group:
-                group.remove(live)
+        groups = {"waiting": self.waiting, "running": self.running, "paused": self.paused}
+        group = groups.get(live.stage)
+        if group is not None:
+            at = bisect_left(group, live.rank, key=lambda x: x.rank)
+            assert group[at] is live, live
+            del group[at]
 
     def admit(self, live: Live) -> bool:
         """Give a waiting request the pages of its prompt; False where there are too few, or where

@@ -12,7 +12,7 @@ from smkern.policies import Decision, Policy, Snapshot
 from smkern.policies.check import check
 from smkern.policies.fallback import fallback
 from smkern.policies.snapshot import Trigger
-from smkern.runtime.books import Books
+from smkern.runtime.books import SEEN, Books
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launches import Launches
@@ -105,7 +105,7 @@ class Conductor:
             return Act.WAITS
         if self._carry(fallback(self._snapshot("idle")), perf_counter()):
             error = DecisionError(
-                f"the policy launched nothing while {len(snapshot.waiting)} requests wait, "
+                f"the policy launched nothing while {len(self._books.waiting)} requests wait, "
                 f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a "
                 "chunk"
             )
@@ -242,4 +242,5 @@ class Conductor:
             max_prefill=executor.max_prefill,
             max_tokens=executor.max_tokens,
             joining=launches.joining,
+            more_waiting=max(0, len(books.waiting) - SEEN),
         )

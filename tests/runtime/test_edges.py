@@ -11,7 +11,7 @@ import pytest
 
 from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledError
 from smkern.models import SamplingParams
-from smkern.policies import Aggregated, FixedSplit
+from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.device import Work
 from smkern.runtime.flights import Both, Written
 from smkern.runtime.interleaver import Interleaver
@@ -236,3 +236,22 @@ def test_closing_waits_for_nobody_who_would_have_come() -> None:
     world.wait(3.0)
     world.mux.close()
     assert all(handle.done for handle in world.handles)
+
+
+def test_a_long_queue_is_shown_in_part_and_served_in_order() -> None:
+    """A step's host time must not grow with the queue; who is not shown yet loses nothing."""
+    seen: list[tuple[int, int]] = []
+    policy = FixedSplit(48, steps=2)
+    decide = policy.decide
+
+    def spy(snapshot: Snapshot) -> Decision:
+        seen.append((len(snapshot.waiting), snapshot.more_waiting))
+        return decide(snapshot)
+
+    policy.decide = spy  # type: ignore[method-assign]
+    world = World(policy, end_probability=0.0)
+    handles = [world.submit([1 + i % 7] * 9, 2) for i in range(600)]
+    world.finish(most_steps=20_000)
+    assert max(seen) == (256, 344)
+    assert all(handle.completion is not None for handle in handles)
+    assert list(world.ended) == sorted(world.ended)

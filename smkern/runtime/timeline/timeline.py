@@ -241,7 +241,8 @@ class Timeline:
         )
         self._enter(
             State(
-                snapshot.now_us, snapshot.batch, prefilling, len(waiting), is_blocked,
+                snapshot.now_us, snapshot.batch, prefilling,
+                len(waiting) + snapshot.more_waiting, is_blocked,
                 decision.rung is not None,
             )
         )  # fmt: skip

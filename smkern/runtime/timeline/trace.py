@@ -123,7 +123,7 @@ class Choice(NamedTuple):
             decision.preempt,
             decision.pause_decode,
             snapshot.batch,
-            len(snapshot.waiting),
+            len(snapshot.waiting) + snapshot.more_waiting,
             snapshot.decode_queued,
             snapshot.prefill_queued,
             snapshot.free_pages,
