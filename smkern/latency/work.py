@@ -42,8 +42,3 @@ class Size:
     def new_tokens(self) -> int:
         """Tokens of prompts that are computed."""
         return sum(chunk.new for chunk in self.chunks)
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether prompts and decode rows share the forward."""
-        return bool(self.chunks) and self.batch > 0

@@ -101,6 +101,36 @@ class DecodeInputs:
             seeds=full(0, torch.int64),
         )
 
+    def draw(
+        self, logits: Tensor, steps: Tensor, *, pad_token: int = 0, num_sms: int | None = None
+    ) -> None:
+        """Draw a token a row into `token_ids`; `kv_lens` and `finished` go on with it.
+
+        Rows that are finished keep all they have.
+
+        Args:
+            logits: [batch, vocab].
+            steps: [batch] int32: the tokens in front of the one that is drawn.
+            pad_token: What a finished row draws.
+            num_sms: SMs to use at most.
+        """
+        sample(
+            logits,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seeds=self.seeds,
+            steps=steps,
+            finished=self.finished,
+            lengths=self.kv_lens,
+            max_lengths=self.max_lengths,
+            stop_tokens=self.stop_tokens,
+            pad_token=pad_token,
+            out=self.token_ids,
+            num_sms=num_sms,
+        )
+
 
 class DecodeGraph:
     """One decode step of a batch: plan, embed, layers, head and sample, captured once.
@@ -242,22 +272,7 @@ class DecodeGraph:
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
         step.planned(out=step.plan)
         logits = forward(self.decoder, step)
-        sample(
-            logits,
-            temperature=inputs.temperature,
-            top_k=inputs.top_k,
-            top_p=inputs.top_p,
-            min_p=inputs.min_p,
-            seeds=inputs.seeds,
-            steps=step.kv_lens,
-            finished=inputs.finished,
-            lengths=inputs.kv_lens,
-            max_lengths=inputs.max_lengths,
-            stop_tokens=inputs.stop_tokens,
-            pad_token=self.pad_token,
-            out=inputs.token_ids,
-            num_sms=step.num_sms,
-        )
+        inputs.draw(logits, step.kv_lens, pad_token=self.pad_token, num_sms=step.num_sms)
 
     def _place(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.partition is None else self.partition

@@ -23,6 +23,16 @@ class Piece(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a piece
     draws: bool
 
+    @property
+    def end(self) -> int:
+        """Tokens that are computed behind it."""
+        return self.start + self.count
+
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens."""
+        return self.request.ids[self.start : self.end]
+
 
 @dataclass(slots=True, eq=False)
 class Draw:

@@ -14,9 +14,8 @@ from smkern.runtime.flights import Batch, Blame, Both, Flight, Written
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.live import Live
 from smkern.runtime.place import LANES
+from smkern.tuning.attention.shapes import DECODE_MAX_Q
 
-DECODE_QUERIES = 8
-"""Chunks of so few tokens take attention's decode path, whose sums run in another order."""
 PLENTY = 4
 """Free pages a request that decodes, from which on pages are taken a step early: while the device
 computes, not between two of its steps."""
@@ -55,12 +54,13 @@ class Launches:
         self._executor = executor
         self._lanes = lanes
         self._books = books
-        self._least = DECODE_QUERIES if invariant else 0
-        if invariant and executor.max_tokens <= 2 * DECODE_QUERIES:
+        # Such short chunks take attention's decode path, whose sums run in another order.
+        self._least = DECODE_MAX_Q if invariant else 0
+        if invariant and executor.max_tokens <= 2 * DECODE_MAX_Q:
             raise ArgumentError(
                 f"max_tokens={executor.max_tokens} of the executor: the batch-invariant mode cuts "
-                f"prompts into chunks of more than {DECODE_QUERIES} tokens; give it at least "
-                f"{2 * DECODE_QUERIES + 1}"
+                f"prompts into chunks of more than {DECODE_MAX_Q} tokens; give it at least "
+                f"{2 * DECODE_MAX_Q + 1}"
             )
         self._num_layers = executor.config.num_layers
         # Whose tokens the decode lane's last launch drew: they are on the device.
@@ -201,7 +201,6 @@ class Launches:
             if not self._lanes.can_launch("decode", work):
                 return None
             ticket = self._lanes.launch("decode", work)
-        self._crew = None
         everyone = [*chosen, *running]
         by_request = {live.request: live for live in everyone}
         rows = [(by_request[request], by_request[request].epoch) for request in draw.requests]
@@ -353,10 +352,9 @@ class Launches:
 
     def _computed(self, live: Live, piece: Piece, written: Ticket | None) -> None:
         """A chunk is in its pages once `written` is over."""
-        end = piece.start + piece.count
         over = None if written is None else Written(written)
-        self._books.pool.commit(live.request, live.request.ids[piece.start : end], over)
-        live.computed = live.request.num_computed = end
+        self._books.pool.commit(live.request, piece.ids, over)
+        live.computed = live.request.num_computed = piece.end
         self._books.look_again(live)
 
 

@@ -214,7 +214,7 @@ class ModelExecutor:
         first = self._state.first_slot - len(pieces)
         self._table.seat_guests(
             [
-                Guest(first + i, piece.request, piece.start + piece.count, piece.draws)
+                Guest(first + i, piece.request, piece.end, piece.draws)
                 for i, piece in enumerate(pieces)
             ]
         )
@@ -229,7 +229,7 @@ class ModelExecutor:
             self._mixed.run(kept, rows, lengths, update, read)
             seated.steps += 1
             for i in drawing:
-                length = kept[i].start + kept[i].count + 1
+                length = kept[i].end + 1
                 self._seats.drew(kept[i].request, first + i, length)
 
         about = {"requests": [piece.request.index for piece in kept]}

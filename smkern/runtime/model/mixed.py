@@ -14,7 +14,6 @@ from smkern.models.request import Request
 from smkern.models.step import Caches, Step
 from smkern.runtime.executor import Piece
 from smkern.runtime.model import sizes
-from smkern.runtime.model.drawing import draw
 from smkern.runtime.model.prefill import Prompts, reserve
 from smkern.runtime.model.reads import Read
 from smkern.runtime.model.row_state import RowState
@@ -109,7 +108,7 @@ class MixedRunner:
         step = self._step(pieces, requests, lengths).planned_in(self._prompts.plans)
         logits = forward(self._model, step)
         rows = self._state.inputs(self._state.first_slot - len(pieces), step.batch)
-        draw(logits, rows, step.kv_lens)
+        rows.draw(logits, step.kv_lens)
         read.copy(rows.token_ids)
 
     def _step(
@@ -117,8 +116,8 @@ class MixedRunner:
     ) -> Step:
         num_chunks, batch, first = len(pieces), len(requests), self._state.first_slot
         counts = [piece.count for piece in pieces]
-        ends = [piece.start + piece.count for piece in pieces]
-        tokens = [id_ for x in pieces for id_ in x.request.ids[x.start : x.start + x.count]]
+        ends = [piece.end for piece in pieces]
+        tokens = [id_ for piece in pieces for id_ in piece.ids]
         begin, split = self._max_tokens - len(tokens), self._max_tokens
         rows = slice(self._chunks - num_chunks, self._chunks + batch)
         cu_q_lens = self._cu_q_lens[: num_chunks + batch + 1]

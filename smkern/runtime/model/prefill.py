@@ -19,7 +19,6 @@ from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece, PrefillRun
 from smkern.runtime.model import sizes
-from smkern.runtime.model.drawing import draw
 from smkern.runtime.model.reads import Read, Reads
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.slots import Guest, RowUpdate, SlotTable
@@ -168,7 +167,7 @@ class PrefillRunner:
                 "its requests"
             )
         counts = [piece.count for piece in pieces]
-        lengths = [piece.start + piece.count for piece in pieces]
+        lengths = [piece.end for piece in pieces]
         rows = range(prompts.first_row, prompts.first_row + len(pieces))
         self._table.seat_guests(
             [
@@ -176,7 +175,7 @@ class PrefillRunner:
                 for row, piece, length in zip(rows, pieces, lengths, strict=True)
             ]
         )
-        tokens = [id_ for x in pieces for id_ in x.request.ids[x.start : x.start + x.count]]
+        tokens = [id_ for piece in pieces for id_ in piece.ids]
         inputs = self._state.inputs(rows.start, len(rows))
         step = Step.make(
             prompts.arena,
@@ -228,7 +227,7 @@ class PrefillRunner:
                 batch.is_done = True
             if read is not None:
                 rows = self._state.inputs(batch.prompts.first_row, len(run.pieces))
-                draw(self._model.head(step), rows, step.kv_lens)
+                rows.draw(self._model.head(step), step.kv_lens)
                 read.copy(rows.token_ids)
 
         return Work(

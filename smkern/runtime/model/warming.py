@@ -9,7 +9,6 @@ import torch
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step
 from smkern.runtime.model import sizes
-from smkern.runtime.model.drawing import draw
 from smkern.runtime.model.prefill import Prompts
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
@@ -56,7 +55,7 @@ def empty_forward(
     ).planned_in(prompts.plans)
     model.embed(step)
     model.layer(0, step)
-    draw(model.head(step), rows, step.kv_lens)
+    rows.draw(model.head(step), step.kv_lens)
 
 
 def prefill_places(rungs: Sequence[int], num_sms: int) -> list[Place]:

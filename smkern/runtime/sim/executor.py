@@ -286,7 +286,7 @@ class SimExecutor:
                 f"{self.max_tokens} in all"
             )
         for piece in pieces:
-            end = piece.start + piece.count
+            end = piece.end
             if piece.count < 1 or piece.draws != (end == len(piece.request.ids)):
                 raise self._pool.hazard(f"{piece}, of {len(piece.request.ids)} tokens")
 

@@ -97,7 +97,7 @@ class SimRows:
         Raises:
             HazardError: what is in front of it is not computed, or its pages are not to be written.
         """
-        row, stop = self._rows[piece.request], piece.start + piece.count
+        row, stop = self._rows[piece.request], piece.end
         if is_first:
             if row.computed != piece.start:
                 raise self._pool.hazard(
@@ -115,7 +115,7 @@ class SimRows:
         if row is None:  # it has left
             return AFTER_END
         row.guest, row.is_overwritten = slot, False
-        row.drawn = piece.start + piece.count
+        row.drawn = piece.end
         return self._advance(piece.request, row)
 
     def row(self, request: Request, computed: int) -> Row:
