@@ -134,10 +134,17 @@ def _gain(
         "aggregated_tbt_p99_ms": chunked["tbt_p99_ms"],
         "chunk": chunked["chunk"],
         "aim": AIMS.get((model, float(limit_ms))),
+        **_rounds(mux, chunked),
     }
 
 
 _KEYS = ("tbt_p99_ms", "tbt_p50_ms")
+
+
+def _rounds(*sides: Cell) -> dict[str, int]:
+    """Of the side that was measured in the fewest; nothing where each was measured once."""
+    fewest = min(len(cell.get("rounds", [None])) for cell in sides)
+    return {"rounds": fewest} if any("rounds" in cell for cell in sides) else {}
 
 
 def _best(cells: Sequence[Cell], key: str, limit_ms: float) -> Any:

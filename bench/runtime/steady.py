@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
-from smkern.bench.runtime.cases import AGGREGATED, ALONE, STEADY, Cell, gap_name
+from smkern.bench.runtime.cases import AGGREGATED, ALONE, MIXED, STEADY, Cell, gap_name
 from smkern.bench.runtime.figures import Spans, common, percentile, tbt
 from smkern.bench.runtime.pump import Feed, pump
 from smkern.bench.runtime.rig import Rig, figures_of
@@ -65,9 +65,13 @@ class Chunked:
     times_us: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def cells(self, limit_ms: float) -> Iterator[Cell]:
-        """Under a limit, the largest chunks that keep it, for real, at some margins."""
+        """Under a limit, the largest chunks that keep it, for real, at some margins.
+
+        Before the first limit: how long a forward takes, by its rows.
+        """
         if not self.times_us:
             self.times_us = self._measure()
+            yield from self._curve()
         for margin in MARGINS:
             yield self._cell(limit_ms, margin)
 
@@ -89,6 +93,19 @@ class Chunked:
             "chunk": round(tokens / len(periods), 1),
             "idle_fraction": round(statistics.fmean(gaps), 5),
         }
+
+    def _curve(self) -> Iterator[Cell]:
+        """A forward's ms by its rows, the mean over where its chunk begins."""
+        plan, provider = self.rig.plan, self.rig.side.provider
+        by_chunk: dict[int, dict[int, float]] = {}
+        for (chunk, start), us in self.times_us.items():
+            by_chunk.setdefault(chunk, {})[start] = us / 1e3
+        for chunk, by_start in by_chunk.items():
+            value = round(statistics.fmean(by_start.values()), 4)
+            yield plan.cell(MIXED, provider, value, "ms", rows=chunk + plan.batch) | {
+                "chunk": chunk,
+                "by_start_ms": {str(start): round(ms, 4) for start, ms in by_start.items()},
+            }
 
     def _measure(self) -> dict[tuple[int, int], float]:
         """Microseconds of a forward by its chunk, and where the chunk begins."""

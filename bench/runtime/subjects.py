@@ -58,6 +58,8 @@ class Task:
     measure: Callable[[], Iterator[Cell]]
     is_again: bool = False
     """Whether it goes on where the file's cell left off."""
+    is_once: bool = False
+    """Whether the first of several rounds is enough: what it counts does not turn with the chip."""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class Tasks:
 def _queues(tasks: Tasks) -> Iterator[Task]:
     from smkern.bench.runtime.queues import queue_cells
 
-    yield Task(QUEUES, OURS, {}, lambda: queue_cells(tasks.rig()))
+    yield Task(QUEUES, OURS, {}, lambda: queue_cells(tasks.rig()), is_once=True)
 
 
 def _aggregated(tasks: Tasks) -> Iterator[Task]:
@@ -201,7 +203,10 @@ def _memory(tasks: Tasks) -> Iterator[Task]:
     if tasks.plan.model not in SERVED:
         return
 
-    yield Task(MEMORY, OURS, {}, lambda: memory_cells(tasks.plan, tasks.weights()))
+    def cells() -> Iterator[Cell]:
+        return memory_cells(tasks.plan, tasks.weights())
+
+    yield Task(MEMORY, OURS, {}, cells, is_once=True)
 
 
 def _host(tasks: Tasks) -> Iterator[Task]:
@@ -262,7 +267,7 @@ def _tokens(tasks: Tasks) -> Iterator[Task]:
         def cells(wanted: Equality = wanted) -> Iterator[Cell]:
             return token_cells(tasks.plan, tasks.weights, wanted)
 
-        yield Task(MISMATCHES, OURS, about, cells)
+        yield Task(MISMATCHES, OURS, about, cells, is_once=True)
 
 
 def _soak(tasks: Tasks) -> Iterator[Task]:
@@ -274,7 +279,7 @@ def _soak(tasks: Tasks) -> Iterator[Task]:
     def cells() -> Iterator[Cell]:
         return soak_cells(tasks.plan, tasks.weights, tasks.soak_file, tasks.soak_s)
 
-    yield Task(SOAK_MINUTES, OURS, {}, cells, is_again=True)
+    yield Task(SOAK_MINUTES, OURS, {}, cells, is_again=True, is_once=True)
 
 
 def nearest(plan: RuntimePlan, rung: int) -> int:

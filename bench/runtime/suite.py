@@ -16,6 +16,7 @@ from smkern.bench.cases import IntList, file_options
 from smkern.bench.gemm import Deadline, report
 from smkern.bench.results import Results, cell_key, collect_meta, open_results
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
+from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
 from smkern.errors import SmkernError
@@ -31,6 +32,12 @@ class RuntimeSitting:
         deadline: When no further task is begun.
         say: Told a line a cell.
         again: Whether tasks whose cells the file has are run all the same.
+
+    Attributes:
+        left: What was not begun before the deadline.
+        cut: The same of later rounds.
+        before: The cells that the file had.
+        rounds: What this run measured.
     """
 
     results: Results
@@ -39,26 +46,47 @@ class RuntimeSitting:
     say: Callable[[str], None] = click.echo
     again: bool = False
     left: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    before: list[Cell] = field(init=False)
+    rounds: Rounds = field(default_factory=Rounds)
+
+    def __post_init__(self) -> None:
+        self.before = self.results.cells
 
     def run(self, plan: RuntimePlan, tasks: Iterable[Task]) -> None:
         """Run what the file lacks; a task that raises is a cell that says why."""
         for task in tasks:
+            is_later = self.rounds.number > 1
+            if is_later and task.is_once:
+                continue
             if self.deadline.passed:
-                self.left.append(f"{plan.model} {task.name}")
+                (self.cut if is_later else self.left).append(f"{plan.model} {task.name}")
                 continue
             if not (self.again or task.is_again) and self._is_done(plan, task):
                 continue
             began = time.monotonic()
-            failed = plan.cell(task.name, task.provider, None, "", **task.about)
-            self.results.by_key.pop(cell_key(failed), None)
-            try:
-                for cell in task.measure():
-                    self._add(cell)
-            except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
-                message = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._add(failed | {"error": message})
+            self._measure(plan, task)
             self.say(f"    {task.name}: {time.monotonic() - began:.1f} s")
             self.save()
+
+    def _measure(self, plan: RuntimePlan, task: Task) -> None:
+        failed = plan.cell(task.name, task.provider, None, "", **task.about)
+        key = cell_key(failed)
+        if not self.rounds.has(key):
+            self.results.by_key.pop(key, None)
+        try:
+            for cell in task.measure():
+                self.results.add(self.rounds.add(key, cell))
+                self.say(line_of(cell))
+            self.rounds.end(key)
+        except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            failed |= {"error": message}
+            for cell in self.rounds.fail(key, message):
+                self.results.add(cell)
+            if not self.rounds.is_whole(key):
+                self.results.add(failed)
+            self.say(line_of(failed))
 
     def save(self) -> None:
         renew(self.results)
@@ -71,12 +99,8 @@ class RuntimeSitting:
             cell["provider"] == task.provider
             and wanted.items() <= cell["case"].items()
             and not cell.get("error")
-            for cell in self.results.cells
+            for cell in (*self.before, *self.rounds.now())
         )
-
-    def _add(self, cell: Cell) -> None:
-        self.results.add(cell)
-        self.say(line_of(cell))
 
 
 def line_of(cell: Cell) -> str:
@@ -97,14 +121,19 @@ def run_plan(
     subjects: Sequence[str],
     seconds: float,
     soak_s: float,
+    rounds: int = 1,
 ) -> None:
-    """All subjects of a model, that what they measure with made once."""
+    """All subjects of a model, some rounds of them, that what they measure with made once."""
     with ExitStack() as stack:
         tasks = Tasks(
             plan, seconds, stack, sitting.path.with_suffix(".soak"), soak_s, sitting.results
         )
-        for name in subjects:
-            sitting.run(plan, tasks.of(name))
+        for number in range(1, rounds + 1):
+            sitting.rounds.number = number
+            if rounds > 1:
+                sitting.say(f"{plan.model}: round {number} of {rounds}")
+            for name in subjects:
+                sitting.run(plan, tasks.of(name))
     del tasks
     gc.collect()  # the next model needs the memory of this one
 
@@ -124,6 +153,10 @@ def options_of(plans: Sequence[RuntimePlan], **given: Any) -> Iterator[RuntimePl
 @click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20")
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Of a steady figure.")
 @click.option("--soak-s", type=float, default=60.0, show_default=True, help="Of a soak's segment.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=1, show_default=True,
+    help="All subjects by turns so often; a cell is the median.",
+)  # fmt: skip
 @click.option("--again", is_flag=True, help="With --resume, measure what the file has too.")
 @click.option("--time-limit-s", type=float, default=None, help="Begin nothing after so long.")
 def command(
@@ -136,6 +169,7 @@ def command(
     limits: tuple[int, ...] | None,
     seconds: float,
     soak_s: float,
+    rounds: int,
     again: bool,
     time_limit_s: float | None,
 ) -> None:
@@ -146,7 +180,7 @@ def command(
         results = open_results(out, resume=resume, meta=collect_meta())
         sitting = RuntimeSitting(results, out, Deadline.after(time_limit_s), again=again)
         for plan in options_of(plans, rungs=rungs, limits_ms=limits):
-            run_plan(sitting, plan, subjects, 0.5 if quick else seconds, soak_s)
+            run_plan(sitting, plan, subjects, 0.5 if quick else seconds, soak_s, rounds)
         sitting.save()
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -154,7 +188,8 @@ def command(
     for cell in gains(results.cells):
         click.echo(line_of(cell))
     left = f"; left: {', '.join(sitting.left)} (go on with --resume)" if sitting.left else ""
-    click.echo(f"{len(results.by_key)} cells in {out}{left}")
+    cut = f"; left of later rounds: {', '.join(sitting.cut)}" if sitting.cut else ""
+    click.echo(f"{len(results.by_key)} cells in {out}{left}{cut}")
 
 
 def subjects_named(only: str | None) -> tuple[str, ...]:

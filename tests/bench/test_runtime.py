@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from itertools import groupby
 
 import pytest
 import torch
@@ -109,6 +110,42 @@ def test_a_resumed_run_measures_what_is_left(small, tmp_path, monkeypatch):
     monkeypatch.setattr(Rig, "prepare", prepared)
     cells = run(path, "--only", "steady", "--rungs", "24,40", "--resume")
     assert [c.get("error") for c in named(cells, "steady")] == [None, None]
+
+
+def test_rounds_visit_both_sides_by_turns_on_the_same_rigs(small, tmp_path, monkeypatch):
+    opened, visited = [], []
+    together, mixed = Rig.together, Ours.mixed
+
+    @contextmanager
+    def counted(model, plan, provider, seconds):
+        opened.append(provider)
+        with small_rig(model, plan, provider, seconds) as rig:
+            yield rig
+
+    def seen(name, method):
+        def call(self, *args, **more):
+            visited.append(name)
+            return method(self, *args, **more)
+
+        return call
+
+    monkeypatch.setattr(setting, "open_rig", counted)
+    monkeypatch.setattr(Rig, "together", seen("steady", together))
+    monkeypatch.setattr(Ours, "mixed", seen("chunked", mixed))
+    path = tmp_path / "runtime.json"
+    cells = run(path, "--only", "aggregated,steady", "--rungs", "24", "--rounds", "2")
+    assert [c for c in cells if c.get("error")] == []
+    assert opened == ["smkern"]
+    assert [name for name, _ in groupby(visited)] == ["chunked", "steady"] * 2
+    (both,) = named(cells, "steady")
+    assert both["value"] == pytest.approx(sum(both["rounds"]) / 2)
+    assert {c["rounds"] for c in named(cells, gain_name(PLAN.limits_ms[0]))} == {2}
+    curve = named(cells, "mixed_forward")
+    assert [(c["case"]["rows"], c["chunk"], len(c["rounds"])) for c in curve] == [
+        (4, 2, 2), (12, 10, 2),
+    ]  # fmt: skip
+    assert list(curve[0]["by_start_ms"]) == ["0", "19", "38"]
+    assert "mixed_forward" not in str(summarize(cells))
 
 
 def test_what_fails_is_a_cell_and_the_rest_goes_on(small, tmp_path, monkeypatch):

@@ -31,6 +31,8 @@ def cells():
                 cell | {"tbt_p50_ms": limit - 0.3, "tbt_p99_ms": limit - 0.1, "chunk": 256.0}
             )
         found.append(PLAN.cell("prefill_alone", provider, 38 * factor, "tokens/ms"))
+    curve = PLAN.cell("mixed_forward", "smkern", 13.2, "ms", rows=320)
+    found.append(curve | {"chunk": 256, "by_start_ms": {"0": 13.0, "3840": 13.4}})
     found.append(PLAN.cell("host_us_per_step", "smkern", 120.5, "us"))
     found.append(PLAN.cell("layerwise_overhead_fraction", "smkern", 0.004, "fraction", beside=True))
     found.append(PLAN.cell("shared_queue", "smkern", 1, "bool", rung=24))

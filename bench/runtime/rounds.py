@@ -1,0 +1,115 @@
+"""Cells that a run measures several times, all sides by turns: one cell of all its rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smkern.bench.results import cell_key
+from smkern.bench.runtime.cases import Cell
+
+MEDIANS = ("value", "tbt_p50_ms", "tbt_p90_ms", "tokens_per_ms")
+"""Figures of which the rounds' median counts; `tokens_per_ms` is the value by another name."""
+LARGEST = ("tbt_p99_ms",)
+SUMS = ("steps",)
+DIGITS = 6
+
+
+def combined(cells: Sequence[Cell], failed: Mapping[int, str] | None = None) -> Cell:
+    """One cell of a cell's rounds; a single one stays as it is.
+
+    What is no median, largest or sum is the last round's.
+
+    Args:
+        cells: A round each, in order.
+        failed: Rounds that measured nothing, and why.
+    """
+    found = dict(cells[-1])
+    if len(cells) > 1:
+        for names, how in ((MEDIANS, _median), (LARGEST, max), (SUMS, sum)):
+            for name in names:
+                values = [cell[name] for cell in cells if cell.get(name) is not None]
+                if values:
+                    found[name] = how(values)
+        found["rounds"] = [cell.get("value") for cell in cells]
+    if failed:
+        found["failed_rounds"] = {str(number): failed[number] for number in sorted(failed)}
+    return found
+
+
+def _median(values: Sequence[Any]) -> Any:
+    return round(statistics.median(values), DIGITS)
+
+
+@dataclass(slots=True)
+class Takes:
+    """A task's rounds.
+
+    Attributes:
+        keys: Of the cells that it measured.
+        failed: Round to why it failed.
+        is_whole: Whether some round ran to its end.
+    """
+
+    keys: set[str] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What each round of a run measured.
+
+    Attributes:
+        number: Of the round that goes on, from 1.
+    """
+
+    number: int = 1
+    _cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
+    _takes: dict[str, Takes] = field(default_factory=dict)
+
+    def has(self, key: str) -> bool:
+        """Whether a round has measured this cell."""
+        return key in self._cells
+
+    def now(self) -> list[Cell]:
+        """The cells of the round that goes on."""
+        return [by[self.number] for by in self._cells.values() if self.number in by]
+
+    def add(self, task: str, cell: Cell) -> Cell:
+        """A task's cell of this round, combined with those of earlier rounds."""
+        key = cell_key(cell)
+        self._of(task).keys.add(key)
+        self._cells.setdefault(key, {})[self.number] = cell
+        return self._combined(key)
+
+    def end(self, task: str) -> None:
+        """The task ran to its end in this round."""
+        self._of(task).is_whole = True
+
+    def fail(self, task: str, message: str) -> list[Cell]:
+        """The task failed in this round: its cells of earlier rounds, which say so now."""
+        takes = self._of(task)
+        takes.failed[self.number] = message
+        missed = (key for key in self._cells if key in takes.keys)
+        return [self._combined(key) for key in missed if self.number not in self._cells[key]]
+
+    def is_whole(self, task: str) -> bool:
+        """Whether some round ran the task to its end."""
+        return self._of(task).is_whole
+
+    def _of(self, task: str) -> Takes:
+        return self._takes.setdefault(task, Takes())
+
+    def _combined(self, key: str) -> Cell:
+        by_round = self._cells[key]
+        failed = {
+            number: message
+            for takes in self._takes.values()
+            if key in takes.keys
+            for number, message in takes.failed.items()
+            if number not in by_round
+        }
+        return combined([by_round[number] for number in sorted(by_round)], failed)
