@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,9 @@ class FakeDevice:
         event = FakeEvent()
         self._under_way[lane].append(event)
         return event
+
+    def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
+        run()
 
     def end(self, lane: Lane) -> None:
         """The lane's oldest launch is over."""

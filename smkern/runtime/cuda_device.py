@@ -175,6 +175,8 @@ class CudaDevice:
         self._prefill = torch.cuda.Stream(device)
         # each lane's stream and the event behind all of it
         self._last: dict[Lane, tuple[Any, Any] | None] = dict.fromkeys(LANES)
+        # of what runs behind a launch, which has an end of its own
+        self._behind = {lane: torch.cuda.Event() for lane in LANES}
         self._clock = Clock(self._decode)
         # events that nobody looks at any more: making two and destroying them takes some 8 us
         self._spare: list[Pair] = []
@@ -226,10 +228,24 @@ class CudaDevice:
                 _set_stream(before)
         end.record(stream)
         self._last[lane] = stream, end
-        held, self._held = self._held, []
-        for pair in held:
-            self._recycle(pair)
         return CudaEvent(self._clock, begin, end, launched_us, self._recycle)
+
+    def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
+        """Run something on the stream of a lane's last launch, behind it.
+
+        The end of that launch stays where it is; a stream that the lane moves to waits for this.
+        """
+        last, end = self._last[lane], self._behind[lane]
+        stream = self.stream(lane, Place.whole(self.num_sms)) if last is None else last[0]
+        before = torch._C._cuda_getCurrentStream(self.index)
+        _set_stream((stream.stream_id, stream.device_index, stream.device_type))
+        try:
+            run()
+        finally:
+            _set_stream(before)
+            with suppress(RuntimeError):  # as behind a launch that raised
+                end.record(stream)
+                self._last[lane] = stream, end
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
         """Until one of the events may be over, or until a moment; for a few ms at most.
@@ -265,10 +281,12 @@ class CudaDevice:
         torch.cuda.synchronize(self.index)
 
     def _recycle(self, pair: Pair) -> None:
-        """Record two events anew some time, unless something else still means their moments."""
-        kept = any(last is not None and last[1] is pair[1] for last in self._last.values())
-        is_free = not kept and not self._clock.keeps(pair[1])
-        (self._spare if is_free else self._held).append(pair)
+        """Record two events anew some time, once nothing else means their moments."""
+        held, self._held = [*self._held, pair], []
+        lasts = [last[1] for last in self._last.values() if last is not None]
+        for pair in held:
+            kept = any(last is pair[1] for last in lasts) or self._clock.keeps(pair[1])
+            (self._held if kept else self._spare).append(pair)
 
 
 def _new_pair() -> Pair:

@@ -49,6 +49,9 @@ class Device(Protocol):
     """Two lanes of work, events and a clock: a GPU, a CPU, or a simulation.
 
     Work of one lane runs in the order of its launches, wherever each of them runs.
+
+    One may have `behind(lane, run)` as well: `run()` adds to the lane, behind its last launch and
+    where that runs, what nobody waits for; what it raises comes out as it is.
     """
 
     num_sms: int

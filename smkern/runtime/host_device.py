@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from smkern.runtime.device import Event, Work
 from smkern.runtime.place import Lane, Place
@@ -63,6 +64,10 @@ class HostDevice:
         begun = host_us()
         work.run(place)
         return HostEvent(begun, host_us())
+
+    def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
+        """Run something behind a lane's launches: they are over."""
+        run()
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
         """All is over; sleeps until the moment where there is nothing to look at."""

@@ -112,14 +112,20 @@ class FakeCuda:
                 self.waited.append(event)
 
         class Event(FakeEvent):
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
+            def __init__(self, enable_timing: bool = False) -> None:
                 cuda.events += 1
+                self.has_time = enable_timing
+                self.stream: Stream | None = None
                 super().__init__(0.0)
 
             def record(self, stream: Stream) -> None:
                 cuda.clock_us += 1
                 self.at_us = cuda.clock_us
+                self.stream = stream
+
+            def elapsed_time(self, later: FakeEvent) -> float:
+                assert self.has_time
+                return super().elapsed_time(later)
 
             def synchronize(self) -> None:
                 pass
@@ -153,6 +159,43 @@ def test_work_runs_on_its_lanes_stream(monkeypatch: pytest.MonkeyPatch):
     assert cuda.events - made <= 8
     again = [device.launch("decode", Place.whole(132), work) for _ in range(3)]
     assert len({id(event._pair[1]) for event in again if event._pair}) == 3
+
+
+def test_what_runs_behind_a_launch(monkeypatch: pytest.MonkeyPatch):
+    """On its stream, with an end of its own: the launch is over when it was, and what leaves the
+    stream waits for both."""
+    cuda, place, seen = FakeCuda(monkeypatch), Place.whole(132), []
+    device = CudaDevice(device=0)
+    elsewhere = torch.cuda.Stream(0)
+    work = Work("x", lambda place: None)
+    for lane in LANES:
+        device.behind(lane, lambda: seen.append(cuda.current))
+        event = device.launch(lane, place, work)
+        ended_us = cuda.clock_us
+        device.behind(lane, lambda: seen.append(cuda.current))
+        assert cuda.current == (0, 0, 1)
+        assert event._pair is not None
+        assert event._pair[1].at_us == ended_us
+        stream, end = device._last[lane]  # type: ignore[misc]
+        assert (end.at_us, end.stream) == (cuda.clock_us, stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(device, "stream", lambda lane, place: elsewhere)
+            device.launch(lane, place, work)
+        assert elsewhere.waited[-1] is end
+    assert seen == [(1, 0, 1), (1, 0, 1), (2, 0, 1), (2, 0, 1)]
+
+
+def test_what_raises_behind_a_launch_leaves_the_stream(monkeypatch: pytest.MonkeyPatch):
+    cuda = FakeCuda(monkeypatch)
+    device = CudaDevice(device=0)
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        device.behind("decode", fail)
+    assert cuda.current == (0, 0, 1)
+    assert device._last["decode"][1].at_us == cuda.clock_us  # type: ignore[index]
 
 
 def test_a_launch_that_raises_leaves_the_stream(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from smkern.errors import ArgumentError
@@ -20,10 +21,10 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.graphs import MIB, GraphCache
 from smkern.runtime.model.mixed import MixedRunner
 from smkern.runtime.model.prefill import PrefillRunner, Prompts
-from smkern.runtime.model.reads import Read, Reads
+from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.seats import Seats
-from smkern.runtime.model.slots import Guest, SlotTable
+from smkern.runtime.model.seats import Seating, Seats
+from smkern.runtime.model.slots import Guest, RowUpdate, SlotTable
 from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
 from smkern.runtime.place import Lane, Place
 
@@ -31,6 +32,24 @@ GRAPH_LIMIT_BYTES = 1024 * MIB
 """Of decode graphs and their pool, unless told otherwise."""
 DECODE_LAUNCHES = 4
 """Of a decode step: who sits where (a copy and a kernel), the graph, the copy of its tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Foreseen:
+    """Decode steps that were prepared while the device computed those before.
+
+    `at`: Steps of this arrangement that were launched before them.
+    """
+
+    seated: Seating
+    at: int
+    works: list[tuple[Work, Draw]]
+
+    def is_for(self, requests: Sequence[Request], steps: int) -> bool:
+        """Whether these are the steps that are asked for, as far as the numbers say."""
+        seated = self.seated
+        is_next = len(self.works) == steps and self.at == seated.steps
+        return is_next and requests == seated.requests
 
 
 class ModelExecutor:
@@ -115,6 +134,7 @@ class ModelExecutor:
         )
         self._table = SlotTable(self._state, pool, in_order=True)
         self._seats = Seats(self._table)
+        self._foreseen: _Foreseen | None = None
         slots = self._state.inputs(self._state.first_slot, max_running)
         self._tokens = slots.token_ids
         self._prefill_table = SlotTable(self._state, pool)
@@ -171,31 +191,33 @@ class ModelExecutor:
         """
         if not requests or steps < 1:
             return []
+        found, self._foreseen = self._foreseen, None
+        if found is not None and self._seats.stays(found.seated) and found.is_for(requests, steps):
+            return found.works
         seated = self._seats.arrange(requests, steps)
-        update, rows = self._table.take(), seated.rows
-        batch, longest, total = len(rows), seated.longest, seated.total
-        tokens = self._tokens[:batch]
-        works: list[tuple[Work, Draw]] = []
-        for index in range(steps):
-            read = Read(self._reads)
-            bound = min(longest + index, self.max_context)
-
-            def launch(place: Place, read: Read = read, bound: int = bound) -> None:
-                update.send()
-                self.graphs.launch(place, batch, bound)
-                read.copy(tokens)
-                seated.steps += 1
-
-            size = Size(
-                num_layers=self.config.num_layers, batch=batch, total_kv=total + index * batch
-            )
-            works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))
-        return works
+        return self._steps(seated, self._table.take(), steps)
 
     def foresee(self, requests: Sequence[Request], steps: int) -> None:
-        """The next decode steps are of the same requests as the last, and have their pages: what
-        can be prepared for them is, while the device computes."""
-        self._seats.foresee(requests, steps)
+        """The next decode steps are of the same requests as the last, and have their pages: they
+        are prepared while the device computes, and `decode` returns them if it is asked for them.
+
+        The rows hear of their pages at once, behind the last step and in front of all that comes
+        on the decode lane. Nothing is undone where the steps are dropped: only entries of the page
+        table are written, for pages behind all that the row has computed. A request that leaves
+        meanwhile gives its pages back, and they may be another's before the entries are written;
+        but an update that ends the row, or seats another there, is in front of all that reads it.
+        """
+        self._foreseen = None
+        seated = self._seats.go_on(tuple(requests), steps)
+        if seated is None:
+            return
+        update = self._table.take()
+        self._foreseen = _Foreseen(seated, seated.steps, self._steps(seated, update, steps))
+        behind: Any = getattr(self.device, "behind", None)
+        if behind is not None and update.has_any:
+            # What was not sent goes with the next step, which says so if it cannot be.
+            with suppress(Exception):
+                behind("decode", update.send)
 
     def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
         """One forward of prompts' chunks and a token of each decoding request; see `Executor`.
@@ -318,9 +340,30 @@ class ModelExecutor:
 
     def close(self) -> None:
         """Wait for all that was launched, and destroy the graphs. Closing twice is fine."""
+        self._foreseen = None
         with suppress(RuntimeError):  # behind an error of the device nothing runs
             self.synchronize()
         self.graphs.close()
+
+    def _steps(self, seated: Seating, update: RowUpdate, steps: int) -> list[tuple[Work, Draw]]:
+        """The next decode steps of an arrangement, the first behind what is sent of its rows."""
+        rows, batch = seated.rows, len(seated.rows)
+        longest, total, layers = seated.longest, seated.total, self.config.num_layers
+        source = Source.of(self._tokens[:batch])
+        works: list[tuple[Work, Draw]] = []
+        for index in range(steps):
+            read = Read(self._reads, source=source)
+            bound = min(longest + index, self.max_context)
+
+            def launch(place: Place, read: Read = read, bound: int = bound) -> None:
+                update.send()
+                self.graphs.launch(place, batch, bound)
+                read.copy()
+                seated.steps += 1
+
+            size = Size(num_layers=layers, batch=batch, total_kv=total + index * batch)
+            works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))
+        return works
 
     def _partition(self, place: Place) -> Partition | None:
         """The partition of a place; None: the whole device, or a device without any."""

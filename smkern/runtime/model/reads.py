@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,36 @@ from smkern.kernels.driver import check, copy_async
 
 ROOMS = 64
 """Reads that may be under way before more pinned memory is taken."""
+
+
+class Room(NamedTuple):
+    """Memory of one read, looked up when it is taken: not between a step and the next.
+
+    `memory`: [width] int32, on the host. `address`: of it. `numbers`: a view of it.
+    """
+
+    memory: Tensor
+    address: int
+    numbers: memoryview
+
+
+class Source(NamedTuple):
+    """Tokens to be copied, and what a copy must know of them.
+
+    `batch`: How many. `gpu`: Its index; -1: they are on the host.
+    """
+
+    tokens: Tensor
+    batch: int
+    address: int
+    num_bytes: int
+    gpu: int
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> Source:
+        """Tokens, [count] int32, contiguous."""
+        gpu = tokens.get_device() if tokens.is_cuda else -1
+        return cls(tokens, tokens.shape[0], tokens.data_ptr(), tokens.nbytes, gpu)
 
 
 class Reads:
@@ -24,7 +55,7 @@ class Reads:
     def __init__(self, device: torch.device, width: int) -> None:
         self._pins = device.type == "cuda"
         self._width = width
-        self._free: list[Tensor] = []
+        self._free: list[Room] = []
         self._num_bytes = 0
         self._grow()
 
@@ -33,57 +64,66 @@ class Reads:
         """Host memory, bytes."""
         return self._num_bytes
 
-    def room(self) -> Tensor:
-        """[width] int32, until it is given back."""
+    def room(self) -> Room:
+        """Memory, until it is given back."""
         if not self._free:
             self._grow()
         return self._free.pop()
 
-    def give_back(self, room: Tensor) -> None:
+    def give_back(self, room: Room) -> None:
         """The copy into it is over, and was read."""
         self._free.append(room)
 
     def _grow(self) -> None:
         rooms = torch.zeros(ROOMS, self._width, dtype=torch.int32, pin_memory=self._pins)
         self._num_bytes += rooms.nbytes
-        self._free += rooms.unbind()
+        self._free += [Room(x, x.data_ptr(), x.numpy().data) for x in rooms.unbind()]
 
 
 class Read:
     """The tokens of one launch: `copy` launches, a call reads once that is over.
 
     Args:
-        reads: Memory.
+        reads: Memory; some of it is taken by `copy`, so that a launch that is dropped has none.
         rows: Those that count, of the tokens that are copied. None: all.
+        source: What is copied, where that is known before the launch.
     """
 
-    __slots__ = ("_count", "_reads", "_room", "_rows", "_tokens")
+    __slots__ = ("_count", "_reads", "_room", "_rows", "_source", "_tokens")
 
-    def __init__(self, reads: Reads, rows: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, reads: Reads, rows: Sequence[int] | None = None, source: Source | None = None
+    ) -> None:
         self._reads = reads
         self._rows = rows
+        self._source = source
         self._count = 0
-        self._room: Tensor | None = None
+        self._room: Room | None = None
         self._tokens: list[int] | None = None
 
-    def copy(self, tokens: Tensor) -> None:
-        """Copy tokens, [count] int32, contiguous, behind what draws them on this stream."""
-        self._count = tokens.shape[0]
-        self._room = self._reads.room()
-        room = self._room[: self._count]
-        if not tokens.is_cuda:
-            room.copy_(tokens)
+    def copy(self, tokens: Tensor | None = None) -> None:
+        """Copy tokens, [count] int32, contiguous, behind what draws them on this stream.
+
+        Args:
+            tokens: None: those of `source`.
+        """
+        source = self._source if tokens is None else Source.of(tokens)
+        assert source is not None, "a read was launched that has nothing to copy"
+        self._count, room = source.batch, self._reads.room()
+        self._room = room
+        if source.gpu < 0:
+            room.memory[: source.batch].copy_(source.tokens)
             return
-        stream: int = torch._C._cuda_getCurrentRawStream(tokens.get_device())
-        code = copy_async()(room.data_ptr(), tokens.data_ptr(), tokens.nbytes, stream)
+        stream: int = torch._C._cuda_getCurrentRawStream(source.gpu)
+        code = copy_async()(room.address, source.address, source.num_bytes, stream)
         if code:
-            check(code, f"copying {self._count} tokens to the host")
+            check(code, f"copying {source.batch} tokens to the host")
 
     def __call__(self) -> list[int]:
         """The tokens; a second time the same."""
         if self._tokens is None:
             assert self._room is not None, "a draw was read that was never launched"
-            tokens: list[int] = self._room[: self._count].tolist()
+            tokens: list[int] = self._room.numbers[: self._count].tolist()
             self._reads.give_back(self._room)
             self._room = None
             self._tokens = tokens if self._rows is None else [tokens[row] for row in self._rows]

@@ -92,7 +92,7 @@ class RowUpdate:
         sent: Whether they were.
     """
 
-    __slots__ = ("_before", "_most", "_sender", "launches", "ordered", "sent")
+    __slots__ = ("_before", "_made", "_most", "_sender", "launches", "ordered", "sent")
 
     def __init__(self, state: RowState, sender: Sender, before: deque[RowUpdate] | None) -> None:
         self.launches: list[Records] = []
@@ -100,8 +100,15 @@ class RowUpdate:
         self.ordered = False
         """Whether updates of slots that were taken earlier must be sent before."""
         self._before = before
+        self._made = 0
+        """Of the launches, those that the sender took."""
         self._sender = sender
         self._most = STAGE_WORDS - RECORD - state.layout.values
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything is to be sent, of this or of updates that go before it."""
+        return not self.sent and (self.ordered or bool(self.launches))
 
     def put(
         self,
@@ -143,17 +150,22 @@ class RowUpdate:
             self.put(target, first=first + len(now), pages=pages[len(now) :])
 
     def send(self) -> None:
-        """Make the changes, in the order of the current stream; a second time does nothing."""
+        """Make the changes, in the order of the current stream; a second time does nothing.
+
+        Where the sender raises, what it has not taken is sent another time: by this, or with the
+        next update in order.
+        """
         if self.ordered and self._before is not None:
             while self._before and not self.sent:
-                self._before.popleft()._send()
+                self._before[0]._send()
+                self._before.popleft()
         self._send()
 
     def _send(self) -> None:
-        if not self.sent:
-            self.sent = True
-            for records in self.launches:
-                self._sender.send(records)
+        while self._made < len(self.launches):
+            self._sender.send(self.launches[self._made])
+            self._made += 1
+        self.sent = True
 
     def _records(self, target: int, source: int) -> Records:
         """Those of a launch in which the change may stand."""

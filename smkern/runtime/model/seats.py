@@ -83,10 +83,11 @@ class Seats:
         Raises:
             ArgumentError: more requests than slots, or pages that are not there.
         """
-        now, asked = self._now, tuple(requests)
-        if asked == now.requests and not self._guests and not self._gone:
-            self.table.grow(now.ends(steps))
-            return now
+        asked = tuple(requests)
+        same = self.go_on(asked, steps)
+        if same is not None:
+            return same
+        now = self._now
         known = dict(zip(now.requests, now.lengths, strict=True))
         for request in self._gone:
             known.pop(request, None)
@@ -104,10 +105,20 @@ class Seats:
         self._gone.clear()
         return new
 
-    def foresee(self, requests: Sequence[Request], steps: int) -> None:
-        """Write down now the pages of the next steps, where these go on as they sit."""
-        if requests == self._now.requests and not self._guests and not self._gone:
-            self.table.grow(self._now.ends(steps))
+    def go_on(self, requests: tuple[Request, ...], steps: int) -> Seating | None:
+        """Write down the pages of the next steps, where these go on as they sit; None: others do.
+
+        Raises:
+            ArgumentError: pages that are not there.
+        """
+        if requests != self._now.requests or not self.stays(self._now):
+            return None
+        self.table.grow(self._now.ends(steps))
+        return self._now
+
+    def stays(self, seated: Seating) -> bool:
+        """Whether nobody has come, left or moved since an arrangement."""
+        return seated is self._now and not self._guests and not self._gone
 
     def drew(self, request: Request, row: int, length: int) -> None:
         """A mixed forward was launched that draws for a guest.

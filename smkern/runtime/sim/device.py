@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.latency import Size
@@ -186,6 +187,15 @@ class SimDevice:
         self._lanes[lane].append(item)
         self._spend_launching(item)
         return event
+
+    def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
+        """Run something behind a lane's launches, at no cost: it is called as their `run` was.
+
+        Raises:
+            DeviceError: the device is lost.
+        """
+        self._check_alive()
+        run()
 
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
         """Move the clock to the end of one of the events, or to a moment.
