@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from smkern.bench.results import Results, load_results
+from smkern.bench.runtime.cases import MIXED, OP, OURS, plans_named
 from smkern.errors import SmkernError
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import SHIPPED, Timing, latency_file
@@ -36,15 +37,19 @@ def timings_of(cells: Iterable[Cell], total_sms: int) -> dict[str, dict[Timing, 
     found: dict[str, dict[Timing, float]] = {}
     for cell in cells:
         if _counts(cell):
-            timing = _timing(cell, total_sms)
-            found.setdefault(cell["case"]["model"], {})[timing] = float(cell["us"])
+            timed = _timing(cell, total_sms), float(cell["us"])
+        elif _is_forward(cell):
+            timed = _forward(cell, total_sms)
+        else:
+            continue
+        found.setdefault(cell["case"]["model"], {})[timed[0]] = timed[1]
     return found
 
 
 def _counts(cell: Cell) -> bool:
     return (
         cell["op"] in KINDS
-        and cell["provider"] == "smkern"
+        and cell["provider"] == OURS
         and cell.get("us") is not None
         and not cell.get("error")
         and cell["case"].get("overlap", True)
@@ -68,6 +73,27 @@ def _timing(cell: Cell, total_sms: int) -> Timing:
         beside_sms=cell.get("beside_sms", total_sms - num_sms) if beside else 0,
         beside_batch=int(beside["batch"]) if beside and beside["kind"] == "decode" else 0,
     )
+
+
+def _is_forward(cell: Cell) -> bool:
+    """Whether a cell is the runtime suite's, of a chunk and the decode batch in one forward."""
+    return (
+        cell["op"] == OP
+        and cell["case"]["name"] == MIXED
+        and cell["provider"] == OURS
+        and not cell.get("error")
+    )
+
+
+def _forward(cell: Cell, total_sms: int) -> tuple[Timing, float]:
+    """Of a chunk in the middle of its prompt, as far as it was timed there."""
+    (plan,) = plans_named([cell["case"]["model"]])
+    by_start = {int(start): ms for start, ms in cell["by_start_ms"].items()}
+    middle = sorted(by_start)[len(by_start) // 2]
+    timing = Timing(
+        "mixed", total_sms, plan.batch, plan.context, 1, tokens=cell["chunk"], cached=middle
+    )
+    return timing, 1e3 * by_start[middle]
 
 
 def write_tables(results: Results, folder: Path) -> list[Path]:
@@ -102,7 +128,7 @@ def committed(gpu: str = "h200") -> list[Path]:
 @click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", default=SHIPPED, type=click.Path(path_type=Path), help="Folder of tables.")
 def command(results: tuple[Path, ...], out: Path) -> None:
-    """Fill the predictor's tables, a file a model, from RESULTS of the model suite.
+    """Fill the predictor's tables, a file a model, from RESULTS of the model and runtime suites.
 
     Without RESULTS, from the committed ones.
     """

@@ -57,9 +57,23 @@ def test_cells(name: str) -> None:
     assert timings_of([given], 132) == {"qwen3-8b": {wanted: 10.0}}
 
 
+FORWARD: dict[str, Any] = {
+    "op": "runtime", "case": {"model": "qwen3-8b", "name": "mixed_forward", "rows": 320},
+    "provider": "smkern", "value": 16.6, "unit": "ms", "chunk": 256,
+    "by_start_ms": {"0": 15.4, "1920": 17.0, "3840": 17.6},
+}  # fmt: skip
+
+
+def test_a_forward_of_the_runtime_suite_counts_in_the_middle_of_its_prompt() -> None:
+    wanted = Timing("mixed", 132, 64, 2048, prompts=1, tokens=256, cached=1920)
+    assert timings_of([FORWARD], 132) == {"qwen3-8b": {wanted: 17_000.0}}
+
+
 @pytest.mark.parametrize(
     "passed_over",
     [
+        FORWARD | {"provider": "stock"},
+        FORWARD | {"case": FORWARD["case"] | {"name": "steady"}},
         cell("decode_kernel", 16, context=2048),
         cell("decode_step", 16, context=2048, overlap=False),
         cell("decode_step", 16, None, context=2048),
