@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from time import perf_counter
 
 from smkern.errors import DecisionError, SmkernError
@@ -71,6 +72,17 @@ class Conductor:
         self._launches = launches
         self._lives = lives
         self._timeline = timeline
+        # What stays the same of all moments.
+        self._moment = partial(
+            Snapshot,
+            rungs=executor.device.rungs,
+            num_sms=executor.device.num_sms,
+            num_layers=executor.config.num_layers,
+            page_size=executor.pool.page_size,
+            max_running=executor.max_running,
+            max_prefill=executor.max_prefill,
+            max_tokens=executor.max_tokens,
+        )
         self._rung: int | None = None
         # Decode launches that may be queued when the next is decided.
         self._depth = 0
@@ -209,7 +221,7 @@ class Conductor:
 
     def _snapshot(self, trigger: Trigger) -> Snapshot:
         """This moment, as the policy sees it."""
-        books, launches, executor = self._books, self._launches, self._executor
+        books, launches = self._books, self._launches
         now_us = self._lanes.device.now_us()
         crew = launches.crew
         if crew is not None:
@@ -222,7 +234,7 @@ class Conductor:
             seen = [live.token_us for live in books.running if live.token_us]
             oldest = min(seen, default=now_us)
         batch, preempted = launches.batch, launches.preempted
-        return Snapshot(
+        return self._moment(
             now_us=now_us,
             trigger=trigger,
             waiting=books.views(),
@@ -233,14 +245,7 @@ class Conductor:
             decode_queued=self._lanes.queued("decode"),
             prefill_queued=self._lanes.queued("prefill"),
             rung=self._rung,
-            rungs=executor.device.rungs,
-            num_sms=executor.device.num_sms,
-            num_layers=executor.config.num_layers,
             free_pages=books.free_pages,
-            page_size=executor.pool.page_size,
-            max_running=executor.max_running,
-            max_prefill=executor.max_prefill,
-            max_tokens=executor.max_tokens,
             joining=launches.joining,
             more_waiting=max(0, len(books.waiting) - SEEN),
         )

@@ -35,8 +35,8 @@ class Crew:
     """
 
     __slots__ = (
-        "_base", "_due", "_is_plain", "_left", "_page", "_stops", "_version", "launched", "lives",
-        "order", "requests", "rows", "token_us",
+        "_base", "_counted", "_due", "_is_plain", "_left", "_page", "_stops", "_version",
+        "launched", "lives", "order", "requests", "rows", "token_us",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,7 @@ class Crew:
         self._page = books.pool.page_size
         self._left = min(left), max(left)
         self._base = [len(live.request.ids) + live.ahead for live in lives]
+        self._counted: tuple[int, tuple[int, ...]] = 0, tuple(self._base)
         # steps that a request's pages have room for, and which it is
         self._due = [
             (live.room - n, i) for i, (live, n) in enumerate(zip(lives, self._base, strict=True))
@@ -87,8 +88,14 @@ class Crew:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each when all that is launched is over."""
+        if self._counted[0] != self.launched:
+            self.count()
+        return self._counted[1]
+
+    def count(self) -> None:
+        """Count these tokens: while the device computes, so that nobody waits who asks."""
         more = self.launched
-        return tuple([length + more for length in self._base])
+        self._counted = more, tuple([length + more for length in self._base])
 
     def stays(self, tokens: Sequence[int], number: int) -> bool:
         """Whether none of them ends by the tokens of a step.
@@ -97,7 +104,9 @@ class Crew:
             tokens: That it drew.
             number: Of the step, 1 for the first since this was made.
         """
-        return self._is_plain and number < self._left[0] and self._stops.isdisjoint(tokens)
+        if not self._is_plain or number >= self._left[0]:
+            return False
+        return not self._stops or self._stops.isdisjoint(tokens)
 
     def extend(self, books: Books, steps: int) -> bool:
         """Get pages for so many more steps of all; False, with nothing changed, if they lack."""

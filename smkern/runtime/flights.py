@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smkern.errors import DeviceError, ModelError
 from smkern.policies import PrefillView
@@ -22,17 +22,23 @@ class Batch:
     lives: list[Live]
     started_us: float
     layers: int = 0
+    _view: PrefillView | None = None
 
     def view(self) -> PrefillView:
-        """What a policy sees of it."""
-        return PrefillView(
-            ids=tuple(live.id for live in self.lives),
-            chunks=tuple((piece.count, piece.start) for piece in self.run.pieces),
-            layers_launched=self.layers,
-            started_us=self.started_us,
-            priority=max(live.priority for live in self.lives),
-            deadline_us=min(live.deadline_us for live in self.lives),
-        )
+        """What a policy sees of it; kept until layers are launched."""
+        view = self._view
+        if view is None:
+            view = self._view = PrefillView(
+                ids=tuple(live.id for live in self.lives),
+                chunks=tuple((piece.count, piece.start) for piece in self.run.pieces),
+                layers_launched=self.layers,
+                started_us=self.started_us,
+                priority=max(live.priority for live in self.lives),
+                deadline_us=min(live.deadline_us for live in self.lives),
+            )
+        elif view.layers_launched != self.layers:
+            view = self._view = replace(view, layers_launched=self.layers)
+        return view
 
 
 @dataclass(slots=True, eq=False)

@@ -99,7 +99,10 @@ class Launches:
             for index, flight in enumerate(flights):
                 flight.crew, flight.number = self._crew, index + 1 - count
         crew, is_rich = self.crew, self._books.free_pages > PLENTY * len(lives)
-        if crew is not None and is_rich and crew.extend(self._books, count) and self._foresee:
+        if crew is None:
+            return
+        crew.count()
+        if is_rich and crew.extend(self._books, count) and self._foresee:
             self._foresee(crew.requests, count)
 
     @property
