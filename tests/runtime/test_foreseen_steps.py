@@ -98,7 +98,7 @@ class Rig:
             self.requests.append(request)
 
     def prefill(self, *requests: Request) -> None:
-        pieces = [Piece(request, 0, request.prompt_len, True) for request in requests]
+        pieces = [Piece(request, 0, len(request.ids), True) for request in requests]
         run = self.executor.begin(pieces, 0)
         self.launch([(self.executor.prefill(run, 0, CONFIG.num_layers), None)])
         self.take(run.draw)
@@ -208,7 +208,13 @@ def pauses(rig: Rig, some: list[Request]) -> list[Request]:
 
 
 def comes_again(rig: Rig, some: list[Request]) -> list[Request]:
-    rig.executor.forget(some[1])
+    """With other pages."""
+    request = some[1]
+    rig.executor.forget(request)
+    rig.pool.release(request)
+    rig.pool.allocate("elsewhere", [1] * 40)
+    rig.pool.allocate(request, request.ids)
+    rig.prefill(request)
     return some
 
 
@@ -221,6 +227,19 @@ def mixed(rig: Rig, some: list[Request]) -> list[Request]:
     rig.extend(tuple(some), 1)
     rig.launch([rig.executor.mixed([piece], some)])
     return [*some, rig.requests[3]]
+
+
+def mixed_with_a_chunk(rig: Rig, some: list[Request]) -> list[Request]:
+    """A step of the same requests that was not foreseen."""
+    rig.extend(tuple(some), 1)
+    rig.launch([rig.executor.mixed([Piece(rig.requests[3], 0, 2, False)], some)])
+    return some
+
+
+def mixed_without_one(rig: Rig, some: list[Request]) -> list[Request]:
+    rig.extend(tuple(some), 1)
+    rig.launch([rig.executor.mixed([Piece(rig.requests[3], 0, 2, False)], some[1:])])
+    return some
 
 
 def mixed_that_is_dropped(rig: Rig, some: list[Request]) -> list[Request]:
@@ -239,8 +258,8 @@ def nothing(rig: Rig, some: list[Request]) -> list[Request]:
 
 
 CHANGES = [
-    leaves, comes, pauses, comes_again, other_order, mixed, mixed_that_is_dropped,
-    launches_are_dropped, nothing,
+    leaves, comes, pauses, comes_again, other_order, mixed, mixed_with_a_chunk,
+    mixed_without_one, mixed_that_is_dropped, launches_are_dropped, nothing,
 ]  # fmt: skip
 
 
