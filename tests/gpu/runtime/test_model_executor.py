@@ -166,6 +166,28 @@ def test_decode_beside_layers_on_moving_splits(decoder, prompts, alone, captured
         assert (made.memory_report().graphs > 0) is captured
 
 
+@pytest.mark.parametrize("captured", [True, False])
+def test_steps_that_are_foreseen(decoder, prompts, alone, captured: bool):
+    """Their pages are sent behind steps that run; some of them are asked for, others are not."""
+    with executor(decoder) as made:
+        if captured:
+            made.capture()
+            made.warm()
+        run, random = Run(made, prompts), Random(5)
+        for at in (0, 2, 4, 6):
+            run.prefill([run.piece(x) for x in run.requests[at : at + 2]])
+        steps = 1
+        while run.unfinished:
+            run.lanes.aim(random.choice([None, *RUNGS]))
+            some = tuple(run.unfinished)
+            run.decode(some, steps)
+            foreseen = random.randint(1, 4)
+            made.foresee(some, foreseen)
+            steps = random.choice([foreseen, 1])
+            run.drain()
+        assert run.finish() == alone
+
+
 @pytest.mark.parametrize("chunk", [20, 100, 1000])
 def test_mixed_steps_ahead_of_the_host(decoder, prompts, alone, chunk: int):
     with executor(decoder) as made:
