@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 from typing import Literal
 
@@ -103,8 +104,7 @@ class FixedSplit:
             self._stopped = (snapshot.prefill.started_us, snapshot.prefill.layers_launched)
             return self._begin(snapshot, short, preempt=True)
         left = snapshot.num_layers - snapshot.prefill.layers_launched
-        chunks = [Chunk(*chunk) for chunk in snapshot.prefill.chunks]
-        group = self._group(snapshot, chunks, left)
+        group = self._group(snapshot, snapshot.prefill.chunks, left)
         return self._decision(snapshot, layers=group)
 
     def _begin(self, snapshot: Snapshot, batch: Batch, *, preempt: bool = False) -> Decision:
@@ -114,8 +114,7 @@ class FixedSplit:
             steps = 1 if self._decodes_soon(snapshot) else self._steps
             return Decision(rung, steps=steps, join=self._join)
         tokens = self._tokens(snapshot)
-        chunks = [Chunk(*chunk) for chunk in chunks_of(batch, tokens)]
-        group = self._group(snapshot, chunks, snapshot.num_layers)
+        group = self._group(snapshot, chunks_of(batch, tokens), snapshot.num_layers)
         return self._decision(
             snapshot, layers=max(group, 1), batch=batch, tokens=tokens, preempt=preempt
         )
@@ -174,7 +173,7 @@ class FixedSplit:
             chosen.append(request)
         return tuple(chosen)
 
-    def _group(self, snapshot: Snapshot, chunks: list[Chunk], left: int) -> int:
+    def _group(self, snapshot: Snapshot, chunks: Iterable[tuple[int, int]], left: int) -> int:
         """Layers to launch now, of those that are left."""
         if snapshot.prefill_queued >= GROUPS_AHEAD:
             return 0
@@ -185,7 +184,7 @@ class FixedSplit:
         return min(self._layers_of_a_step(snapshot, chunks, self._predictor), left)
 
     def _layers_of_a_step(
-        self, snapshot: Snapshot, chunks: list[Chunk], predictor: Predictor
+        self, snapshot: Snapshot, chunks: Iterable[tuple[int, int]], predictor: Predictor
     ) -> int:
         """ceil(T_d * N_T / T_p)."""
         layers, decode_sms = snapshot.num_layers, self._decode_sms
@@ -196,7 +195,7 @@ class FixedSplit:
             batch=snapshot.batch,
             total_kv=sum(snapshot.running_kv),
         )
-        prompts = Size(tuple(chunks), layers, layers)
+        prompts = Size(tuple(Chunk(*chunk) for chunk in chunks), layers, layers)
         step_us = predictor.alone_us(step, decode_sms)
         step_us *= predictor.slowdown(step, decode_sms, prompts, prefill_sms)
         prompts_us = predictor.alone_us(prompts, prefill_sms)

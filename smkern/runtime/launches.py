@@ -255,6 +255,7 @@ class Launches:
                 return 0
             ticket = self._lanes.launch("prefill", work)
         batch.layers += count
+        batch.view()  # made behind the launch, not when a policy is asked
         flight = self.flights[ticket] = Flight(batch.lives)
         for live in batch.lives:
             live.last = ticket
