@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 SETTLE = 0.25
 """This share of the common time is left out at its start: clocks are still falling."""
@@ -72,11 +73,17 @@ def rate(ends: Sequence[float], worth: float, begin: float, end: float) -> float
     return 1e3 * worth * (len(inside) - 1) / (inside[-1] - inside[0])
 
 
-def tbt(periods_us: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99 in ms, and how many."""
+def tbt(periods_us: Sequence[float]) -> dict[str, Any]:
+    """p50, p90 and p99 in ms, how many, and each, so that rounds can be put together."""
+    return tbt_of([round(us / 1e3, 4) for us in periods_us])
+
+
+def tbt_of(steps_ms: Sequence[float]) -> dict[str, Any]:
+    """As `tbt`, of times in ms."""
     return {
-        "tbt_p50_ms": round(statistics.median(periods_us) / 1e3, 4),
-        "tbt_p90_ms": round(percentile(periods_us, 0.90) / 1e3, 4),
-        "tbt_p99_ms": round(percentile(periods_us, 0.99) / 1e3, 4),
-        "steps": len(periods_us),
+        "tbt_p50_ms": round(statistics.median(steps_ms), 4),
+        "tbt_p90_ms": percentile(steps_ms, 0.90),
+        "tbt_p99_ms": percentile(steps_ms, 0.99),
+        "steps": len(steps_ms),
+        "steps_ms": list(steps_ms),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.figures import Spans, common, rate, settled, tbt
@@ -122,6 +123,6 @@ class Rig:
         return Spans(settled(spans.begins), settled(spans.ends))
 
 
-def figures_of(found: Together) -> dict[str, float]:
+def figures_of(found: Together) -> dict[str, Any]:
     """What a steady cell says of both lanes."""
     return {**tbt(found.steps.periods_us), "tokens_per_ms": round(found.tokens_per_ms, 3)}

@@ -5,22 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from smkern.bench.results import cell_key
 from smkern.bench.runtime.cases import Cell
+from smkern.bench.runtime.figures import tbt_of
 
-MEDIANS = ("value", "tbt_p50_ms", "tbt_p90_ms", "tokens_per_ms")
-"""Figures of which the rounds' median counts; `tokens_per_ms` is the value by another name."""
-LARGEST = ("tbt_p99_ms",)
-SUMS = ("steps",)
+MEDIANS = ("value", "tokens_per_ms")
+"""Figures of which the rounds' median counts; the second is the first by another name."""
+STEPS = "steps_ms"
 DIGITS = 6
 
 
 def combined(cells: Sequence[Cell], failed: Mapping[int, str] | None = None) -> Cell:
     """One cell of a cell's rounds; a single one stays as it is.
 
-    What is no median, largest or sum is the last round's.
+    TBT is that of the steps of all rounds; what is neither it nor a median is the last round's.
 
     Args:
         cells: A round each, in order.
@@ -28,19 +27,16 @@ def combined(cells: Sequence[Cell], failed: Mapping[int, str] | None = None) -> 
     """
     found = dict(cells[-1])
     if len(cells) > 1:
-        for names, how in ((MEDIANS, _median), (LARGEST, max), (SUMS, sum)):
-            for name in names:
-                values = [cell[name] for cell in cells if cell.get(name) is not None]
-                if values:
-                    found[name] = how(values)
+        for name in MEDIANS:
+            values = [cell[name] for cell in cells if cell.get(name) is not None]
+            if values:
+                found[name] = round(statistics.median(values), DIGITS)
+        if all(STEPS in cell for cell in cells):
+            found |= tbt_of([ms for cell in cells for ms in cell[STEPS]])
         found["rounds"] = [cell.get("value") for cell in cells]
     if failed:
         found["failed_rounds"] = {str(number): failed[number] for number in sorted(failed)}
     return found
-
-
-def _median(values: Sequence[Any]) -> Any:
-    return round(statistics.median(values), DIGITS)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,9 @@ from smkern.runtime.live import Handle
 from smkern.runtime.multiplexer import Multiplexer
 
 SAMPLE_S = 5.0
-WARM_S = 20.0
-"""Of a segment: what is loaded, cached and pooled in it belongs to no leak."""
+WARM_S = 90.0
+"""Of a segment: what is loaded, pooled and kept up to a bound in it belongs to no leak. The last to
+be full are the timeline's 20,000 launches and decisions."""
 GROWTH = 0.01
 """More than this share of the memory at the end of the warm part is a leak."""
 CHECK_S = 10.0

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 
-MAX_CACHED = 1 << 15
-"""Plans, selections and records kept, of each; a plan holds about 4 KiB, so 128 MiB at most."""
+MAX_CACHED = 1 << 11
+"""Plans, selections and records kept, of each; a plan holds about 4 KiB, so 8 MiB at most. Prompts
+of any length in any budget have tens of thousands of sizes, and few come again."""
 
 
 def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from smkern.bench.results import Results, load_results
 from smkern.bench.runtime.cases import RuntimePlan, gain_name
+from smkern.bench.runtime.figures import tbt_of
 from smkern.bench.runtime.rounds import Rounds, combined
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task
@@ -25,12 +26,15 @@ def test_a_single_round_stays_as_it_is():
     assert combined([steady(20.0, gap=1)]) == steady(20.0, gap=1)
 
 
-def test_medians_the_longest_p99_and_all_steps():
-    cells = [steady(20.0, 14.0, 14.9), steady(26.0, 13.0, 14.1), steady(21.0, 13.5, 14.2, alone=9)]
+def test_the_median_rate_and_the_steps_of_all_rounds():
+    times = [[14.0, 14.9], [13.0, 14.1], [13.5, 14.2]]
+    values = [20.0, 26.0, 21.0]
+    cells = [steady(x, alone=x) | tbt_of(ms) for x, ms in zip(values, times, strict=True)]
     found = combined(cells)
-    assert (found["value"], found["tbt_p50_ms"], found["tbt_p90_ms"]) == (21.0, 13.5, 13.5)
-    assert (found["tbt_p99_ms"], found["steps"], found["alone"]) == (14.9, 30, 9)
-    assert found["rounds"] == [20.0, 26.0, 21.0]
+    assert (found["value"], found["tbt_p50_ms"], found["tbt_p90_ms"]) == (21.0, 14.05, 14.9)
+    assert (found["tbt_p99_ms"], found["steps"], found["alone"]) == (14.9, 6, 21.0)
+    assert found["steps_ms"] == [14.0, 14.9, 13.0, 14.1, 13.5, 14.2]
+    assert found["rounds"] == values
     assert "failed_rounds" not in found
 
 

@@ -119,9 +119,10 @@ def test_leaks_are_named() -> None:
         last = at(60.0, held=held)
         return leaks_of(Segment(footprints=list(footprints), left=last, **more))
 
-    assert leaks(at(1, 10), at(25), at(50, 1009)) == []
-    assert leaks(at(25), at(50, 1011)) == ["host_bytes grew from 1000 to 1011 in 50 s"]
-    assert leaks(at(25), at(50, graphs=5)) == ["graphs grew from 4 to 5 in 50 s"]
+    assert leaks(at(1, 10), at(95), at(150, 1009)) == []
+    assert leaks(at(1, 10), at(30, 1000)) == [], "what fills up to its bound"
+    assert leaks(at(95), at(150, 1011)) == ["host_bytes grew from 1000 to 1011 in 150 s"]
+    assert leaks(at(95), at(150, graphs=5)) == ["graphs grew from 4 to 5 in 150 s"]
     assert leaks(held=2) == ["2 pages are held by nobody"]
     assert leaks(longest_quiet_s=7.0) == ["no token for 7.0 s"]
     assert leaks(failed=["x"]) == ["failed: x"]
