@@ -18,7 +18,13 @@ from smkern.bench.readme_append import append_table
 from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
 from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
 from smkern.bench.readme_ops import ops_table, sample_table
-from smkern.bench.readme_runtime import ablation_table, costs_table, gains_table, steady_table
+from smkern.bench.readme_runtime import (
+    ablation_table,
+    costs_table,
+    gains_table,
+    served_table,
+    steady_table,
+)
 from smkern.bench.results import Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
 from smkern.errors import SmkernError
@@ -94,6 +100,7 @@ def blocks_of(folder: Path) -> dict[str, str]:
         "runtime-steady": steady_table(runtime),
         "runtime-costs": costs_table(runtime),
         "runtime-ablation": ablation_table(runtime),
+        "runtime-served": served_table(runtime),
         "runtime-plot": _pictures(folder, "runtime*.png"),
         "cliffs-plot": _pictures(folder, "cliffs*.png"),
         "partition-plot": _pictures(folder, "partition*.png"),

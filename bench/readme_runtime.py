@@ -8,6 +8,8 @@ from typing import Any
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
 from smkern.bench.runtime.cases import (
     ABLATION,
+    AGGREGATED,
+    AIMS,
     ALONE,
     HANDOVER,
     HOST,
@@ -16,7 +18,10 @@ from smkern.bench.runtime.cases import (
     MIXED_IDLE,
     OURS,
     OVERHEAD,
+    PACED,
+    PLANS,
     QUEUES,
+    SERVED_RATE,
     SOAK_LEAKS,
     SOAK_MINUTES,
     STEADY,
@@ -24,7 +29,7 @@ from smkern.bench.runtime.cases import (
     SWITCH,
     gap_name,
 )
-from smkern.bench.runtime.rows import LEAST, MOST, gain_meets, of
+from smkern.bench.runtime.rows import KEPT_BY, LEAST, MOST, best, gain_meets, of
 
 Cell = dict[str, Any]
 
@@ -56,27 +61,31 @@ COSTS = {
 def gains_table(cells: Iterable[Cell]) -> str:
     """Prefill tokens per ms beside decode, chunked and multiplexed, by model and TBT limit."""
     cells = list(cells)
-    gains = [c for c in cells if c["case"]["name"].startswith(GAIN) and c.get("value")]
-    if not gains:
+    found = {
+        (c["case"]["model"], _limit_ms(c), c["provider"]): c
+        for c in cells
+        if c["case"]["name"].startswith(GAIN) and c.get("value")
+    }
+    chunked = [c for c in of(cells, AGGREGATED) if c["provider"] == OURS]
+    limits = {(c["case"]["model"], float(c["case"]["limit_ms"])) for c in chunked}
+    if not limits:
         return NOT_MEASURED
     rows = []
-    models = list(dict.fromkeys(cell["case"]["model"] for cell in gains))
-    ours = [cell for cell in gains if cell["provider"] == OURS]
-    ours.sort(key=lambda cell: (models.index(cell["case"]["model"]), _limit_ms(cell)))
-    for cell in ours:
-        stock = next((c for c in gains if c["case"] == cell["case"] and c["provider"] == STOCK), {})
-        limit = f"{_limit_ms(cell):g}"
-        aim = cell.get("aim")
-        mark = "**" if aim and not gain_meets(cell) else ""
+    for model, limit_ms in sorted(limits, key=lambda of_: (_place(of_[0]), of_[1])):
+        gain = found.get((model, limit_ms, OURS)) or _sides(cells, model, limit_ms)
+        stock = found.get((model, limit_ms, STOCK), {})
+        aim = AIMS.get((model, limit_ms))
+        mark = "**" if aim and not ("value" in gain and gain_meets(gain | {"aim": aim})) else ""
+        star = "*" if gain.get("kept_by") == "p50" else ""
         rows.append(
             [
-                f"{cell['case']['model']}, {limit} ms",
-                f"{cell['aggregated_tokens_per_ms']:.1f} ({cell['chunk']:.0f})",
-                f"{cell['mux_tokens_per_ms']:.1f} ({cell['rung']}{_paced(cell)})",
-                f"{mark}{cell['value']:.2f}{mark}" + ("*" if cell.get("kept_by") == "p50" else ""),
-                _ratio(cell.get("value_p50")),
+                f"{model}, {limit_ms:g} ms",
+                _side(gain, "aggregated_tokens_per_ms", "chunk"),
+                _side(gain, "mux_tokens_per_ms", "rung", ", paced" if gain.get("paced") else ""),
+                f"{mark}{_ratio(gain.get('value')) or 'none'}{mark}{star}",
+                _ratio(gain.get("value_p50")),
                 _ratio(aim),
-                _ratio(cell.get("bound")),
+                _ratio(gain.get("bound")),
                 _pair(stock),
                 _ratio(stock.get("value")),
             ]
@@ -86,12 +95,33 @@ def gains_table(cells: Iterable[Cell]) -> str:
     return markdown_table(head, rows)
 
 
+def _sides(cells: Sequence[Cell], model: str, limit_ms: float) -> Cell:
+    """Of a limit that not both sides keep, the side that does."""
+    own = [c for c in cells if c["case"].get("model") == model and c["provider"] == OURS]
+    sides = {"aggregated": of(own, AGGREGATED), "mux": [*of(own, STEADY), *of(own, PACED)]}
+    gain: Cell = {}
+    for name, side in sides.items():
+        kept = next(filter(None, (best(side, key, limit_ms) for key in KEPT_BY)), None)
+        if kept is not None:
+            gain[f"{name}_tokens_per_ms"] = kept["value"]
+            gain |= {k: v for k, v in {**kept["case"], **kept}.items() if k in ("chunk", "rung")}
+    return gain
+
+
+def _side(gain: Cell, value: str, about: str, more: str = "") -> str:
+    if value not in gain:
+        return "none keeps it"
+    return f"{gain[value]:.1f} ({gain[about]:.0f}{more})"
+
+
 def _limit_ms(cell: Cell) -> float:
     return float(cell["case"]["name"].removeprefix(GAIN).removesuffix("ms"))
 
 
-def _paced(cell: Cell) -> str:
-    return ", paced" if cell.get("paced") else ""
+def _place(model: str) -> int:
+    """Of a model among the plans."""
+    names = [plan.model for plan in PLANS]
+    return names.index(model) if model in names else len(names)
 
 
 def _ratio(value: float | None) -> str:
@@ -104,6 +134,25 @@ def _pair(cell: Cell) -> str:
     return f"{cell['aggregated_tokens_per_ms']:.1f}, {cell['mux_tokens_per_ms']:.1f}"
 
 
+def served_table(cells: Iterable[Cell]) -> str:
+    """The steady state through the `Multiplexer`: TBT as delivered, the prompts' tokens per ms."""
+    rows = []
+    for cell in of(cells, SERVED_RATE):
+        case, is_split = cell["case"], cell["case"]["policy"] == "fixed_split"
+        how = f"`FixedSplit({cell['rung']})`" if is_split else f"`Aggregated({cell['chunk']:.0f})`"
+        rows.append(
+            [
+                f"{case['model']}, {case['limit'].removesuffix('ms')} ms",
+                how,
+                f"{cell['tbt_p50_ms']:.2f}",
+                f"{cell['tbt_p99_ms']:.2f}",
+                f"{cell['value']:.1f}",
+            ]
+        )
+    head = ["chosen for", "policy", "TBT p50, ms", "p99", "prompts, tokens/ms"]
+    return markdown_table(head, rows) if rows else NOT_MEASURED
+
+
 def steady_table(cells: Iterable[Cell]) -> str:
     """A decode step alone and beside prompts, and the prompts' tokens per ms, by decode SMs."""
     cells = list(cells)
@@ -111,7 +160,8 @@ def steady_table(cells: Iterable[Cell]) -> str:
     if not steady:
         return NOT_MEASURED
     parts = []
-    for model, provider in dict.fromkeys((c["case"]["model"], c["provider"]) for c in steady):
+    kinds = {(c["case"]["model"], c["provider"]) for c in steady}
+    for model, provider in sorted(kinds, key=lambda kind: (kind[1] != OURS, _place(kind[0]))):
         members = {
             c["case"]["rung"]: c
             for c in steady
@@ -141,9 +191,9 @@ def costs_table(cells: Iterable[Cell]) -> str:
     cells = list(cells)
     rows = []
     for name, label in COSTS.items():
-        for cell in of(cells, name):
-            if cell["provider"] == OURS:
-                rows.append(_cost(cell, name, label))
+        found = [cell for cell in of(cells, name) if cell["provider"] == OURS]
+        found.sort(key=lambda cell: _place(cell["case"]["model"]))
+        rows += [_cost(cell, name, label) for cell in found]
     queues = of(cells, QUEUES)
     if queues:
         shared = sum(cell["value"] for cell in queues)

@@ -107,10 +107,9 @@ def _gain(
     chunks: Sequence[Cell],
     free: Sequence[Cell],
 ) -> Cell | None:
-    best = {key: (_best(steady, key, limit_ms), _best(chunks, key, limit_ms)) for key in _KEYS}
-    strict, loose = (best[key] for key in _KEYS)
+    strict, loose = ((best(steady, key, limit_ms), best(chunks, key, limit_ms)) for key in KEPT_BY)
     # chunks that were chosen for smaller limits would make chunked prefill look worse than it is
-    if not any(c["case"]["limit_ms"] == limit_ms and c[_KEYS[0]] <= limit_ms for c in chunks):
+    if not any(c["case"]["limit_ms"] == limit_ms and c[KEPT_BY[0]] <= limit_ms for c in chunks):
         strict = (None, None)
     mux, chunked = loose if None in strict else strict
     if mux is None or chunked is None:
@@ -138,7 +137,8 @@ def _gain(
     }
 
 
-_KEYS = ("tbt_p99_ms", "tbt_p50_ms")
+KEPT_BY = ("tbt_p99_ms", "tbt_p50_ms")
+"""A limit is kept in 99 of 100 steps, or in half of them."""
 
 
 def _rounds(*sides: Cell) -> dict[str, int]:
@@ -147,7 +147,7 @@ def _rounds(*sides: Cell) -> dict[str, int]:
     return {"rounds": fewest} if any("rounds" in cell for cell in sides) else {}
 
 
-def _best(cells: Sequence[Cell], key: str, limit_ms: float) -> Any:
+def best(cells: Iterable[Cell], key: str, limit_ms: float) -> Any:
     """The cell with the most tokens per ms among those that keep a limit."""
     kept = [cell for cell in cells if cell[key] <= limit_ms and cell["value"] > 0]
     return max(kept, key=lambda cell: cell["value"], default=None)

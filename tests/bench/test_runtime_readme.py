@@ -8,6 +8,7 @@ from smkern.bench.readme_runtime import (
     ablation_table,
     costs_table,
     gains_table,
+    served_table,
     steady_table,
 )
 from smkern.bench.results import Results
@@ -52,6 +53,23 @@ def test_a_row_a_limit_with_stock_kernels_beside():
     assert "| qwen3-8b, 20 ms | 26.0 (256) | 30.0 (24) | **1.15** | 1.15 | 1.30 | 1.46" in table
 
 
+def test_a_limit_that_no_rung_keeps_is_a_row():
+    chunks = PLAN.cell("aggregated", "smkern", 6.0, "tokens/ms", limit_ms=12, margin=1.0)
+    chunks |= {"tbt_p50_ms": 11.8, "tbt_p99_ms": 12.1, "chunk": 64.0}
+    wanted = "| qwen3-8b, 12 ms | 6.0 (64) | none keeps it | none |  |  |  |  |  |"
+    assert wanted in gains_table([*cells(), chunks])
+
+
+def test_what_requests_meet():
+    cell = PLAN.cell("served", "smkern", 27.3, "tokens/ms", policy="fixed_split", limit="20ms")
+    cell |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 22.07, "tbt_p99_ms": 24.06}
+    other = PLAN.cell("served", "smkern", 19.1, "tokens/ms", policy="aggregated", limit="20ms")
+    other |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 18.89, "tbt_p99_ms": 22.18}
+    table = served_table([cell, other])
+    assert "| qwen3-8b, 20 ms | `FixedSplit(26)` | 22.07 | 24.06 | 27.3 |" in table
+    assert "| qwen3-8b, 20 ms | `Aggregated(402)` | 18.89 | 22.18 | 19.1 |" in table
+
+
 def test_steps_and_rates_by_rung():
     table = steady_table(cells())
     assert "qwen3-8b, smkern; alone on the whole device 38.0 tokens/ms:" in table
@@ -74,7 +92,7 @@ def test_the_ablation_lists_every_variant():
 
 
 def test_nothing_measured_is_said():
-    for table in (gains_table, steady_table, costs_table, ablation_table):
+    for table in (gains_table, steady_table, costs_table, ablation_table, served_table):
         assert "Not measured" in table([])
 
 
