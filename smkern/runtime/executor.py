@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from smkern.kv import BookPool
+from smkern.latency import Chunk
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.runtime.device import Device, Work
@@ -34,6 +35,11 @@ class Piece(NamedTuple):
         return self.request.ids[self.start : self.end]
 
 
+def chunks_of(pieces: Sequence[Piece]) -> tuple[Chunk, ...]:
+    """Pieces as a predictor sees them."""
+    return tuple([Chunk(piece.count, piece.start) for piece in pieces])
+
+
 @dataclass(slots=True, eq=False)
 class Draw:
     """Tokens that a launch draws: filled in on the device's side, read when it is over.
@@ -57,12 +63,17 @@ class PrefillRun:
         slot: 0: the running batch; 1: the one that preempts it. Each has buffers of its own.
         state: The executor's own.
         draw: What its last launch draws for the pieces that draw; set by `prefill` with the head.
+        chunks: Of the pieces, one object for the sizes of all its launches.
     """
 
     pieces: tuple[Piece, ...]
     slot: int
     state: Any = None
     draw: Draw | None = None
+    chunks: tuple[Chunk, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunks = chunks_of(self.pieces)
 
 
 @dataclass(slots=True, eq=False)

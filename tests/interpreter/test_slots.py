@@ -11,7 +11,7 @@ from smkern.kernels.slots_launch import RECORD, launch_interpreted
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import HostSender, Records, RowUpdate
 from smkern.runtime.model.slots import SlotTable
-from tests.runtime.slot_rows import Play, new_pool, new_state
+from tests.runtime.model.slot_rows import Play, new_pool, new_state
 
 
 class InterpretedSender:

@@ -12,7 +12,7 @@ from smkern.latency import Size
 from smkern.models.layered import LayeredModel, forward
 from smkern.models.request import Request
 from smkern.models.step import Caches, Step
-from smkern.runtime.executor import Piece
+from smkern.runtime.executor import Piece, chunks_of
 from smkern.runtime.model import sizes
 from smkern.runtime.model.prefill import Prompts, reserve
 from smkern.runtime.model.reads import Read
@@ -77,9 +77,8 @@ class MixedRunner:
             pieces: The chunks.
             lengths: Keys of each request that decodes.
         """
-        config = self._model.config
-        chunks = sizes.chunks(tuple(pieces))
-        return Size(chunks, config.num_layers, config.num_layers, True, len(lengths), sum(lengths))
+        layers = self._model.config.num_layers
+        return Size(chunks_of(pieces), layers, layers, True, len(lengths), sum(lengths))
 
     @property
     def launches(self) -> int:

@@ -233,7 +233,7 @@ class PrefillRunner:
         return Work(
             "prefill",
             launch,
-            sizes.prefill_size(config, run.pieces, count, read is not None),
+            sizes.prefill_size(config, run, count, read is not None),
             count * sizes.layer_launches(config) + (first == 0) * 5 + is_last * 6,
             {"first": first, "requests": [piece.request.index for piece in run.pieces]},
         )

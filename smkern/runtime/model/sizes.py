@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from smkern.latency import Chunk, Size
+from smkern.latency import Size
 from smkern.models.config import ModelConfig
-from smkern.runtime.executor import Piece
+from smkern.runtime.executor import PrefillRun
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
 
 LENGTHS = 1024
@@ -28,16 +28,11 @@ def rounded_total(total: int) -> int:
     return -(-total // TOTALS) * TOTALS
 
 
-def chunks(pieces: tuple[Piece, ...]) -> tuple[Chunk, ...]:
-    """Pieces as a predictor sees them."""
-    return tuple(Chunk(piece.count, piece.start) for piece in pieces)
-
-
 def layer_launches(config: ModelConfig) -> int:
     """Kernels of a layer, at most."""
     return 9 if config.moe is None else 14
 
 
-def prefill_size(config: ModelConfig, pieces: tuple[Piece, ...], layers: int, head: bool) -> Size:
+def prefill_size(config: ModelConfig, run: PrefillRun, layers: int, head: bool) -> Size:
     """Some layers of a batch of prompts."""
-    return Size(chunks(pieces), layers, config.num_layers, head)
+    return Size(run.chunks, layers, config.num_layers, head)

@@ -10,7 +10,7 @@ from smkern.latency import Chunk, Size
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
+from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun, chunks_of
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.event import SimEvent
@@ -169,7 +169,7 @@ class SimExecutor:
                 last = [piece for piece in run.pieces if piece.draws]
                 launch.tokens = [self._rows.end_of_prompt(piece, run.slot) for piece in last]
 
-        size = self._size(run.pieces, (), 0, count, bool(drawing) and is_last)
+        size = self._size(run.chunks, (), 0, count, bool(drawing) and is_last)
         about = {"first": first, "requests": [piece.request.index for piece in run.pieces]}
         return Work("prefill", start, size, count * LAYER_LAUNCHES, about)
 
@@ -213,7 +213,7 @@ class SimExecutor:
                 self._rows.chunk(piece, event, True)
             launch.tokens = [self._rows.end_of_prompt(p, 0) for p in pieces if p.draws] + drawn
 
-        size = self._size(pieces, rows, 0, num_layers, bool(drawing))
+        size = self._size(chunks_of(pieces), rows, 0, num_layers, bool(drawing))
         about = {"requests": [piece.request.index for piece in pieces], "batch": len(rows)}
         work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about)
         return work, self._draw((*drawing, *rows), launch)
@@ -265,13 +265,12 @@ class SimExecutor:
 
     def _size(
         self,
-        pieces: Sequence[Piece],
+        chunks: tuple[Chunk, ...],
         rows: Sequence[Request],
         ahead: int,
         layers: int,
         head: bool,
     ) -> Size:
-        chunks = tuple(Chunk(piece.count, piece.start) for piece in pieces)
         kv = 0
         for request in rows:
             row = self._rows.get(request)

@@ -14,7 +14,7 @@ from smkern.models import SamplingParams
 from smkern.models.request import Request
 from smkern.runtime.model.row_sender import STAGES
 from smkern.runtime.model.slots import Guest, RowState, SlotTable
-from tests.runtime.slot_rows import Play, new_pool, new_state
+from tests.runtime.model.slot_rows import Play, new_pool, new_state
 
 LONG = 200_000_000
 """Cycles, some 0.1 s: the host is far ahead of the device."""

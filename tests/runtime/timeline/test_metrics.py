@@ -10,7 +10,7 @@ from smkern.errors import ArgumentError
 from smkern.policies import Decision
 from smkern.runtime.timeline.metrics import StatsCollector, metrics_text
 from smkern.runtime.timeline.stats import Stats, StatsMeter
-from tests.runtime.timelines import Script, waiting
+from tests.runtime.timeline.timelines import Script, waiting
 
 
 def samples(text: str) -> dict[tuple[str, tuple], float]:

@@ -10,7 +10,7 @@ from smkern.policies import Decision
 from smkern.runtime.place import Place
 from smkern.runtime.timeline.bubbles import BubbleMeter, Bubbles, bubbles, gaps
 from smkern.runtime.timeline.trace import Span, State
-from tests.runtime.timelines import Script, batch_of, snapshot_at, waiting
+from tests.runtime.timeline.timelines import Script, batch_of, snapshot_at, waiting
 
 SPLIT = Decision(rung=32)
 

@@ -16,7 +16,7 @@ from smkern.runtime.place import Place
 from smkern.runtime.timeline.perfetto import to_json
 from smkern.runtime.timeline.timeline import BACKLOG, Timeline
 from tests.runtime.doubles import ManualDevice
-from tests.runtime.timelines import NUM_SMS, Script, batch_of, snapshot_at, waiting
+from tests.runtime.timeline.timelines import NUM_SMS, Script, batch_of, snapshot_at, waiting
 
 DECODE, PREFILL = Place.of("decode", 32, NUM_SMS), Place.of("prefill", 32, NUM_SMS)
 STEP = Size(batch=3, total_kv=900)

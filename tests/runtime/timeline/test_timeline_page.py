@@ -20,7 +20,7 @@ from smkern.runtime.timeline.page import payload, write
 from smkern.runtime.timeline.plot import draw
 from smkern.runtime.timeline.summary import summarize
 from smkern.runtime.timeline.trace import Trace
-from tests.runtime.timelines import NUM_SMS, Script, waiting
+from tests.runtime.timeline.timelines import NUM_SMS, Script, waiting
 
 DECODE, PREFILL = Place.of("decode", 32, NUM_SMS), Place.of("prefill", 32, NUM_SMS)
 PNG = b"\x89PNG\r\n"

@@ -13,7 +13,7 @@ from smkern.kv import BookPool
 from smkern.models.request import Request
 from smkern.runtime.model.row_updates import STAGE_WORDS, Records
 from smkern.runtime.model.slots import Guest, RowState, SlotTable
-from tests.runtime.slot_rows import (
+from tests.runtime.model.slot_rows import (
     CONTEXT,
     PREFILL,
     RUNNING,

@@ -16,7 +16,7 @@ from smkern.policies import Decision
 from smkern.runtime.place import Place
 from smkern.runtime.timeline.samples import Distribution, Samples
 from smkern.runtime.timeline.stats import Stats, StatsMeter
-from tests.runtime.timelines import NUM_SMS, Script, waiting
+from tests.runtime.timeline.timelines import NUM_SMS, Script, waiting
 
 QWEN = preset("qwen3-8b")
 L2 = 60 << 20
