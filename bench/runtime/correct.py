@@ -165,7 +165,10 @@ def soak_cells(
     longest: int = 600,
     answer: int = 24,
 ) -> Iterator[Cell]:
-    """One more segment of a soak; what the file has of it is carried on, and written back."""
+    """One more segment of a soak; what the file has of it is carried on, and written back.
+
+    A segment that raised is a failure of the soak for good: its cells come before the error.
+    """
     model = f"{plan.model} of {layers} layers"
     state = Soak.load(path, model)
     made, seed = weights(layers), len(state.segments)
@@ -179,12 +182,24 @@ def soak_cells(
             preemption=_preemption(seed),
             stall_timeout_s=20.0,
         )
-        soak(mux, state, seconds, say=say, longest=longest, answer=answer)
-        mux.close()
-    state.save(path)
+        raised: Exception | None = None
+        try:
+            soak(mux, state, seconds, say=say, longest=longest, answer=answer)
+            mux.close()
+        except Exception as error:  # noqa: BLE001  written down, and raised below
+            raised = error
+            state.segments[-1].leaks.append(f"{type(error).__name__}: {error}")
+        state.save(path)
+    yield from _soak_cells(plan, state, layers)
+    if raised is not None:
+        raise raised
+
+
+def _soak_cells(plan: RuntimePlan, state: Soak, layers: int) -> Iterator[Cell]:
     segments = state.segments
     about = {
         "segments": len(segments),
+        "unjudged_minutes": round(state.unjudged_minutes, 2),
         "requests": sum(segment.requests for segment in segments),
         "tokens": sum(segment.tokens for segment in segments),
         "cancelled": sum(segment.cancelled for segment in segments),
@@ -195,7 +210,9 @@ def soak_cells(
     }
     yield plan.cell(SOAK_MINUTES, OURS, round(state.minutes, 2), "minutes") | about
     leaks = state.leaks
-    yield plan.cell(SOAK_LEAKS, OURS, len(leaks), "leaks") | about | {"leaks": leaks[:8]}
+    is_known = leaks or any(segment.is_judged for segment in segments)
+    value = len(leaks) if is_known else None
+    yield plan.cell(SOAK_LEAKS, OURS, value, "leaks") | about | {"leaks": leaks[:8]}
 
 
 def _preemption(seed: int) -> Preemption:

@@ -24,6 +24,8 @@ WARM_S = 90.0
 be full are the timeline's 20,000 launches and decisions."""
 GROWTH = 0.01
 """More than this share of the memory at the end of the warm part is a leak."""
+JUDGED_S = 60.0
+"""A segment whose memory was watched for less, behind its warm part, says nothing of leaks."""
 CHECK_S = 10.0
 PART = 500
 """Requests that are drawn at a time."""
@@ -68,6 +70,17 @@ class Segment:
     """When all had ended."""
     leaks: list[str] = field(default_factory=list)
 
+    @property
+    def warm(self) -> list[Footprint]:
+        """Footprints behind the warm part: those that memory is judged by."""
+        return [x for x in self.footprints if x.at_s >= WARM_S]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it was long enough to tell a leak of memory."""
+        warm = self.warm
+        return bool(warm) and warm[-1].at_s - warm[0].at_s >= JUDGED_S
+
 
 @dataclass(slots=True)
 class Soak:
@@ -111,7 +124,13 @@ class Soak:
 
     @property
     def minutes(self) -> float:
-        return sum(segment.seconds for segment in self.segments) / 60
+        """Of the segments whose memory was judged; many short ones would hide a leak."""
+        return sum(segment.seconds for segment in self.segments if segment.is_judged) / 60
+
+    @property
+    def unjudged_minutes(self) -> float:
+        """Of the other segments."""
+        return sum(segment.seconds for segment in self.segments if not segment.is_judged) / 60
 
     @property
     def leaks(self) -> list[str]:
@@ -266,7 +285,7 @@ def leaks_of(segment: Segment) -> list[str]:
     assert left is not None
     if left.held_pages:
         leaks.append(f"{left.held_pages} pages are held by nobody")
-    warm = [x for x in segment.footprints if x.at_s >= WARM_S]
+    warm = segment.warm
     if len(warm) >= 2:
         first, last = warm[0], warm[-1]
         for name in ("host_bytes", "device_bytes", "graphs"):

@@ -18,6 +18,7 @@ from smkern.bench.results import Results, cell_key, collect_meta, open_results
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
+from smkern.bench.runtime.soak import JUDGED_S, WARM_S
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
 from smkern.errors import SmkernError
 
@@ -152,7 +153,10 @@ def options_of(plans: Sequence[RuntimePlan], **given: Any) -> Iterator[RuntimePl
 @click.option("--rungs", type=IntList(), default=None, help="SMs of the decode side: 16,32,40")
 @click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20")
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Of a steady figure.")
-@click.option("--soak-s", type=float, default=60.0, show_default=True, help="Of a soak's segment.")
+@click.option(
+    "--soak-s", type=float, default=240.0, show_default=True,
+    help=f"Of a soak's segment; memory is judged in one of {WARM_S + JUDGED_S:g} s or more.",
+)  # fmt: skip
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=1, show_default=True,
     help="All subjects by turns so often; a cell is the median.",

@@ -105,16 +105,27 @@ def test_a_soak_in_segments(device: SimDevice, tmp_path: Path) -> None:
         state.save(path)
     found = Soak.load(path, "tiny")
     assert found == state
-    assert found.minutes >= 2 * 0.02 / 60
-    assert found.next_seed == 2
+    assert found.unjudged_minutes >= 2 * 0.02 / 60
+    assert (found.minutes, found.next_seed) == (0, 2)
     with pytest.raises(ValueError, match="is a soak of tiny"):
         Soak.load(path, "another")
 
 
-def test_leaks_are_named() -> None:
-    def at(second: float, host: int = 1000, graphs: int = 4, held: int = 3) -> Footprint:
-        return Footprint(second, host, 0, graphs, held, 5)
+def at(second: float, host: int = 1000, graphs: int = 4, held: int = 3) -> Footprint:
+    return Footprint(second, host, 0, graphs, held, 5)
 
+
+def test_minutes_too_short_to_tell_a_leak_do_not_count() -> None:
+    """Else twenty minutes of short segments would pass with any leak."""
+    short = Segment(seconds=120.0, footprints=[at(5), at(95), at(120)])
+    long = Segment(seconds=180.0, footprints=[at(5), at(95), at(175)])
+    assert not Segment(seconds=60.0).is_judged
+    assert (short.is_judged, long.is_judged) == (False, True)
+    state = Soak("tiny", segments=[short, long, short])
+    assert (state.minutes, state.unjudged_minutes) == (3.0, 4.0)
+
+
+def test_leaks_are_named() -> None:
     def leaks(*footprints: Footprint, held: int = 0, **more: Any) -> list[str]:
         last = at(60.0, held=held)
         return leaks_of(Segment(footprints=list(footprints), left=last, **more))

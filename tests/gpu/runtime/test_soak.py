@@ -17,8 +17,8 @@ def test_a_minute(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
     cells = {cell["case"]["name"]: cell for cell in soak_cells(PLAN, weights, path, 60.0)}
     leaks, minutes = cells[SOAK_LEAKS], cells[SOAK_MINUTES]
-    assert leaks["value"] == 0, leaks["leaks"]
-    assert minutes["value"] >= 1
+    assert not leaks["leaks"]
+    assert minutes["unjudged_minutes"] >= 1, "too short to tell a leak of memory"
     for name in ("preemptions", "switches", "cancelled"):
         assert minutes[name], name
     assert minutes["tokens"] > 10_000
