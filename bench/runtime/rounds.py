@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from smkern.bench.results import cell_key
 from smkern.bench.runtime.cases import Cell
 from smkern.bench.runtime.figures import tbt_of
 
-MEDIANS = ("value", "tokens_per_ms")
-"""Figures of which the rounds' median counts; the second is the first by another name."""
 STEPS = "steps_ms"
 DIGITS = 6
 
@@ -19,7 +18,8 @@ DIGITS = 6
 def combined(cells: Sequence[Cell], failed: Mapping[int, str] | None = None) -> Cell:
     """One cell of a cell's rounds; a single one stays as it is.
 
-    TBT is that of the steps of all rounds; what is neither it nor a median is the last round's.
+    TBT is that of the steps of all rounds, every other figure the rounds' median; what is no
+    figure is the last round's.
 
     Args:
         cells: A round each, in order.
@@ -27,16 +27,25 @@ def combined(cells: Sequence[Cell], failed: Mapping[int, str] | None = None) -> 
     """
     found = dict(cells[-1])
     if len(cells) > 1:
-        for name in MEDIANS:
-            values = [cell[name] for cell in cells if cell.get(name) is not None]
-            if values:
-                found[name] = round(statistics.median(values), DIGITS)
+        found = {name: _middle([cell.get(name) for cell in cells]) for name in found}
         if all(STEPS in cell for cell in cells):
             found |= tbt_of([ms for cell in cells for ms in cell[STEPS]])
         found["rounds"] = [cell.get("value") for cell in cells]
     if failed:
         found["failed_rounds"] = {str(number): failed[number] for number in sorted(failed)}
     return found
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    """The median of figures, or of each of several by name; of all else the last."""
+    last, known = values[-1], [value for value in values if value is not None]
+    if known and all(isinstance(value, int | float) for value in known):
+        # a count, or a setting, stays the integer that it is where all rounds agree
+        same = len(set(known)) == 1
+        return known[0] if same else round(statistics.median(known), DIGITS)
+    if isinstance(last, dict) and all(isinstance(value, dict) for value in values):
+        return {name: _middle([value.get(name) for value in values]) for name in last}
+    return last
 
 
 @dataclass(slots=True)

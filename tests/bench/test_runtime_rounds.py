@@ -38,6 +38,20 @@ def test_the_median_rate_and_the_steps_of_all_rounds():
     assert "failed_rounds" not in found
 
 
+def test_what_stands_beside_a_median_is_one_too():
+    """A p99, a chunk's size or a forward's time of the last round alone says another thing."""
+    cells = [
+        steady(20.0, p99=31.0, rung=24, said="a", by_start_ms={"0": 3.0, "64": 9}, graph=True),
+        steady(20.0, p99=90.0, rung=24, said="b", by_start_ms={"0": 4.0, "64": 9}, graph=True),
+        steady(20.0, p99=30.0, rung=24, said="c", by_start_ms={"0": 9.0, "64": 9}, graph=True),
+    ]
+    found = combined(cells)
+    assert (found["tbt_p99_ms"], found["said"], found["graph"]) == (31.0, "c", True)
+    assert found["by_start_ms"] == {"0": 4.0, "64": 9}
+    assert found["case"] == cells[0]["case"]
+    assert isinstance(found["steps"], int)
+
+
 def test_a_round_without_a_value():
     cells = [PLAN.cell("switch_handover_us_p50", "smkern", value, "us") for value in (None, 4.0)]
     assert (combined(cells)["value"], combined(cells)["rounds"]) == (4.0, [None, 4.0])
