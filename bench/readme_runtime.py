@@ -72,22 +72,23 @@ def gains_table(cells: Iterable[Cell]) -> str:
         return NOT_MEASURED
     rows = []
     for model, limit_ms in sorted(limits, key=lambda of_: (_place(of_[0]), of_[1])):
-        gain = found.get((model, limit_ms, OURS)) or _sides(cells, model, limit_ms)
-        stock = found.get((model, limit_ms, STOCK), {})
+        gain, stock = (
+            found.get((model, limit_ms, by)) or _sides(cells, model, limit_ms, by)
+            for by in (OURS, STOCK)
+        )
         aim = AIMS.get((model, limit_ms))
         mark = "**" if aim and not ("value" in gain and gain_meets(gain | {"aim": aim})) else ""
-        star = "*" if gain.get("kept_by") == "p50" else ""
         rows.append(
             [
                 f"{model}, {limit_ms:g} ms",
                 _side(gain, "aggregated_tokens_per_ms", "chunk"),
                 _side(gain, "mux_tokens_per_ms", "rung", ", paced" if gain.get("paced") else ""),
-                f"{mark}{_ratio(gain.get('value')) or 'none'}{mark}{star}",
+                f"{mark}{_gained(gain)}{mark}{_star(gain)}",
                 _ratio(gain.get("value_p50")),
                 _ratio(aim),
                 _ratio(gain.get("bound")),
                 _pair(stock),
-                _ratio(stock.get("value")),
+                f"{_gained(stock)}{_star(stock)}" if stock else "",
             ]
         )
     head = ["TBT limit", "chunked (tokens a step)", "multiplexed (decode SMs)", "ratio",
@@ -95,14 +96,24 @@ def gains_table(cells: Iterable[Cell]) -> str:
     return markdown_table(head, rows)
 
 
-def _sides(cells: Sequence[Cell], model: str, limit_ms: float) -> Cell:
-    """Of a limit that not both sides keep, the side that does."""
-    own = [c for c in cells if c["case"].get("model") == model and c["provider"] == OURS]
+def _gained(gain: Cell) -> str:
+    return _ratio(gain.get("value")) or "none"
+
+
+def _star(gain: Cell) -> str:
+    return "*" if gain.get("kept_by") == "p50" else ""
+
+
+def _sides(cells: Sequence[Cell], model: str, limit_ms: float, provider: str) -> Cell:
+    """Of a limit that not both sides keep, the side that does; {} where neither does."""
+    own = [c for c in cells if c["case"].get("model") == model and c["provider"] == provider]
     sides = {"aggregated": of(own, AGGREGATED), "mux": [*of(own, STEADY), *of(own, PACED)]}
     gain: Cell = {}
     for name, side in sides.items():
-        kept = next(filter(None, (best(side, key, limit_ms) for key in KEPT_BY)), None)
+        strict, loose = (best(side, key, limit_ms) for key in KEPT_BY)
+        kept = strict or loose
         if kept is not None:
+            gain["kept_by"] = "p99" if strict else "p50"
             gain[f"{name}_tokens_per_ms"] = kept["value"]
             gain |= {k: v for k, v in {**kept["case"], **kept}.items() if k in ("chunk", "rung")}
     return gain
@@ -131,7 +142,8 @@ def _ratio(value: float | None) -> str:
 def _pair(cell: Cell) -> str:
     if not cell:
         return ""
-    return f"{cell['aggregated_tokens_per_ms']:.1f}, {cell['mux_tokens_per_ms']:.1f}"
+    names = ("aggregated_tokens_per_ms", "mux_tokens_per_ms")
+    return ", ".join(f"{cell[name]:.1f}" if name in cell else "none" for name in names)
 
 
 def served_table(cells: Iterable[Cell]) -> str:
@@ -146,11 +158,17 @@ def served_table(cells: Iterable[Cell]) -> str:
                 how,
                 f"{cell['tbt_p50_ms']:.2f}",
                 f"{cell['tbt_p99_ms']:.2f}",
+                _keeps(cell, float(case["limit"].removesuffix("ms"))),
                 f"{cell['value']:.1f}",
             ]
         )
-    head = ["chosen for", "policy", "TBT p50, ms", "p99", "prompts, tokens/ms"]
+    head = ["chosen for", "policy", "TBT p50, ms", "p99", "keeps it", "prompts, tokens/ms"]
     return markdown_table(head, rows) if rows else NOT_MEASURED
+
+
+def _keeps(cell: Cell, limit_ms: float) -> str:
+    kept = (name for name in KEPT_BY if cell[name] <= limit_ms)
+    return {"tbt_p99_ms": "p99", "tbt_p50_ms": "p50"}.get(next(kept, ""), "**no**")
 
 
 def steady_table(cells: Iterable[Cell]) -> str:

@@ -56,8 +56,21 @@ def test_a_row_a_limit_with_stock_kernels_beside():
 def test_a_limit_that_no_rung_keeps_is_a_row():
     chunks = PLAN.cell("aggregated", "smkern", 6.0, "tokens/ms", limit_ms=12, margin=1.0)
     chunks |= {"tbt_p50_ms": 11.8, "tbt_p99_ms": 12.1, "chunk": 64.0}
-    wanted = "| qwen3-8b, 12 ms | 6.0 (64) | none keeps it | none |  |  |  |  |  |"
+    wanted = "| qwen3-8b, 12 ms | 6.0 (64) | none keeps it | none* |  |  |  |  |  |"
     assert wanted in gains_table([*cells(), chunks])
+
+
+def test_stock_kernels_say_what_they_do_not_keep():
+    chunks = PLAN.cell("aggregated", "smkern", 6.0, "tokens/ms", limit_ms=16, margin=1.0)
+    chunks |= {"tbt_p50_ms": 15.8, "tbt_p99_ms": 15.9, "chunk": 64.0}
+    found = [c for c in cells() if not c["case"]["name"].startswith("mux")]
+    for cell in found:
+        if cell["provider"] == "stock" and cell["case"]["name"] == "steady":
+            cell["tbt_p99_ms"] = 20.5
+            cell["tbt_p50_ms"] += 1.5
+    row, _, late = gains_table([*found, chunks, *gains([*found, chunks])]).splitlines()[2:]
+    assert row.endswith("| 12.6, none | none |")
+    assert late.endswith("| 18.2, 21.0 | 1.15* |"), "the median keeps it, 99 of 100 steps do not"
 
 
 def test_what_requests_meet():
@@ -66,8 +79,8 @@ def test_what_requests_meet():
     other = PLAN.cell("served", "smkern", 19.1, "tokens/ms", policy="aggregated", limit="20ms")
     other |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 18.89, "tbt_p99_ms": 22.18}
     table = served_table([cell, other])
-    assert "| qwen3-8b, 20 ms | `FixedSplit(26)` | 22.07 | 24.06 | 27.3 |" in table
-    assert "| qwen3-8b, 20 ms | `Aggregated(402)` | 18.89 | 22.18 | 19.1 |" in table
+    assert "| qwen3-8b, 20 ms | `FixedSplit(26)` | 22.07 | 24.06 | **no** | 27.3 |" in table
+    assert "| qwen3-8b, 20 ms | `Aggregated(402)` | 18.89 | 22.18 | p50 | 19.1 |" in table
 
 
 def test_steps_and_rates_by_rung():

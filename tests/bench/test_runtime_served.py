@@ -111,7 +111,7 @@ def test_a_soak_is_carried_on(tmp_path):
 def test_a_soak_remembers_what_raised(tmp_path):
     path = tmp_path / "runtime.soak"
     sizes = replace(SIZES, rungs=(16, 48), num_pages=20, max_context=96)
-    some = dict(sizes=sizes, layers=2, longest=40)
+    some = {"sizes": sizes, "layers": 2, "longest": 40}
 
     def hot(line):
         raise RuntimeError("hot")
