@@ -41,7 +41,8 @@ class TablePredictor:
     - A decode step takes r_d times its roofline.
     - Prompts, and prompts with decode rows in one forward, take the sum over kernels of
       max(r_d bytes, r_p FLOPs), r_p from cells of prompts; a mixed forward at least what its
-      decode rows take alone, and cells of mixed forwards correct it, where there are any.
+      decode rows take alone, and cells of mixed forwards correct it by SMs and by all its rows,
+      where there are any.
     - Some layers of a prompt take their share; the head is computed where the launch has it.
     - A slowdown is the time beside the other kind over the time alone, by SMs and decode rows. It
       does not depend on how long the other side is, and counts a side that runs as busy.
@@ -95,7 +96,7 @@ class TablePredictor:
         )
         self._mixed = Curve.of(
             (
-                (key.num_sms, key.prompts * key.tokens, key.batch),
+                (key.num_sms, key.prompts * key.tokens + key.batch, key.batch),
                 us / self.alone_us(key.size(layers), key.num_sms),
             )
             for key, us in alone.items()
@@ -183,7 +184,8 @@ class TablePredictor:
             return us
         us = max(us, self._decode_us(_rows_of(size), num_sms))
         if self._mixed:
-            us *= self._mixed.at(num_sms, size.new_tokens, size.batch)
+            # by all its rows: it goes up a stair wherever they fill one more tile
+            us *= self._mixed.at(num_sms, size.new_tokens + size.batch, size.batch)
         return us
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:

@@ -18,6 +18,7 @@ from tests.latency.small import LAYERS, PROFILE, SIZES, TIMINGS
 
 PREDICTOR = TablePredictor(TIMINGS, SIZES, PROFILE)
 MODELS = ("qwen3-8b", "qwen3-32b")
+SHIPPED = {model: TablePredictor.load(model) for model in MODELS}
 
 
 def decode(batch: int, context: int) -> Size:
@@ -94,6 +95,44 @@ def test_timed_mixed_forwards_correct_the_others() -> None:
     predictor = TablePredictor(TIMINGS | {timing: 1.5 * plain}, SIZES, PROFILE)
     assert predictor.alone_us(timing.size(LAYERS), 100) == pytest.approx(1.5 * plain)
     assert predictor.alone_us(decode(64, 1024), 100) == pytest.approx(200.0)
+
+
+def test_a_mixed_forward_goes_up_a_stair_with_all_its_rows() -> None:
+    """Not with its prompts' tokens alone: tiles are filled by decode rows as well."""
+    stairs = {
+        Timing("mixed", 100, 64, 1024, 1, tokens=tokens, cached=100): ratio
+        for tokens, ratio in ((192, 1.1), (193, 1.5))
+    }
+    timed = {
+        timing: ratio * PREDICTOR.alone_us(timing.size(LAYERS), 100)
+        for timing, ratio in stairs.items()
+    }
+    predictor = TablePredictor(TIMINGS | timed, SIZES, PROFILE)
+    for batch, tokens, ratio in ((1, 192, 1.1), (128, 128, 1.1), (128, 129, 1.5), (256, 1, 1.5)):
+        size = Size((Chunk(tokens, 100),), LAYERS, LAYERS, True, batch, batch * 1024)
+        assert predictor.alone_us(size, 100) == pytest.approx(ratio * PREDICTOR.alone_us(size, 100))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(
+    num_sms=st.integers(8, 132),
+    batch=st.integers(1, 512),
+    context=st.integers(1, 40_000),
+    tokens=st.integers(1, 8192),
+    cached=st.integers(0, 32_000),
+)
+def test_mixed_forwards_stay_between_their_parts(
+    model: str, num_sms: int, batch: int, context: int, tokens: int, cached: int
+) -> None:
+    """Far from what was timed, too: at least as long as either side, twice both at most."""
+    predictor = SHIPPED[model]
+    layers = predictor.sizes.num_layers
+    chunk = Size((Chunk(tokens, cached),), layers, layers, True)
+    rows = decode(batch, context)
+    mixed = replace(chunk, batch=batch, total_kv=batch * context)
+    sides = [predictor.alone_us(size, num_sms) for size in (chunk, rows)]
+    us = predictor.alone_us(mixed, num_sms)
+    assert 0.97 * max(sides) <= us <= 2 * sum(sides)
 
 
 def test_slowdowns() -> None:
