@@ -104,6 +104,8 @@ class Dispatcher:
         self._library = cache(library)
         self._silu = cache(silu) if silu is not None else None
         self._selections: dict[tuple[Any, ...], Selection] = {}
+        # apart, as they cost 10 times as much and prompts of all lengths would drive them out
+        self._steps: dict[tuple[Any, ...], Selection] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._lock = threading.RLock()
 
@@ -246,7 +248,7 @@ class Dispatcher:
         """The model's choice (among `kernels`), once for all M of a step (`model_rows`)."""
         rounded = replace(problem, m=model_rows(problem.m))
         key = (rounded, budget, kernels)
-        found = self._selections.get(key)
+        found = self._steps.get(key)
         if found is None:
             found = select_gemm(
                 rounded,
@@ -257,7 +259,7 @@ class Dispatcher:
                 kernels=kernels,
                 constants=self.constants,
             )
-            keep(self._selections, key, found)
+            keep(self._steps, key, found)
         return found
 
     def _library_may_run(self, problem: GemmProblem, budget: Budget) -> bool:

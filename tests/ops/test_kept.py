@@ -1,0 +1,64 @@
+"""What is kept by a call's numbers: bounded, and nothing that runs needs what was let go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.ops import dispatch, kept
+from smkern.ops.kept import keep
+from smkern.tuning.config import Budget, GemmProblem
+
+MASK = Budget(32, "mask", False)
+
+
+@pytest.fixture
+def most(monkeypatch) -> int:
+    monkeypatch.setattr(kept, "MAX_CACHED", 8)
+    return 8
+
+
+def test_a_full_one_is_emptied_before(most):
+    found: dict[int, int] = {}
+    sizes = []
+    for key in range(2 * most + 1):
+        keep(found, key, -key)
+        assert found[key] == -key
+        sizes.append(len(found))
+    assert (max(sizes), sizes[-1]) == (most, 1)
+
+
+def test_what_cannot_be_a_key_is_an_argument_that_no_option_has(most):
+    with pytest.raises(ArgumentError, match="no option has"):
+        keep({}, [], 1)
+
+
+def test_calls_of_more_sizes_than_are_kept(device, most):
+    """A plan that was let go is made again; a launch in hand goes on without its entry."""
+    w = torch.randn(64, 32, dtype=torch.bfloat16)
+    first = device.dispatcher.plan(GemmProblem(3, 64, 32), MASK)
+    for m in (*range(1, 3 * most), 1):
+        a = torch.randn(m, 32, dtype=torch.bfloat16)
+        want = (a.float() @ w.float().T).bfloat16()
+        torch.testing.assert_close(device.gemm(a, w), want, rtol=0.02, atol=0.02)
+    assert len(device.eager._records) <= most
+    assert len(device.dispatcher._plans) <= most
+    again = device.dispatcher.plan(GemmProblem(3, 64, 32), MASK)
+    assert again is not first
+    assert again.config == first.config
+
+
+def test_many_rows_do_not_drive_out_the_models_choices(device, most, monkeypatch):
+    asked = []
+    select = dispatch.select_gemm
+
+    def counted(*args, **options):
+        asked.append(args)
+        return select(*args, **options)
+
+    monkeypatch.setattr(dispatch, "select_gemm", counted)
+    for m in range(1025, 1025 + 3 * most):
+        device.dispatcher.select(GemmProblem(m, 512, 1024), MASK)
+    assert len(device.dispatcher._selections) <= most
+    assert len(asked) == 1, "one step of rows"
