@@ -75,6 +75,7 @@ class Tasks:
     _rigs: dict[str, Rig] = field(default_factory=dict)
     _model: Any = None
     _weights: dict[int | None, Weights] = field(default_factory=dict)
+    _chosen: list[Cell] = field(default_factory=list)
 
     def of(self, subject: str) -> Iterator[Task]:
         """A subject's tasks."""
@@ -84,6 +85,19 @@ class Tasks:
         """Of a decode step beside prompts, where the file has it."""
         found = of(self.results.cells, STEADY, model=self.plan.model, rung=rung)
         return next((c["tbt_p50_ms"] for c in found if c["provider"] == provider), None)
+
+    def chosen(self) -> list[Cell]:
+        """The gains whose rungs and chunks serve: the same in all rounds, or a cell would be the
+        median of two rungs."""
+        if not self._chosen:
+            self._chosen = [
+                cell
+                for cell in gains(self.results.cells)
+                if cell["provider"] == OURS
+                and cell["case"]["model"] == self.plan.model
+                and not cell["paced"]
+            ]
+        return self._chosen
 
     def weights(self, layers: int | None = None) -> Weights:
         """Of the model, or of one of its widths with fewer layers."""
@@ -239,14 +253,7 @@ def _served(tasks: Tasks) -> Iterator[Task]:
 
     if tasks.plan.model not in SERVED:
         return
-    known = [
-        cell
-        for cell in gains(tasks.results.cells)
-        if cell["provider"] == OURS
-        and cell["case"]["model"] == tasks.plan.model
-        and not cell["paced"]
-    ]
-    if known:
+    if known := tasks.chosen():
         yield Task(
             SERVED_RATE,
             OURS,
