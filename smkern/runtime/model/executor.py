@@ -49,7 +49,7 @@ class _Foreseen:
         """Whether these are the steps that are asked for, as far as the numbers say."""
         seated = self.seated
         is_next = len(self.works) == steps and self.at == seated.steps
-        return is_next and requests == seated.requests
+        return is_next and tuple(requests) == seated.requests
 
 
 class ModelExecutor:
@@ -352,13 +352,13 @@ class ModelExecutor:
         source = Source.of(self._tokens[:batch])
         works: list[tuple[Work, Draw]] = []
         for index in range(steps):
-            read = Read(self._reads, source=source)
+            read = Read(self._reads)
             bound = min(longest + index, self.max_context)
 
             def launch(place: Place, read: Read = read, bound: int = bound) -> None:
                 update.send()
                 self.graphs.launch(place, batch, bound)
-                read.copy()
+                read.copy(source)
                 seated.steps += 1
 
             size = Size(num_layers=layers, batch=batch, total_kv=total + index * batch)

@@ -15,7 +15,7 @@ from smkern.models.step import Caches, Step
 from smkern.runtime.executor import Piece, chunks_of
 from smkern.runtime.model import sizes
 from smkern.runtime.model.prefill import Prompts, reserve
-from smkern.runtime.model.reads import Read
+from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.slots import RowUpdate
 
@@ -108,7 +108,7 @@ class MixedRunner:
         logits = forward(self._model, step)
         rows = self._state.inputs(self._state.first_slot - len(pieces), step.batch)
         rows.draw(logits, step.kv_lens)
-        read.copy(rows.token_ids)
+        read.copy(Source.of(rows.token_ids))
 
     def _step(
         self, pieces: Sequence[Piece], requests: Sequence[Request], lengths: Sequence[int]

@@ -19,7 +19,7 @@ from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Piece, PrefillRun
 from smkern.runtime.model import sizes
-from smkern.runtime.model.reads import Read, Reads
+from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.slots import Guest, RowUpdate, SlotTable
 from smkern.runtime.place import Place
@@ -228,7 +228,7 @@ class PrefillRunner:
             if read is not None:
                 rows = self._state.inputs(batch.prompts.first_row, len(run.pieces))
                 rows.draw(self._model.head(step), step.kv_lens)
-                read.copy(rows.token_ids)
+                read.copy(Source.of(rows.token_ids))
 
         return Work(
             "prefill",

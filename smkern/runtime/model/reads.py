@@ -86,29 +86,19 @@ class Read:
     Args:
         reads: Memory; some of it is taken by `copy`, so that a launch that is dropped has none.
         rows: Those that count, of the tokens that are copied. None: all.
-        source: What is copied, where that is known before the launch.
     """
 
-    __slots__ = ("_count", "_reads", "_room", "_rows", "_source", "_tokens")
+    __slots__ = ("_count", "_reads", "_room", "_rows", "_tokens")
 
-    def __init__(
-        self, reads: Reads, rows: Sequence[int] | None = None, source: Source | None = None
-    ) -> None:
+    def __init__(self, reads: Reads, rows: Sequence[int] | None = None) -> None:
         self._reads = reads
         self._rows = rows
-        self._source = source
         self._count = 0
         self._room: Room | None = None
         self._tokens: list[int] | None = None
 
-    def copy(self, tokens: Tensor | None = None) -> None:
-        """Copy tokens, [count] int32, contiguous, behind what draws them on this stream.
-
-        Args:
-            tokens: None: those of `source`.
-        """
-        source = self._source if tokens is None else Source.of(tokens)
-        assert source is not None, "a read was launched that has nothing to copy"
+    def copy(self, source: Source) -> None:
+        """Copy tokens behind what draws them on this stream."""
         self._count, room = source.batch, self._reads.room()
         self._room = room
         if source.gpu < 0:

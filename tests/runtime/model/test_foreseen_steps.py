@@ -300,6 +300,17 @@ def test_other_steps_are_prepared_anew(alone: list[list[int]]):
     rig.finish(alone, list(some))
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_any_sequence_of_requests_gets_them(kind: Any):
+    rig = Rig()
+    some = rig.requests[:2]
+    rig.prefill(*some)
+    rig.decode(*some, ahead=2)
+    foreseen = rig.executor._foreseen
+    assert foreseen is not None
+    assert rig.executor.decode(kind(some), 2) is foreseen.works
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_the_loop(seed: int, steps: int, alone: list[list[int]]):
