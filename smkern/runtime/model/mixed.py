@@ -103,6 +103,7 @@ class MixedRunner:
             update: Seats both.
             read: Gets the tokens: the chunks', then the slots'.
         """
+        read.reserve()  # once it has drawn, what runs has advanced: nothing may raise any more
         update.send()
         step = self._step(pieces, requests, lengths).planned_in(self._prompts.plans)
         logits = forward(self._model, step)

@@ -66,9 +66,13 @@ class Reads:
 
     def room(self) -> Room:
         """Memory, until it is given back."""
+        self.reserve()
+        return self._free.pop()
+
+    def reserve(self) -> None:
+        """Have memory for another read, as far as it can be had."""
         if not self._free:
             self._grow()
-        return self._free.pop()
 
     def give_back(self, room: Room) -> None:
         """The copy into it is over, and was read."""
@@ -96,6 +100,10 @@ class Read:
         self._count = 0
         self._room: Room | None = None
         self._tokens: list[int] | None = None
+
+    def reserve(self) -> None:
+        """Have the memory that `copy` takes: where there is none, this raises, not that."""
+        self._reads.reserve()
 
     def copy(self, source: Source) -> None:
         """Copy tokens behind what draws them on this stream."""

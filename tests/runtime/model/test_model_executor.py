@@ -174,6 +174,28 @@ def test_mixed_steps_ahead_of_the_host(
     assert run.tokens() == alone
 
 
+def test_a_mixed_forward_without_memory_for_its_tokens_leaves_the_rows(
+    prompts: list[list[int]], alone: list[list[int]], monkeypatch
+):
+    run = Run(prompts)
+    first, second = run.requests[:2]
+    run.prefill([run.piece(first)])
+    work, _ = run.executor.mixed([run.piece(second)], [first])
+
+    def none() -> None:
+        raise MemoryError("no pinned memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run.executor._reads, "_free", [])
+        patched.setattr(run.executor._reads, "_grow", none)
+        with pytest.raises(MemoryError):
+            run.launch("decode", work)
+    run.executor.forget(second)
+    while len(run.drawn[first]) < NEW:
+        run.decode([first], 1)
+    assert run.drawn[first] == alone[0]
+
+
 def test_random_orders(prompts: list[list[int]], alone: list[list[int]]):
     """Requests that pause, leave and come back, each way to run them, in any order."""
     for seed in range(8):
