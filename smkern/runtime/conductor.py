@@ -115,15 +115,16 @@ class Conductor:
             return Act.LAUNCHED
         if flights or not self._has_work():
             return Act.WAITS
-        if self._carry(fallback(self._snapshot("idle")), perf_counter()):
+        if not self._carry(fallback(self._snapshot("idle")), perf_counter()):
+            return Act.STUCK
+        if not _asks(decision, snapshot):  # else who was asked for had no pages, or gave way
             error = DecisionError(
                 f"the policy launched nothing while {len(self._books.waiting)} requests wait, "
                 f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a "
                 "chunk"
             )
             self.errors.append((snapshot.now_us, error))
-            return Act.LAUNCHED
-        return Act.STUCK
+        return Act.LAUNCHED
 
     def _trigger(self) -> Trigger | None:
         """Why the policy is asked now; None: there is nothing to launch, or no room for it."""
@@ -249,3 +250,9 @@ class Conductor:
             joining=launches.joining,
             more_waiting=max(0, len(books.waiting) - SEEN),
         )
+
+
+def _asks(decision: Decision, snapshot: Snapshot) -> bool:
+    """Whether a decision asks for anything to be launched."""
+    decodes = bool(snapshot.batch) and not decision.pause_decode
+    return decodes or bool(decision.prefill) or decision.layers > 0

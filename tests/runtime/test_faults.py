@@ -398,6 +398,25 @@ def test_a_policy_that_does_nothing_stops_nobody(lazy: Decision) -> None:
     world = busy(Scripted([], then=lazy))
     world.finish()
     assert len(survivors(world)) == len(world.handles)
+    assert any("the policy launched nothing" in str(e) for _, e in world.mux.errors)
+
+
+def test_a_policy_that_asked_is_not_blamed_where_nothing_could_be_launched(monkeypatch) -> None:
+    world = World()
+    world.submit([1, 2, 3], 6)
+    launches, refused = world.mux._launches, []
+    decode = launches.decode
+
+    def short_of_pages(steps: int) -> int:
+        if not launches.flights and not refused:
+            refused.append(steps)
+            return 0
+        return decode(steps)
+
+    monkeypatch.setattr(launches, "decode", short_of_pages)
+    world.finish()
+    assert refused
+    assert not world.mux.errors
 
 
 # Callbacks that raise.
