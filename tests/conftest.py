@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ def _why_not(folder: str) -> str | None:
     if folder == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
         return "tests/interpreter: needs a process of its own (TRITON_INTERPRET=1; make test)"
     return None
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """A module's tiny tensors without torch's threads."""
+    from tests.models.generation import one_thread as without_others
+
+    with without_others():
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

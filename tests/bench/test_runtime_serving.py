@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,12 @@ from smkern.models import Decoder, Weights
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
-from tests.models.generation import one_thread, tiny
+from tests.models.generation import tiny
 from tests.runtime.world import RUNGS, Linear
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = tiny(max_position=128)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

@@ -23,18 +23,13 @@ from tests.models.generation import (
     greedy,
     make_llm,
     one_at_a_time,
-    one_thread,
     random_prompts,
     tiny,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = [5, 1, 40, 17, 16, 33, 2, 64, 9, 25]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,10 @@ import torch
 from smkern.errors import ConfigError, RequestError
 from smkern.models import LLM
 from smkern.models.text import TextStream, load_tokenizer
-from tests.models.generation import Letters, greedy, make_llm, one_thread
+from tests.models.generation import Letters, greedy, make_llm
 from tests.models.peers import Peer, hf_config
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from smkern.errors import ModelError
@@ -12,15 +10,11 @@ from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.step import Step
 from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.flights import LaunchError
-from tests.models.generation import one_at_a_time, one_thread, random_prompts, tiny
+from tests.models.generation import one_at_a_time, random_prompts, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE, ROWS = 16, 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class End:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,14 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import LLM, Decoder, SamplingParams, Weights
 from smkern.policies import FixedSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
-from tests.models.generation import Letters, one_thread, tiny
+from tests.models.generation import Letters, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIG = tiny()
 WEIGHTS = Weights.random(CONFIG, 3)
 SIZES: dict[str, Any] = {"max_running": 4, "max_prefill": 2, "max_tokens": 64}
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 40, [7, 8, 9, 10]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def made_pool(**options: Any) -> KvPool:

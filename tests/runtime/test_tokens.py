@@ -5,7 +5,6 @@ The model runs on CPU tensors while it is launched; a simulated device says when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -19,18 +18,14 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
-from tests.models.generation import VOCAB, one_thread, tiny
+from tests.models.generation import VOCAB, tiny
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear, World
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = tiny(num_layers=3)
 SEED = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Truth:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -17,18 +17,14 @@ from smkern.runtime.executor import Draw, Piece
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import Lane, Place
-from tests.models.generation import one_at_a_time, one_thread, random_prompts, tiny
+from tests.models.generation import one_at_a_time, random_prompts, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE, NEW = 1, 16  # so that rows get pages in each step
 LENGTHS = [5, 3, 9, 4]
 PROMPTS = random_prompts(LENGTHS, seed=11)
 CONFIG = tiny()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -12,9 +11,11 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.policies import Aggregated, FixedSplit
 from smkern.runtime import ModelExecutor, Multiplexer
-from tests.models.generation import one_at_a_time, one_thread, random_prompts, tiny
+from tests.models.generation import one_at_a_time, random_prompts, tiny
 from tests.runtime.model.late_device import LateDevice, make_late
 from tests.runtime.policies import RandomPolicy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NEW, CONTEXT = 24, 80
 PROMPTS = random_prompts([5, 3, 9, 4, 17, 30], seed=11)
@@ -26,12 +27,6 @@ POLICIES: dict[str, Any] = {
     "a split": lambda seed: FixedSplit(32, steps=1 + seed % 5),
     "random": lambda seed: RandomPolicy(seed),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

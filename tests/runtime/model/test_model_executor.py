@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -18,7 +18,9 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
-from tests.models.generation import VOCAB, one_at_a_time, one_thread, random_prompts, tiny
+from tests.models.generation import VOCAB, one_at_a_time, random_prompts, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = [5, 1, 40, 17, 16, 33]
 NEW = 9
@@ -26,12 +28,6 @@ PARAMS = [
     SamplingParams(NEW) if i % 2 else SamplingParams(NEW, temperature=1.0, top_p=0.9, seed=i)
     for i in range(len(LENGTHS))
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
