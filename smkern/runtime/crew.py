@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from smkern.models.request import Request
 from smkern.runtime.books import Books
-from smkern.runtime.live import Live
+from smkern.runtime.live import Live, rows_of
 
 
 class Crew:
@@ -42,11 +42,10 @@ class Crew:
     def __init__(
         self, books: Books, lives: list[Live], order: tuple[Request, ...], left: list[int]
     ) -> None:
-        by_request = {live.request: live for live in lives}
         self.lives = lives
-        self.requests = tuple(by_request)
+        self.requests = tuple([live.request for live in lives])
         self.order = order
-        self.rows = [(by_request[request], by_request[request].epoch) for request in order]
+        self.rows = rows_of(lives, order)
         self.launched = 0
         self.token_us = 0.0
         self._version = books.version

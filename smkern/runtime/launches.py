@@ -9,11 +9,12 @@ from smkern.errors import ArgumentError
 from smkern.models.request import Request
 from smkern.runtime.books import Books
 from smkern.runtime.crew import Crew
+from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Executor, Piece
 from smkern.runtime.flights import Batch, Blame, Both, Flight, Written
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.live import Live
-from smkern.runtime.place import LANES
+from smkern.runtime.live import Live, rows_of
+from smkern.runtime.place import LANES, Lane
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
 
 PLENTY = 4
@@ -138,19 +139,14 @@ class Launches:
             lives, left = self._decoding()
         if not lives or not count:
             return 0
-        by_request = {live.request: live for live in lives}
         with Blame(lives):
-            works = self._executor.decode(tuple(by_request), count)
+            works = self._executor.decode(tuple([live.request for live in lives]), count)
         rows: list[tuple[Live, int]] = []
         for work, draw in works:
-            if not self._lanes.can_launch("decode", work):
+            ticket = self._launch("decode", work, lives)
+            if ticket is None:
                 break
-            if not rows:
-                rows = [
-                    (by_request[request], by_request[request].epoch) for request in draw.requests
-                ]
-            with Blame(lives):
-                ticket = self._lanes.launch("decode", work)
+            rows = rows or rows_of(lives, draw.requests)
             self.flights[ticket] = Flight(lives, rows, draw)
             self._drawn = set(lives)
             self._owed.append(ticket)
@@ -163,11 +159,10 @@ class Launches:
         with Blame(crew.lives):
             works = self._executor.decode(crew.requests, steps)
         for work, draw in works:
-            if not self._lanes.can_launch("decode", work):
-                break
             assert draw.requests == crew.order, "requests that sit have changed their rows"
-            with Blame(crew.lives):
-                ticket = self._lanes.launch("decode", work)
+            ticket = self._launch("decode", work, crew.lives)
+            if ticket is None:
+                break
             crew.launched += 1
             self.flights[ticket] = Flight(
                 crew.lives, crew.rows, draw, crew=crew, number=crew.launched
@@ -201,12 +196,11 @@ class Launches:
         self._drawn.intersection_update(running)
         with Blame(chosen):
             work, draw = self._executor.mixed(pieces, [live.request for live in running])
-            if not self._lanes.can_launch("decode", work):
-                return None
-            ticket = self._lanes.launch("decode", work)
+        ticket = self._launch("decode", work, chosen)
+        if ticket is None:
+            return None
         everyone = [*chosen, *running]
-        by_request = {live.request: live for live in everyone}
-        rows = [(by_request[request], by_request[request].epoch) for request in draw.requests]
+        rows = rows_of(everyone, draw.requests)
         self.flights[ticket] = Flight(everyone, rows, draw)
         for live in everyone:
             live.last = ticket
@@ -251,9 +245,9 @@ class Launches:
         count = min(count, self._num_layers - batch.layers)
         with Blame(batch.lives):
             work = self._executor.prefill(batch.run, batch.layers, count)
-            if not self._lanes.can_launch("prefill", work):
-                return 0
-            ticket = self._lanes.launch("prefill", work)
+        ticket = self._launch("prefill", work, batch.lives)
+        if ticket is None:
+            return 0
         batch.layers += count
         batch.view()  # made behind the launch, not when a policy is asked
         flight = self.flights[ticket] = Flight(batch.lives)
@@ -270,10 +264,7 @@ class Launches:
         Returns:
             A request and its epoch for each token drawn.
         """
-        drawn = () if draw is None else draw.requests
-        by_request = {}
         for live, piece in zip(batch.lives, batch.run.pieces, strict=True):
-            by_request[live.request] = live
             if live.stage == "done":  # cancelled meanwhile
                 self._books.release(live)
                 self._executor.forget(live.request)
@@ -284,7 +275,7 @@ class Launches:
                 self._books.run(live)
             else:
                 self._books.wait(live)
-        return [(by_request[request], by_request[request].epoch) for request in drawn]
+        return [] if draw is None else rows_of(batch.lives, draw.requests)
 
     def fence(self, tickets: Iterable[Ticket] = (), lives: Iterable[Live] = ()) -> bool:
         """Launches have failed: what of them runs is over behind both lanes.
@@ -316,6 +307,13 @@ class Launches:
             gone |= dict.fromkeys(self.batch.lives)
             self.batch, self.preempted = self.preempted, None
         return list(gone)
+
+    def _launch(self, lane: Lane, work: Work, lives: Sequence[Live]) -> Ticket | None:
+        """Launch work of these requests; None: the lane has no place or no room for it now."""
+        if not self._lanes.can_launch(lane, work):
+            return None
+        with Blame(lives):
+            return self._lanes.launch(lane, work)
 
     def _decoding(self) -> tuple[list[Live], list[int]]:
         """Those that run, have tokens to draw when all that is launched is over, and whose last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from weakref import WeakMethod
@@ -151,3 +151,9 @@ class Handle:
         cancel = self._cancel()
         if cancel is not None:
             cancel(self.id)
+
+
+def rows_of(lives: Iterable[Live], requests: Iterable[Request]) -> list[tuple[Live, int]]:
+    """Who a launch draws for and their epochs, by row, from the requests by row."""
+    by_request = {live.request: live for live in lives}
+    return [(by_request[request], by_request[request].epoch) for request in requests]

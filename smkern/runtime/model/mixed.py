@@ -138,15 +138,12 @@ class MixedRunner:
                 slots.kv_lens,
                 out=self._kv_lens[self._chunks : rows.stop],
             )
-        every = [*ends, *lengths]
         return Step.make(
             self._prompts.arena,
             token_ids=self._token_ids[begin : split + batch],
             kv_lens=self._kv_lens[rows],
             page_table=self._state.page_table[first - num_chunks : first + batch],
             caches=self._caches,
-            max_kv_len=sizes.rounded_length(max(every), self._max_context),
             cu_q_lens=cu_q_lens,
-            max_q_len=sizes.rounded_queries(max(counts)),
-            max_total_kv=sizes.rounded_total(sum(every)),
+            **sizes.bounds(counts, [*ends, *lengths], self._max_context),
         )

@@ -183,10 +183,8 @@ class PrefillRunner:
             kv_lens=inputs.kv_lens,
             page_table=inputs.page_table,
             caches=self._caches,
-            max_kv_len=sizes.rounded_length(max(lengths), self._max_context),
             cu_q_lens=prompts.cu_q_lens[: len(pieces) + 1],
-            max_q_len=sizes.rounded_queries(max(counts)),
-            max_total_kv=sizes.rounded_total(sum(lengths)),
+            **sizes.bounds(counts, lengths, self._max_context),
         )
         staged = _Staged(self._staging, prompts, tokens, [0, *accumulate(counts)])
         requests = [piece.request for piece in pieces]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypedDict
+
 from smkern.latency import Size
 from smkern.models.config import ModelConfig
 from smkern.runtime.executor import PrefillRun
@@ -13,19 +16,27 @@ TOTALS = 8192
 """As `LENGTHS`, of the sum of lengths."""
 
 
-def rounded_queries(count: int) -> int:
-    """A bound of a request's new tokens: what takes attention's decode path keeps taking it."""
-    return max(DECODE_MAX_Q, 1 << (count - 1).bit_length())
+class Bounds(TypedDict):
+    """What `Step.make` sizes attention's plan by."""
+
+    max_q_len: int
+    max_kv_len: int
+    max_total_kv: int
 
 
-def rounded_length(length: int, most: int) -> int:
-    """A bound of the lengths of a forward, at most `most`."""
-    return min(-(-length // LENGTHS) * LENGTHS, most)
+def bounds(counts: Sequence[int], lengths: Sequence[int], most: int) -> Bounds:
+    """Bounds of a forward.
 
-
-def rounded_total(total: int) -> int:
-    """A bound of the sum of lengths."""
-    return -(-total // TOTALS) * TOTALS
+    Args:
+        counts: New tokens of requests; what takes attention's decode path keeps taking it.
+        lengths: Of all requests, theirs and those of rows that decode.
+        most: That a length can be.
+    """
+    return {
+        "max_q_len": max(DECODE_MAX_Q, 1 << (max(counts) - 1).bit_length()),
+        "max_kv_len": min(-(-max(lengths) // LENGTHS) * LENGTHS, most),
+        "max_total_kv": -(-sum(lengths) // TOTALS) * TOTALS,
+    }
 
 
 def layer_launches(config: ModelConfig) -> int:

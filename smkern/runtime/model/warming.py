@@ -48,10 +48,8 @@ def empty_forward(
         kv_lens=torch.zeros_like(rows.kv_lens),
         page_table=rows.page_table,
         caches=caches,
-        max_kv_len=sizes.rounded_length(most, most),
         cu_q_lens=cu_q_lens,
-        max_q_len=sizes.rounded_queries(tokens),
-        max_total_kv=sizes.rounded_total(batch * most),
+        **sizes.bounds([tokens], [most] * batch, most),
     ).planned_in(prompts.plans)
     model.embed(step)
     model.layer(0, step)
