@@ -11,6 +11,7 @@ from smkern.bench.runtime.cases import (
     AGGREGATED,
     AIMS,
     ALONE,
+    GAIN,
     HANDOVER,
     HOST,
     MEMORY,
@@ -18,7 +19,6 @@ from smkern.bench.runtime.cases import (
     MIXED_IDLE,
     OURS,
     OVERHEAD,
-    PACED,
     PLANS,
     QUEUES,
     SERVED_RATE,
@@ -29,11 +29,10 @@ from smkern.bench.runtime.cases import (
     SWITCH,
     gap_name,
 )
-from smkern.bench.runtime.rows import KEPT_BY, LEAST, MOST, best, gain_meets, of
+from smkern.bench.runtime.rows import KEPT_BY, LEAST, MOST, best, gain_meets, is_gain, of, sides
 
 Cell = dict[str, Any]
 
-GAIN = "mux_over_aggregated_"
 VARIANTS = {
     "all": "layer by layer, polled, two steps launched",
     "layerwise_off": "all layers at once",
@@ -64,7 +63,7 @@ def gains_table(cells: Iterable[Cell]) -> str:
     found = {
         (c["case"]["model"], _limit_ms(c), c["provider"]): c
         for c in cells
-        if c["case"]["name"].startswith(GAIN) and c.get("value")
+        if is_gain(c) and c.get("value")
     }
     chunked = [c for c in of(cells, AGGREGATED) if c["provider"] == OURS]
     limits = {(c["case"]["model"], float(c["case"]["limit_ms"])) for c in chunked}
@@ -106,10 +105,9 @@ def _star(gain: Cell) -> str:
 
 def _sides(cells: Sequence[Cell], model: str, limit_ms: float, provider: str) -> Cell:
     """Of a limit that not both sides keep, the side that does; {} where neither does."""
-    own = [c for c in cells if c["case"].get("model") == model and c["provider"] == provider]
-    sides = {"aggregated": of(own, AGGREGATED), "mux": [*of(own, STEADY), *of(own, PACED)]}
+    steady, chunks = sides(cells, model, provider)
     gain: Cell = {}
-    for name, side in sides.items():
+    for name, side in (("aggregated", chunks), ("mux", steady)):
         strict, loose = (best(side, key, limit_ms) for key in KEPT_BY)
         kept = strict or loose
         if kept is not None:

@@ -27,9 +27,12 @@ def gap_name(ahead: int) -> str:
     return f"decode_gap_fraction_k{ahead}"
 
 
+GAIN = "mux_over_aggregated_"
+
+
 def gain_name(limit_ms: float) -> str:
     """Prefill tokens per ms beside decode, over those of chunked prefill, under a TBT limit."""
-    return f"mux_over_aggregated_{limit_ms:g}ms"
+    return f"{GAIN}{limit_ms:g}ms"
 
 
 @dataclass(frozen=True, slots=True)

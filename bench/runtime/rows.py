@@ -10,6 +10,7 @@ from smkern.bench.runtime.cases import (
     AGGREGATED,
     AIMS,
     ALONE,
+    GAIN,
     HANDOVER,
     HOST,
     MEMORY,
@@ -71,12 +72,18 @@ def gains(cells: Iterable[Cell]) -> Iterator[Cell]:
     chunked = of(cells, AGGREGATED)
     kinds = dict.fromkeys((c["case"]["model"], c["provider"]) for c in chunked)
     for model, provider in kinds:
-        own = [c for c in cells if c["case"]["model"] == model and c["provider"] == provider]
-        steady = [*of(own, STEADY), *of(own, PACED)]
-        chunks, free = of(own, AGGREGATED), of(own, ALONE)
+        steady, chunks = sides(cells, model, provider)
+        free = [c for c in of(cells, ALONE, model=model) if c["provider"] == provider]
         for limit_ms in sorted({c["case"]["limit_ms"] for c in chunks}):
             if cell := _gain(model, provider, limit_ms, steady, chunks, free):
                 yield cell
+
+
+def sides(cells: Iterable[Cell], model: str, provider: str) -> tuple[list[Cell], list[Cell]]:
+    """What a provider measured of a model beside decode, on rungs and paced, and of chunks."""
+    own = [cell for cell in cells if cell["provider"] == provider]
+    steady = [*of(own, STEADY, model=model), *of(own, PACED, model=model)]
+    return steady, of(own, AGGREGATED, model=model)
 
 
 def renew(results: Results) -> None:
@@ -90,7 +97,7 @@ def renew(results: Results) -> None:
 
 def is_gain(cell: Cell) -> bool:
     """Whether a cell is one of `gains`."""
-    return cell["op"] == OP and cell["case"]["name"].startswith("mux_over_aggregated_")
+    return cell["op"] == OP and cell["case"]["name"].startswith(GAIN)
 
 
 def gain_meets(cell: Mapping[str, Any]) -> bool:

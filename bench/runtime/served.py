@@ -11,6 +11,7 @@ from typing import Any
 
 from smkern.bench.runtime.cases import (
     ABLATION,
+    GAIN,
     GAP_RUNG,
     HOST,
     MEMORY,
@@ -158,7 +159,7 @@ def served_cells(
                 "aggregated": Aggregated(chunk_tokens=round(cell["chunk"]), ahead=True),
                 "fixed_split": FixedSplit(cell["rung"], layers=1),
             }
-            limit = cell["case"]["name"].removeprefix("mux_over_aggregated_")
+            limit = cell["case"]["name"].removeprefix(GAIN)
             for name, policy in policies.items():
                 found = crowd.watch(executor, policy, seconds)
                 figures = found.figures()
