@@ -8,8 +8,9 @@ part that all of a cell share, because only the former changes what is picked.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import numpy as np
 from smkern.autotune import raw
 from smkern.autotune.raw import Measurement
 from smkern.device import Profile, load_profile
-from smkern.tuning.cost_model import DEFAULTS, Ceilings, CostConstants, Estimate
+from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
+from smkern.tuning.cost_model import Ceilings, Estimate
 from smkern.tuning.space import LIBRARIES
 from smkern.tuning.table import CellKey
 
@@ -28,7 +30,12 @@ SHARED_WEIGHT = 0.3
 """Weight of a cell's mean error against the differences within it."""
 CLIP = 0.5
 """Residuals count up to this: a candidate that spilled or failed to overlap is no law."""
-NAMES = tuple(item.name for item in fields(CostConstants))
+PRIOR = 15
+"""Measurements of no difference that a variant's own are averaged with: few say little."""
+AS_GOOD = 1.03
+OFTEN = 0.003
+"""A variant is kept that was `AS_GOOD` as the best in this share of the cells, and twice at least:
+of 188 that ever were, 106 lose 0.05% in geomean, and choosing among them takes half the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,9 @@ def predictions(
         estimate = Estimate(
             item.problem, item.config, ceilings[item.budget], constants, item.config.group_m
         )
-        found[index] = estimate.launch_us(item.config.split, item.config.max_ctas)
+        found[index] = estimate.launch_us(
+            item.config.split, item.config.max_ctas, item.config.overlap
+        )
     return found
 
 
@@ -118,7 +127,7 @@ def fit(
     cells = by_cell(measurements)
 
     def constants_at(point: np.ndarray[Any, Any]) -> CostConstants:
-        return CostConstants(**{**asdict(start), **dict(zip(names, np.exp(point), strict=True))})
+        return replace(start, variants={}, **dict(zip(names, np.exp(point).tolist(), strict=True)))
 
     def residuals_at(point: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return residuals(measurements, cells, profile, constants_at(point))
@@ -145,7 +154,64 @@ def fit(
         point, error, damping = moved, trial, damping / 4
         if before - float(error @ error) < 1e-5 * before:
             break
-    return constants_at(point)
+    found = constants_at(point)
+    return replace(found, variants=variants_of(measurements, profile, found))
+
+
+def variants_of(
+    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+) -> dict[str, tuple[float, float]]:
+    """What each variant takes over the model's word, as a logarithm: whole loops, and cut ones.
+
+    Differences within cells count, averaged with `PRIOR`; variants that never are `AS_GOOD` as the
+    best of a cell are left out, so that nothing chooses them.
+    """
+    flat = replace(constants, variants={})
+    error = np.log([item.us for item in measurements] / predictions(measurements, profile, flat))
+    cells = [np.fromiter(rows, dtype=np.intp) for rows in by_cell(measurements).values()]
+    keys = {name: n for n, name in enumerate(dict.fromkeys(map(_variant, measurements)))}
+    which = np.array([keys[_variant(item)] for item in measurements])
+    cut = np.array([cut_share(item, profile) for item in measurements])
+
+    def sums(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.bincount(which, values)
+
+    whole_sq, both, cut_sq = sums((1 - cut) ** 2), sums(cut * (1 - cut)), sums(cut**2)
+    whole_sq, cut_sq = whole_sq + PRIOR, cut_sq + PRIOR
+    whole, cuts = np.zeros(len(keys)), np.zeros(len(keys))
+    for _ in range(20):  # the means of cells and the two numbers of each variant, by turns
+        left = error - whole[which] * (1 - cut) - cuts[which] * cut
+        for rows in cells:
+            left[rows] = error[rows] - left[rows].mean()
+        first, second = sums(left * (1 - cut)), sums(left * cut)
+        scale = whole_sq * cut_sq - both**2
+        whole = (first * cut_sq - second * both) / scale
+        cuts = (second * whole_sq - first * both) / scale
+    times = np.array([item.us for item in measurements])
+    good = Counter(
+        _variant(measurements[row])
+        for rows in cells
+        for row in rows[times[rows] <= AS_GOOD * times[rows].min()]
+    )
+    return {
+        key: (float(whole[keys[key]]), float(cuts[keys[key]]))
+        for key in sorted(good)
+        if good[key] >= max(2, OFTEN * len(cells)) and key.split(":")[0] in FITTED
+    }
+
+
+def _variant(item: Measurement) -> str:
+    return variant_key(item.config)
+
+
+def cut_share(item: Measurement, profile: Profile) -> float:
+    """The share of a measurement's tiles whose K loops are cut."""
+    config = item.config
+    if config.split == 1:
+        return 0.0
+    ceilings = Ceilings(item.budget, profile, DEFAULTS)
+    estimate = Estimate(item.problem, config, ceilings, DEFAULTS, config.group_m)
+    return estimate.streamed(config.split, config.max_ctas) / estimate.tiles
 
 
 def unmeasured_picks(
@@ -164,9 +230,14 @@ def unmeasured_picks(
 
 def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
     """Write what `smkern.tuning.table.load_constants` reads."""
-    values = {name: round(value, 5) for name, value in asdict(constants).items()}
+    numbers = {name: round(getattr(constants, name), 5) for name in NAMES}
+    variants = {
+        key: [round(value, 4) for value in pair] for key, pair in constants.variants.items()
+    }
+    lines = ",\n".join(f"  {json.dumps(key)}: {pair}" for key, pair in variants.items())
+    head = json.dumps({"meta": dict(meta), "constants": numbers}, indent=1).removesuffix("\n}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"meta": dict(meta), "constants": values}, indent=1) + "\n")
+    path.write_text(f'{head},\n "variants": {{\n{lines}\n }}\n}}\n')
 
 
 @click.command("fit")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from smkern.device import Budget, Profile
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.cost_model import CostConstants
+from smkern.tuning.cost_constants import CostConstants
 from smkern.tuning.select import rank
 
 MAX_OF_A_KIND = 3
@@ -34,6 +34,7 @@ class Candidate:
         parts += ["swap"] * c.swap + ["eager"] * c.eager
         parts += [f"c{c.ctas_per_sm}"] * (c.ctas_per_sm > 1)
         parts += [f"max{c.max_ctas}"] * (c.max_ctas > 0)
+        parts += ["apart"] * (not c.overlap)
         return ":".join(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,17 +12,17 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, common_options, gemm_groups
+from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, Shape, common_options, gemm_groups
 from smkern.bench.group import GroupRunner, note_again
 from smkern.bench.operands import Operands
 from smkern.bench.power import power_meter
-from smkern.bench.providers import OUR_BACKENDS, dispatcher_of, precompile, problem_of
+from smkern.bench.providers import OUR_BACKENDS, compile_configs, dispatcher_of, problem_of
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Stage, trim_memory
-from smkern.bench.summary import is_losing, summarize
-from smkern.device import Budget, device_info
+from smkern.bench.summary import WORST_TARGET, is_losing, summarize
+from smkern.device import device_info
 from smkern.errors import SmkernError
-from smkern.tuning.config import GemmProblem
+from smkern.tuning.config import GemmConfig, GemmProblem
 
 QUICK_SHAPES = ((6144, 4096),)
 QUICK_MS = (64, 2048)
@@ -57,10 +57,12 @@ def pending(groups: Sequence[Group], results: Results) -> list[Group]:
     return [group for group in groups if group not in done]
 
 
-def losing(groups: Sequence[Group], results: Results) -> list[Group]:
+def losing(
+    groups: Sequence[Group], results: Results, limits: Mapping[str, float] = WORST_TARGET
+) -> list[Group]:
     """The groups with a cell that lost to cuBLAS and was not measured again."""
     gemms = [cell for cell in results.cells if cell["op"] == "gemm"]
-    lost = {group_of(c) for c in gemms if is_losing(c) and "vs_cublas_again" not in c}
+    lost = {group_of(c) for c in gemms if is_losing(c, limits) and "vs_cublas_again" not in c}
     return [group for group in groups if group in lost]
 
 
@@ -73,35 +75,48 @@ def by_shape(groups: Sequence[Group]) -> Iterator[tuple[Operands, list[Group]]]:
 
 @dataclass(slots=True)
 class Sitting:
-    """One run of the suite; the file is written every few seconds and at the end."""
+    """One run of the suite; the file is written every few seconds and at the end.
+
+    Args:
+        rows: the summary of the cells.
+        before: called with a shape before what it launches is chosen.
+    """
 
     runner: GroupRunner
     results: Results
     path: Path
     deadline: Deadline
     progress: Progress
+    rows: Callable[[Iterable[dict[str, Any]]], dict[str, Any]] = summarize
+    before: Callable[[Shape], None] | None = None
     _saved_s: float = 0.0
 
     def compile(self, groups: Sequence[Group]) -> None:
         """Compile in parallel what the groups will launch."""
         stage = self.runner.stage
-        wanted: dict[tuple[GemmProblem, Budget, str | None], None] = {}
-        for group in groups:
-            problem = problem_of(group.n, group.k, group.m)
-            wanted[problem, stage.full.budget, "own"] = None
-            place = stage.at(group.num_sms)
-            if place is not None:
-                wanted |= {(problem, place.budget, b): None for b in OUR_BACKENDS.values()}
+        runner = self.runner
+        configs: dict[tuple[GemmProblem, GemmConfig], None] = {}
+        for shape, members in groupby(groups, key=lambda group: (group.n, group.k)):
+            self._choose_for(shape)
+            for group in members:
+                problem = problem_of(group.n, group.k, group.m)
+                wanted = [(stage.full, "own")] if runner.context else []
+                if (place := stage.at(group.num_sms)) is not None:
+                    wanted += [(place, backend) for backend in runner.backends.values()]
+                for where, backend in wanted:
+                    chosen = runner.dispatcher.select(problem, where.budget, backend)
+                    configs[problem, chosen.config] = None
         task = self.progress.add_task("compile", total=None)
-        precompile(
-            self.runner.dispatcher,
-            wanted,
+        compile_configs(
+            runner.dispatcher,
+            configs,
             done=lambda done, total: self.progress.update(task, completed=done, total=total),
         )
 
     def measure(self, groups: Sequence[Group]) -> None:
         task = self.progress.add_task("measure", total=len(groups))
         for ops, members in by_shape(groups):
+            self._choose_for((ops.n, ops.k))
             for _, row in groupby(members, key=lambda group: group.m):
                 for group in row:
                     if self.deadline.passed:
@@ -127,28 +142,53 @@ class Sitting:
                 self.progress.advance(task)
             self.save()
 
+    def _choose_for(self, shape: Shape) -> None:
+        if self.before is not None:
+            self.before(shape)
+
     def save(self) -> None:
-        self.results.summary = summarize(self.results.cells)
+        self.results.summary = self.rows(self.results.cells)
         self.results.save(self.path)
         self._saved_s = time.monotonic()
 
 
 def run(
-    groups: Sequence[Group], results: Results, path: Path, deadline: Deadline, *, again: bool
+    groups: Sequence[Group],
+    results: Results,
+    path: Path,
+    deadline: Deadline,
+    *,
+    again: bool,
+    backends: Mapping[str, str | None] = OUR_BACKENDS,
+    peers: bool = True,
+    limits: Mapping[str, float] = WORST_TARGET,
+    rows: Callable[[Iterable[dict[str, Any]]], dict[str, Any]] = summarize,
+    before: Callable[[Shape], None] | None = None,
 ) -> int:
-    """Measure what `results` lacks, then what lost; how many groups are left."""
+    """Measure what `results` lacks, then what lost; how many groups are left.
+
+    Args:
+        backends: our providers, by the `backend` of `smkern.gemm`.
+        peers: whether cuBLAS takes part.
+        limits: by provider, the ratio to cuBLAS under which a cell lost.
+        rows, before: see `Sitting`.
+    """
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
-        runner = GroupRunner(stage, dispatcher_of(), power_meter())
-        sitting = Sitting(runner, results, path, deadline, progress)
+        context = backends is OUR_BACKENDS
+        runner = GroupRunner(
+            stage, dispatcher_of(), power_meter(), backends=backends, peers=peers, context=context
+        )
+        sitting = Sitting(runner, results, path, deadline, progress, rows, before)
         todo = pending(groups, results)
-        sitting.compile([*todo, *losing(groups, results)])
+        sitting.compile([*todo, *losing(groups, results, limits)])
         try:
             sitting.measure(todo)
             if again:
-                sitting.measure_again(losing(groups, results))
+                sitting.measure_again(losing(groups, results, limits))
         finally:
             sitting.save()
-    return len(pending(groups, results)) + (len(losing(groups, results)) if again else 0)
+    lost = losing(groups, results, limits) if again else []
+    return len(pending(groups, results)) + len(lost)
 
 
 def report(summary: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from smkern.bench.cases import Group
@@ -62,12 +62,18 @@ class GroupRunner:
         dispatcher: of the device.
         meter: reads clock and power while the device is busy.
         budget_us: device time that the rounds of one group may take.
+        backends: our providers, by the `backend` of `smkern.gemm`.
+        peers: whether cuBLAS takes part.
+        context: with cuBLAS on the whole chip, and our kernel told a wrong budget.
     """
 
     stage: Stage
     dispatcher: Dispatcher
     meter: PowerMeter
     budget_us: float = 12_000.0
+    backends: Mapping[str, str | None] = field(default_factory=lambda: OUR_BACKENDS)
+    peers: bool = True
+    context: bool = True
 
     def measure(self, group: Group, ops: Operands) -> list[Cell]:
         """The cells of a group, one a provider and place; one that cannot run has an `error`."""
@@ -97,8 +103,10 @@ class GroupRunner:
         if place is not None:
             found += self._ours(group, ops, place)
         for peer in dict.fromkeys((place, self.stage.at(group.num_sms, "default"))):
-            if peer is not None:
+            if peer is not None and self.peers:
                 found.append(_cublas("cublas", group, ops, peer))
+        if not self.context:
+            return found
         if place is not full:
             found.append(_cublas("cublas-full", group, ops, full))
         if place is not None and place is not full:
@@ -109,7 +117,7 @@ class GroupRunner:
         """Our providers, those that pick the same configuration once."""
         found: dict[Any, Contender] = {}
         problem = problem_of(group.n, group.k, group.m)
-        for provider, backend in OUR_BACKENDS.items():
+        for provider, backend in self.backends.items():
             selection = self.dispatcher.select(problem, place.budget, backend)
             about = {"config": describe(selection.config), "source": selection.source}
             found.setdefault(
@@ -166,7 +174,7 @@ class GroupRunner:
         clock, watts = self.meter.last
         cell |= measured_cell(problem_of(group.n, group.k, group.m), timing, ceiling)
         cell |= {"sm_mhz": clock, "watts": watts, **contender.about}
-        if best is not None and contender.provider in OUR_BACKENDS:
+        if best is not None and contender.provider in self.backends:
             cell["vs_cublas"] = round(ratio(best[1], timing), 4)
             cell["best_cublas"] = best[0]
         return cell
@@ -177,9 +185,9 @@ class GroupRunner:
         if place is None:
             return []
         problem = problem_of(group.n, group.k, group.m)
-        ours = {cell["provider"]: cell for cell in cells if cell["provider"] in OUR_BACKENDS}
+        ours = {cell["provider"]: cell for cell in cells if cell["provider"] in self.backends}
         copies = []
-        for provider, backend in OUR_BACKENDS.items():
+        for provider, backend in self.backends.items():
             if provider in ours:
                 continue
             selection = self.dispatcher.select(problem, place.budget, backend)

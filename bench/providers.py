@@ -16,6 +16,7 @@ from smkern.bench.timing import Call
 from smkern.device import Budget
 from smkern.ops.dispatch import Dispatcher
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.space import LIBRARIES
 
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,
@@ -49,19 +50,30 @@ def precompile(
     *,
     done: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Compile in parallel what `wanted` (problem, budget, backend) will launch; how many.
+    """Compile in parallel what `wanted` (problem, budget, backend) will launch; how many."""
+    chosen = ((item[0], dispatcher.select(*item).config) for item in wanted)
+    return compile_configs(dispatcher, chosen, done=done)
 
-    A variant that does not compile is left to its cell, which will name the error.
+
+def compile_configs(
+    dispatcher: Dispatcher,
+    configs: Iterable[tuple[GemmProblem, GemmConfig]],
+    *,
+    done: Callable[[int, int], None] | None = None,
+) -> int:
+    """Compile in parallel what these will launch; how many variants.
+
+    One that does not compile is left to its cell, which will name the error.
     """
     from smkern.kernels.compile import precompile as compile_all
     from smkern.kernels.variants import variant_of
 
     major, minor = dispatcher.profile.info.capability
-    variants = set()
-    for problem, budget, backend in wanted:
-        config = dispatcher.select(problem, budget, backend).config
-        if config.kernel != "cublaslt":
-            variants.add(variant_of(problem, config, 10 * major + minor))
+    variants = {
+        variant_of(problem, config, 10 * major + minor)
+        for problem, config in configs
+        if config.kernel not in LIBRARIES
+    }
     try:
         return compile_all(variants, workers=os.cpu_count() or 1, done=done)
     except Exception as error:  # noqa: BLE001  whatever a compiler raises
@@ -155,4 +167,6 @@ def describe(config: GemmConfig) -> str:
         parts.append(f"c{config.ctas_per_sm}")
     if config.max_ctas:
         parts.append(f"max{config.max_ctas}")
+    if not config.overlap:
+        parts.append("apart")
     return ":".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Cell = dict[str, Any]
@@ -27,9 +27,9 @@ def geomean(values: Iterable[float]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def is_losing(cell: Cell) -> bool:
-    """Whether one of our cells is slower against cuBLAS than its row allows."""
-    limit = WORST_TARGET.get(cell["provider"])
+def is_losing(cell: Cell, limits: Mapping[str, float] = WORST_TARGET) -> bool:
+    """Whether one of our cells is slower against cuBLAS than its provider's limit."""
+    limit = limits.get(cell["provider"])
     return limit is not None and cell.get("vs_cublas") is not None and cell["vs_cublas"] < limit
 
 

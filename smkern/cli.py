@@ -22,6 +22,7 @@ COMMANDS = {
 }
 SUITES = {
     "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),
+    "untuned": ("smkern.bench.untuned", "The cost model alone, on shapes that nobody tuned."),
     "attention": (
         "smkern.bench.attention.suite",
         "Paged attention over SM budget, against FlashInfer and SDPA in the same partition.",

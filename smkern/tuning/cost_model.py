@@ -7,12 +7,13 @@ falls or stays as SMs are added; stream-K asks about fewer CTAs too (`Estimate.g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 from typing import Protocol
 
 from smkern.tuning.config import STREAM_K, Budget, Confinement, GemmConfig, GemmProblem
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants
 
 
 class DeviceFacts(Protocol):
@@ -55,58 +56,6 @@ def waves(tiles: int, ctas_per_sm: int, num_sms: int) -> Waves:
     return Waves(count, tail, (num_sms - tail) / (num_sms * count))
 
 
-@dataclass(frozen=True, slots=True)
-class CostConstants:
-    """What the model does not derive. `smkern.autotune.fit` fits them to measured candidates."""
-
-    launch_us: float = 2.0
-    """A kernel in a graph: launch, tensor maps, first bytes."""
-    load_latency_us: float = 0.85
-    """From asking for a stage to having it; the stages in flight share it."""
-    step_us: float = 0.03
-    """Of one block_k step: barriers and issue, hidden only by another CTA of the SM."""
-    tile_us: float = 0.5
-    """Of one tile: the epilogue's fixed part and the way to the next tile."""
-    piece_us: float = 1.0
-    """Of one K piece: fence, counter and the wait for them."""
-    store_tbps_per_sm: float = 0.12
-    """Writing a tile or a partial, reading a partial: TB/s of one CTA."""
-    eager_step_us: float = 0.02
-    """Extra cost of a step whose product is awaited before the next is issued (`eager`)."""
-    tma_step_us: float = 0.02
-    """Extra cost of a step in the tma kernel: the same warps copy and multiply."""
-    drain_us: float = 0.9
-    """Refill of the pipeline at each tile, in kernels that do not load ahead over tiles (tma)."""
-    pointer_step_us: float = 0.12
-    """Extra cost of a step in the pointer kernel: addresses and masks."""
-    mma_efficiency: float = 0.95
-    """Share of the tensor peak inside a long K loop."""
-    power_efficiency: float = 1.0
-    """Share of the profile's power-limited rate."""
-    dram_efficiency: float = 0.92
-    """Share of the partition's read bandwidth."""
-    l2_tbps_per_sm: float = 0.16
-    """L2 to shared memory, of one SM."""
-    l2_tbps: float = 10.0
-    """L2 to shared memory, of the chip."""
-    l2_kept: float = 0.6
-    """Share of L2 that operands can count on when tiles share them."""
-    blend: float = 6.0
-    """Exponent that blends the ceilings: large means that only the highest counts."""
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, float]) -> CostConstants:
-        """Constants from stored data; unknown names raise KeyError, missing ones keep defaults."""
-        names = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - names)
-        if unknown:
-            raise KeyError(f"unknown cost constants {unknown}; known: {sorted(names)}")
-        return cls(**{name: float(value) for name, value in values.items()})
-
-
-DEFAULTS = CostConstants()
-
-
 class Ceilings:
     """A budget's ceilings in bytes and FLOPs per us, looked up once per count of active SMs."""
 
@@ -115,9 +64,9 @@ class Ceilings:
     def __init__(self, budget: Budget, profile: CeilingSource, constants: CostConstants) -> None:
         info = profile.info
         self.budget = budget
-        self.l2_bytes = info.l2_bytes * constants.l2_kept
+        self.l2_bytes = info.l2_bytes
         # 4,096 dense bf16 FLOPs an SM and clock on sm_90
-        self.peak = 4096 * info.sm_clock_mhz * constants.mma_efficiency
+        self.peak = 4096 * info.sm_clock_mhz
         self._profile = profile
         self._constants = constants
         self._bandwidth: dict[int, float] = {}
@@ -146,32 +95,20 @@ class Ceilings:
 
 
 def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
-    """Matrix unit time of one block_k step of one CTA.
+    """Matrix unit time of 16 of K of one CTA.
 
     A 64 x n x 16 product takes n / 2 cycles, or what its operands take to leave shared memory at
-    128 B a cycle, 16 + n / 4: the latter binds below 64 columns.
+    128 B a cycle, 16 + n / 4: the latter binds below 64 columns. Columns that are no power of two
+    are two products.
     """
     rows, columns = config.block_m, config.block_n
     if config.swap:
         rows, columns = columns, rows
-    flops = 2.0 * rows * max(columns, 32 + columns // 2) * config.block_k
+    first = 1 << (columns.bit_length() - 1)
+    parts = (first, columns - first) if columns > first else (first,)
+    flops = 2.0 * rows * sum(max(part, 32 + part / 2) for part in parts) * 16
     # fp32 runs on the vector units
     return flops / (peak / 16 if fp32 else peak)
-
-
-def _step_us(config: GemmConfig, mma_us: float, constants: CostConstants) -> float:
-    """One block_k step of a CTA's chain: multiply and issue, or wait for the stage."""
-    own = mma_us + constants.step_us
-    ahead = config.num_stages - 1
-    if config.kernel == "tma":
-        own += constants.tma_step_us
-    elif config.kernel == "pointer":
-        own += constants.pointer_step_us
-    elif config.eager:
-        own += constants.eager_step_us
-    else:
-        ahead = max(1, ahead - 1)  # a stage is given back only when the next product runs
-    return max(own, constants.load_latency_us / ahead)
 
 
 class Estimate:
@@ -182,16 +119,22 @@ class Estimate:
     """
 
     __slots__ = (
+        "_again",
+        "_alone_us",
         "_ceilings",
+        "_config",
         "_constants",
-        "_dram_bytes",
+        "_copied_us",
         "_l2_bytes",
-        "_mma",
+        "_latency_us",
+        "_mma_us",
         "_padded_flops",
-        "_partial_us",
-        "_step",
+        "_problem",
+        "_sharers",
+        "_size",
         "_tile_us",
         "_tile_values",
+        "_weights",
         "ctas",
         "steps",
         "tiles",
@@ -206,41 +149,81 @@ class Estimate:
         group_m: int,
     ) -> None:
         block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-        size = 4 if problem.dtype == "fp32" else 2
-        tiles_m = -(-problem.m // block_m)
-        self.tiles = tiles = tiles_m * -(-problem.n // block_n)
+        self._size = size = 4 if problem.dtype == "fp32" else 2
+        rows = -(-problem.m // block_m)
+        self.tiles = tiles = rows * -(-problem.n // block_n)
         self.steps = steps = -(-problem.k // block_k) or 1
         budget = ceilings.budget
         self.ctas = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
-        self._ceilings = ceilings
-        self._constants = constants
-        self._mma = mma = _mma_us(config, problem.dtype == "fp32", ceilings.peak)
-        self._step = _step_us(config, mma, constants)
+        self._problem, self._config = problem, config
+        self._ceilings, self._constants = ceilings, constants
         self._tile_values = values = block_m * block_n
-        rate = constants.store_tbps_per_sm * 1e6
-        self._tile_us = constants.tile_us + values * size / rate
+        self._tile_us = constants.tile_us + values * size / (constants.store_tbps_per_sm * 1e6)
         if config.kernel != "ws":
             self._tile_us += constants.drain_us
-        self._partial_us = 4 * values / rate
-        self._l2_bytes = float(tiles * steps * (block_m + block_n) * block_k * size)
+        stage = (block_m + block_n) * block_k * size
+        self._l2_bytes = float(tiles * steps * stage)
         self._padded_flops = 2.0 * tiles * values * steps * block_k
         # w comes again for every raster group when L2 cannot keep it; swapped, groups are of w
-        again = 0.0 if config.swap else max(0.0, size * problem.n * problem.k - ceilings.l2_bytes)
-        self._dram_bytes = problem.bytes_moved + again * (-(-tiles_m // group_m) - 1)
+        self._weights = weights = size * problem.n * problem.k
+        lost = 0.0 if config.swap else max(0.0, weights - constants.l2_kept * ceilings.l2_bytes)
+        self._again = problem.bytes_moved + lost * (-(-rows // group_m) - 1)
+        # a row tile's columns share their weights: with tiles of one raster group, or swapped, all
+        self._sharers = rows if config.swap else min(rows, group_m)
+        self._mma_us, self._alone_us = self._step_us(problem.dtype == "fp32")
+        self._copied_us = stage / (constants.l2_tbps_per_sm * 1e6)
+        self._latency_us = self._latency()
+
+    def _step_us(self, fp32: bool) -> tuple[float, float]:
+        """The matrix unit's time of one block_k step, and all of a CTA's but waiting for bytes."""
+        config, constants = self._config, self._constants
+        sixteenths = config.block_k / 16
+        each = _mma_us(config, fp32, self._ceilings.peak)
+        own = sixteenths * max(each / constants.mma_efficiency, constants.issue_us)
+        own += constants.step_us + config.eager * constants.eager_step_us
+        if config.kernel != "ws":
+            tma = config.kernel == "tma"
+            own += constants.tma_step_us if tma else constants.pointer_step_us
+        return sixteenths * each, own
+
+    def _latency(self) -> float:
+        """From asking for a stage to having it, by how much of all that is read is in L2."""
+        constants = self._constants
+        from_memory = min(1.0, self._again / self._l2_bytes)
+        return constants.l2_latency_us + from_memory * constants.dram_latency_us
+
+    def _chain_step_us(self, ctas: int) -> float:
+        """One block_k step of a CTA's chain: multiply, wait for the stage, or for its SM."""
+        config, constants = self._config, self._constants
+        ahead = config.num_stages - 1
+        if config.kernel == "ws" and not config.eager:
+            ahead = max(1, ahead - 1)  # a stage is given back only when the next product runs
+        resident: float = 1
+        if self._ceilings.budget.confined == "mask":
+            resident = min(config.ctas_per_sm, -(-ctas // self._ceilings.budget.num_sms))
+            resident += constants.misplaced * (resident < config.ctas_per_sm)
+        return max(
+            self._alone_us,
+            self._latency_us / ahead,
+            resident * self._mma_us / constants.crowd_efficiency,
+            resident * self._copied_us,
+        )
 
     def at_least_us(self) -> float:
         """A bound that no split and no grid goes below: perfect balance, no partial tiles."""
         ceilings, sms = self._ceilings, self._ceilings.budget.num_sms
         loops = self.tiles * self.steps
-        return self._total_us(
+        ctas = min(self.ctas, loops)
+        total = self._total_us(
             max(
-                loops * self._step / self.ctas + self._tile_us,
-                loops * self._mma / sms,
+                loops * max(self._alone_us, self._copied_us) / ctas,
                 self._padded_flops / ceilings.power(sms),
             ),
-            self._dram_bytes / ceilings.dram(sms),
+            self._again / ceilings.dram(sms),
             self._l2_bytes / ceilings.l2(sms),
         )
+        constants = self._constants
+        return total * min(constants.factor(self._config, share) for share in (0.0, 1.0))
 
     def grids(self, split: int) -> tuple[int, ...]:
         """Caps of the grid worth asking about; 0 is no cap.
@@ -248,49 +231,91 @@ class Estimate:
         Fewer tiles than CTAs, streamed, are cut into `ctas / tiles` pieces each. A tile then costs
         1 / pieces of its K loop and `pieces` partials to sum: least at sqrt(loop / partial). Of
         more tiles, a rest under a quarter wave is streamed with a whole wave more; on fewer CTAs
-        it is a quarter.
+        it is a quarter. On some fewer the pieces are equal, so that nothing is out of step.
         """
         tiles, ctas = self.tiles, self.ctas
         if split != STREAM_K:
             return (0,)
         if tiles < ctas:
-            best = int(tiles * max(1.0, sqrt(self.steps * self._step / self._partial_us)))
+            loop = self.steps * self._chain_step_us(ctas)
+            best = int(tiles * max(1.0, sqrt(loop / self._gather_us(1))))
         else:
             best = 4 * tiles // (4 * (tiles // ctas) + 1)
-        return (0, best) if 0 < best < ctas else (0,)
+        found = (best, equal_pieces(tiles, ctas, self.steps))
+        return (0, *(cap for cap in dict.fromkeys(found) if 0 < cap < ctas))
 
-    def launch_us(self, split: int = 1, max_ctas: int = 0) -> float:
+    def streamed(self, split: int, max_ctas: int) -> int:
+        """How many tiles have their K loops cut."""
+        if split == STREAM_K:
+            return streamed_tiles(self.tiles, min(self.ctas, max_ctas or self.ctas))
+        return self.tiles if split > 1 else 0
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a launch can begin while the kernel before it ends."""
+        return self._config.kernel == "ws" and self._ceilings.budget.confined == "mask"
+
+    def launch_us(self, split: int = 1, max_ctas: int = 0, overlap: bool = True) -> float:
         """Predicted time, us, of one launch with cold caches."""
         constants, ceilings = self._constants, self._ceilings
-        tiles, steps, step, mma = self.tiles, self.steps, self._step, self._mma
+        tiles, steps = self.tiles, self.steps
         ctas = min(self.ctas, max_ctas) if max_ctas else self.ctas
-        l2_bytes = self._l2_bytes
-        streamed = 0
-        if split == STREAM_K:
-            streamed = streamed_tiles(tiles, ctas)
-        elif split > 1:
-            streamed = tiles
+        memory, l2_bytes = self._again, self._l2_bytes
+        streamed = self.streamed(split, max_ctas)
+        if split > 1:
             ctas = min(ctas, tiles * split)
-        whole = -(-(tiles - streamed) // ctas)
+        ctas = min(ctas, streamed * steps + tiles - streamed if streamed else tiles)
         sms = min(ctas, ceilings.budget.num_sms)
-        chain = whole * (steps * step + self._tile_us)
+        step = self._chain_step_us(ctas)
+        chain = -(-(tiles - streamed) // ctas) * (steps * step + self._tile_us)
         if streamed:
             quantum = -(-streamed * steps // ctas)
-            pieces = 1 + steps / quantum
-            chain += quantum * step + self._tile_us + 2 * constants.piece_us
-            chain += (2 + pieces) * self._partial_us
-            busiest = (whole * ctas * steps + ctas * quantum) / sms * mma
+            in_step = steps % quantum == 0
+            pieces = 2.0 if steps <= quantum else steps / quantum + (not in_step)
+            segments = 1 if in_step else 1 + -(-(quantum - 1) // steps)
+            chain += quantum * step + segments * (self._tile_us + constants.piece_us)
+            chain += self._leave_us() + self._gather_us(pieces)
             l2_bytes += 8.0 * self._tile_values * streamed * pieces
-        else:
-            busiest = -(-tiles // sms) * steps * mma
-        return self._total_us(
-            max(chain, busiest, self._padded_flops / ceilings.power(sms)),
-            self._dram_bytes / ceilings.dram(sms),
-            l2_bytes / ceilings.l2(sms),
+            if not in_step:
+                memory += self._out_of_step(streamed, ctas)
+        overlaps = overlap and self.may_overlap
+        total = self._total_us(
+            max(chain, self._padded_flops / ceilings.power(ceilings.budget.num_sms)),
+            memory / ceilings.dram(sms),
+            l2_bytes / ceilings.l2(sms) / (constants.overlap_l2 if overlaps else 1.0),
         )
+        apart_us = 0.0 if overlaps else constants.apart_us
+        return constants.factor(self._config, streamed / tiles) * (total + apart_us)
+
+    def _leave_us(self) -> float:
+        """Writing a partial tile."""
+        return 4 * self._tile_values / (self._constants.partial_write_tbps * 1e6)
+
+    def _gather_us(self, pieces: float) -> float:
+        """Reading a tile's partials."""
+        constants = self._constants
+        each = 4 * self._tile_values / (constants.partial_read_tbps * 1e6)
+        return pieces * (constants.partial_latency_us + each)
+
+    def _out_of_step(self, streamed: int, ctas: int) -> float:
+        """Bytes that come from memory again as CTAs on the same operands are at different K.
+
+        Tiles of whole loops walk along K together, so that each weight is read once for all rows
+        and each row once for all columns at work. Where streamed loops begin at different K, L2
+        must bridge the distance, and what it cannot hold comes again: a factor of 2 in time was
+        seen for 3584x18944 weights.
+        """
+        constants, problem = self._constants, self._problem
+        weights = self._weights * min(1.0, streamed / self.tiles)
+        rows = float(self._size * problem.m * problem.k)
+        lost = 1 - constants.stream_kept * self._ceilings.l2_bytes / max(weights + rows, 1.0)
+        if lost <= 0:
+            return 0.0
+        columns = min(-(-problem.n // self._config.block_n), max(1.0, ctas / self._sharers))
+        return lost * (weights * (self._sharers - 1) + constants.stream_rows * rows * (columns - 1))
 
     def _total_us(self, busy_us: float, dram_us: float, l2_us: float) -> float:
-        """The launch, and multiplying, memory and L2 blended into a little more than the largest.
+        """The launch, and multiplying, memory and L2 blended into more than the largest.
 
         They are in each other's way; the ceilings within `busy_us` are not, they coincide.
         """
@@ -298,7 +323,7 @@ class Estimate:
         largest, blend = max(busy_us, dram_us, l2_us), constants.blend
         spread = (busy_us / largest) ** blend + (dram_us / largest) ** blend
         spread += (l2_us / largest) ** blend
-        return constants.launch_us + constants.load_latency_us + largest * spread ** (1 / blend)
+        return constants.launch_us + self._latency_us + largest * spread ** (1 / blend)
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
@@ -307,6 +332,16 @@ def streamed_tiles(tiles: int, ctas: int) -> int:
     if rest == 0 or tiles < ctas:
         return 0 if rest == 0 else tiles
     return rest if 4 * rest >= ctas else rest + ctas
+
+
+@lru_cache(maxsize=4096)
+def equal_pieces(tiles: int, ctas: int, steps: int) -> int:
+    """The most CTAs under `ctas`, of three quarters on, whose K pieces are equal; 0: none."""
+    for fewer in range(ctas - 1, 3 * ctas // 4, -1):
+        streamed = streamed_tiles(tiles, fewer)
+        if streamed and fewer % streamed == 0 and steps % (fewer // streamed) == 0:
+            return fewer
+    return 0
 
 
 def predict_us(
@@ -318,16 +353,16 @@ def predict_us(
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    Of the longest CTA's chain of tiles, the busiest SM's matrix unit and the power limit the
-    largest; that, memory and L2 blended by `constants.blend`; plus the launch. What chooses for
-    itself (cuBLASLt, SwiGLU unfused): what the budget's ceilings allow at best.
+    Of the longest CTA's chain of tiles and the power limit the larger; that, memory and L2 blended
+    by `constants.blend`; plus the launch. What chooses for itself (cuBLASLt, SwiGLU unfused): what
+    the budget's ceilings allow at best.
     """
     ceilings = Ceilings(budget, profile, constants)
     if config.kernel in ("cublaslt", "unfused"):
         sms = budget.num_sms
-        apart = 4 * problem.m * problem.n if config.kernel == "unfused" else 0
-        bytes_moved = problem.bytes_moved + apart
+        unfused = config.kernel == "unfused"
+        bytes_moved = problem.bytes_moved + unfused * 4 * problem.m * problem.n
         floor = max(bytes_moved / ceilings.dram(sms), problem.flops / ceilings.power(sms))
-        return constants.launch_us + floor
+        return (1 + unfused) * constants.launch_us + floor
     estimate = Estimate(problem, config, ceilings, constants, config.group_m)
-    return estimate.launch_us(config.split, config.max_ctas)
+    return estimate.launch_us(config.split, config.max_ctas, config.overlap)

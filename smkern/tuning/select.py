@@ -20,11 +20,11 @@ from smkern.tuning.config import (
     GemmProblem,
     Kernel,
 )
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants
 from smkern.tuning.table import Table, load_constants
 
 if TYPE_CHECKING:
     from smkern.device import Profile
-    from smkern.tuning.cost_model import CostConstants
 
 INVARIANT_ROWS = (8, 64, 256, 2048)
 INVARIANT_BUDGETS = (16, 60, 132)
@@ -94,9 +94,16 @@ class Ranked:
     split: int
     group_m: int
     max_ctas: int
+    overlap: bool = True
 
     def config(self) -> GemmConfig:
-        return replace(self.variant, split=self.split, group_m=self.group_m, max_ctas=self.max_ctas)
+        return replace(
+            self.variant,
+            split=self.split,
+            group_m=self.group_m,
+            max_ctas=self.max_ctas,
+            overlap=self.overlap,
+        )
 
 
 def rank(
@@ -105,7 +112,7 @@ def rank(
     profile: Profile,
     *,
     kernels: tuple[Kernel, ...] = space.AVAILABLE,
-    constants: CostConstants = cost_model.DEFAULTS,
+    constants: CostConstants = DEFAULTS,
     prune: bool = False,
 ) -> list[Ranked]:
     """Candidates by predicted time, best first; stream-K grids capped where that helps.
@@ -118,7 +125,8 @@ def rank(
     ceilings = cost_model.Ceilings(budget, profile, constants)
     capability = profile.info.capability
     bounded: list[tuple[float, int, GemmConfig, cost_model.Estimate]] = []
-    for variant in space.sensible_variants(problem, budget, capability, kernels):
+    sensible = space.sensible_variants(problem, budget, capability, kernels)
+    for variant in tuple(filter(constants.knows, sensible)) or sensible:
         group = space.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
         bounded.append((estimate.at_least_us(), group, variant, estimate))
@@ -132,12 +140,15 @@ def rank(
             for cap in estimate.grids(split):
                 if not space.partials_fit(variant, split, estimate.tiles, cap or estimate.ctas):
                     continue
-                predicted_us = estimate.launch_us(split, cap)
+                predicted_us, overlap = estimate.launch_us(split, cap), True
+                if estimate.may_overlap:
+                    apart_us = estimate.launch_us(split, cap, overlap=False)
+                    predicted_us, overlap = min((predicted_us, True), (apart_us, False))
                 if predicted_us < best:
                     best = predicted_us
                 elif prune:
                     continue
-                found.append(Ranked(predicted_us, variant, split, group, cap))
+                found.append(Ranked(predicted_us, variant, split, group, cap, overlap))
     if not found:
         raise ArgumentError(
             f"no kernel of {kernels} serves {problem} on capability {capability}; "
@@ -184,7 +195,7 @@ def invariant_config(
     problems = [
         GemmProblem(m, n, k, dtype, epilogue, aligned, batch_invariant=True) for m in INVARIANT_ROWS
     ]
-    constants = cost_model.DEFAULTS
+    constants = DEFAULTS
     budgets = [
         cost_model.Ceilings(Budget(num_sms, "mask", False), _Nominal(), constants)
         for num_sms in INVARIANT_BUDGETS

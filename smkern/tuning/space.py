@@ -78,13 +78,15 @@ SWAPPED_MAX_ROWS = 256
 def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
     """Tiles a raster group on the matrix unit's row side; moves tiles between CTAs, not sums.
 
-    1 for swapped tiles, so that those of the same weights follow each other; else the power of two
-    that makes a wave's footprint squarest.
+    1 for swapped tiles, so that those of the same weights follow each other. Else groups as even as
+    can be, of about what makes a wave's footprint squarest: three row tiles in groups of two and
+    one would read the weights twice.
     """
     if config.swap:
         return 1
-    wanted = isqrt(max(1, num_sms * config.block_n // config.block_m))
-    return min(16, 1 << (min(wanted, ceil(m / config.block_m)).bit_length() - 1))
+    wanted = min(16, max(1, isqrt(num_sms * config.block_n // config.block_m)))
+    rows = max(1, ceil(m / config.block_m))
+    return ceil(rows / ceil(rows / wanted))
 
 
 def _warps(kernel: Kernel, block_m: int, block_n: int, swap: bool) -> tuple[int, ...]:
@@ -139,9 +141,14 @@ def variants(
 def kernels_for(
     problem: GemmProblem, capability: Capability, among: tuple[Kernel, ...] = AVAILABLE
 ) -> tuple[Kernel, ...]:
-    """Of several kernels those to consider: the pointer kernel only where no other can run."""
+    """Of several kernels those to consider: the pointer kernel only where no other can run.
+
+    With SwiGLU ws alone where it runs: tma, whose tiles are two of half the rows, won none of 113.
+    """
     if problem.dtype == "fp32" or not problem.aligned or capability < (9, 0):
         return tuple(kernel for kernel in among if kernel == "pointer")
+    if problem.epilogue.swiglu and capability[0] == 9 and "ws" in among:
+        return ("ws",)
     return tuple(kernel for kernel in among if kernel != "pointer") or among
 
 

@@ -24,7 +24,7 @@ from smkern.tuning.cells import (
 )
 from smkern.tuning.cells import SHIPPED as _SHIPPED
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.cost_model import DEFAULTS, CostConstants
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants
 
 __all__ = [
     "FORMAT",
@@ -269,7 +269,7 @@ def load_constants(gpu: str) -> CostConstants:
     if not path.exists():
         return DEFAULTS
     try:
-        return CostConstants.from_mapping(json.loads(path.read_text(encoding="utf-8"))["constants"])
+        return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(
             f"{path} holds no constants of the cost model ({error}); delete it, or fit it again: "

@@ -1,14 +1,14 @@
 """Measurements of a device that is not there: the cost model with other constants, and noise."""
 
 import random
-from dataclasses import asdict
 
 import pytest
 
 from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import problems, shortlist
 from smkern.tuning.config import Budget
-from smkern.tuning.cost_model import DEFAULTS, CostConstants, predict_us
+from smkern.tuning.cost_constants import DEFAULTS, NAMES, CostConstants
+from smkern.tuning.cost_model import predict_us
 from tests.tuning.conftest import FlatProfile, profile
 
 __all__ = ["profile"]
@@ -18,7 +18,7 @@ __all__ = ["profile"]
 def truth() -> CostConstants:
     """Constants of the imagined device: each is off by up to 60%."""
     chance = random.Random(3)
-    values = {name: value * chance.uniform(0.6, 1.6) for name, value in asdict(DEFAULTS).items()}
+    values = {name: getattr(DEFAULTS, name) * chance.uniform(0.6, 1.6) for name in NAMES}
     return CostConstants(**{**values, "blend": DEFAULTS.blend})
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from smkern.autotune import fit, raw
 from smkern.tuning import space, table
-from smkern.tuning.cost_model import DEFAULTS
+from smkern.tuning.cost_constants import DEFAULTS
 
 
 def test_gap_is_what_the_pick_loses(measurements, profile):

@@ -12,7 +12,7 @@ from smkern.autotune.shortlist import Candidate, parse_epilogue, problems
 from smkern.errors import DeviceError
 from smkern.tuning import space, table
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
-from smkern.tuning.cost_model import DEFAULTS
+from smkern.tuning.cost_constants import DEFAULTS
 from smkern.tuning.table import Cell, CellKey, Table, TableStore
 
 META = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}

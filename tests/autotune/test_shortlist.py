@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from smkern.autotune.shortlist import MAX_OF_A_KIND, parse_epilogue, problems, shortlist
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
-from smkern.tuning.cost_model import DEFAULTS
+from smkern.tuning.cost_constants import DEFAULTS
 
 
 @pytest.mark.parametrize("m", [1, 64, 77, 512, 8192])

@@ -125,10 +125,11 @@ def test_some_swapped_tile_is_sensible_for_few_rows_and_pads_little(m, kernel):
 
 
 @given(st.integers(1, 8192), st.integers(1, 132))
-def test_raster_groups_are_powers_of_two_up_to_the_rows(m, num_sms):
-    group = space.group_m(m, GOOD, num_sms)
-    assert group in (1, 2, 4, 8, 16)
-    assert group <= max(1, -(-m // GOOD.block_m))
+def test_raster_groups_are_even_and_no_more_than_they_must_be(m, num_sms):
+    group, rows = space.group_m(m, GOOD, num_sms), -(-m // GOOD.block_m)
+    assert 1 <= group <= min(16, rows)
+    groups = -(-rows // group)
+    assert groups * group - rows < groups, "a group may lack one row tile, none lacks more"
 
 
 @given(st.integers(1, 500), st.integers(1, 264), st.integers(1, 256))

@@ -1,0 +1,220 @@
+"""`smkern bench untuned`: the cost model alone, on shapes that no table holds and no fit has seen.
+
+What most users run first is a model that nobody tuned, in budgets that nobody tuned. With
+`--left-out` the committed shapes instead, each by constants that were fitted without it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, Shape, file_options, gemm_groups
+from smkern.bench.gemm import Deadline, report, run
+from smkern.bench.results import collect_meta, open_results
+from smkern.bench.summary import geomean
+from smkern.device import device_info
+from smkern.errors import SmkernError, TableError
+from smkern.tuning.cost_constants import CostConstants
+
+Cell = dict[str, Any]
+
+MODELS: Mapping[str, Mapping[str, Shape]] = {
+    "mistral-7b, a quarter": {
+        "qkv": (1536, 4096), "o": (4096, 1024), "gate_up": (7168, 4096), "down": (4096, 3584),
+        "head": (8192, 4096),
+    },
+    "gemma-2-9b": {
+        "qkv": (8192, 3584), "o": (3584, 4096), "gate_up": (28672, 3584), "down": (3584, 14336),
+        "head": (256000, 3584),
+    },
+    "phi-4": {
+        "qkv": (7680, 5120), "o": (5120, 5120), "gate_up": (35840, 5120), "down": (5120, 17920),
+        "head": (100352, 5120),
+    },
+    "qwen2.5-72b, a quarter": {
+        "qkv": (2560, 8192), "o": (8192, 2048), "gate_up": (14784, 8192), "down": (8192, 7392),
+        "head": (38016, 8192),
+    },
+}  # fmt: skip
+"""Every linear layer, (n, k). A quarter: tensor parallel over 4. Whole, Mistral's are Llama's."""
+ROWS = (1, 3, 17, 48, 77, 130, 200, 256, 391, 1000, 2500, 8192)
+HEAD_ROWS = 256
+"""A head runs on the rows that draw a token: no more than these."""
+SEED = 12
+DRAWS = 3
+"""Budgets of each case, drawn from every second from 16 to two below the whole device."""
+BACKENDS = {"smkern:model": "model"}
+LEFT_OUT = {"smkern:triton": "own", "smkern:model": "model"}
+GEOMEAN, WORST, UNDER, SHARE_UNDER = 1.15, 0.90, 0.97, 0.05
+LEFT_OUT_GEOMEAN, LEFT_OUT_WORST = 1.04, 1.15
+
+
+def shapes() -> tuple[Shape, ...]:
+    """Of all models, each once."""
+    return tuple(dict.fromkeys(shape for model in MODELS.values() for shape in model.values()))
+
+
+def untuned_groups(total: int) -> list[Group]:
+    """The cases with their drawn budgets, a shape after the other; the same on every run."""
+    heads = {model["head"] for model in MODELS.values()}
+    draw = random.Random(SEED)
+    return [
+        Group(n, k, m, num_sms)
+        for n, k in shapes()
+        for m in ROWS
+        for num_sms in sorted(draw.sample(range(16, total, 2), DRAWS))
+        if m <= HEAD_ROWS or (n, k) not in heads
+    ]
+
+
+def check_unseen(wanted: Iterable[Shape], seen: Iterable[Shape], where: str) -> None:
+    """Raise TableError where a shape was seen: it would not tell what an unknown one meets."""
+    both = sorted(set(wanted) & set(seen))
+    if both:
+        names = ", ".join(f"{n}x{k}" for n, k in both)
+        raise TableError(f"{where} has {names}, which this suite holds out: leave them out there")
+
+
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
+    """The rows over the model's cells; of what was measured twice the better counts for the worst.
+
+    A cell must lose in both measurements to count as lost; the geomean is of the second.
+    """
+    found = [c for c in cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
+    last = [c.get("vs_cublas_again", c["vs_cublas"]) for c in found]
+    better = [max(c["vs_cublas"], c.get("vs_cublas_again", 0.0)) for c in found]
+    under = sum(value < UNDER for value in better) / len(better) if better else None
+    return {
+        "untuned_geomean": _row(geomean(last), GEOMEAN, len(found)),
+        "untuned_worst": _row(min(better, default=None), WORST, len(found))
+        | {"cells_under": sum(value < WORST for value in better)},
+        "untuned_share_under_0.97": _row(under, SHARE_UNDER, len(found), at_most=True),
+        "worst_cells": [
+            {**c["case"], "num_sms": c["num_sms"], "config": c["config"], "vs_cublas": value}
+            for value, c in sorted(zip(better, found, strict=True), key=lambda pair: pair[0])[:20]
+        ],
+    }
+
+
+def summarize_left_out(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Time by a model that never saw the shape over the tuned time, both in the same rounds."""
+    own: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        if cell.get("us"):
+            case = cell["case"]
+            key = case["m"], case["n"], case["k"], cell["num_sms"]
+            own.setdefault(key, {})[cell["provider"]] = cell
+    pairs = [c for c in own.values() if len(c) == 2 and c["smkern:triton"]["source"] == "table"]
+    ratios = {id(c): c["smkern:model"]["us"] / c["smkern:triton"]["us"] for c in pairs}
+    worst = sorted(pairs, key=lambda c: -ratios[id(c)])
+    return {
+        "left_out_geomean": _row(
+            geomean(ratios.values()), LEFT_OUT_GEOMEAN, len(pairs), at_most=True
+        ),
+        "left_out_worst": _row(
+            max(ratios.values(), default=None), LEFT_OUT_WORST, len(pairs), at_most=True
+        )
+        | {"cells_over": sum(value > LEFT_OUT_WORST for value in ratios.values())},
+        "left_out_worst_cells": [
+            {
+                **c["smkern:model"]["case"],
+                "num_sms": c["smkern:model"]["num_sms"],
+                "over_tuned": round(ratios[id(c)], 3),
+                "config": c["smkern:model"]["config"],
+                "tuned": c["smkern:triton"]["config"],
+            }
+            for c in worst[:20]
+        ],
+    }
+
+
+def _row(value: float | None, target: float, count: int, *, at_most: bool = False) -> Cell:
+    met = None if value is None else (value <= target if at_most else value >= target)
+    rounded = None if value is None else round(value, 4)
+    return {"value": rounded, "target": target, "met": met, "cells": count}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Constants by the shape that their fit left out: `NxK.json` files of a folder."""
+
+    folder: Path
+
+    def constants(self, shape: Shape) -> CostConstants:
+        path = self.folder / f"{shape[0]}x{shape[1]}.json"
+        try:
+            return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TableError(
+                f"{path} holds no constants fitted without {path.stem} ({error}); make them: "
+                "python -m smkern.autotune.fit RAW --leave-out FOLDER"
+            ) from error
+
+
+def _left_out_groups(budgets: Sequence[int]) -> list[Group]:
+    return gemm_groups(SHAPES, MS, tuple(budgets))
+
+
+@click.command("untuned")
+@file_options("untuned", quick="A tenth of the cells.")
+@click.option(
+    "--left-out",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of constants, each fitted without a shape: the committed shapes by them.",
+)
+@click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
+@click.option("--again/--no-again", default=True, help="Measure losing cells a second time.")
+def command(
+    out: Path,
+    resume: bool,
+    quick: bool,
+    left_out: Path | None,
+    time_limit_s: float | None,
+    again: bool,
+) -> None:
+    """Time what the cost model alone chooses, on shapes, rows and budgets that no table holds.
+
+    Beside it cuBLAS in the same partition, spread and the driver's own; the better counts.
+    """
+    from smkern.bench.providers import dispatcher_of
+    from smkern.tuning.table import load_tables
+
+    try:
+        info = device_info()
+        dispatcher = dispatcher_of()
+        results = open_results(out, resume=resume, meta=collect_meta())
+        deadline = Deadline.after(time_limit_s)
+        if left_out is not None:
+            groups = _left_out_groups([n for n in BUDGETS if n <= info.num_sms])
+            held = LeftOut(left_out)
+
+            def prepare(shape: Shape) -> None:
+                dispatcher.constants = held.constants(shape)
+
+            left = run(
+                groups[:: 10 if quick else 1], results, out, deadline, again=False,
+                backends=LEFT_OUT, peers=False, rows=summarize_left_out, before=prepare,
+            )  # fmt: skip
+        else:
+            groups = untuned_groups(info.num_sms)
+            tuned = {(key.n, key.k) for key in load_tables(info.name).cells}
+            check_unseen(shapes(), tuned, "this GPU's table")
+            left = run(
+                groups[:: 10 if quick else 1], results, out, deadline, again=again,
+                backends=BACKENDS, limits={"smkern:model": UNDER}, rows=summarize,
+            )  # fmt: skip
+    except SmkernError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(report(results.summary))
+    click.echo(f"{len(results.by_key)} cells in {out}; {left} groups left (go on with --resume)")
+
+
+if __name__ == "__main__":
+    command()

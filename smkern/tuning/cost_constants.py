@@ -1,0 +1,118 @@
+"""What the GEMM's cost model is fitted to: constants of a GPU, and how its variants differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from math import exp
+from typing import Any
+
+from smkern.tuning.config import GemmConfig, Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class CostConstants:
+    """What the model does not derive. `smkern.autotune.fit` fits them to measured candidates.
+
+    The defaults are an H200's. `variants` holds what a compiled variant (`variant_key`) takes over
+    what the model says, whole loops first, then cut ones: a logarithm. Where it holds any, a
+    variant that it lacks never was the best of a measured cell, and is not chosen.
+    """
+
+    launch_us: float = 1.63
+    """A kernel in a graph: launch, tensor maps."""
+    apart_us: float = 0.95
+    """Extra cost of one that begins only when the kernel before it has ended."""
+    overlap_l2: float = 0.92
+    """Share of L2's rate where it begins before that: its CTAs are placed around the others."""
+    l2_latency_us: float = 0.43
+    """From asking for a stage to having it out of L2; the stages in flight share it."""
+    dram_latency_us: float = 0.39
+    """What that takes longer out of memory."""
+    issue_us: float = 0.017
+    """Least time of a product over 16 of K, however small the tile."""
+    step_us: float = 0.027
+    """Of one block_k step: barriers and issue, hidden only by another CTA of the SM."""
+    eager_step_us: float = 0.074
+    """Extra cost of a step whose product is awaited before the next is issued (`eager`)."""
+    tma_step_us: float = 0.025
+    """Extra cost of a step in the tma kernel: the same warps copy and multiply."""
+    pointer_step_us: float = 0.12
+    """Extra cost of a step in the pointer kernel: addresses and masks."""
+    tile_us: float = 0.1
+    """Of one tile: the epilogue's fixed part and the way to the next tile."""
+    drain_us: float = 1.35
+    """Refill of the pipeline at each tile, in kernels that do not load ahead over tiles (tma)."""
+    store_tbps_per_sm: float = 0.04
+    """Writing a tile: TB/s of one CTA."""
+    piece_us: float = 0.56
+    """Of one K piece: fence, counter and the wait for them."""
+    partial_write_tbps: float = 1.0
+    """Writing a partial tile: TB/s of one CTA."""
+    partial_read_tbps: float = 0.0223
+    """Reading one: they are read one after the other."""
+    partial_latency_us: float = 0.42
+    """Until the first of a partial is there."""
+    mma_efficiency: float = 1.15
+    """Share of the tensor peak inside a long K loop, before it is blended with the rest."""
+    crowd_efficiency: float = 0.93
+    """The same share where CTAs of one SM take turns."""
+    misplaced: float = 0.77
+    """CTAs that share an SM beyond need, of those that could: fewer CTAs than fit are not spread
+    evenly over SMs."""
+    power_efficiency: float = 0.97
+    """Share of the profile's power-limited rate."""
+    dram_efficiency: float = 1.04
+    """Share of the partition's read bandwidth, before it is blended with the rest."""
+    l2_tbps_per_sm: float = 0.33
+    """L2 to shared memory, of one SM."""
+    l2_tbps: float = 12.5
+    """L2 to shared memory, of the chip."""
+    l2_kept: float = 0.43
+    """Share of L2 that weights can count on when rows of tiles follow each other."""
+    stream_kept: float = 0.05
+    """Share of L2 that serves CTAs whose K loops are out of step."""
+    stream_rows: float = 0.43
+    """Share of the columns at work that read a row tile again when they are out of step."""
+    blend: float = 2.46
+    """Exponent that blends the ceilings: large means that only the highest counts."""
+    variants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CostConstants:
+        """Of a file's `constants` and `variants`; unknown names raise KeyError."""
+        numbers = data["constants"]
+        unknown = sorted(set(numbers) - set(NAMES))
+        if unknown:
+            raise KeyError(f"unknown cost constants {unknown}; known: {sorted(NAMES)}")
+        variants = {
+            str(key): (float(whole), float(cut)) for key, (whole, cut) in data["variants"].items()
+        }
+        return cls(**{name: float(value) for name, value in numbers.items()}, variants=variants)
+
+    def knows(self, config: GemmConfig) -> bool:
+        """Whether a configuration's variant may be chosen; of other kernels nothing is known."""
+        if not self.variants or config.kernel not in FITTED:
+            return True
+        return variant_key(config) in self.variants
+
+    def factor(self, config: GemmConfig, cut: float) -> float:
+        """What the variant takes over what the model says where this share of tiles is cut."""
+        found = self.variants.get(variant_key(config)) if self.variants else None
+        return exp(found[0] + cut * (found[1] - found[0])) if found else 1.0
+
+
+FITTED: tuple[Kernel, ...] = ("ws", "tma")
+"""Kernels whose variants are measured one by one."""
+NAMES = tuple(item.name for item in fields(CostConstants) if item.name != "variants")
+"""The constants that are numbers."""
+DEFAULTS = CostConstants()
+
+
+@lru_cache(maxsize=4096)
+def variant_key(config: GemmConfig) -> str:
+    """A compiled variant but for its stages, which are as many as fit: `ws:64x128x64:w4:c2:swap`"""
+    parts = [f"{config.kernel}:{config.block_m}x{config.block_n}x{config.block_k}"]
+    parts += [f"w{config.num_warps}:c{config.ctas_per_sm}"]
+    return ":".join(parts + ["swap"] * config.swap + ["eager"] * config.eager)
