@@ -19,7 +19,7 @@ import numpy as np
 
 from smkern.autotune import raw
 from smkern.autotune.raw import Measurement
-from smkern.device import Profile, load_profile
+from smkern.profile import Profile, load_profile
 from smkern.tuning.cost_model import DEFAULTS, Ceilings, CostConstants, Estimate
 from smkern.tuning.space import LIBRARIES
 from smkern.tuning.table import CellKey

@@ -24,8 +24,9 @@ from smkern.bench.reads import pick_shape
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Place, Stage
 from smkern.bench.timing import Call, Timing
-from smkern.device import SHIPPED, Profile, device_info, save_profile
+from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.profile import SHIPPED, Profile, save_profile
 
 SHARES = (8, 16, 24, 32, 40, 48, 60)
 """Small sides; each is measured with its complement, on which the neighbour runs."""

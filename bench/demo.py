@@ -23,9 +23,10 @@ import smkern
 from smkern import doctor
 from smkern.bench import demo_runtime
 from smkern.bench.results import Results, collect_meta, load_results
-from smkern.device import Budget, Profile
+from smkern.device import Budget
 from smkern.errors import DeviceError, SmkernError
 from smkern.ops.dispatch import Explanation, offline_dispatcher
+from smkern.profile import Profile
 from smkern.tuning.config import STREAM_K, GemmConfig, GemmProblem
 from smkern.tuning.table import load_tables
 

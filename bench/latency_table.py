@@ -11,11 +11,12 @@ import click
 
 from smkern.bench.results import Results, load_results
 from smkern.bench.runtime.cases import MIXED, OP, OURS, plans_named
+from smkern.device import gpu_folder
 from smkern.errors import SmkernError
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import SHIPPED, Timing, latency_file
 from smkern.models import preset
-from smkern.tuning.cells import PROVENANCE, gpu_folder
+from smkern.tuning.cells import PROVENANCE
 
 Cell = Mapping[str, Any]
 

@@ -7,14 +7,14 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smkern.device import DEFAULT, Profile, load_profile
+from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
 from smkern.latency.curve import Curve
 from smkern.latency.roofline import Bound, Roofline
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
 from smkern.latency.work import Size
-from smkern.tuning.cells import gpu_folder
+from smkern.profile import DEFAULT, Profile, load_profile
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig

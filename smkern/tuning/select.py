@@ -23,7 +23,7 @@ from smkern.tuning.config import (
 from smkern.tuning.table import Table, load_constants
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
     from smkern.tuning.cost_model import CostConstants
 
 INVARIANT_ROWS = (8, 64, 256, 2048)
