@@ -106,8 +106,14 @@ def test_flops_of_an_sm_and_clock(info, flops):
 
 @pytest.mark.parametrize(
     ("capability", "known"),
-    [((9, 0), (9, 0)), ((10, 3), (10, 0)), ((11, 0), (10, 0)), ((13, 1), (10, 0)), ((8, 7), (8, 6))],
-)  # fmt: skip
+    [
+        ((9, 0), (9, 0)),
+        ((8, 7), (8, 6)),
+        ((10, 3), (10, 0)),
+        ((11, 0), (10, 0)),
+        ((13, 1), (10, 0)),
+    ],
+)
 def test_an_unknown_capability_says_whose_rate_it_takes(capability, known):
     assert gpus._gpu("x", 1, capability, 1, 1, 1, 1.0).known_as == known
 

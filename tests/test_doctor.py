@@ -18,19 +18,7 @@ from smkern import doctor
 from smkern.device import DeviceInfo
 from smkern.doctor import Finding, Report
 from smkern.errors import ConfinementError, DeviceError
-
-H200 = DeviceInfo(
-    name="NVIDIA H200",
-    num_sms=132,
-    capability=(9, 0),
-    sm_granularity=2,
-    min_sms=2,
-    l2_bytes=50 * 2**20,
-    sm_clock_mhz=1980,
-    memory_bytes=150 * 10**9,
-    driver="580.159",
-    cuda="13.0",
-)
+from tests.gpus import H200
 
 
 @dataclass
