@@ -228,12 +228,26 @@ def cache_file(info: DeviceInfo) -> Path:
 
     The SMs count too: a server with active-thread percentages shows fewer under the same name.
     """
+    stack = [f"{name}-{_version(name)}" for name in ("torch", "triton")]
+    parts = [f"driver-{info.driver}", *stack]
+    rest = "_".join("".join(c if c.isalnum() or c in ".-" else "-" for c in p) for p in parts)
+    return _cache() / f"{_stem(info)}_{rest}.json"
+
+
+def outdated(info: DeviceInfo) -> list[Path]:
+    """This user's profiles of a GPU from another driver or stack: none of them counts."""
+    found = sorted(_cache().glob(f"{_stem(info)}_*.json"))
+    return [path for path in found if path != cache_file(info)]
+
+
+def _stem(info: DeviceInfo) -> str:
+    return f"{gpu_folder(info.name)}_{info.num_sms}-sms"
+
+
+def _cache() -> Path:
     from platformdirs import user_cache_path
 
-    stack = [f"{name}-{_version(name)}" for name in ("torch", "triton")]
-    parts = [gpu_folder(info.name), f"{info.num_sms}-sms", f"driver-{info.driver}", *stack]
-    name = "_".join("".join(c if c.isalnum() or c in ".-" else "-" for c in p) for p in parts)
-    return user_cache_path("smkern") / "profiles" / f"{name}.json"
+    return user_cache_path("smkern") / "profiles"
 
 
 def _version(name: str) -> str:

@@ -28,8 +28,9 @@ class LadderPlan:
     rungs: tuple[int, ...]
 
     def __str__(self) -> str:
+        count = "1 rung" if len(self.rungs) == 1 else f"{len(self.rungs)} rungs"
         return (
-            f"{len(self.rungs)} rungs of the {self.num_sms} SMs of this {self.device} in atoms of "
+            f"{count} of the {self.num_sms} SMs of this {self.device} in atoms of "
             f"{self.atom}: decode {', '.join(map(str, self.rungs))}; prefill the rest"
         )
 
