@@ -121,8 +121,8 @@ class TablePredictor:
 
         Args:
             model: A preset's name, whatever the case.
-            gpu: The GPU's name, "NVIDIA H200" or "h200"; None: the one that plans are made for
-                where there is no GPU.
+            gpu: The GPU's name, "NVIDIA H200" or "h200"; None: the H200 that plans are made for
+                without a GPU, whatever GPU is here.
 
         Raises:
             TableError: no table for that model on that GPU.
