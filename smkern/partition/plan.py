@@ -61,7 +61,7 @@ def plan_ladder(
     if not 1 <= atom <= info.num_sms // 2:
         raise BudgetError(
             f"atom={atom}: SMs of this {info.name} with {info.num_sms} move together in "
-            f"{info.sm_granularity} to {info.num_sms // 2}; take 2, or 8 for clusters"
+            f"{info.sm_granularity} to {info.num_sms // 2}; leave it out, or take 8 for clusters"
         )
     wanted = _default_rungs(info, atom) if decode_sms is None else sorted(set(decode_sms))
     if not wanted:
