@@ -23,9 +23,10 @@ from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import call_of, problem_of_case
 from smkern.bench.timing import Call
 from smkern.bench.timing import try_eagerly as run_once
-from smkern.device import Budget, Profile
+from smkern.device import Budget
 from smkern.errors import SmkernError
 from smkern.ops.append.dispatch import AppendDispatcher
+from smkern.profile import Profile
 from smkern.tuning.append import AppendConfig, AppendProblem, candidates, choose, predict_us
 from smkern.tuning.append_table import CODEC, AppendKey
 from smkern.tuning.cells import CellFile, Tuned, config_to_json

@@ -14,7 +14,8 @@ from smkern.autotune import sitting
 from smkern.autotune.attention_cases import problem_of
 from smkern.autotune.sitting import Outcome, Request, Sitting
 from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS, AttentionCase
-from smkern.device import Budget, Profile
+from smkern.device import Budget
+from smkern.profile import Profile
 from smkern.tuning.attention import space
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 from smkern.tuning.attention.table import CODEC, AttentionKey

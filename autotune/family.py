@@ -12,8 +12,9 @@ from smkern.autotune import sitting
 from smkern.autotune.places import Place
 from smkern.autotune.sitting import Outcome, Request, Sitting
 from smkern.autotune.small import SmallMeasurement, SmallTuner
-from smkern.device import Budget, Profile
+from smkern.device import Budget
 from smkern.ops.small import Small
+from smkern.profile import Profile
 from smkern.tuning.cells import CellFile, Tuned
 
 SAME_WITHIN = 1.015

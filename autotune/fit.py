@@ -20,7 +20,7 @@ import numpy as np
 
 from smkern.autotune import raw
 from smkern.autotune.raw import Measurement
-from smkern.device import Profile, load_profile
+from smkern.profile import Profile, load_profile
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
 from smkern.tuning.cost_model import Ceilings, Estimate
 from smkern.tuning.space import LIBRARIES

@@ -15,7 +15,8 @@ from smkern.autotune import raw
 from smkern.autotune.raw import Measurement
 from smkern.autotune.shortlist import Candidate, shortlist
 from smkern.autotune.sitting import opened
-from smkern.device import Budget, Confinement, Profile
+from smkern.device import Budget, Confinement
+from smkern.profile import Profile
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import predict_us

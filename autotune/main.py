@@ -19,7 +19,8 @@ from smkern.autotune.attention_cases import (
 )
 from smkern.autotune.shortlist import parse_epilogue, problems
 from smkern.bench.cases import BUDGETS, MS, SHAPES, IntList, ShapeList
-from smkern.device import Confinement, load_profile
+from smkern.device import Confinement
+from smkern.profile import load_profile
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, Kernel
 from smkern.tuning.table import TableStore, user_path

@@ -12,7 +12,7 @@ from smkern.autotune.places import Place
 from smkern.autotune.sitting import Request
 from smkern.autotune.small import SmallTuner
 from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
-from smkern.device import Profile
+from smkern.profile import Profile
 from smkern.tuning import grouped, grouped_table, moe, moe_table
 
 __all__ = [

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from smkern.device import Budget, Profile
+from smkern.device import Budget
+from smkern.profile import Profile
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import CostConstants

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import click
 
 from smkern.autotune import raw
-from smkern.device import Budget, Confinement, Profile
+from smkern.device import Budget, Confinement
+from smkern.profile import Profile
 from smkern.tuning.cells import CellFile, Tuned
 
 if TYPE_CHECKING:

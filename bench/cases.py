@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from smkern.bench.results import results_folder
+
 Shape = tuple[int, int]
 """(n, k) of the weight [n, k]."""
 
@@ -118,14 +120,14 @@ def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-def file_options(suite: str, *, quick: str, gpu: str = "h200") -> Callable[[Any], Any]:
+def file_options(suite: str, *, quick: str) -> Callable[[Any], Any]:
     """The options --out, --resume and --quick, which `quick` is the help of."""
     return stacked(
         click.option(
             "--out",
             type=click.Path(path_type=Path, dir_okay=False),
-            default=Path("bench") / "results" / gpu / f"{suite}.json",
-            show_default=True,
+            default=lambda: results_folder() / f"{suite}.json",
+            show_default=f"bench/results/<this GPU>/{suite}.json",
             help="Results file.",
         ),
         click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others."),
@@ -133,10 +135,10 @@ def file_options(suite: str, *, quick: str, gpu: str = "h200") -> Callable[[Any]
     )
 
 
-def common_options(suite: str, *, gpu: str = "h200") -> Callable[[Any], Any]:
+def common_options(suite: str) -> Callable[[Any], Any]:
     """The options every GEMM suite takes: --out --resume --quick --shapes --ms --budgets."""
     return stacked(
-        file_options(suite, quick="A few cells only: seconds of GPU time.", gpu=gpu),
+        file_options(suite, quick="A few cells only: seconds of GPU time."),
         click.option("--shapes", type=ShapeList(), default=None, help="Weights, as NxK,NxK."),
         click.option("--ms", type=IntList(), default=None, help="Rows of the activations."),
         click.option(

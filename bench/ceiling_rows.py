@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from smkern.device import DeviceInfo, Placement, Profile
+from smkern.device import DeviceInfo
+from smkern.profile import Placement, Profile
 
 Cell = Mapping[str, Any]
 Points = dict[int, float]
 
 PLACEMENTS: tuple[Placement, ...] = ("spread", "default")
-FLOP_PER_CLOCK = 4096
-"""Dense bf16 FLOP an SM does in a clock (sm_90)."""
 PROVENANCE = ("gpu", "driver", "torch", "triton", "date", "command", "smkern_commit")
 
 
@@ -44,7 +43,7 @@ def _rate(cell: Cell) -> float:
     return float(cell["tbps"] if cell["op"] == "read" else cell["tflops"])
 
 
-def dense_ceiling(cells: Iterable[Cell], sm_clock_mhz: int) -> Points:
+def dense_ceiling(cells: Iterable[Cell], info: DeviceInfo) -> Points:
     """SMs to the dense rate that power allows, TFLOP/s.
 
     What the SMs would do at the clock that they kept under the fastest product measured, each of
@@ -59,9 +58,10 @@ def dense_ceiling(cells: Iterable[Cell], sm_clock_mhz: int) -> Points:
     most = max(map(_rate, fastest.values()), default=0.0)
     points: Points = {}
     for n, cell in sorted(fastest.items()):
-        peak = FLOP_PER_CLOCK * n * sm_clock_mhz / 1e6
+        flops_per_mhz = info.flops_per_clock * n / 1e6
+        peak = flops_per_mhz * info.sm_clock_mhz
         mhz = cell.get("sm_mhz")
-        allowed = FLOP_PER_CLOCK * n * mhz / 1e6 if mhz else most
+        allowed = flops_per_mhz * mhz if mhz else most
         points[n] = round(max(_rate(cell), min(peak, allowed)), 1)
     return points
 
@@ -91,7 +91,7 @@ def profile_of(cells: Sequence[Cell], info: DeviceInfo, meta: Mapping[str, Any])
         for when, beside in (("alone", False), ("beside", True)):
             points = curve(cells, "read", placement, beside=beside)
             curves[f"bandwidth_tbps_{placement}_{when}"] = points
-    ceiling = dense_ceiling(cells, info.sm_clock_mhz)
+    ceiling = dense_ceiling(cells, info)
     curves["flops_tflops_spread_alone"] = ceiling
     curves["flops_tflops_spread_beside"] = dense_beside(cells, ceiling)
     return Profile(

@@ -24,8 +24,9 @@ from smkern.bench.reads import pick_shape
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Place, Stage
 from smkern.bench.timing import Call, Timing
-from smkern.device import SHIPPED, Profile, device_info, save_profile
+from smkern.device import device_info, gpu_folder
 from smkern.errors import SmkernError
+from smkern.profile import SHIPPED, Profile, save_profile
 
 SHARES = (8, 16, 24, 32, 40, 48, 60)
 """Small sides; each is measured with its complement, on which the neighbour runs."""
@@ -201,9 +202,8 @@ def run(
 
 
 def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
-    """Write a profile beside the package's own, under the GPU's short name."""
-    name = profile.info.name.lower().replace("nvidia", "").strip().replace(" ", "-")
-    path = save_profile(profile, folder / f"{name}.json")
+    """Write a profile beside the package's own, under the GPU's folder name."""
+    path = save_profile(profile, folder / f"{gpu_folder(profile.info.name)}.json")
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     return path
 

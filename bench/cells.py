@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smkern.bench.timing import Timing
 
 if TYPE_CHECKING:
-    from smkern.device import Budget, Placement, Profile
+    from smkern.device import Budget
+    from smkern.profile import Placement, Profile
 
 
 class Work(Protocol):

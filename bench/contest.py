@@ -12,7 +12,7 @@ from smkern.bench.cells import Work, ceiling_of, failed_cell, measured_cell
 from smkern.bench.power import PowerMeter
 from smkern.bench.stage import Place, Stage
 from smkern.bench.timing import Call, Case, Timing, ratio, time_within, try_eagerly
-from smkern.device import Profile
+from smkern.profile import Profile
 
 Cell = dict[str, Any]
 

@@ -22,10 +22,12 @@ from rich.table import Table
 import smkern
 from smkern import doctor
 from smkern.bench import demo_runtime
-from smkern.bench.results import Results, collect_meta, load_results
-from smkern.device import Budget, Profile
+from smkern.bench.results import COMMITTED as COMMITTED_GPU
+from smkern.bench.results import FOLDER, Results, collect_meta, load_results
+from smkern.device import Budget
 from smkern.errors import DeviceError, SmkernError
 from smkern.ops.dispatch import Explanation, offline_dispatcher
+from smkern.profile import Profile
 from smkern.tuning.config import STREAM_K, GemmConfig, GemmProblem
 from smkern.tuning.table import load_tables
 
@@ -35,7 +37,7 @@ MS = (64, 2048)
 BUDGETS = (16, 32, 60, 84, 116, 132)
 SWITCHES = 1000
 
-COMMITTED = Path(__file__).parent / "results" / "h200" / "gemm.json"
+COMMITTED = FOLDER / COMMITTED_GPU / "gemm.json"
 
 COULD_NOT_RUN = (
     "the model behind the policies: its times are those of a table, its tokens those of a formula",
@@ -149,7 +151,7 @@ def measure(path: Path, ms: Sequence[int], budgets: Sequence[int]) -> Results:
 
 def rates_table(results: Results) -> Table:
     """TFLOP/s by provider: rows of M and budget."""
-    providers = {"smkern": "smkern", "cublas": "cuBLAS", "wrong-budget": "told 132 SMs"}
+    providers = {"smkern": "smkern", "cublas": "cuBLAS", "wrong-budget": "told all SMs"}
     best: dict[tuple[int, int], dict[str, float]] = {}
     for cell in results.cells:
         if cell["op"] == "gemm" and cell["provider"] in providers and cell.get("tflops"):
@@ -181,8 +183,9 @@ def demo_without_gpu(console: Console, out: Path) -> None:
     console.print("\n[bold]Our GEMM kernel in Triton's interpreter[/], fp16, 77 x 150 x 136:")
     console.print(interpret(), markup=False, highlight=False)
     if COMMITTED.exists():
-        console.print("\nResults committed from an H200:")
-        draw(console, load_results(COMMITTED), out)
+        results = load_results(COMMITTED)
+        console.print(f"\nResults committed from an {results.meta['gpu']}:")
+        draw(console, results, out)
     console.print("\n[bold]What could not run here:[/]")
     missing = () if COMMITTED.exists() else (f"the picture: there is no {COMMITTED.name} yet",)
     for line in (*COULD_NOT_RUN, *missing):

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from smkern.bench.results import Results, load_results
+from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
 from smkern.bench.runtime.cases import MIXED, OP, OURS, plans_named
+from smkern.device import gpu_folder
 from smkern.errors import SmkernError
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import SHIPPED, Timing, latency_file
 from smkern.models import preset
-from smkern.tuning.cells import PROVENANCE, gpu_folder
+from smkern.tuning.cells import PROVENANCE
 
 Cell = Mapping[str, Any]
 
-ROOT = Path(__file__).resolve().parent
 SUITES = ("model", "runtime")
 """Suites whose results files time launches of whole models."""
 KINDS = {"decode_step": "decode", "prefill": "prefill", "mixed_step": "mixed"}
@@ -118,9 +118,9 @@ def write_tables(results: Results, folder: Path) -> list[Path]:
     return paths
 
 
-def committed(gpu: str = "h200") -> list[Path]:
-    """The results files of a GPU that time launches of whole models, as far as they are there."""
-    paths = [ROOT / "results" / gpu / f"{suite}.json" for suite in SUITES]
+def committed(gpu: str = COMMITTED) -> list[Path]:
+    """The results files in a GPU's folder that time launches of whole models: those that exist."""
+    paths = [FOLDER / gpu / f"{suite}.json" for suite in SUITES]
     return [path for path in paths if path.exists()]
 
 

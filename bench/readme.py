@@ -25,7 +25,7 @@ from smkern.bench.readme_runtime import (
     served_table,
     steady_table,
 )
-from smkern.bench.results import Results, load_results
+from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
 from smkern.errors import SmkernError
 
@@ -282,9 +282,7 @@ def _provenance(suites: Mapping[str, Results]) -> str:
 
 @click.command("readme")
 @click.option("--readme", type=click.Path(path_type=Path), default=ROOT / "README.md")
-@click.option(
-    "--results", type=click.Path(path_type=Path), default=ROOT / "bench" / "results" / "h200"
-)
+@click.option("--results", type=click.Path(path_type=Path), default=FOLDER / COMMITTED)
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if the README is out of date.")
 def command(readme: Path, results: Path, check: bool) -> None:
     """Fill the README's tables from the committed results."""

@@ -19,7 +19,8 @@ from typing import Any
 
 import click
 
-from smkern.errors import SmkernError
+from smkern.device import device_info, gpu_folder
+from smkern.errors import DeviceError, SmkernError
 
 JsonDict = dict[str, Any]
 
@@ -27,8 +28,25 @@ IDENTITY = ("op", "case", "num_sms", "mode", "placement", "group_sms", "provider
 """What makes two cells the same measurement. `group_sms` is the budget whose rounds it was in."""
 
 
+FOLDER = Path(__file__).resolve().parent / "results"
+COMMITTED = gpu_folder("NVIDIA H200")
+"""The folder in `FOLDER` that README, pictures and demo show where no GPU is asked about."""
+
+
 class ResultsError(SmkernError, ValueError):
-    """A results file that is corrupt, half-written or not a results file."""
+    """A results file that is corrupt, half-written, another GPU's or not a results file."""
+
+
+def results_folder() -> Path:
+    """Where results of this machine's GPU belong; without one, which measures nothing, `unknown`.
+
+    No other GPU's folder: a figure lies under the name of the chip that it was measured on.
+    """
+    try:
+        gpu = device_info().name
+    except DeviceError:
+        gpu = ""
+    return Path("bench") / "results" / gpu_folder(gpu)
 
 
 def cell_key(cell: Mapping[str, Any]) -> str:
@@ -52,7 +70,16 @@ class Results:
         self.by_key[cell_key(cell)] = dict(cell)
 
     def merge(self, other: Results) -> None:
-        """Take over the other's cells and provenance; where both measured, the other counts."""
+        """Take over the other's cells and provenance; where both measured, the other counts.
+
+        Raises:
+            ResultsError: they are of different GPUs.
+        """
+        mine, its = self.meta.get("gpu"), other.meta.get("gpu")
+        if mine and its and mine != its:
+            raise ResultsError(
+                f"results of {mine!r} and of {its!r} are no one file's: keep a file for each GPU"
+            )
         for cell in other.cells:
             self.add(cell)
         runs = [*_runs(self.meta), *_runs(other.meta)]
@@ -108,13 +135,25 @@ def load_results(path: Path) -> Results:
 
 
 def open_results(path: Path, *, resume: bool, meta: JsonDict) -> Results:
-    """A fresh `Results`, or with `resume` the file's, with this run's provenance added."""
+    """A fresh `Results`, or with `resume` the file's, with this run's provenance added.
+
+    Raises:
+        ResultsError: the file holds another GPU's figures, or with `resume` is no results file.
+    """
     fresh = Results(meta=meta)
-    if not resume or not path.exists():
+    if not path.exists():
         return fresh
-    results = load_results(path)
-    results.merge(fresh)
-    return results
+    try:
+        results = load_results(path)
+    except ResultsError:
+        if resume:
+            raise
+        return fresh
+    try:
+        results.merge(fresh)
+    except ResultsError as error:
+        raise ResultsError(f"{path}: {error}; name another with --out") from error
+    return results if resume else fresh
 
 
 def collect_meta() -> JsonDict:
@@ -139,9 +178,6 @@ def _software() -> JsonDict:
 
 
 def _gpu() -> JsonDict:
-    from smkern.device import device_info
-    from smkern.errors import DeviceError
-
     try:
         info = device_info()
     except DeviceError:

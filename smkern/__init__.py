@@ -21,7 +21,7 @@ from smkern import errors
 
 if TYPE_CHECKING:
     from smkern import kv, latency, models, policies, runtime
-    from smkern.device import DeviceInfo, Profile, device_info, load_profile
+    from smkern.device import DeviceInfo, device_info
     from smkern.kernels import counters
     from smkern.ops import (
         AppendCalls,
@@ -51,7 +51,17 @@ if TYPE_CHECKING:
         topk_softmax,
         warmup,
     )
-    from smkern.partition import Ladder, Partition, Split, current_num_sms, ladder, split
+    from smkern.partition import (
+        Ladder,
+        LadderPlan,
+        Partition,
+        Split,
+        current_num_sms,
+        ladder,
+        plan_ladder,
+        split,
+    )
+    from smkern.profile import Profile, load_profile
     from smkern.runtime import (
         CudaDevice,
         Handle,
@@ -73,6 +83,8 @@ __all__ = [
     "ladder",
     "split",
     "Ladder",
+    "LadderPlan",
+    "plan_ladder",
     "Split",
     "Partition",
     "current_num_sms",
@@ -132,7 +144,16 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "smkern.partition": ("ladder", "split", "Ladder", "Split", "Partition", "current_num_sms"),
+    "smkern.partition": (
+        "ladder",
+        "plan_ladder",
+        "split",
+        "Ladder",
+        "LadderPlan",
+        "Split",
+        "Partition",
+        "current_num_sms",
+    ),
     "smkern.ops": (
         "gemm",
         "gemm_workspace_bytes",
@@ -179,7 +200,8 @@ _ROOMS = {
         "SimDevice",
     ),
     "smkern.kernels": ("counters",),
-    "smkern.device": ("device_info", "load_profile", "DeviceInfo", "Profile"),
+    "smkern.device": ("device_info", "DeviceInfo"),
+    "smkern.profile": ("load_profile", "Profile"),
 }
 _LAZY = ("kv", "latency", "models", "policies", "runtime")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

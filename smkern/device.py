@@ -1,31 +1,37 @@
-"""Facts of one GPU and its ceilings by SM count, also of a GPU that is absent.
+"""Facts of one GPU, from the driver and NVML alone; what it can do is `smkern.profile`'s.
 
 Importing this loads neither torch nor the driver.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import astuple, dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from smkern.errors import BudgetError, DeviceError, ProfileError
+from smkern.errors import BudgetError, DeviceError
 
 Confinement = Literal["mask", "grid"]
-Placement = Literal["spread", "default"]
-Curve = Sequence[tuple[int, float]]
 
-FORMAT = 1
-SHIPPED = Path(__file__).parent / "profiles"
-DEFAULT = "h200"
-"""The shipped profile that a machine without a GPU plans for."""
+ASSUMED_CLOCK_MHZ = 1500
+"""Where neither the driver nor NVML tells: models need a clock to divide by."""
+NEWEST_KNOWN = (10, 0)
+"""The newest data-centre GPU whose rate is known; a newer one counts as this."""
+SLOWEST_KNOWN = (8, 6)
+_FLOPS_PER_CLOCK = {
+    (8, 0): 2048,
+    SLOWEST_KNOWN: 1024,
+    (8, 9): 1024,
+    (9, 0): 4096,
+    NEWEST_KNOWN: 8192,
+    (12, 0): 1024,
+}
+"""Dense bf16 FLOPs an SM does in a clock with fp32 sums, from NVIDIA's architecture papers."""
+_H20 = re.compile(r"\bH20\b")
+_H20_FLOPS_PER_CLOCK = 1024
+"""An sm_90 whose tensor cores are cut to a quarter: 148 TFLOP/s on 78 SMs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,7 +55,22 @@ def check_budget(budget: Budget) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """Facts of one GPU. `sm_granularity`: the least step of a partition; `min_sms`: its least."""
+    """Facts of one GPU.
+
+    Attributes:
+        name: as the driver gives it; a MIG slice's holds "MIG" and its kind.
+        num_sms: SMs of the GPU, or of the slice.
+        capability: (major, minor) of its architecture.
+        sm_granularity: the least step of a partition, SMs.
+        min_sms: the least partition, SMs.
+        l2_bytes: size of the L2 cache, bytes.
+        sm_clock_mhz: the highest SM clock, MHz; `ASSUMED_CLOCK_MHZ` where nobody tells it.
+        memory_bytes: memory that can be allocated, bytes.
+        driver: version of the driver.
+        cuda: version of CUDA that torch was built for.
+        memory_tbps: bandwidth of the memory in theory, TB/s, of a MIG slice its share; 0.0: neither
+            the driver nor NVML tells.
+    """
 
     name: str
     num_sms: int
@@ -61,79 +82,52 @@ class DeviceInfo:
     memory_bytes: int
     driver: str = "unknown"
     cuda: str = "unknown"
+    memory_tbps: float = 0.0
 
+    @property
+    def flops_per_clock(self) -> int:
+        """Dense bf16 FLOPs, summed in fp32, that one SM does in a clock.
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What a GPU can do on some of its SMs.
-
-    Args:
-        info: the GPU.
-        curves: name to measured points (SMs, value), sorted: `bandwidth_tbps_<placement>_<alone or
-            beside>`, `flops_tflops_<placement>_<alone or beside>`.
-        provenance: driver, versions, date and command of the measurement.
-    """
-
-    info: DeviceInfo
-    curves: Mapping[str, Curve]
-    provenance: Mapping[str, str] = field(default_factory=dict)
-
-    def bandwidth(
-        self,
-        num_sms: int,
-        *,
-        confined: Confinement = "mask",
-        placement: Placement = "spread",
-        beside: bool = False,
-    ) -> float:
-        """Read bandwidth of `num_sms` SMs, TB/s: never less for more SMs.
-
-        Args:
-            num_sms: 1 to the device's.
-            confined: a grid's CTAs land on SMs all over the device, as a spread partition's do.
-            placement: SMs spread over the GPCs (smkern's), or the driver's own groups.
-            beside: while a matrix product runs on the complement.
+        By the capability, with two exceptions: a GeForce of sm_86, sm_89 or sm_120 sums in fp32 at
+        half the rate of the data-centre and professional parts, and an H20's tensor cores are cut
+        to a quarter of sm_90's. An unknown capability counts as `known_as`.
         """
-        where = "spread" if confined == "grid" else placement
-        return self._at("bandwidth_tbps", num_sms, where, beside)
+        if _H20.search(self.name):
+            return _H20_FLOPS_PER_CLOCK
+        rate = _FLOPS_PER_CLOCK[self.known_as]
+        return rate // 2 if "GeForce" in self.name else rate
 
-    def flops(
-        self, num_sms: int, *, placement: Placement = "spread", beside: bool = False
-    ) -> float:
-        """Dense bf16 rate of `num_sms` SMs, TFLOP/s: 4,096 a clock and SM, or what power allows."""
-        peak = 4096e-6 * self.info.sm_clock_mhz * num_sms
-        return min(peak, self._at("flops_tflops", num_sms, placement, beside))
+    @property
+    def known_as(self) -> tuple[int, int]:
+        """The capability whose rate `flops_per_clock` takes; its own where that is known.
 
-    def _at(self, what: str, num_sms: int, placement: Placement, beside: bool) -> float:
-        total = self.info.num_sms
-        if not 1 <= num_sms <= total:
-            raise ProfileError(
-                f"a profile of {self.info.name} was asked about {num_sms} SMs; it has 1 to {total}"
-            )
-        when = "beside" if beside else "alone"
-        for name in (f"{what}_{placement}_{when}", f"{what}_spread_{when}", f"{what}_spread_alone"):
-            if self.curves.get(name):
-                return _interpolate(self.curves[name], num_sms)
-        raise ProfileError(
-            f"the profile of {self.info.name} has no curve {what}_{placement}_{when}; "
-            "measure it: smkern bench ceilings --save"
-        )
+        Else the next lower one of the same major number, else the newest known of data centres.
+        One before sm_80, which has no bf16, counts as the slowest known.
+        """
+        lower = [known for known in _FLOPS_PER_CLOCK if known <= self.capability]
+        if not lower:
+            return SLOWEST_KNOWN
+        found = max(lower)
+        return found if found[0] == self.capability[0] else NEWEST_KNOWN
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether this is a MIG slice of a GPU."""
+        return _is_slice(self.name)
 
 
-def _interpolate(curve: Curve, num_sms: int) -> float:
-    """Linear between points, through the origin before the first, level after the last.
+def _is_slice(name: str) -> bool:
+    return "MIG" in name.split()
 
-    Points that fall below an earlier one (a bad choice of SMs) count as the earlier one.
+
+def gpu_folder(name: str) -> str:
+    """The folder or file name of what belongs to a GPU: profiles, tables, results, timings.
+
+    Lower case, without "nvidia", one hyphen for whatever is no letter, digit or point:
+    "NVIDIA H200" is `h200`, "NVIDIA H100 80GB HBM3" `h100-80gb-hbm3`. A folder's name is its own.
     """
-    best, points = 0.0, [(0, 0.0)]
-    for sms, value in curve:
-        best = max(best, value)
-        points.append((sms, best))
-    i = bisect_right([sms for sms, _ in points], num_sms)
-    if i == len(points):
-        return points[-1][1]
-    (left, low), (right, high) = points[i - 1], points[i]
-    return low + (high - low) * (num_sms - left) / (right - left)
+    words = re.findall(r"[a-z0-9.]+", name.lower())
+    return "-".join(word for word in words if word != "nvidia" and word.strip(".")) or "unknown"
 
 
 def has_gpu() -> bool:
@@ -147,7 +141,7 @@ def device_info(index: int | None = None) -> DeviceInfo:
     """Facts of a GPU of this machine.
 
     Args:
-        index: of the GPU; torch's current one by default.
+        index: index of the GPU; torch's current one by default.
 
     Raises:
         DeviceError: no GPU, no driver, or none of that index.
@@ -162,6 +156,29 @@ def device_info(index: int | None = None) -> DeviceInfo:
     return _facts(torch.cuda.current_device() if index is None else index)
 
 
+_ATTRIBUTES = ("CLOCK_RATE", "MEMORY_CLOCK_RATE", "GLOBAL_MEMORY_BUS_WIDTH")
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """Clocks, bus and memory of a whole chip, also of one that a slice belongs to; 0: not told.
+
+    The first three are `_ATTRIBUTES` of the driver; `memory_bytes` is NVML's alone.
+    """
+
+    sm_clock_khz: int = 0
+    memory_clock_khz: int = 0
+    bus_bits: int = 0
+    memory_bytes: int = 0
+
+    def completed(self, is_slice: bool, uuid: str) -> Chip:
+        """With NVML's word for what is not told; a slice needs the memory of its chip too."""
+        if not is_slice and self.sm_clock_khz and self.memory_clock_khz and self.bus_bits:
+            return self
+        other = _chip_by_nvml(uuid)
+        return Chip(*(mine or its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+
 @cache
 def _facts(index: int) -> DeviceInfo:
     import torch
@@ -172,6 +189,8 @@ def _facts(index: int) -> DeviceInfo:
     facts = torch.cuda.get_device_properties(index)
     major, minor = facts.major, facts.minor
     step = 2 if major >= 9 else 4 if (major, minor) >= (8, 0) else 2
+    told = Chip(*(_attribute(name, index) for name in _ATTRIBUTES))
+    chip = told.completed(_is_slice(facts.name), str(getattr(facts, "uuid", "")))
     return DeviceInfo(
         name=facts.name,
         num_sms=facts.multi_processor_count,
@@ -179,20 +198,59 @@ def _facts(index: int) -> DeviceInfo:
         sm_granularity=step,
         min_sms=step,
         l2_bytes=facts.L2_cache_size,
-        sm_clock_mhz=_clock_mhz(index),
+        sm_clock_mhz=chip.sm_clock_khz // 1000 or ASSUMED_CLOCK_MHZ,
         memory_bytes=facts.total_memory,
         driver=_driver_version(),
         cuda=torch.version.cuda or "unknown",
+        memory_tbps=_memory_tbps(chip, facts.name, facts.total_memory),
     )
 
 
-def _clock_mhz(index: int) -> int:
-    """The highest SM clock, MHz."""
-    from cuda.bindings import driver
+def _attribute(name: str, index: int) -> int:
+    """An attribute of a device as the driver tells it; 0 where it does not."""
+    try:
+        from cuda.bindings import driver
 
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
-    code, khz = driver.cuDeviceGetAttribute(attribute, index)
-    return int(khz) // 1000 if int(code) == 0 else 0
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        code, value = driver.cuDeviceGetAttribute(attribute, index)
+    except (ImportError, AttributeError, RuntimeError):
+        return 0
+    return int(value) if int(code) == 0 else 0
+
+
+def _chip_by_nvml(uuid: str) -> Chip:
+    """The whole chip that a device is, or is a slice of; all zeros where there is no NVML."""
+    try:
+        from cuda.bindings import nvml
+
+        nvml.init_v2()
+        try:
+            handle = nvml.device_get_handle_by_uuid(f"GPU-{uuid}")
+        except nvml.NvmlError:
+            part = nvml.device_get_handle_by_uuid(f"MIG-{uuid}")
+            handle = nvml.device_get_device_handle_from_mig_device_handle(part)
+        clocks = nvml.ClockType
+        return Chip(
+            1000 * nvml.device_get_max_clock_info(handle, clocks.CLOCK_SM),
+            1000 * nvml.device_get_max_clock_info(handle, clocks.CLOCK_MEM),
+            nvml.device_get_memory_bus_width(handle),
+            nvml.device_get_memory_info_v2(handle).total,
+        )
+    except Exception:  # noqa: BLE001  an error class a reason; any of them means: do without
+        return Chip()
+
+
+def _memory_tbps(chip: Chip, name: str, memory_bytes: int) -> float:
+    """Two transfers a clock over the whole bus; of a slice its share, in eighths of the memory.
+
+    To a slice the driver tells the clock and the bus of the whole chip.
+    """
+    tbps = 2 * chip.memory_clock_khz * chip.bus_bits / 8 / 1e9
+    if _is_slice(name):
+        if not chip.memory_bytes:
+            return 0.0
+        tbps *= max(1, round(8 * memory_bytes / chip.memory_bytes)) / 8
+    return round(tbps, 3)
 
 
 def _driver_version() -> str:
@@ -204,99 +262,3 @@ def _driver_version() -> str:
     words = text.split("\n")[0].split()
     numbers = [word for word in words if word.count(".") >= 1 and word[0].isdigit()]
     return numbers[0] if numbers else "unknown"
-
-
-def cache_file(info: DeviceInfo) -> Path:
-    """Where this user's own profile of a GPU lies; it is one GPU's, driver's and stack's."""
-    from platformdirs import user_cache_path
-
-    stack = [f"{name}-{_version(name)}" for name in ("torch", "triton")]
-    parts = [info.name, f"driver-{info.driver}", *stack]
-    name = "_".join("".join(c if c.isalnum() or c in ".-" else "-" for c in p) for p in parts)
-    return user_cache_path("smkern") / "profiles" / f"{name}.json"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "absent"
-
-
-def load_profile(which: str | int | None = None) -> Profile:
-    """The profile of a GPU: this user's measured one, else the shipped one.
-
-    Args:
-        which: index of a GPU, the name of a shipped profile ("h200"), or None: the current GPU
-            where there is one, else the shipped H200.
-
-    Raises:
-        ProfileError: no such profile, or a corrupt one.
-        DeviceError: this machine has GPUs, but none of that index.
-    """
-    if isinstance(which, str):
-        return _read(SHIPPED / f"{which}.json")
-    try:
-        info = device_info(which)
-    except DeviceError:
-        if which is not None and has_gpu():
-            raise
-        return _read(SHIPPED / f"{DEFAULT}.json")
-    own = cache_file(info)
-    if own.exists():
-        return _read(own)
-    shipped = SHIPPED / f"{_short_name(info.name)}.json"
-    return _read(shipped if shipped.exists() else SHIPPED / f"{DEFAULT}.json")
-
-
-def _short_name(name: str) -> str:
-    return name.lower().replace("nvidia", "").strip().replace(" ", "-")
-
-
-def save_profile(profile: Profile, path: Path | None = None) -> Path:
-    """Write a profile, atomically, to `path` or to this user's cache; returns where."""
-    from filelock import FileLock
-
-    path = path or cache_file(profile.info)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = {
-        "format": FORMAT,
-        "info": asdict(profile.info),
-        "provenance": dict(sorted(profile.provenance.items())),
-        "curves": {name: [list(p) for p in sorted(c)] for name, c in profile.curves.items()},
-    }
-    with FileLock(f"{path}.lock"):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(text, file, indent=1, sort_keys=True)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    return path
-
-
-def _read(path: Path) -> Profile:
-    remedy = "delete it, or measure again: smkern bench ceilings --save"
-    try:
-        text: dict[str, Any] = json.loads(path.read_text())
-        if text["format"] != FORMAT:
-            raise ProfileError(f"{path} has format {text['format']}, not {FORMAT}: {remedy}")
-        info = text["info"]
-        info["capability"] = tuple(info["capability"])
-        curves = {
-            name: tuple(sorted((int(sms), float(value)) for sms, value in points))
-            for name, points in text["curves"].items()
-        }
-        return Profile(DeviceInfo(**info), curves, text["provenance"])
-    except FileNotFoundError:
-        known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))
-        raise ProfileError(f"no profile {path.name}; shipped are: {known}") from None
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        if isinstance(error, ProfileError):
-            raise
-        raise ProfileError(f"{path} is corrupt ({error!r}): {remedy}") from error

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import smkern
+from smkern.device import has_gpu
+from smkern.doctor_device import Finding, Status, device_findings, table_findings, tried
 from smkern.errors import SmkernError
 
 if TYPE_CHECKING:
@@ -21,12 +23,10 @@ if TYPE_CHECKING:
 
     from smkern.device import DeviceInfo
 
-Status = Literal["ok", "note", "absent", "failed"]
-
 DISTRIBUTIONS = ("torch", "triton", "cuda-bindings", "numpy", "click", "rich")
 
 PARTITION_BACKENDS: dict[str, dict[str, Any]] = {
-    "green, spread pairs": {"backend": "green", "atom": 2},
+    "green, least atoms": {"backend": "green"},
     "green, atoms of 8": {"backend": "green", "atom": 8},
     "grid (no mask)": {"backend": "grid"},
 }
@@ -47,16 +47,6 @@ _MARKS: dict[Status, str] = {
     "absent": "[yellow]absent[/]",
     "failed": "[red]failed[/]",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    section: str
-    name: str
-    status: Status
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +72,18 @@ def examine(device: int | None = None) -> Report:
     try:
         info = smkern.device_info(device)
     except SmkernError as error:
-        findings.append(Finding("GPU", "device", "absent", str(error)))
-        findings.append(_try("Operators", "gemm on CPU tensors", _reference_gemm))
-        findings += _tables(smkern.load_profile().info.name)
+        # with GPUs here, one was asked for that is not
+        status: Status = "failed" if has_gpu() else "absent"
+        findings.append(Finding("GPU", "device", status, str(error)))
+        findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
+        findings += table_findings(smkern.load_profile().info.name)
         return Report(tuple(findings), WITHOUT_GPU)
-    findings += _device(info)
+    findings += device_findings(info, device)
     for name, options in PARTITION_BACKENDS.items():
-        findings.append(_try("Partitions", name, partial(_partition, info, device, options)))
-    findings += _kernels(info)
-    findings.append(_try("Operators", "gemm in a partition", partial(_gemm, info, device)))
-    findings += _tables(info.name)
+        check = partial(_partition, info, device, options)
+        findings.append(tried("Partitions", name, check))
+    findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
+    findings += table_findings(info.name)
     return Report(tuple(findings))
 
 
@@ -105,30 +97,22 @@ def _versions() -> Iterator[Finding]:
             yield Finding("Versions", name, "failed", f"not installed; pip install {name}")
 
 
-def _device(info: DeviceInfo) -> Iterator[Finding]:
-    major, minor = info.capability
-    memory_gb, l2_mb = info.memory_bytes / 1e9, info.l2_bytes / 2**20
-    yield Finding(
-        "GPU",
-        info.name,
-        "ok",
-        f"sm_{major}{minor}, {info.num_sms} SMs in steps of {info.sm_granularity} (at least "
-        f"{info.min_sms}), {info.sm_clock_mhz} MHz, {memory_gb:.0f} GB, {l2_mb:.0f} MiB of L2",
-    )
-    yield Finding("GPU", "driver", "ok", f"{info.driver}, CUDA {info.cuda}")
-    profile = smkern.load_profile()
-    bandwidth, rate = profile.bandwidth(info.num_sms), profile.flops(info.num_sms)
-    text = f"{profile.info.name}: {bandwidth:.2f} TB/s, {rate:.0f} TFLOP/s on all SMs"
-    if profile.info.name == info.name:
-        yield Finding("GPU", "ceilings", "ok", text)
-    else:
-        remedy = "another GPU's; measure this one's: smkern bench ceilings"
-        yield Finding("GPU", "ceilings", "absent", f"{text} ({remedy})")
+def _works(section: str, name: str, check: Callable[[], str]) -> Finding:
+    """A check that says something where it works, and raises where not."""
+    return tried(section, name, lambda: ("ok", check()))
 
 
-def _partition(info: DeviceInfo, device: int | None, options: dict[str, Any]) -> str:
+def _asked(info: DeviceInfo, atom: int) -> int:
+    """A small decode side: an eighth of the SMs, in eights, or one atom."""
+    return max(info.num_sms // 8 // 8 * 8, atom)
+
+
+def _partition(info: DeviceInfo, device: int | None, options: dict[str, Any]) -> tuple[Status, str]:
     """Split, verify both sides by %smid, and ask the budget of the current stream."""
-    asked = max(info.min_sms, info.num_sms // 8 // 8 * 8)
+    atom = options.get("atom", info.sm_granularity)
+    if 2 * atom > info.num_sms:
+        return "absent", f"{info.num_sms} SMs are too few for two sides of {atom}"
+    asked = _asked(info, atom)
     start = perf_counter()
     with smkern.ladder([asked], device=device, **options) as ladder:
         took_ms = 1e3 * (perf_counter() - start)
@@ -137,24 +121,13 @@ def _partition(info: DeviceInfo, device: int | None, options: dict[str, Any]) ->
         for side in sides.values():
             side.verify()
         with split.decode:
-            budget = smkern.current_num_sms()
+            budget = smkern.current_num_sms(device)
         granted = " + ".join(str(side.num_sms) for side in sides.values())
         clusters = " and ".join(name for name, side in sides.items() if side.clusters)
-    return (
+    return "ok", (
         f"asked {asked}, got {granted} SMs in {took_ms:.0f} ms, verified by %smid; budget inside: "
         f"{budget}; clusters launch on: {clusters or 'neither side'}"
     )
-
-
-def _kernels(info: DeviceInfo) -> Iterator[Finding]:
-    families = {
-        "pointer kernels": (8, 0),
-        "TMA kernels": (9, 0),
-    }
-    for name, needed in families.items():
-        fits = info.capability >= needed
-        text = "this GPU runs them" if fits else f"need sm_{needed[0]}{needed[1]} or later"
-        yield Finding("Kernels", name, "ok" if fits else "absent", text)
 
 
 def _gemm(info: DeviceInfo, device: int | None) -> str:
@@ -169,7 +142,7 @@ def _gemm(info: DeviceInfo, device: int | None) -> str:
     )
     torch.cuda.synchronize(index)
     out = torch.full((77, 768), torch.nan, dtype=a.dtype, device=a.device)
-    asked = max(info.min_sms, 16)
+    asked = _asked(info, info.sm_granularity)
     with smkern.ladder([asked], device=device) as ladder:
         partition = ladder.split(decode=asked).decode
         with partition:
@@ -198,41 +171,6 @@ def _error_text(out: object, a: object, w: object, where: str) -> str:
     if not error < 2**-8:
         raise SmkernError(f"relative error {error:.1e} {where}, above 4e-3: please report it")
     return f"{a.shape[0]}x{w.shape[0]}x{a.shape[1]} {where}, relative error {error:.1e}"
-
-
-def _tables(gpu: str) -> Iterator[Finding]:
-    """The tuned tables that dispatch reads on `gpu`: the shipped one and the user's own."""
-    from smkern.tuning.table import TableStore, shipped_path, user_path
-
-    for name, path in (("shipped", shipped_path(gpu)), ("your own", user_path(gpu))):
-        if not path.exists():
-            remedy = "the cost model decides; smkern autotune writes one"
-            yield Finding("Tuned tables", name, "absent", f"none for {gpu}: {remedy}")
-            continue
-        try:
-            table = TableStore(path).load(gpu)
-        except SmkernError as error:
-            yield Finding("Tuned tables", name, "failed", str(error))
-            continue
-        budgets = sorted({key.num_sms for key in table.cells})
-        yield Finding(
-            "Tuned tables",
-            name,
-            "ok",
-            f"{len(table.cells)} cells for {gpu} at {len(budgets)} SM budgets "
-            f"({budgets[0]} to {budgets[-1]}), tuned {table.meta.get('date', '?')[:10]} with "
-            f"driver {table.meta.get('driver')}, Triton {table.meta.get('triton')}"
-            if budgets
-            else f"empty, for {gpu}",
-        )
-
-
-def _try(section: str, name: str, check: Callable[[], str]) -> Finding:
-    """The check's text, or its error: a broken part must not hide the others."""
-    try:
-        return Finding(section, name, "ok", check())
-    except Exception as error:  # noqa: BLE001
-        return Finding(section, name, "failed", f"{type(error).__name__}: {error}")
 
 
 def make_console() -> Console:

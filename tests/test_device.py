@@ -1,154 +1,147 @@
-"""Profiles: what a GPU can do by SM count, loaded, measured ones first, and never half-read."""
+"""Facts of a GPU: what the driver and NVML tell, what follows from them, and what nobody tells."""
 
-import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smkern import device
-from smkern.device import DeviceInfo, Profile, device_info, load_profile, save_profile
-from smkern.errors import DeviceError, ProfileError
+from smkern.device import ASSUMED_CLOCK_MHZ, Chip, DeviceInfo, device_info, gpu_folder
+from smkern.errors import DeviceError
+from tests import gpus
 
-INFO = DeviceInfo("Some GPU", 108, (8, 0), 2, 2, 40 << 20, 1410, 80 << 30)
-CURVE = ((8, 1.5), (16, 2.5), (24, 2.4), (108, 3.0))
-
-
-def profile(**curves) -> Profile:
-    return Profile(INFO, {"bandwidth_tbps_spread_alone": CURVE, **curves}, {"date": "today"})
+H200 = {"CLOCK_RATE": 1_980_000, "MEMORY_CLOCK_RATE": 3_201_000, "GLOBAL_MEMORY_BUS_WIDTH": 6016}
+GIB = 1 << 30
 
 
-def test_the_shipped_profile_is_an_h200s():
-    shipped = load_profile("h200")
-    assert (shipped.info.name, shipped.info.num_sms) == ("NVIDIA H200", 132)
-    assert shipped.bandwidth(16) > shipped.bandwidth(16, placement="default")
-    assert shipped.bandwidth(16, beside=True) < shipped.bandwidth(16)
-    assert shipped.flops(16) == pytest.approx(16 * 8.11, rel=0.01)
+@pytest.fixture
+def facts(monkeypatch):
+    """facts(name, sms, capability, memory, driver's attributes, NVML's): a device's facts."""
+
+    def of(name, num_sms, capability, memory, told, nvml=None) -> DeviceInfo:
+        major, minor = capability
+        found = SimpleNamespace(
+            name=name, multi_processor_count=num_sms, major=major, minor=minor,
+            L2_cache_size=60 << 20, total_memory=memory, uuid="8c17da9a",
+        )  # fmt: skip
+
+        def by_nvml(uuid: str) -> Chip:
+            assert nvml is not None, "NVML is asked although the driver tells all"
+            assert uuid == "8c17da9a"
+            return nvml
+
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: found)
+        monkeypatch.setattr(device, "_attribute", lambda attribute, index: told.get(attribute, 0))
+        monkeypatch.setattr(device, "_chip_by_nvml", by_nvml)
+        return device._facts.__wrapped__(0)
+
+    return of
 
 
-@given(st.integers(1, 131), st.sampled_from(["spread", "default"]), st.booleans())
-def test_more_sms_are_never_less(num_sms, placement, beside):
-    shipped = load_profile("h200")
-    for rate in (shipped.bandwidth, shipped.flops):
-        less = rate(num_sms, placement=placement, beside=beside)
-        assert 0 < less <= rate(num_sms + 1, placement=placement, beside=beside)
+def test_the_driver_tells_all_of_a_whole_gpu(facts):
+    found = facts("NVIDIA H200", 132, (9, 0), 140 * GIB, H200)
+    assert (found.sm_clock_mhz, found.memory_tbps) == (1980, 4.814)
+    assert (found.name, found.num_sms, found.capability) == ("NVIDIA H200", 132, (9, 0))
+    assert not found.is_slice
 
 
-def test_points_are_met_and_a_bad_choice_counts_as_the_one_before():
-    assert profile().bandwidth(16) == 2.5
-    assert profile().bandwidth(12) == 2.0
-    assert profile().bandwidth(24) == 2.5
-    assert profile().bandwidth(4) == 0.75
+@pytest.mark.parametrize("missing", H200)
+def test_nvml_tells_what_the_driver_does_not(facts, missing):
+    told = {name: value for name, value in H200.items() if name != missing}
+    nvml = Chip(1_980_000, 3_201_000, 6016, 141 * GIB)
+    assert facts("NVIDIA H200", 132, (9, 0), 140 * GIB, told, nvml) == facts(
+        "NVIDIA H200", 132, (9, 0), 140 * GIB, H200
+    )
 
 
-@pytest.mark.parametrize("num_sms", [0, -1, 109])
-def test_counts_that_the_device_has_not(num_sms):
-    with pytest.raises(ProfileError, match=r"1 to 108"):
-        profile().bandwidth(num_sms)
+def test_what_neither_tells_is_unknown_and_a_clock_is_assumed(facts):
+    found = facts("Some GPU", 40, (9, 0), 8 * GIB, {}, Chip())
+    assert (found.sm_clock_mhz, found.memory_tbps) == (ASSUMED_CLOCK_MHZ, 0.0)
 
 
-def test_a_missing_curve_is_named_with_the_remedy():
-    with pytest.raises(ProfileError, match=r"flops_tflops.*smkern bench ceilings"):
-        profile().flops(8)
+@pytest.mark.parametrize(("gib", "eighths"), [(16.2, 1), (33, 2), (66, 4), (139, 8), (2, 1)])
+def test_a_slice_has_its_share_of_the_memorys_bandwidth(facts, gib, eighths):
+    """The driver tells it the clock and the bus of the whole chip."""
+    nvml = Chip(1_980_000, 3_201_000, 6016, int(140.4 * GIB))
+    found = facts("NVIDIA H200 MIG 1g.18gb", 16, (9, 0), int(gib * GIB), H200, nvml)
+    assert found.is_slice
+    assert found.memory_tbps == pytest.approx(4.814 * eighths / 8, abs=1e-3)
 
 
-def test_a_saved_profile_comes_back(tmp_path):
-    path = save_profile(profile(), tmp_path / "some.json")
-    again = device._read(path)
-    assert again == profile()
-    assert [p.name for p in tmp_path.glob("*.tmp")] == []
+def test_a_slice_whose_chip_nobody_tells_has_no_bandwidth(facts):
+    found = facts("NVIDIA H200 MIG 1g.18gb", 16, (9, 0), 16 * GIB, H200, Chip())
+    assert (found.memory_tbps, found.sm_clock_mhz) == (0.0, 1980)
+
+
+def test_without_nvml_or_a_driver_nothing_is_told():
+    assert device._chip_by_nvml("8c17da9a") == Chip()
+    assert device._attribute("NO_SUCH_ATTRIBUTE", 0) == 0
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 1}', json.dumps({"format": 99, "info": {}, "curves": {}})]
-)
-def test_what_is_no_profile_is_named_with_the_remedy(tmp_path, text):
-    path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(ProfileError, match=r"broken\.json.*smkern bench ceilings"):
-        device._read(path)
-
-
-def with_(**changes) -> dict:
-    return {**json.loads((device.SHIPPED / "h200.json").read_text()), **changes}
-
-
-@pytest.mark.parametrize(
-    "changes",
+    ("info", "flops"),
     [
-        {"curves": [1]},
-        {"curves": {"bandwidth_tbps_spread_alone": 3}},
-        {"curves": {"bandwidth_tbps_spread_alone": [[8, "fast"]]}},
-        {"info": {"name": "Some GPU"}},
-        {"info": {"name": "Some GPU", "cores": 4, "capability": [9, 0]}},
-        {"info": None},
+        (gpus.H200, 4096),
+        (gpus.H100_PCIE, 4096),
+        (gpus.H20, 1024),
+        (gpus.A100, 2048),
+        (gpus.L40S, 1024),
+        (gpus.B200, 8192),
+        (gpus.SLICE, 4096),
+        (gpus._gpu("NVIDIA A10", 72, (8, 6), 1695, 24, 6, 0.6), 1024),
+        (gpus._gpu("NVIDIA GeForce RTX 3090", 82, (8, 6), 1695, 24, 6, 0.936), 512),
+        (gpus._gpu("NVIDIA GeForce RTX 4090", 128, (8, 9), 2520, 24, 72, 1.008), 512),
+        (gpus._gpu("NVIDIA GeForce RTX 5090", 170, (12, 0), 2407, 32, 96, 1.792), 512),
+        (gpus._gpu("NVIDIA B300", 148, (10, 3), 1920, 270, 126, 8.0), 8192),
+        (gpus.UNKNOWN, 8192),
+        (gpus._gpu("Tesla V100", 80, (7, 0), 1530, 32, 6, 0.9), 1024),
     ],
-    ids=str,
+    ids=lambda value: gpus.by_name(value) if isinstance(value, DeviceInfo) else "",
 )
-def test_a_foreign_part_is_corrupt(tmp_path, changes):
-    path = tmp_path / "broken.json"
-    path.write_text(json.dumps(with_(**changes)))
-    with pytest.raises(ProfileError, match=r"broken\.json is corrupt.*smkern bench ceilings"):
-        device._read(path)
+def test_flops_of_an_sm_and_clock(info, flops):
+    assert info.flops_per_clock == flops
 
 
-@given(st.data())
-def test_a_half_written_profile_is_refused(tmp_path_factory, data):
-    whole = (device.SHIPPED / "h200.json").read_text().rstrip()
-    path = tmp_path_factory.mktemp("half") / "half.json"
-    path.write_text(whole[: data.draw(st.integers(0, len(whole) - 1))])
-    with pytest.raises(ProfileError, match=r"half\.json is corrupt"):
-        device._read(path)
+@pytest.mark.parametrize(
+    ("capability", "known"),
+    [
+        ((9, 0), (9, 0)),
+        ((8, 7), (8, 6)),
+        ((10, 3), (10, 0)),
+        ((11, 0), (10, 0)),
+        ((13, 1), (10, 0)),
+    ],
+)
+def test_an_unknown_capability_says_whose_rate_it_takes(capability, known):
+    assert gpus._gpu("x", 1, capability, 1, 1, 1, 1.0).known_as == known
 
 
-def test_what_cannot_be_read_is_named_with_the_remedy(tmp_path):
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(ProfileError, match=r"folder\.json.*delete it"):
-        device._read(tmp_path / "folder.json")
-    binary = tmp_path / "binary.json"
-    binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProfileError, match=r"binary\.json is corrupt"):
-        device._read(binary)
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("h200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA H200 MIG 1g.18gb", "h200-mig-1g.18gb"),
+        ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("", "unknown"),
+        (" NVIDIA ", "unknown"),
+    ],
+)
+def test_a_gpus_folder(name, folder):
+    assert gpu_folder(name) == folder
 
 
-@given(st.dictionaries(st.integers(1, 132), st.floats(0, 1e4), min_size=1), st.data())
-def test_any_measurement_interpolates_without_a_fall(points, data):
-    curve = tuple(sorted(points.items()))
-    few = data.draw(st.integers(1, 131))
-    more = data.draw(st.integers(few, 132))
-    low, high = (device._interpolate(curve, n) for n in (few, more))
-    assert 0 <= low <= high * (1 + 1e-12)
-    assert high <= max(points.values()) * (1 + 1e-12)
-
-
-def test_points_may_be_written_in_any_order(tmp_path):
-    path = tmp_path / "some.json"
-    shuffled = with_(curves={"bandwidth_tbps_spread_alone": [[16, 3.0], [8, 1.0]]})
-    path.write_text(json.dumps(shuffled))
-    assert device._read(path).bandwidth(8) == 1.0
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch, broken):
-    path = save_profile(profile(), tmp_path / "some.json")
-    before = path.read_bytes()
-
-    def full(*args):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(device.os, broken, full)
-    with pytest.raises(OSError, match="no space left"):
-        save_profile(profile(flops_tflops_spread_alone=CURVE), path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.glob("*.tmp")) == []
-
-
-def test_what_is_no_json_leaves_the_old_profile(tmp_path):
-    path = save_profile(profile(), tmp_path / "some.json")
-    with pytest.raises(TypeError):
-        save_profile(Profile(INFO, {}, {"date": object()}), path)
-    assert device._read(path) == profile()
-    assert list(tmp_path.glob("*.tmp")) == []
+@given(st.text())
+def test_a_gpus_folder_is_one_and_its_own_name(name):
+    folder = gpu_folder(name)
+    assert folder not in ("", ".", "..")
+    assert not set(folder) & set("/\\ ")
+    assert gpu_folder(folder) == folder
 
 
 @pytest.mark.parametrize("index", [-1, 1, 99])
@@ -157,25 +150,9 @@ def test_a_gpu_that_is_not_there(monkeypatch, index):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(DeviceError, match=f"no GPU {index}: this machine has 0 to 0"):
         device_info(index)
-    with pytest.raises(DeviceError, match=f"no GPU {index}"):
-        load_profile(index)
-
-
-def test_an_unknown_name_lists_what_is_shipped():
-    with pytest.raises(ProfileError, match="h200"):
-        load_profile("h100")
-
-
-def test_a_measured_profile_counts_before_the_shipped_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "device_info", lambda index=None: INFO)
-    monkeypatch.setattr(device, "cache_file", lambda info: tmp_path / "own.json")
-    assert load_profile().info.name == "NVIDIA H200"
-    save_profile(profile(), tmp_path / "own.json")
-    assert load_profile().info.name == "Some GPU"
 
 
 def test_without_a_gpu_the_error_says_what_runs_anyway(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(DeviceError, match="reference"):
         device_info()
-    assert load_profile().info.name == "NVIDIA H200"

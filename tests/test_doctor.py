@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,23 +14,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import smkern
-from smkern import doctor
+from smkern import doctor, doctor_device
 from smkern.device import DeviceInfo
 from smkern.doctor import Finding, Report
 from smkern.errors import ConfinementError, DeviceError
-
-H200 = DeviceInfo(
-    name="NVIDIA H200",
-    num_sms=132,
-    capability=(9, 0),
-    sm_granularity=2,
-    min_sms=2,
-    l2_bytes=50 * 2**20,
-    sm_clock_mhz=1980,
-    memory_bytes=150 * 10**9,
-    driver="580.159",
-    cuda="13.0",
-)
+from smkern.profile import Profile, cache_file, load_profile, save_profile
+from tests.gpus import A100, B200, FOREIGN, H100, H200, TINY_SLICE, install
+from tests.gpus import by_name as named
 
 
 @dataclass
@@ -76,7 +66,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     ) -> Iterator[SimpleNamespace]:
         (decode,) = decode_sms
         outside = options.get("backend") == state.outside_on
-        sides = FakePartition(decode, False, outside), FakePartition(132 - decode, True)
+        rest = smkern.device_info(device).num_sms - decode
+        sides = FakePartition(decode, False, outside), FakePartition(rest, True)
         made.extend(sides)
         split = SimpleNamespace(decode=sides[0], prefill=sides[1])
         try:
@@ -85,7 +76,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             for side in sides:
                 side.closed = True
 
-    monkeypatch.setattr(smkern, "device_info", lambda index=None: H200, raising=False)
+    install(monkeypatch, H200)
     monkeypatch.setattr(smkern, "ladder", ladder, raising=False)
     monkeypatch.setattr(smkern, "current_num_sms", lambda device=None: 16, raising=False)
     monkeypatch.setattr(doctor, "_gemm", lambda info, device: "77x768x1024, relative error 2e-3")
@@ -120,7 +111,7 @@ def test_with_gpu_every_backend_is_verified_on_both_sides(fake_gpu: SimpleNamesp
         assert "asked 16, got 16 + 116 SMs" in found[name].detail
         assert "clusters launch on: prefill" in found[name].detail
     assert [partition.verified for partition in fake_gpu.made] == [1] * 6
-    assert found["TMA kernels"].status == "ok"
+    assert found["on sm_90"].status == "ok"
 
 
 def test_a_partition_that_leaks_fails_alone(fake_gpu: SimpleNamespace) -> None:
@@ -140,7 +131,7 @@ def test_a_corrupt_table_of_ones_own_is_found_out(tmp_path: Path) -> None:
     assert path.is_relative_to(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text('{"format": "smkern-table", "cells": [')
-    found = by_name(doctor.examine())["your own"]
+    found = by_name(doctor.examine())["your own, gemm"]
     assert found.status == "failed"
     assert "half-written" in found.detail
 
@@ -152,3 +143,91 @@ def test_what_a_check_says_is_not_markup() -> None:
     doctor.render(report, console)
     assert "[80, 132] SMs" in out.getvalue()
     assert "see [this]" in out.getvalue()
+
+
+@pytest.mark.parametrize("info", [H200, *FOREIGN], ids=named)
+def test_every_gpu_is_examined_to_the_end(
+    info: DeviceInfo, fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, info)
+    report = doctor.examine()
+    assert not report.failed
+    found = by_name(report)
+    assert f"{info.name}: sm_" in found["facts"].detail
+    assert f"{info.num_sms} SMs in steps of {info.sm_granularity}" in found["facts"].detail
+    assert f"on all {info.num_sms} SMs" in found["ceilings"].detail
+    assert f"of the {info.num_sms} SMs of this {info.name}" in found["ladder"].detail
+    assert "smkern autotune --model <name>" in found["your own"].detail
+    if info is H200:
+        assert found["ceilings"].status == found["shipped"].status == "ok"
+        assert "shipped, measured by smkern's authors on NVIDIA H200" in found["ceilings"].detail
+        assert "gemm 1,590, attention" in found["shipped"].detail
+    else:
+        assert "scaled from NVIDIA H200's" in found["ceilings"].detail
+        assert "smkern bench ceilings --save" in found["ceilings"].detail
+        assert found["shipped"].detail == f"none for {info.name}"
+
+
+@pytest.mark.parametrize(
+    ("info", "missing"),
+    [
+        (H100, "nothing is missing"),
+        (A100, "missing here: ws GEMM, tma GEMM, CUDA attention"),
+        (B200, "missing here: ws GEMM, CUDA attention"),
+    ],
+    ids=lambda value: named(value) if isinstance(value, DeviceInfo) else "",
+)
+def test_what_an_architecture_lacks_is_named(info: DeviceInfo, missing: str) -> None:
+    status, detail = doctor_device.kernels(info)
+    assert missing in detail
+    assert (status == "ok") == (info is H100)
+
+
+def test_too_old_a_gpu_is_told_so() -> None:
+    status, detail = doctor_device.kernels(replace(A100, capability=(7, 5)))
+    assert (status, "sm_80 or later" in detail) == ("absent", True)
+
+
+def test_a_slice_says_that_its_bandwidth_is_a_share() -> None:
+    assert "this slice's share of the chip's" in doctor_device.facts(TINY_SLICE)
+
+
+def test_what_nobody_tells_is_said() -> None:
+    unknown = FOREIGN[-1]
+    said = doctor_device.facts(unknown)
+    assert "a rate that neither the driver nor NVML tells" in said
+    assert "(sm_100's: sm_131's is not known)" in said
+
+
+def test_the_gpu_asked_about_is_the_one_examined(
+    fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, H200, A100)
+    first, second = by_name(doctor.examine(0)), by_name(doctor.examine(1))
+    assert "shipped, measured" in first["ceilings"].detail
+    assert "on all 108 SMs" in second["ceilings"].detail
+    assert f"none for {A100.name}" in second["shipped"].detail
+    assert "on sm_80" in second
+    ran = CliRunner().invoke(doctor.command, ["--device", "2"])
+    assert ran.exit_code == 1
+    assert "no GPU 2: this machine has 0 to 1" in " ".join(ran.output.split())
+
+
+def test_another_gpus_profile_in_this_ones_place_fails_alone(
+    fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, A100)
+    save_profile(load_profile("h200"), cache_file(A100))
+    report = doctor.examine()
+    failed = [finding for finding in report.findings if finding.status == "failed"]
+    assert [finding.name for finding in failed] == ["ceilings"]
+    assert "was measured on 'NVIDIA H200'" in failed[0].detail
+
+
+def test_a_measurement_with_another_driver_is_mentioned(
+    fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, A100)
+    older = replace(A100, driver="550.1")
+    save_profile(Profile(older, {"bandwidth_tbps_spread_alone": ((108, 1.8),)}))
+    assert "another driver, torch or Triton" in by_name(doctor.examine())["ceilings"].detail

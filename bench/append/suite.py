@@ -29,7 +29,7 @@ from smkern.bench.power import power_meter
 from smkern.bench.results import Results
 from smkern.bench.sitting import Sitting
 from smkern.bench.stage import Stage
-from smkern.device import load_profile
+from smkern.profile import load_profile
 
 find_flashinfer = partial(flashinfer_with, "norm", "page", "rope")
 """FlashInfer with what the append has a peer of; or None and why it is not there."""

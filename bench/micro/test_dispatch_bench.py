@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.ops.dispatch import offline_dispatcher
+from smkern.profile import load_profile
 from smkern.tuning import cost_model
 from smkern.tuning.config import GemmProblem
 from smkern.tuning.select import select_gemm

@@ -34,8 +34,8 @@ from smkern.bench.timing import (
     time_interleaved,
     try_eagerly,
 )
-from smkern.device import Profile
 from smkern.models import Step, layer_launch_us
+from smkern.profile import Profile
 
 Cell = dict[str, Any]
 

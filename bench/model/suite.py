@@ -27,8 +27,9 @@ from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.bench.stage import Place, Stage, trim_memory
-from smkern.device import device_info, load_profile
+from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.profile import load_profile
 
 Cell = dict[str, Any]
 

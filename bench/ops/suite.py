@@ -41,7 +41,7 @@ from smkern.bench.power import power_meter
 from smkern.bench.results import Results
 from smkern.bench.sitting import Sitting
 from smkern.bench.stage import Stage
-from smkern.device import load_profile
+from smkern.profile import load_profile
 
 APPEND_PEERS = {"torch": "torch", "torch:compile": "torch:compile", "other": "flashinfer"}
 """The suite's peers, and the append suite's that are theirs."""

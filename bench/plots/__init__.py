@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from smkern.bench.plots import append, attention, cliffs, gemm, model, ops, partitions, runtime
-from smkern.bench.results import Results, load_results
+from smkern.bench.results import COMMITTED, Results, load_results, results_folder
+from smkern.device import has_gpu
 from smkern.errors import SmkernError
 
 DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
@@ -32,13 +33,18 @@ def draw_all(folder: Path, out: Path) -> Iterator[Path]:
             yield from draw(load_results(path), out)
 
 
+def _default_folder() -> Path:
+    """This GPU's results; without one, the committed ones that the README shows."""
+    return results_folder() if has_gpu() else Path("bench") / "results" / COMMITTED
+
+
 @click.command("plot")
 @click.option(
     "--results",
     "folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    default=Path("bench") / "results" / "h200",
-    show_default=True,
+    default=_default_folder,
+    show_default=f"bench/results/<this GPU>, without one {COMMITTED}",
     help="Folder of results files.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder of pictures.")

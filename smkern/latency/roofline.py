@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from smkern.device import Profile
 from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Size
+from smkern.profile import Profile
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from smkern.device import gpu_folder
 from smkern.errors import TableError
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Size
-from smkern.tuning.cells import CellFile, Cells, checked, gpu_folder
+from smkern.tuning.cells import CellFile, Cells, checked
 
 SHIPPED = Path(__file__).parent / "tables"
 REMEDY = "delete it and fill it from bench figures: smkern bench latency-table"

@@ -7,14 +7,14 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smkern.device import DEFAULT, Profile, load_profile
+from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
 from smkern.latency.curve import Curve
 from smkern.latency.roofline import Bound, Roofline
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
 from smkern.latency.work import Size
-from smkern.tuning.cells import gpu_folder
+from smkern.profile import DEFAULT, Profile, load_profile
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
@@ -121,8 +121,8 @@ class TablePredictor:
 
         Args:
             model: A preset's name, whatever the case.
-            gpu: The GPU's name, "NVIDIA H200" or "h200"; None: the one that plans are made for
-                where there is no GPU.
+            gpu: The GPU's name, "NVIDIA H200" or "h200"; None: the H200 that plans are made for
+                without a GPU, whatever GPU is here.
 
         Raises:
             TableError: no table for that model on that GPU.

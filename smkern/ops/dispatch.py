@@ -18,7 +18,7 @@ from smkern.tuning.select import Selection, select_gemm
 from smkern.tuning.table import load_constants
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
     from smkern.tuning.table import Table
 
 

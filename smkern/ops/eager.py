@@ -237,7 +237,7 @@ class EagerGemm:
 
 def load_dispatcher(index: int) -> Dispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
     from smkern.tuning.table import load_constants, load_tables
 
     profile = load_profile(index)

@@ -17,7 +17,7 @@ from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 @cache
 def _shipped_dispatcher() -> Dispatcher:
     """Chooses as on the GPU whose profile is shipped, for a machine without one."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
     from smkern.tuning.table import load_tables
 
     profile = load_profile()

@@ -13,7 +13,7 @@ from smkern.errors import WarmupError
 from smkern.ops.kept import keep
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)

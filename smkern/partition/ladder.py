@@ -10,10 +10,10 @@ from smkern.errors import BudgetError, DeviceError, PartitionError
 from smkern.partition import green, grid
 from smkern.partition.driver import cuda_driver
 from smkern.partition.partition import Origin, Partition, Split
+from smkern.partition.plan import plan_ladder
 
 Backend = Literal["green", "grid"]
 Placement = Literal["spread", "default"]
-DEFAULT_STEP = 8
 
 
 class Ladder:
@@ -94,8 +94,9 @@ def ladder(
 
     Args:
         decode_sms: SM counts of the decode sides, multiples of `atom`; by default every multiple
-            of 8 that leaves prefill 8 or more.
-        atom: SMs that move together: 2, or 8 where the small side must run kernels with clusters.
+            of 8 that leaves prefill 8 or more (`smkern.plan_ladder` says which).
+        atom: SMs that move together: by default 2, before sm_90 4; 8 where the small side must run
+            kernels with clusters.
         device: index of the GPU; torch's current one by default.
         backend: "green" (the hardware confines), "grid" (the budget alone), or None: green where
             the driver has it.
@@ -120,21 +121,21 @@ def ladder(
         raise PartitionError(f"no placement {placement!r}: 'spread' or 'default'")
     info = device_info(device)
     index = _index(device)
-    step = (2 if info.capability >= (9, 0) else info.sm_granularity) if atom is None else atom
-    wanted = _check_rungs(decode_sms, step, info)
-    origin = Origin(backend or "green", index, step, placement)
-    if backend == "grid":
-        return Ladder([Split(*grid.make_pair(n, origin, info)) for n in wanted], "grid")
-    try:
-        return _green_ladder(wanted, origin, info, default=decode_sms is None)
-    except DeviceError:
-        if backend == "green":
-            raise
-        origin = Origin("grid", index, step, placement)
-        return Ladder([Split(*grid.make_pair(n, origin, info)) for n in wanted], "grid")
+    plan = plan_ladder(info, decode_sms, atom=atom)
+    if backend != "grid":
+        origin = Origin("green", index, plan.atom, placement)
+        try:
+            return _green_ladder(plan.rungs, origin, info, default=decode_sms is None)
+        except DeviceError:
+            if backend == "green":
+                raise
+    origin = Origin("grid", index, plan.atom, placement)
+    return Ladder([Split(*grid.make_pair(n, origin, info)) for n in plan.rungs], "grid")
 
 
-def _green_ladder(wanted: list[int], origin: Origin, info: DeviceInfo, *, default: bool) -> Ladder:
+def _green_ladder(
+    wanted: tuple[int, ...], origin: Origin, info: DeviceInfo, *, default: bool
+) -> Ladder:
     driver: Any = cuda_driver(origin.device)
     atoms = green.probe_atoms(driver, info, origin.atom, origin.placement)
     last = len(atoms.ordered) * atoms.size
@@ -162,28 +163,6 @@ def _index(device: int | None) -> int:
     import torch
 
     return torch.cuda.current_device() if device is None else device
-
-
-def _check_rungs(decode_sms: Iterable[int] | None, atom: int, info: DeviceInfo) -> list[int]:
-    if not 1 <= atom <= info.num_sms // 2:
-        raise BudgetError(
-            f"atom={atom}: SMs of this {info.name} with {info.num_sms} move together in "
-            f"{info.sm_granularity} to {info.num_sms // 2}; take 2, or 8 for clusters"
-        )
-    if decode_sms is None:
-        step = max(DEFAULT_STEP, atom)
-        return list(range(step, info.num_sms - step + 1, step))
-    wanted = sorted(set(decode_sms))
-    if not wanted:
-        raise BudgetError("a ladder needs a rung: smkern.ladder([32]), or no argument for all")
-    for n in wanted:
-        if not atom <= n < info.num_sms or n % atom:
-            last = (info.num_sms - 1) // atom * atom
-            raise BudgetError(
-                f"a decode side of {n} SMs cannot be made of atoms of {atom} on this {info.name} "
-                f"with {info.num_sms} SMs: take a multiple of {atom} from {atom} to {last}"
-            )
-    return wanted
 
 
 def split(

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
+from smkern.device import gpu_folder
 from smkern.errors import TableError
 
 FORMAT = "smkern-table"
@@ -194,12 +195,6 @@ def checked(kind: type[K], values: Mapping[str, Any]) -> K:
         if not (value in get_args(wanted) if literal else type(value) is wanted):
             raise ValueError(f"{name} is {value!r}")
     return kind(**values)
-
-
-def gpu_folder(gpu: str) -> str:
-    """Name of a GPU's folder of tables: "NVIDIA H200" -> "h200"."""
-    words = [word for word in gpu.lower().split() if word != "nvidia"]
-    return "-".join(words) or "unknown"
 
 
 def user_path(gpu: str, op: str = "gemm") -> Path:

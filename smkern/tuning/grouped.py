@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, erf, exp, sqrt
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from smkern.device import Budget as Budget
 from smkern.tuning.attention.shapes import AttentionDtype
-from smkern.tuning.cost_model import CeilingSource
+
+if TYPE_CHECKING:
+    from smkern.profile import Profile
 
 GroupedKernel = Literal["ws", "pointer"]
 
@@ -223,7 +225,7 @@ def predict_us(
     problem: GroupedProblem,
     config: GroupedConfig,
     budget: Budget,
-    profile: CeilingSource,
+    profile: Profile,
     constants: GroupedConstants | None = None,
 ) -> float:
     """Predicted time with cold caches, us: the busiest CTA's tiles, memory's or L2's time."""
@@ -249,14 +251,15 @@ def predict_us(
     return float(known.launch_us + known.ramp_us + blended)
 
 
-def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: CeilingSource) -> float:
+def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: Profile) -> float:
     """A step's products on one SM; a column side below 32 waits for its operand."""
     rows, columns = config.block_m, config.block_n * problem.halves
     if config.swap:
         rows = max(rows, 32)
     elif config.kernel == "ws":
         rows = max(rows, 64)
-    return 2 * rows * columns * config.block_k / (4096 * profile.info.sm_clock_mhz)
+    flops = 2 * rows * columns * config.block_k
+    return flops / (profile.info.flops_per_clock * profile.info.sm_clock_mhz)
 
 
 def _multiplied(problem: GroupedProblem, config: GroupedConfig) -> float:
@@ -276,7 +279,7 @@ def _sm_tbps(config: GroupedConfig, in_a_stage: int, known: GroupedConstants) ->
 def choose(
     problem: GroupedProblem,
     budget: Budget,
-    profile: CeilingSource,
+    profile: Profile,
     capability: int,
     constants: GroupedConstants | None = None,
 ) -> GroupedConfig:

@@ -15,7 +15,7 @@ from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, choose,
 from smkern.tuning.near import NearTable, bucket
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 FILE = "grouped_gemm"
 """Name of the table's file, without its ending."""

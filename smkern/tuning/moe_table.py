@@ -24,7 +24,7 @@ from smkern.tuning.moe import (
 from smkern.tuning.near import NearTable, bucket
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 FILE = "moe"
 """Name of the table's file, without its ending."""

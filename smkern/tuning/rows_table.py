@@ -23,7 +23,7 @@ from smkern.tuning.rows import (
 )
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 FILE = "rows"
 """Name of the table's file, without its ending."""

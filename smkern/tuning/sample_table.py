@@ -22,7 +22,7 @@ from smkern.tuning.sample import (
 )
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 FILE = "sample"
 """Name of the table's file, without its ending."""

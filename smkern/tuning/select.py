@@ -24,7 +24,7 @@ from smkern.tuning.cost_constants import DEFAULTS, CostConstants
 from smkern.tuning.table import Table, load_constants
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 INVARIANT_ROWS = (8, 64, 256, 2048)
 INVARIANT_BUDGETS = (16, 60, 132)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
+from smkern.device import gpu_folder
 from smkern.errors import TableError
 from smkern.tuning import space
 from smkern.tuning.cells import (
@@ -18,7 +19,6 @@ from smkern.tuning.cells import (
     VERSION,
     CellFile,
     Cells,
-    gpu_folder,
     shipped_path,
     user_path,
 )
@@ -38,7 +38,6 @@ __all__ = [
     "config_from_json",
     "config_to_json",
     "dump",
-    "gpu_folder",
     "load_constants",
     "load_tables",
     "shipped_path",

@@ -23,7 +23,8 @@ from smkern.bench.plots.append import draw
 from smkern.bench.readme_append import append_table
 from smkern.bench.results import Results
 from smkern.bench.stage import Place
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
+from smkern.profile import load_profile
 from tests.bench.doubles import Meter, Stage
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}

@@ -32,7 +32,8 @@ from smkern.bench.named import groups_of
 from smkern.bench.results import Results, cell_key
 from smkern.bench.sitting import pending
 from smkern.bench.stage import Place
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
+from smkern.profile import load_profile
 from smkern.tuning.attention.shapes import AttentionConfig
 
 SMALL = AttentionCase(

@@ -14,7 +14,7 @@ from smkern.bench.attention import providers as attention_providers
 from smkern.bench.attention.cases import AttentionCase
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.operands import AttentionOperands
-from smkern.device import load_profile
+from smkern.profile import load_profile
 from tests.bench.doubles import Meter, Stage
 
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}

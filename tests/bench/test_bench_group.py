@@ -13,8 +13,9 @@ from smkern.bench.operands import Operands, sets_for
 from smkern.bench.power import PowerMeter
 from smkern.bench.results import Results, load_results
 from smkern.bench.stage import Place
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.ops.dispatch import offline_dispatcher
+from smkern.profile import load_profile
 
 N, K = 48, 32
 

@@ -14,8 +14,9 @@ from smkern.bench import host_cost
 from smkern.bench.host_timing import HostTime, host_time
 from smkern.bench.operands import Operands
 from smkern.bench.results import load_results
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.ops.dispatch import offline_dispatcher
+from smkern.profile import load_profile
 
 
 class FakeStage:

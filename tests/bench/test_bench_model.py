@@ -19,9 +19,10 @@ from smkern.bench.model.overlap import forbid_overlap
 from smkern.bench.model.prepare import problems_of, wanted
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.kernels import driver, launch
 from smkern.models.presets import preset
+from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
 from tests.bench.doubles import Meter, Stage
 

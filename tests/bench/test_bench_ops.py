@@ -25,7 +25,8 @@ from smkern.bench.plots.ops import draw
 from smkern.bench.readme_ops import ops_table, sample_table
 from smkern.bench.results import Results
 from smkern.bench.stage import Place
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
+from smkern.profile import load_profile
 from tests.bench.doubles import Meter, Stage
 
 TINY = (

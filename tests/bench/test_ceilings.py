@@ -14,9 +14,10 @@ from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing
-from smkern.device import load_profile, save_profile
+from smkern.profile import load_profile, save_profile
 
 TOTAL = 132
+H200 = load_profile("h200").info
 SIZE = 1 << 30
 
 
@@ -66,12 +67,12 @@ def test_the_dense_ceiling_follows_the_clock_under_load():
         cell("dense", 132, 790.0, provider="y") | {"sm_mhz": 1500.0},
         cell("dense", 100, 640.0, "spread") | {"sm_mhz": None},
     ]
-    found = dense_ceiling(cells, 1980)
+    found = dense_ceiling(cells, H200)
     assert found == {16: 129.8, 100: 790.0, 132: pytest.approx(4096 * 132 * 1500 / 1e6, abs=0.1)}
 
 
 def test_a_measured_rate_is_never_above_the_ceiling():
-    assert dense_ceiling([cell("dense", 132, 900.0) | {"sm_mhz": 1500.0}], 1980) == {132: 900.0}
+    assert dense_ceiling([cell("dense", 132, 900.0) | {"sm_mhz": 1500.0}], H200) == {132: 900.0}
 
 
 def test_beside_a_reader_the_ceiling_falls_as_the_product_did():

@@ -5,7 +5,8 @@ from click.testing import CliRunner
 
 from smkern.autotune import fit, raw
 from smkern.autotune.main import command
-from smkern.device import device_info, load_profile
+from smkern.device import device_info
+from smkern.profile import load_profile
 from smkern.tuning.config import GemmProblem
 from smkern.tuning.select import select_gemm
 from smkern.tuning.table import TableStore

@@ -16,8 +16,9 @@ from smkern.bench.ops.cases import CASES
 from smkern.bench.power import power_meter
 from smkern.bench.results import load_results
 from smkern.bench.stage import Stage
-from smkern.device import device_info, load_profile
+from smkern.device import device_info
 from smkern.models import preset
+from smkern.profile import load_profile
 
 DECODE_SMS = 32
 

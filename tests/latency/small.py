@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from smkern.device import DeviceInfo, Profile
+from smkern.device import DeviceInfo
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import Timing
+from smkern.profile import Profile
 
 LAYERS = 4
 

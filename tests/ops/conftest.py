@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES
+from tests import gpus
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,13 +27,7 @@ class FakeProfile:
     """A GPU of 132 SMs with the published figures of an H200."""
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
-        self.info = SimpleNamespace(
-            name="NVIDIA Fake",
-            num_sms=132,
-            capability=capability,
-            sm_clock_mhz=1980,
-            l2_bytes=50 << 20,
-        )
+        self.info = replace(gpus.H200, name="NVIDIA Fake", capability=capability)
 
     def bandwidth(self, num_sms: int, **_: Any) -> float:
         return min(0.2 * num_sms, 4.4)

@@ -28,11 +28,18 @@ class FakeDriver:
         pairs: which 2 SMs each group of the driver has, in its order.
         failing: which call of `create` fails, counted from 1.
         lost: SMs that every granted context lacks.
+        small_flag: what a split into groups below 8 must ask for; before sm_90 nothing.
     """
 
     def __init__(
-        self, pairs: Sequence[int] = range(66), *, failing: int | None = None, lost: int = 0
+        self,
+        pairs: Sequence[int] = range(66),
+        *,
+        failing: int | None = None,
+        lost: int = 0,
+        small_flag: int = IGNORE_COSCHEDULING,
     ) -> None:
+        self.small_flag = small_flag
         self.sms = [sm for pair in pairs for sm in (2 * pair, 2 * pair + 1)]
         self.failing = failing
         self.lost = lost
@@ -44,7 +51,7 @@ class FakeDriver:
         """SMs that the probe reports on top of a stream's."""
 
     def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]:
-        assert flags == (IGNORE_COSCHEDULING if min_sms < 8 else 0)
+        assert flags == (self.small_flag if min_sms < 8 else 0)
         count = EIGHTS if min_sms == 8 else len(self.sms) // min_sms
         whole = count * min_sms
         groups = [tuple(self.sms[i : i + min_sms]) for i in range(0, whole, min_sms)]

@@ -4,23 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Device facts of an H200's size."""
-
-    name: str = "NVIDIA H200"
-    capability: tuple[int, int] = (9, 0)
-    num_sms: int = 132
-    sm_clock_mhz: int = 1980
-    l2_bytes: int = 60 * 2**20
+from smkern.device import DeviceInfo
+from tests import gpus
 
 
 @dataclass(frozen=True, slots=True)
 class FlatProfile:
     """Ceilings that rise with the SMs and saturate: 0.2 TB/s an SM, then 4.5; 8.1, then power."""
 
-    info: Facts = Facts()
+    info: DeviceInfo = gpus.H200
 
     def bandwidth(self, num_sms: int, *, confined: str = "mask") -> float:
         return min(0.2 * num_sms, 4.5)
@@ -36,4 +28,4 @@ def profile() -> FlatProfile:
 
 @pytest.fixture(scope="session")
 def ampere() -> FlatProfile:
-    return FlatProfile(Facts("NVIDIA A100", (8, 0), 108, 1410, 40 * 2**20))
+    return FlatProfile(gpus.A100)

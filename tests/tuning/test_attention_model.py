@@ -121,9 +121,9 @@ def test_many_prefill_units_are_dealt_evenly(profile):
     assert many.predicted_us == pytest.approx(4 * one.predicted_us, rel=0.1)
 
 
-def test_a_tile_takes_longer_than_its_products():
+def test_a_tile_takes_longer_than_its_products(profile):
     products = 4 * 128 * 128 * 128 / 4096 / 1980
-    assert products < tile_us(STEPS["1 x 8192 new"], CUDA, 1980) < 3 * products
+    assert products < tile_us(STEPS["1 x 8192 new"], CUDA, profile.info) < 3 * products
 
 
 def test_blending():

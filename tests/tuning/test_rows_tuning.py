@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from smkern.device import load_profile
 from smkern.errors import BudgetError
+from smkern.profile import load_profile
 from smkern.tuning.cells import Cells, Tuned
 from smkern.tuning.rows import (
     MAX_HELD,

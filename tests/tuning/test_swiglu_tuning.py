@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from smkern.device import load_profile
+from smkern.profile import load_profile
 from smkern.tuning import cost_model, select, space
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.table import Cell, CellKey, Table

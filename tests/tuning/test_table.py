@@ -193,7 +193,6 @@ def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
 
 
 def test_folders_are_named_by_gpu():
-    assert table.gpu_folder("NVIDIA H200") == "h200"
     assert table.shipped_path("NVIDIA H200").parts[-2:] == ("h200", "gemm.json")
 
 

@@ -13,8 +13,8 @@ from smkern.tuning.append import AppendConfig, AppendProblem, Budget
 from smkern.tuning.append_table import AppendTable, Selection, load_append_table, select_append
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
     from smkern.kernels.append_launch import AppendArguments
+    from smkern.profile import Profile
 
 Launch = Callable[["AppendArguments", int], None]
 
@@ -81,7 +81,7 @@ class AppendDispatcher:
 
 def load_append_dispatcher(index: int) -> AppendDispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
 
     profile = load_profile(index)
     major, minor = profile.info.capability

@@ -18,7 +18,7 @@ from smkern.tuning.attention.shapes import (
 )
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
 
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
@@ -209,7 +209,7 @@ class AttentionDispatcher:
 
 def load_attention_dispatcher(index: int) -> AttentionDispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
 
     profile = load_profile(index)
     major, minor = profile.info.capability

@@ -79,7 +79,7 @@ class AttentionExplanation:
 @cache
 def _shipped_dispatcher() -> AttentionDispatcher:
     """Chooses as on the GPU whose profile is shipped, for a machine without one."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
 
     return offline_dispatcher(load_profile())
 

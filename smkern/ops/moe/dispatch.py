@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.profile import load_profile
 from smkern.tuning.moe import MoeConfig, MoeProblem
 from smkern.tuning.moe_table import load_moe_table, select_moe
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.errors import ArgumentError
 from smkern.ops.attention import numbers
 from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
@@ -17,6 +17,7 @@ from smkern.ops.small import Shapes, Small
 from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.ops.small_library import register
 from smkern.ops.small_run import run
+from smkern.profile import load_profile
 from smkern.tuning.grouped import GroupedConfig, GroupedProblem
 from smkern.tuning.grouped_table import load_grouped_table, select_grouped
 from smkern.tuning.moe import VECTOR

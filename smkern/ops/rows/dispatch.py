@@ -12,7 +12,7 @@ from smkern.tuning.rows import RowsConfig, RowsProblem
 @cache
 def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
     from smkern.tuning.rows_table import load_rows_table, select_rows
 
     profile = load_profile(index)

@@ -29,7 +29,7 @@ from smkern.tuning.sample import Budget, SampleConfig, SampleProblem, workspace_
 @cache
 def sample_dispatcher(index: int) -> SmallDispatcher[SampleProblem, SampleConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
-    from smkern.device import load_profile
+    from smkern.profile import load_profile
     from smkern.tuning.sample_table import load_sample_table, select_sample
 
     profile = load_profile(index)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from smkern.tuning.attention.shapes import (
     Budget,
 )
 from smkern.tuning.attention.work import Ints, Work, count_work, typical_lengths
-from smkern.tuning.cost_model import CeilingSource
+
+if TYPE_CHECKING:
+    from smkern.device import DeviceInfo
+    from smkern.profile import Profile
 
 _EXPONENTIALS_A_CLOCK = 16
 """Of an SM: the special function units."""
@@ -111,7 +114,7 @@ def estimate(
     problem: AttentionProblem,
     config: AttentionConfig,
     budget: Budget,
-    profile: CeilingSource,
+    profile: Profile,
     *,
     kv_lens: Sequence[int] | None = None,
     q_lens: Sequence[int] | None = None,
@@ -165,7 +168,7 @@ def predict_us(
     problem: AttentionProblem,
     config: AttentionConfig,
     budget: Budget,
-    profile: CeilingSource,
+    profile: Profile,
     kv_lens: Sequence[int] | None = None,
 ) -> float:
     """Predicted time of one launch with cold caches, us."""
@@ -230,20 +233,19 @@ def _shares(
     return by_sm.sum(axis=(0, 2)), by_sm.max(axis=(0, 2)), int(np.diff(ends).max())
 
 
-def tile_us(problem: AttentionProblem, known: KernelConstants, sm_clock_mhz: int) -> float:
+def tile_us(problem: AttentionProblem, known: KernelConstants, info: DeviceInfo) -> float:
     """A 128 x 128 prefill tile of one head: both products, and exponentials not hidden by them."""
     pairs = PREFILL_ROWS * PREFILL_TILE
-    # 4,096 dense 16-bit FLOPs an SM and clock on sm_90
-    products = 4 * pairs * problem.shape.head_dim / (4096 * known.mma_efficiency)
+    products = 4 * pairs * problem.shape.head_dim / (info.flops_per_clock * known.mma_efficiency)
     exponentials = known.exponential_share * pairs / _EXPONENTIALS_A_CLOCK
-    return (products + exponentials) / sm_clock_mhz
+    return (products + exponentials) / info.sm_clock_mhz
 
 
 def _prefill_us(
     problem: AttentionProblem,
     config: AttentionConfig,
     budget: Budget,
-    profile: CeilingSource,
+    profile: Profile,
     work: Work,
     known: KernelConstants,
 ) -> float:
@@ -252,7 +254,7 @@ def _prefill_us(
         return 0.0
     ctas = space.num_ctas(config, budget)
     resident = ctas // budget.num_sms
-    each = tile_us(problem, known, profile.info.sm_clock_mhz) * resident
+    each = tile_us(problem, known, profile.info) * resident
     partial = 2 * 4 * PREFILL_ROWS * problem.shape.head_dim if work.prefill_slots else 0
     fixed = known.item_us + partial / (1e6 * known.sm_tbps)
     costs = np.repeat(work.prefill_tiles, problem.shape.num_kv_heads) * each + fixed

@@ -19,7 +19,7 @@ from smkern.tuning.attention.shapes import (
 )
 
 if TYPE_CHECKING:
-    from smkern.device import Profile
+    from smkern.profile import Profile
     from smkern.tuning.attention.table import AttentionTable
 
 MUST_GAIN = 1.05

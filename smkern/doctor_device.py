@@ -1,0 +1,164 @@
+"""What `smkern doctor` says of a GPU without launching anything: facts, ceilings, rungs, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import smkern
+from smkern.device import Budget, DeviceInfo
+from smkern.errors import SmkernError
+from smkern.partition.plan import plan_ladder
+from smkern.profile import outdated
+
+Status = Literal["ok", "note", "absent", "failed"]
+MEASURE = "smkern bench ceilings --save"
+TUNE = "smkern autotune --model <name>"
+FAMILIES = {
+    "gemm": "smkern.tuning.table",
+    "attention": "smkern.tuning.attention.table",
+    "append": "smkern.tuning.append_table",
+    "rows": "smkern.tuning.rows_table",
+    "sample": "smkern.tuning.sample_table",
+    "moe": "smkern.tuning.moe_table",
+    "grouped_gemm": "smkern.tuning.grouped_table",
+}
+"""File of tuned cells to the module that reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    section: str
+    name: str
+    status: Status
+    detail: str
+
+
+def device_findings(info: DeviceInfo, index: int | None = None) -> Iterator[Finding]:
+    """A line each: facts, driver, ceilings, the default ladder, what this architecture lacks.
+
+    Args:
+        info: facts of the GPU.
+        index: index of the GPU; the current one by default.
+    """
+    yield Finding("GPU", "facts", "ok", facts(info))
+    yield Finding("GPU", "driver", "ok", f"{info.driver}, CUDA {info.cuda}")
+    for section, name, check in (
+        ("GPU", "ceilings", lambda: ceilings(index)),
+        ("GPU", "ladder", lambda: ("note", str(plan_ladder(info)))),
+        ("Kernels", f"on {_sm(info.capability)}", lambda: kernels(info)),
+    ):
+        yield tried(section, name, check)
+
+
+def tried(section: str, name: str, check: Callable[[], tuple[Status, str]]) -> Finding:
+    """The check's line, or its error: a broken part must not hide the others."""
+    try:
+        return Finding(section, name, *check())
+    except Exception as error:  # noqa: BLE001
+        return Finding(section, name, "failed", f"{type(error).__name__}: {error}")
+
+
+def facts(info: DeviceInfo) -> str:
+    """What the device tells, and what it does not."""
+    memory = f"{info.memory_bytes / 1e9:.0f} GB at "
+    if info.memory_tbps:
+        memory += f"{info.memory_tbps:.2f} TB/s in theory"
+        memory += ", this slice's share of the chip's" if info.is_slice else ""
+    else:
+        memory += "a rate that neither the driver nor NVML tells"
+    rate = f"{info.flops_per_clock:,} bf16 FLOPs per SM and clock"
+    if info.known_as != info.capability:
+        rate += f" ({_sm(info.known_as)}'s: {_sm(info.capability)}'s is not known)"
+    sms = f"{info.num_sms} SMs in steps of {info.sm_granularity} (at least {info.min_sms})"
+    return (
+        f"{info.name}: {_sm(info.capability)}, {sms}, {info.sm_clock_mhz} MHz, {rate}, {memory}, "
+        f"{info.l2_bytes / 2**20:.0f} MiB of L2"
+    )
+
+
+def ceilings(index: int | None) -> tuple[Status, str]:
+    """Whose curves dispatch plans with, and what they allow on all SMs."""
+    profile = smkern.load_profile(index)
+    total = profile.info.num_sms
+    text = (
+        f"{profile.bandwidth(total):.2f} TB/s, {profile.flops(total):.0f} TFLOP/s on all {total} "
+        "SMs"
+    )
+    if outdated(profile.info) and profile.source != "measured":
+        text += " (one measured here with another driver, torch or Triton is not used)"
+    if profile.source == "scaled":
+        return "note", f"scaled from {profile.measured_on}'s: {text}; measure them: {MEASURE}"
+    where = "on this machine" if profile.source == "measured" else "by smkern's authors"
+    return "ok", f"{profile.source}, measured {where} on {profile.measured_on}: {text}"
+
+
+def kernels(info: DeviceInfo) -> tuple[Status, str]:
+    """Which kernels run on this architecture, and which do not."""
+    if info.capability < (8, 0):
+        return "absent", "smkern's kernels need sm_80 or later; CPU tensors run the reference"
+    from smkern.tuning import rules
+    from smkern.tuning.attention import space
+    from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
+    from smkern.tuning.config import GemmConfig, GemmProblem
+
+    budget = Budget(info.num_sms, "mask")
+    gemm = [
+        kernel
+        for kernel in rules.AVAILABLE
+        if rules.runs_on_device(
+            GemmProblem(64, 4096, 4096), GemmConfig(kernel, 128, 128, 64), budget, info.capability
+        )
+    ]
+    shape = AttentionShape(1, 32, 8, 128, 16, 1, 4096, 1, 4096)
+    attention = space.served_by(AttentionProblem(shape), budget, info.capability)
+    missing = [f"{kernel} GEMM" for kernel in rules.AVAILABLE if kernel not in gemm]
+    missing += [] if attention == "cuda" else ["CUDA attention"]
+    runs = f"GEMM by {', '.join(gemm)}; attention by {attention}"
+    if not missing:
+        return "ok", f"{runs}; nothing is missing"
+    return "note", f"{runs}; missing here: {', '.join(missing)}"
+
+
+def table_findings(gpu: str) -> Iterator[Finding]:
+    """A line each for the tuned cells that dispatch reads on `gpu`: shipped, and the user's own."""
+    from smkern.tuning.cells import shipped_path, user_path
+
+    for name, path_of in (("shipped", shipped_path), ("your own", user_path)):
+        counts: dict[str, int] = {}
+        dates: list[str] = []
+        for family in FAMILIES:
+            try:
+                found = _cells(family, path_of(gpu, family), gpu)
+            except SmkernError as error:
+                yield Finding("Tuned tables", f"{name}, {family}", "failed", str(error))
+                continue
+            if found.cells:
+                counts[family] = len(found.cells)
+                dates.append(str(found.meta.get("date", "?"))[:10])
+        if counts:
+            cells = ", ".join(f"{family} {count:,}" for family, count in counts.items())
+            detail = f"{cells} cells for {gpu}, tuned up to {max(dates)}"
+            yield Finding("Tuned tables", name, "ok", detail)
+        else:
+            remedy = "" if name == "shipped" else f"; the model decides the rest, or tune: {TUNE}"
+            detail = f"none for {gpu}{remedy}"
+            yield Finding("Tuned tables", name, "absent", detail)
+
+
+def _cells(family: str, path: Any, gpu: str) -> Any:
+    from importlib import import_module
+
+    from smkern.tuning.cells import CellFile
+
+    module = import_module(FAMILIES[family])
+    if family == "gemm":
+        return module.TableStore(path).load(gpu)
+    return CellFile(path, module.CODEC).load(gpu)
+
+
+def _sm(capability: tuple[int, int]) -> str:
+    return f"sm_{capability[0]}{capability[1]}"

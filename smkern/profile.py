@@ -1,0 +1,314 @@
+"""What a GPU can do on some of its SMs: measured here, shipped, or scaled from another GPU's.
+
+Importing this loads neither torch nor the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from math import log
+from pathlib import Path
+from typing import Any, Literal
+
+from smkern.device import Confinement, DeviceInfo, device_info, gpu_folder, has_gpu
+from smkern.errors import DeviceError, ProfileError
+
+Placement = Literal["spread", "default"]
+Source = Literal["measured", "shipped", "scaled"]
+Curve = Sequence[tuple[int, float]]
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent / "profiles"
+DEFAULT = "h200"
+"""The shipped profile that a machine without a GPU plans for."""
+_REMEDY = "delete it, or measure again: smkern bench ceilings --save"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a GPU can do on some of its SMs.
+
+    Args:
+        info: the GPU's own facts, wherever the curves come from.
+        curves: name to points (SMs, value), sorted: `bandwidth_tbps_<placement>_<alone or beside>`,
+            `flops_tflops_<placement>_<alone or beside>`.
+        provenance: driver, versions, date and command of the measurement.
+        source: "measured" on this machine, "shipped" for exactly this GPU, or "scaled" from the
+            nearest GPU that one is shipped for.
+        measured_on: name of the GPU whose curves they are; this one's by default.
+    """
+
+    info: DeviceInfo
+    curves: Mapping[str, Curve]
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    source: Source = "measured"
+    measured_on: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.measured_on:
+            object.__setattr__(self, "measured_on", self.info.name)
+
+    def bandwidth(
+        self,
+        num_sms: int,
+        *,
+        confined: Confinement = "mask",
+        placement: Placement = "spread",
+        beside: bool = False,
+    ) -> float:
+        """Read bandwidth of `num_sms` SMs, TB/s: never less for more SMs.
+
+        Args:
+            num_sms: 1 to the device's.
+            confined: a grid's CTAs land on SMs all over the device, as a spread partition's do.
+            placement: SMs spread over the GPCs (smkern's), or the driver's own groups.
+            beside: while a matrix product runs on the complement.
+
+        Raises:
+            ProfileError: a count that the device has not, or no such curve.
+        """
+        where = "spread" if confined == "grid" else placement
+        return self._at("bandwidth_tbps", num_sms, where, beside)
+
+    def flops(
+        self, num_sms: int, *, placement: Placement = "spread", beside: bool = False
+    ) -> float:
+        """Dense bf16 rate of `num_sms` SMs, TFLOP/s: the tensor cores' peak, or what power allows.
+
+        Args:
+            num_sms: 1 to the device's.
+            placement: SMs spread over the GPCs (smkern's), or the driver's own groups.
+            beside: while the complement reads memory.
+
+        Raises:
+            ProfileError: a count that the device has not, or no such curve.
+        """
+        peak = 1e-6 * self.info.flops_per_clock * self.info.sm_clock_mhz * num_sms
+        return min(peak, self._at("flops_tflops", num_sms, placement, beside))
+
+    def _at(self, what: str, num_sms: int, placement: Placement, beside: bool) -> float:
+        total = self.info.num_sms
+        if not 1 <= num_sms <= total:
+            raise ProfileError(
+                f"a profile of {self.info.name} was asked about {num_sms} SMs; it has 1 to {total}"
+            )
+        when = "beside" if beside else "alone"
+        for name in (f"{what}_{placement}_{when}", f"{what}_spread_{when}", f"{what}_spread_alone"):
+            if self.curves.get(name):
+                return _interpolate(self.curves[name], num_sms)
+        raise ProfileError(
+            f"the profile of {self.info.name} has no curve {what}_{placement}_{when}; "
+            "measure it: smkern bench ceilings --save"
+        )
+
+
+def _interpolate(curve: Curve, num_sms: float) -> float:
+    """Linear between points, through the origin before the first, level after the last.
+
+    Points that fall below an earlier one (a bad choice of SMs) count as the earlier one.
+    """
+    best, points = 0.0, [(0, 0.0)]
+    for sms, value in curve:
+        best = max(best, value)
+        points.append((sms, best))
+    i = bisect_right([sms for sms, _ in points], num_sms)
+    if i == len(points):
+        return points[-1][1]
+    (left, low), (right, high) = points[i - 1], points[i]
+    return low + (high - low) * (num_sms - left) / (right - left)
+
+
+def scaled(info: DeviceInfo, known: Profile) -> Profile:
+    """Ceilings of a GPU that nobody measured, from those of another: an estimate.
+
+    An SM alone reads in proportion to its clock, and all of them no larger share of the memory's
+    bandwidth than on the known GPU. Products go with clock and FLOPs per clock, at the same share
+    of the SMs the same share of the peak: how much power a GPU may draw is not known. Memory whose
+    bandwidth nobody tells counts as as fast for each SM as the known one's.
+
+    Args:
+        info: the GPU's facts.
+        known: the profile to scale.
+
+    Returns:
+        Curves with a point for each of 1 to `info.num_sms` SMs.
+    """
+    theirs = known.info
+    sms = info.num_sms / theirs.num_sms
+    clock = info.sm_clock_mhz / theirs.sm_clock_mhz
+    # told of both, or the same for each SM
+    told = info.memory_tbps and theirs.memory_tbps
+    memory = info.memory_tbps / theirs.memory_tbps if told else sms
+    dense = sms * clock * info.flops_per_clock / theirs.flops_per_clock
+
+    def at(name: str, curve: Curve, n: int) -> float:
+        if name.startswith("bandwidth"):
+            return memory * _interpolate(curve, n * clock / memory)
+        return dense * _interpolate(curve, n / sms)
+
+    counts = range(1, info.num_sms + 1)
+    curves = {
+        name: tuple((n, at(name, curve, n)) for n in counts) for name, curve in known.curves.items()
+    }
+    return Profile(info, curves, known.provenance, "scaled", theirs.name)
+
+
+def load_profile(which: str | int | None = None) -> Profile:
+    """The profile of a GPU of this machine, or a shipped one.
+
+    Args:
+        which: index of a GPU, the name of a shipped profile ("h200"), or None: the current GPU
+            where there is one, else the shipped H200.
+
+    Raises:
+        ProfileError: no such profile, a corrupt one, or one of another GPU in this one's place.
+        DeviceError: this machine has GPUs, but none of that index.
+
+    Example:
+        >>> smkern.load_profile("h200").source
+        'shipped'
+    """
+    if isinstance(which, str):
+        return _read(SHIPPED / f"{which}.json", "shipped")
+    try:
+        info = device_info(which)
+    except DeviceError:
+        if which is not None and has_gpu():
+            raise
+        return _read(SHIPPED / f"{DEFAULT}.json", "shipped")
+    return profile_for(info)
+
+
+def profile_for(info: DeviceInfo) -> Profile:
+    """The profile of a GPU with these facts, which may be absent; `info` is always these facts.
+
+    This user's own measurement counts first, then the shipped one of exactly this GPU (its name,
+    capability and SMs), else the nearest shipped one, scaled.
+
+    Raises:
+        ProfileError: this user's own is corrupt, or another GPU's or driver's.
+    """
+    own = cache_file(info)
+    if own.exists():
+        return _of_this(_read(own, "measured"), info, own)
+    shipped = [_read(path, "shipped") for path in sorted(SHIPPED.glob("*.json"))]
+    for profile in shipped:
+        if _identity(profile.info) == _identity(info):
+            return replace(profile, info=info)
+    return scaled(info, min(shipped, key=lambda known: _distance(info, known.info)))
+
+
+def _identity(info: DeviceInfo) -> tuple[str, int, tuple[int, int]]:
+    return info.name, info.num_sms, info.capability
+
+
+def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, float]:
+    """Another architecture is farther than any count of SMs."""
+    return info.capability != known.capability, abs(log(info.num_sms / known.num_sms))
+
+
+def _of_this(profile: Profile, info: DeviceInfo, path: Path) -> Profile:
+    found = profile.info
+    if (*_identity(found), found.driver) != (*_identity(info), info.driver):
+        raise ProfileError(
+            f"{path} was measured on {found.name!r} ({found.num_sms} SMs, driver {found.driver}), "
+            f"and this is {info.name!r} ({info.num_sms} SMs, driver {info.driver}): {_REMEDY}"
+        )
+    return replace(profile, info=info)
+
+
+def cache_file(info: DeviceInfo) -> Path:
+    """Where this user's own profile of a GPU lies; it is one GPU's, driver's and stack's.
+
+    The SMs count too: a server with active-thread percentages shows fewer under the same name.
+    """
+    stack = [f"{name}-{_version(name)}" for name in ("torch", "triton")]
+    parts = [f"driver-{info.driver}", *stack]
+    rest = "_".join("".join(c if c.isalnum() or c in ".-" else "-" for c in p) for p in parts)
+    return _cache() / f"{_stem(info)}_{rest}.json"
+
+
+def outdated(info: DeviceInfo) -> list[Path]:
+    """This user's profiles of a GPU from another driver or stack: none of them counts."""
+    found = sorted(_cache().glob(f"{_stem(info)}_*.json"))
+    return [path for path in found if path != cache_file(info)]
+
+
+def _stem(info: DeviceInfo) -> str:
+    return f"{gpu_folder(info.name)}_{info.num_sms}-sms"
+
+
+def _cache() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("smkern") / "profiles"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def save_profile(profile: Profile, path: Path | None = None) -> Path:
+    """Write a measured profile, atomically, to `path` or to this user's cache; returns where.
+
+    Raises:
+        ProfileError: a scaled one, which would come back as measured.
+    """
+    from filelock import FileLock
+
+    if profile.source == "scaled":
+        raise ProfileError(
+            f"this profile of {profile.info.name} is scaled from {profile.measured_on}'s, and is "
+            "not kept as if measured: smkern bench ceilings --save"
+        )
+    path = path or cache_file(profile.info)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = {
+        "format": FORMAT,
+        "info": asdict(profile.info),
+        "provenance": dict(sorted(profile.provenance.items())),
+        "curves": {name: [list(p) for p in sorted(c)] for name, c in profile.curves.items()},
+    }
+    with FileLock(f"{path}.lock"):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(text, file, indent=1, sort_keys=True)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    return path
+
+
+def _read(path: Path, source: Source) -> Profile:
+    try:
+        text: dict[str, Any] = json.loads(path.read_text())
+        if text["format"] != FORMAT:
+            raise ProfileError(f"{path} has format {text['format']}, not {FORMAT}: {_REMEDY}")
+        info = text["info"]
+        info["capability"] = tuple(info["capability"])
+        curves = {
+            name: tuple(sorted((int(sms), float(value)) for sms, value in points))
+            for name, points in text["curves"].items()
+        }
+        return Profile(DeviceInfo(**info), curves, text["provenance"], source)
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))
+        raise ProfileError(f"no profile {path.name}; shipped are: {known}") from None
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, ProfileError):
+            raise
+        raise ProfileError(f"{path} is corrupt ({error!r}): {_REMEDY}") from error

@@ -1,0 +1,157 @@
+"""Dispatch on GPUs that nobody tuned: their own capability and SMs, nobody else's tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smkern.device import DeviceInfo
+from smkern.errors import TableError
+from smkern.ops.append.dispatch import load_append_dispatcher
+from smkern.ops.attention.dispatch import load_attention_dispatcher
+from smkern.ops.eager import load_dispatcher
+from smkern.ops.moe.dispatch import moe_dispatcher
+from smkern.ops.moe.grouped import grouped_dispatcher
+from smkern.ops.rows.dispatch import rows_dispatcher
+from smkern.ops.sample.operators import sample_dispatcher
+from smkern.tuning import space
+from smkern.tuning.append import AppendProblem
+from smkern.tuning.attention import space as attention_space
+from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
+from smkern.tuning.cells import load_cells, user_path
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.cost_model import DEFAULTS
+from smkern.tuning.grouped import GroupedProblem
+from smkern.tuning.moe import TopkProblem
+from smkern.tuning.rows import RowsProblem
+from smkern.tuning.rows_table import CODEC, FILE
+from smkern.tuning.sample import SampleProblem
+from smkern.tuning.table import Cell, CellKey, TableStore, load_constants, load_tables
+from tests import gpus
+
+GEMMS = [GemmProblem(m, n, k) for m in (1, 64, 2048) for n, k in ((6144, 4096), (4096, 14336))]
+every_gpu = pytest.mark.parametrize("info", gpus.FOREIGN, ids=gpus.by_name)
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def budgets(info: DeviceInfo) -> list[Budget]:
+    """All SMs, and some under a mask and under the grid alone."""
+    some = max(info.min_sms, info.num_sms // 4 // info.min_sms * info.min_sms)
+    whole = Budget(info.num_sms, "mask", True)
+    return [whole, Budget(some, "mask", False), Budget(some, "grid", info.capability >= (9, 0))]
+
+
+@every_gpu
+def test_a_gemm_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
+    gpus.install(monkeypatch, info)
+    dispatcher = load_dispatcher(0)
+    assert dispatcher.profile.info == info
+    assert not dispatcher.tables.cells
+    assert dispatcher.constants == DEFAULTS
+    for problem in GEMMS:
+        for budget in budgets(info):
+            found = dispatcher.select(problem, budget)
+            assert found.source == "model"
+            assert found.predicted_us > 0
+            assert not space.violations(problem, found.config, budget, info.capability)
+            wgmma = found.config.kernel == "ws"
+            assert not wgmma or info.capability[0] == 9
+
+
+@every_gpu
+def test_attention_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
+    gpus.install(monkeypatch, info)
+    dispatcher = load_attention_dispatcher(0)
+    assert dispatcher.profile.info == info
+    assert not dispatcher.table.cells
+    for max_q_len, batch in ((1, 64), (4096, 2)):
+        shape = AttentionShape(
+            batch, 32, 8, 128, 16, max_q_len, 8192, max_q_len * batch, 8192 * batch
+        )
+        problem = AttentionProblem(shape)
+        for budget in budgets(info):
+            found = dispatcher.select(problem, budget)
+            assert found.source == "model"
+            assert found.config.kernel == ("cuda" if info.capability == (9, 0) else "triton")
+            broken = attention_space.violations(problem, found.config, budget, info.capability)
+            assert not broken
+
+
+def small_choices(index: int) -> dict[str, tuple[Any, Any]]:
+    """A dispatcher and a problem of each small family."""
+    return {
+        "append": (
+            load_append_dispatcher(index),
+            AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True),
+        ),
+        "rows": (rows_dispatcher.__wrapped__(index), RowsProblem("rms_norm", 64, 4096)),
+        "sample": (sample_dispatcher.__wrapped__(index), SampleProblem(64, 151_936)),
+        "moe": (moe_dispatcher.__wrapped__(index), TopkProblem(64, 128, 8)),
+        "grouped_gemm": (
+            grouped_dispatcher.__wrapped__(index),
+            GroupedProblem(512, 128, 768, 2048, swiglu=True),
+        ),
+    }
+
+
+@pytest.mark.parametrize("family", ["append", "rows", "sample", "moe", "grouped_gemm"])
+@every_gpu
+def test_a_small_operator_knows_its_own_device(info, family, monkeypatch) -> None:
+    gpus.install(monkeypatch, info)
+    dispatcher, problem = small_choices(0)[family]
+    assert dispatcher.profile.info == info
+    for budget in budgets(info):
+        config = dispatcher.select(problem, budget)
+        if family == "grouped_gemm":
+            assert config.kernel == "pointer" or info.capability[0] == 9
+
+
+@every_gpu
+def test_no_table_of_another_gpu_is_found(info) -> None:
+    assert not load_tables(info.name).cells
+    assert not load_cells(info.name, FILE, CODEC).cells
+    assert load_constants(info.name) == DEFAULTS
+
+
+def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None:
+    path = user_path(gpus.A100.name)
+    meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
+    config = GemmConfig("pointer", 64, 64, 64)
+    key = CellKey.of(GEMMS[0], Budget(32, "mask"))
+    store = TableStore(path)
+    store.merge({key: Cell(config, 1.0, config, 1.0)}, meta | {"gpu": "NVIDIA H200"})
+    before = path.read_bytes()
+    with pytest.raises(TableError, match=r"tuned on 'NVIDIA H200', and this is 'NVIDIA A100"):
+        load_tables(gpus.A100.name)
+    with pytest.raises(TableError, match="tuned on 'NVIDIA H200'"):
+        store.merge({key: Cell(config, 2.0, config, 2.0)}, meta | {"gpu": gpus.A100.name})
+    assert path.read_bytes() == before
+
+
+def test_what_is_tuned_here_is_what_dispatch_reads_here(monkeypatch) -> None:
+    """Under its own name, so a second sitting finds the first one's cells."""
+    gpus.install(monkeypatch, gpus.H100)
+    meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
+    meta["gpu"] = gpus.H100.name
+    config = GemmConfig("pointer", 64, 64, 64)
+    budget = Budget(32, "mask", False)
+    cells = {CellKey.of(GEMMS[0], budget): Cell(config, 1.0, config, 1.0)}
+    for _ in range(2):
+        TableStore(user_path(gpus.H100.name)).merge(cells, meta)
+    found = load_dispatcher(0).select(GEMMS[0], budget)
+    assert (found.source, found.config) == ("table", config)
+
+
+def test_two_gpus_of_different_kinds_have_a_dispatcher_each(monkeypatch) -> None:
+    gpus.install(monkeypatch, gpus.H200, gpus.A100)
+    problem, budget = GEMMS[-1], Budget(108, "mask", True)
+    first, second = (load_dispatcher(index) for index in (0, 1))
+    assert first.tables.cells
+    assert not second.tables.cells
+    assert first.select(problem, budget, "model").config.kernel == "ws"
+    assert second.select(problem, budget, "model").config.kernel == "pointer"
