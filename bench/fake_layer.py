@@ -34,6 +34,7 @@ from smkern.ops.attention.plan import PlanNumbers
 from smkern.ops.dispatch import Dispatcher
 from smkern.ops.eager import EagerGemm
 from smkern.ops.rows.call import RmsNorm
+from smkern.ops.rows.dispatch import of_step
 from smkern.ops.rows.operators import RMS_NORM
 from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.ops.small_eager import EagerSmall
@@ -110,7 +111,7 @@ class FakeLayer:
         rows_table = load_rows_table(gpu)
         rows: Any = SmallDispatcher(
             profile, lambda: RowsKernels(CAPABILITY),
-            lambda problem, where: select_rows(problem, where, profile, rows_table),
+            lambda problem, where: select_rows(problem, where, profile, rows_table), of_step,
         )  # fmt: skip
         gemms = Dispatcher(
             profile, load_tables(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,

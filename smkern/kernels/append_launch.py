@@ -217,12 +217,13 @@ class AppendKernels:
 
     def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> AppendLaunch:
         """The launch of a problem within a budget; loads all kernels of its kind if new."""
-        for variant in variants_of(problem, self.capability):
-            self._set.load(variant, partial(compile_append, variant))
         mine = variant_of(problem, config, self.capability)
+        if not self._set.is_loaded(mine):
+            for variant in variants_of(problem, self.capability):
+                self._set.load(variant, partial(compile_append, variant))
         overlap = may_overlap(config.overlap, budget, self.capability)
-        kernel = self._set.load(mine, partial(compile_append, mine))
-        run = kernel.bind(_FORMAT, num_ctas(problem, config, budget), overlap=overlap)
+        ctas = num_ctas(problem, config, budget)
+        run = self._set.bind(mine, _FORMAT, ctas, overlap=overlap)
 
         def launch(a: AppendArguments, stream: int) -> None:
             run(stream, *values(problem, mine, a))

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops.kept import keep
+from smkern.ops.kept import keep, model_rows
 from smkern.ops.plans import Kernels, Library, Plan, Silu
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
@@ -20,18 +20,6 @@ from smkern.tuning.table import load_constants
 if TYPE_CHECKING:
     from smkern.device import Profile
     from smkern.tuning.table import Table
-
-
-def model_rows(m: int) -> int:
-    """The rows that the cost model is asked about in place of `m`: the next step at or above.
-
-    Steps are 16 rows up to 512 and 64 above, no more than the narrowest tile there, so the count
-    of tiles is that of `m`. A few hundred steps cover all M, so warmup can visit every choice.
-    """
-    if m <= 16:
-        return 1 << (m - 1).bit_length() if m > 1 else 1
-    step = 16 if m <= 512 else 64
-    return -(-m // step) * step
 
 
 def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:

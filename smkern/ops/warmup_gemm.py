@@ -11,8 +11,9 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.ops import validate
-from smkern.ops.dispatch import Dispatcher, model_rows
+from smkern.ops.dispatch import Dispatcher
 from smkern.ops.eager import EagerGemm, eager_gemm
+from smkern.ops.kept import model_rows
 from smkern.ops.warming import Target, Work
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments
-from smkern.ops.kept import keep
+from smkern.ops.kept import keep, model_rows
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,
@@ -20,6 +21,7 @@ from smkern.tuning.attention.shapes import (
 if TYPE_CHECKING:
     from smkern.device import Profile
 
+_OF_PROMPTS = ("max_q_len", "max_kv_len", "max_tokens", "max_total_kv")
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
@@ -96,17 +98,17 @@ class AttentionDispatcher:
         self._lock = threading.RLock()
 
     def select(self, problem: AttentionProblem, budget: Budget, backend: str | None = None) -> Any:
-        """The selection (`config`, `source`, `predicted_us`) for a problem in a budget.
+        """The selection (`config`, `source`) for a problem in a budget; one for a step of prompts.
 
         Raises:
             ArgumentError: `backend` names a kernel that cannot run this problem here.
         """
-        key = (problem, budget, backend)
+        key = (of_step(problem), budget, backend)
         found = self._selections.get(key)
         if found is None:
             table = None if backend == "model" else self.table
             kernel = None if backend == "model" else backend
-            found = self._select(problem, budget, self.profile, table, kernel)
+            found = self._select(key[0], budget, self.profile, table, kernel)
             keep(self._selections, key, found)
         return found
 
@@ -205,6 +207,18 @@ class AttentionDispatcher:
     def is_plan_loaded(self, shape: AttentionShape) -> bool:
         """Whether preparing a plan would compile and load nothing."""
         return self._kernels().is_plan_loaded(shape)
+
+
+def of_step(problem: AttentionProblem) -> AttentionProblem:
+    """The problem that is asked about in place of one: a prompt's numbers rise to their step.
+
+    Decode keeps its own: they are few, and the model prices them exactly.
+    """
+    s = problem.shape
+    if not s.has_prefill:
+        return problem
+    most = {name: model_rows(getattr(s, name)) for name in _OF_PROMPTS}
+    return replace(problem, shape=replace(s, **most))
 
 
 def load_attention_dispatcher(index: int) -> AttentionDispatcher:
