@@ -6,16 +6,17 @@ on a GPU machine.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 
 from smkern.device import Budget, load_profile
-from smkern.kernels import append_launch, cuda_source, driver, launch, rows_launch
+from smkern.kernels import append_launch, cuda_source, driver, frame, launch, rows_launch
 from smkern.kernels.append_launch import AppendKernels
 from smkern.kernels.attention import cuda, maps
 from smkern.kernels.attention.launch import AttentionKernels
@@ -50,21 +51,45 @@ from smkern.tuning.table import load_constants, load_tables
 
 CAPABILITY = 90
 MAX_M, PAGE = 8192, 16
+_ADDRESSES = 1 << 40
 _DONE = lambda *_: 0  # noqa: E731
 
 
+class Launched(NamedTuple):
+    """A launch as the driver sees it: its grid, and the first 8 bytes of each parameter.
+
+    Those of a tensor map are a hash of its sizes; addresses are None.
+    """
+
+    num_ctas: int
+    shared_bytes: int
+    values: tuple[int | None, ...]
+
+
 @contextmanager
-def without_driver() -> Iterator[None]:
-    """Kernels compile to nothing, load at once, and their launches succeed."""
+def without_driver(launched: list[Launched] | None = None) -> Iterator[None]:
+    """Kernels compile to nothing, load at once, and their launches succeed, noted if asked."""
     lib = SimpleNamespace(
         cuModuleLoadData=_DONE, cuModuleGetFunction=_load, cuFuncSetAttribute=_DONE,
-        cuTensorMapEncodeTiled=_DONE,
+        cuTensorMapEncodeTiled=_encode,
     )  # fmt: skip
+
+    def plain(_: Any, num_ctas: int, *rest: Any) -> int:
+        if launched is not None:
+            launched.append(Launched(num_ctas, rest[5], _values(rest[7])))
+        return 0
+
+    def overlapping(config: Any, _: Any, params: Any, __: Any) -> int:
+        if launched is not None:
+            found = config._obj
+            launched.append(Launched(found.grid[0], found.shared_bytes, _values(params)))
+        return 0
+
     fakes: tuple[tuple[Any, str, Any], ...] = (
         (driver, "libcuda", lambda: lib),
-        (driver, "launch_kernel", lambda: _DONE),
-        (driver, "_launch_kernel_ex", lambda: _DONE),
-        (launch, "replace_address", lambda: _DONE),
+        (driver, "launch_kernel", lambda: plain),
+        (driver, "_launch_kernel_ex", lambda: overlapping),
+        (frame, "replace_address", lambda: _DONE),
         (maps, "replace_address", lambda: _DONE),
         (launch, "compile_variant", _artifact),
         (append_launch, "compile_append", _artifact),
@@ -76,6 +101,18 @@ def without_driver() -> Iterator[None]:
         for owner, name, fake in fakes:
             stack.enter_context(patch.object(owner, name, fake))
         yield
+
+
+def _values(params: Any) -> tuple[int | None, ...]:
+    found = (ctypes.c_uint64.from_address(at).value for at in params)
+    return tuple(value if value < _ADDRESSES else None for value in found)
+
+
+def _encode(at: Any, dtype: Any, rank: Any, base: Any, *sizes: Any) -> int:
+    """Leave a hash of a tensor map's sizes where it would be."""
+    numbers = (tuple(x) if hasattr(x, "__len__") else x.value for x in sizes)
+    ctypes.c_uint64.from_address(at.value).value = hash(tuple(numbers)) % _ADDRESSES
+    return 0
 
 
 def _load(function: Any, *_: Any) -> int:
