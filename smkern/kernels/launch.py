@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from smkern.errors import ArgumentError
 from smkern.kernels.compile import Artifact, compile_variant
@@ -95,17 +96,18 @@ def _streamed_tiles(tiles: int, ctas: int) -> int:
 class GemmPlan:
     """One problem, configuration and budget, ready to launch; safe to call from several threads.
 
-    What depends on M is a schedule and a few bytes a binding; the rest is the kernels'.
+    What depends on M is a schedule and a few bytes a binding; the rest is a `Frame`'s, which
+    `frame_of` gives.
     """
 
     __slots__ = (
-        "_kernels", "_problem", "config", "num_ctas", "overlap", "schedule", "variant",
+        "_frame_of", "_problem", "config", "num_ctas", "overlap", "schedule", "variant",
         "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
         self, problem: GemmProblem, config: GemmConfig, budget: Budget, variant: Variant,
-        kernels: GemmKernels,
+        frame_of: Callable[[Operands], Frame],
     ) -> None:  # fmt: skip
         schedule = make_schedule(problem, config, budget)
         wanted = config.overlap and config.kernel == "ws"
@@ -114,7 +116,7 @@ class GemmPlan:
         self.num_ctas = schedule.num_ctas
         partial_bytes = schedule.partial_slots * 4 * variant.block_x * variant.block_y
         self.workspace_bytes = COUNTER_BYTES + partial_bytes if partial_bytes else 0
-        self._problem, self._kernels = problem, kernels
+        self._problem, self._frame_of = problem, frame_of
 
     def launch(
         self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,
@@ -139,7 +141,7 @@ class GemmPlan:
         """
         problem = self._problem
         early = self.config.num_stages if static_weights and self.overlap else 0
-        frame = self._kernels.frame(self.variant, Operands(
+        frame = self._frame_of(Operands(
             problem.n, problem.k, a_stride, w_stride, out_stride, residual_stride, self.overlap,
             early,
         ))  # fmt: skip
@@ -182,9 +184,9 @@ class GemmKernels:
                 function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
                 self._loaded[variant] = artifact, function
                 ledger().append(variant)
-        return GemmPlan(problem, config, budget, variant, self)
+        return GemmPlan(problem, config, budget, variant, partial(self._frame, variant))
 
-    def frame(self, variant: Variant, operands: Operands) -> Frame:
+    def _frame(self, variant: Variant, operands: Operands) -> Frame:
         """What all launches of a loaded variant over such operands share, of any M."""
         key = (variant, operands)
         with self._lock:
