@@ -21,7 +21,6 @@ from smkern.tuning.attention.shapes import (
 if TYPE_CHECKING:
     from smkern.device import Profile
 
-_OF_PROMPTS = ("max_q_len", "max_kv_len", "max_tokens", "max_total_kv")
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
@@ -217,8 +216,14 @@ def of_step(problem: AttentionProblem) -> AttentionProblem:
     s = problem.shape
     if not s.has_prefill:
         return problem
-    most = {name: model_rows(getattr(s, name)) for name in _OF_PROMPTS}
-    return replace(problem, shape=replace(s, **most))
+    shape = replace(
+        s,
+        max_q_len=model_rows(s.max_q_len),
+        max_kv_len=model_rows(s.max_kv_len),
+        max_tokens=model_rows(s.max_tokens),
+        max_total_kv=model_rows(s.max_total_kv),
+    )
+    return replace(problem, shape=shape)
 
 
 def load_attention_dispatcher(index: int) -> AttentionDispatcher:
