@@ -15,6 +15,8 @@ from smkern.kernels.driver import check, launcher, load_function
 from smkern.kernels.launch import ledger
 from smkern.kernels.variants import SHARED_LIMIT
 
+_MAX_BOUND = 1024
+
 Launch = Callable[..., None]
 """launch(stream, *values): the kernel's run-time parameters in its order."""
 
@@ -120,6 +122,7 @@ class KernelSet:
     """The kernels of one device by key: compiled and loaded once, counted."""
 
     _loaded: dict[Hashable, LoadedKernel] = field(default_factory=dict)
+    _bound: dict[tuple[Hashable, int, bool], Launch] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
 
     def is_loaded(self, key: Hashable) -> bool:
@@ -135,4 +138,18 @@ class KernelSet:
                 function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
                 found = self._loaded[key] = LoadedKernel(artifact, function)
                 ledger().append(key)
+            return found
+
+    def bind(self, key: Hashable, fmt: str, num_ctas: int, *, overlap: bool) -> Launch:
+        """The launch of a kernel that is loaded, as `LoadedKernel.bind` makes it.
+
+        All sizes that fill the budget have one grid, so one launch serves them all.
+        """
+        with self._lock:
+            found = self._bound.get((key, num_ctas, overlap))
+            if found is None:
+                if len(self._bound) >= _MAX_BOUND:
+                    self._bound.clear()
+                found = self._loaded[key].bind(fmt, num_ctas, overlap=overlap)
+                self._bound[key, num_ctas, overlap] = found
             return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +158,14 @@ class AppendVariant:
         }
 
 
+_SHARED = tuple(
+    name for name in AppendVariant.__slots__ if name in AppendProblem.__dataclass_fields__
+)
+
+
 def variant_of(problem: AppendProblem, config: AppendConfig, capability: int) -> AppendVariant:
     """The kernel that runs a problem by a configuration; what plays no part in code is left out."""
-    names = {field.name for field in fields(AppendVariant)}
-    same = {x.name: getattr(problem, x.name) for x in fields(problem) if x.name in names}
+    same = {name: getattr(problem, name) for name in _SHARED}
     if not problem.rotary_dim:
         same |= {"interleaved": False, "table_dtype": "fp32"}
     if not problem.norm:
@@ -217,12 +221,13 @@ class AppendKernels:
 
     def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> AppendLaunch:
         """The launch of a problem within a budget; loads all kernels of its kind if new."""
-        for variant in variants_of(problem, self.capability):
-            self._set.load(variant, partial(compile_append, variant))
         mine = variant_of(problem, config, self.capability)
+        if not self._set.is_loaded(mine):
+            for variant in variants_of(problem, self.capability):
+                self._set.load(variant, partial(compile_append, variant))
         overlap = may_overlap(config.overlap, budget, self.capability)
-        kernel = self._set.load(mine, partial(compile_append, mine))
-        run = kernel.bind(_FORMAT, num_ctas(problem, config, budget), overlap=overlap)
+        ctas = num_ctas(problem, config, budget)
+        run = self._set.bind(mine, _FORMAT, ctas, overlap=overlap)
 
         def launch(a: AppendArguments, stream: int) -> None:
             run(stream, *values(problem, mine, a))

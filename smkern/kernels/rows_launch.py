@@ -161,14 +161,14 @@ class RowsKernels:
 
     def prepare(self, problem: RowsProblem, config: RowsConfig, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads all kernels of its kind if new."""
-        for variant in self.variants(problem):
-            self._set.load(variant, variant.compile)
         variant = variant_of(problem, config, self.capability)
-        kernel = self._set.load(variant, variant.compile)
+        if not self._set.is_loaded(variant):
+            for each in self.variants(problem):
+                self._set.load(each, each.compile)
         words = {"i64": "q", "i32": "q", "fp32": "f4x"}
         fmt = "".join(words.get(kind, "Q") for kind in PARAMETERS[problem.op].values())
         overlap = may_overlap(config.pdl, budget, self.capability)
-        return kernel.bind(fmt, num_ctas(problem, config, budget), overlap=overlap)
+        return self._set.bind(variant, fmt, num_ctas(problem, config, budget), overlap=overlap)
 
 
 def launch_interpreted(

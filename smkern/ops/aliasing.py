@@ -31,11 +31,15 @@ def row_stride(x: Tensor | None) -> int:
 
 
 def span_bytes(x: Tensor | None) -> int:
-    """Bytes from the first element of a matrix or vector to behind its last."""
-    if x is None or x.numel() == 0:
+    """Bytes from the first element of a tensor to behind its last."""
+    if x is None:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return int((last + 1) * x.element_size())
+    last = 0
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        if not size:
+            return 0
+        last += (size - 1) * stride
+    return (last + 1) * x.element_size()
 
 
 def rows_aligned(n: int, k: int, tensors: list[Tensor | None]) -> bool:

@@ -9,12 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops.kept import keep
+from smkern.ops.kept import keep, model_rows
 from smkern.ops.plans import Kernels, Library, Plan, Silu
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import CostConstants
-from smkern.tuning.select import Selection, select_gemm
+from smkern.tuning.select import Selection, rank, select_gemm
 from smkern.tuning.table import load_constants
 
 if TYPE_CHECKING:
@@ -22,16 +22,9 @@ if TYPE_CHECKING:
     from smkern.tuning.table import Table
 
 
-def model_rows(m: int) -> int:
-    """The rows that the cost model is asked about in place of `m`: the next step at or above.
-
-    Steps are 16 rows up to 512 and 64 above, no more than the narrowest tile there, so the count
-    of tiles is that of `m`. A few hundred steps cover all M, so warmup can visit every choice.
-    """
-    if m <= 16:
-        return 1 << (m - 1).bit_length() if m > 1 else 1
-    step = 16 if m <= 512 else 64
-    return -(-m // step) * step
+_CLOSE, _CLOSE_WITHIN = 4, 1.1
+"""How many of the model's best are worth measuring, and how much slower than the first they may be
+by the model: its own error."""
 
 
 def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
@@ -49,8 +42,9 @@ def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) ->
 class Explanation:
     """Why a GEMM runs as it does.
 
-    `source`: "table" (a tuned cell), "model" (the cost model), "forced" (`backend=` named the
-    kernel). `predicted_us` is the model's time either way.
+    `source`: "table" (a tuned cell), "warmup" (the fastest of the model's best, measured by
+    `smkern.warmup(tune=True)`), "model" (the cost model), "forced" (`backend=` named the kernel).
+    `predicted_us` is the model's time either way.
     """
 
     problem: GemmProblem
@@ -106,6 +100,7 @@ class Dispatcher:
         self._selections: dict[tuple[Any, ...], Selection] = {}
         # apart, as they cost 10 times as much and prompts of all lengths would drive them out
         self._steps: dict[tuple[Any, ...], Selection] = {}
+        self._measured: dict[tuple[GemmProblem, Budget], Selection] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._lock = threading.RLock()
 
@@ -127,6 +122,46 @@ class Dispatcher:
             found = self._select(problem, budget, backend)
             keep(self._selections, key, found)
         return found
+
+    def close_choices(self, problem: GemmProblem, budget: Budget) -> tuple[GemmConfig, ...]:
+        """What the model chose, then the best of other tiles that it holds for about as fast.
+
+        The choice alone, or nothing, where it is not the model's, or must not turn with a
+        measurement (`batch_invariant`).
+        """
+        found = self.select(problem, budget)
+        if problem.batch_invariant or found.source != "model":
+            return ()
+        best = {_tile(found.config): found.config}
+        for item in rank(of_step(problem), budget, self.profile, constants=self.constants):
+            if len(best) == _CLOSE or item.predicted_us > _CLOSE_WITHIN * found.predicted_us:
+                break
+            config = item.config()
+            best.setdefault(_tile(config), config)
+        return tuple(best.values())
+
+    def keep_measured(self, problem: GemmProblem, budget: Budget, config: GemmConfig) -> None:
+        """From now on a problem's step of rows runs by a configuration, where no table serves it.
+
+        Raises:
+            ArgumentError: the problem is batch-invariant, or the configuration is not for it.
+        """
+        problem = of_step(problem)
+        if problem.batch_invariant or not space.is_legal(
+            problem, config, budget, self.profile.info.capability
+        ):
+            raise ArgumentError(
+                f"{config} cannot be kept for {problem}: give a legal configuration of a problem "
+                "whose choice may follow a measurement (batch_invariant=False)"
+            )
+        source: Any = "warmup"
+        with self._lock:
+            predicted_us = self._predict(problem, config, budget)
+            self._measured[problem, budget] = Selection(config, source, predicted_us)
+            self._selections.clear()
+            # not all of them: a capture may have what cuBLASLt planned before it, and nothing else
+            for key in [k for k in self._plans if k[1] == budget and of_step(k[0]) == problem]:
+                self._plans.pop(key, None)
 
     def plan(
         self,
@@ -240,13 +275,17 @@ class Dispatcher:
             config = tables.lookup(problem, budget, allow_cublaslt)
             if config is not None:
                 return Selection(config, "table", self._predict(problem, config, budget))
+        if self._measured and backend != "model":
+            measured = self._measured.get((of_step(problem), budget))
+            if measured is not None:
+                return measured
         return self._modelled(problem, budget)
 
     def _modelled(
         self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...] = space.AVAILABLE
     ) -> Selection:
         """The model's choice (among `kernels`), once for all M of a step (`model_rows`)."""
-        rounded = replace(problem, m=model_rows(problem.m))
+        rounded = of_step(problem)
         key = (rounded, budget, kernels)
         found = self._steps.get(key)
         if found is None:
@@ -293,6 +332,15 @@ class Dispatcher:
 
     def _predict(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> float:
         return cost_model.predict_us(problem, config, budget, self.profile, self.constants)
+
+
+def of_step(problem: GemmProblem) -> GemmProblem:
+    """The problem with the rows that the choice of a whole step is made for."""
+    return replace(problem, m=model_rows(problem.m))
+
+
+def _tile(config: GemmConfig) -> tuple[Any, ...]:
+    return config.kernel, config.block_m, config.block_n, config.swap, config.split == 1
 
 
 def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:

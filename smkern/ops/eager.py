@@ -20,7 +20,7 @@ from smkern.ops.kept import keep
 from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, check_workspace, scratch_of_streams
-from smkern.tuning.config import Budget, Epilogue, GemmProblem
+from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,11 @@ class EagerGemm:
         """All that must hold of a call but addresses and budget: (M, rows of w, K), epilogue."""
         m, n, k = validate.check_tensors(a, w, bias, residual, out, activation, backend)
         return m, n, k, epilogue_of(bias, residual, activation)
+
+    def keep_measured(self, problem: GemmProblem, budget: Budget, config: GemmConfig) -> None:
+        """As `Dispatcher.keep_measured`; calls seen before are prepared anew."""
+        self.dispatcher.keep_measured(problem, budget, config)
+        self._records.clear()
 
     def without_kernel(
         self,

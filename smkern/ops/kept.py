@@ -1,4 +1,4 @@
-"""What a process keeps by a call's numbers: plans, selections, records; never without a bound."""
+"""What a process keeps by a call's numbers, never without a bound, and what one answer serves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from smkern.errors import ArgumentError
 MAX_CACHED = 1 << 11
 """Plans, selections and records kept, of each; a plan holds about 4 KiB, so 8 MiB at most. Prompts
 of any length in any budget have tens of thousands of sizes, and few come again."""
+
+
+def model_rows(m: int) -> int:
+    """The rows that a model is asked about in place of `m`: the next step at or above.
+
+    Steps are 16 rows up to 512 and 64 above, no more than the narrowest tile there, so the count
+    of tiles is that of `m`; every power of two is one, so the bucket of a table is too. A few
+    hundred steps cover all M: warmup can visit every choice, and most prompts find theirs made.
+    """
+    if m <= 16:
+        return 1 << (m - 1).bit_length() if m > 1 else 1
+    step = 16 if m <= 512 else 64
+    return -(-m // step) * step
 
 
 def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:

@@ -55,6 +55,8 @@ class SmallDispatcher(Generic[P, C]):
         profile: The device's facts and ceilings.
         kernels: Makes the kernels of this device on first need.
         select: The configuration for a problem in a budget: table, else model.
+        step: The problem that `select` is asked about in place of one, so that its answer holds
+            for a step of rows; None: itself.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class SmallDispatcher(Generic[P, C]):
         profile: Profile,
         kernels: Callable[[], Kernels[P, C]],
         select: Callable[[P, Budget], C],
+        step: Callable[[P], P] | None = None,
     ) -> None:
         self.profile = profile
-        self.select = select
         self.kernels = cache(kernels)
+        self._select, self._step = select, step
+        self._choices: dict[tuple[P, Budget], C] = {}
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._lock = threading.RLock()
 
@@ -74,6 +78,15 @@ class SmallDispatcher(Generic[P, C]):
         """90 and the like."""
         major, minor = self.profile.info.capability
         return 10 * major + minor
+
+    def select(self, problem: P, budget: Budget) -> C:
+        """The configuration for a problem in a budget, the same for all rows of a step."""
+        key = (problem if self._step is None else self._step(problem), budget)
+        found = self._choices.get(key)
+        if found is None:
+            found = self._select(*key)
+            keep(self._choices, key, found)
+        return found
 
     def launch(self, problem: P, budget: Budget, *, capturing: bool = False) -> Launch:
         """The launch of a problem in a budget; compiles and loads it unless in a capture.

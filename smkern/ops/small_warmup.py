@@ -53,6 +53,7 @@ def joined(works: Sequence[Work]) -> Work:
         variants=sum(work.variants for work in works),
         compile=list(dict.fromkeys(task for work in works for task in work.compile)),
         launches=[launch for work in works for launch in work.launches],
+        cells=[cell for work in works for cell in work.cells],
     )
 
 

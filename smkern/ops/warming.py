@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from smkern.ops import validate
 from smkern.tuning.config import Budget
+
+if TYPE_CHECKING:
+    from smkern.ops.warmup_tune import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,14 @@ class Target:
         num_sms: SMs of the device.
         budgets: Those that calls will have.
         aligned: Whether tensors are 16-byte aligned: True, False or both.
+        places: Streams to measure on, by budget; empty where nothing is to be measured.
     """
 
     index: int
     num_sms: int
     budgets: Sequence[Budget]
     aligned: Sequence[bool]
+    places: Mapping[Budget, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +46,14 @@ class Work:
         compile: What compiles a kernel that is not loaded into this user's cache; run in other
             processes, so it can be pickled.
         launches: What loads a kernel, if it is new, and launches it once on the current stream.
+        cells: What is worth measuring once all is loaded.
     """
 
     choices: int
     variants: int
     compile: Sequence[Callable[[], object]]
     launches: Sequence[Callable[[], None]]
+    cells: Sequence[Cell] = ()
 
 
 class Warmable(Protocol):

@@ -14,6 +14,8 @@ from smkern.errors import ArgumentError, DeviceError
 from smkern.ops import validate
 from smkern.ops.warming import Bar, Target, Warmable, Work, as_budgets
 from smkern.ops.warmup_gemm import GemmCalls, epilogue_from
+from smkern.ops.warmup_tune import places_of
+from smkern.ops.warmup_tune import tune as tune_cells
 from smkern.tuning.config import Epilogue
 
 OPERATORS = ("gemm", "attention", "append")
@@ -24,7 +26,8 @@ class WarmupReport:
     """What a warmup did.
 
     `choices` counts the combinations of numbers visited, `variants` the kernels they come down to,
-    `compiled` those that were not loaded before, `launched` the launches, `seconds` all.
+    `compiled` those that were not loaded before, `launched` the launches, `seconds` all. `tuned`
+    counts the problems whose configuration was measured.
     """
 
     choices: int
@@ -32,6 +35,7 @@ class WarmupReport:
     compiled: int
     launched: int
     seconds: float
+    tuned: int = 0
 
 
 def warmup(
@@ -50,12 +54,20 @@ def warmup(
     workers: int | None = None,
     progress: bool = True,
     device: int | None = None,
+    tune: bool = False,
+    tune_s: float = 20.0,
 ) -> WarmupReport:
     """Compile, load and launch once every kernel that dispatch can pick.
 
     After it no GEMM of these shapes with any M up to `max_m`, and no attention, plan, merge, append
     or other call of these models with any batch and lengths, compiles or loads in these budgets.
     The compiling processes are spawned: a script calls this under `if __name__ == "__main__":`.
+
+    With `tune`, GEMMs (SwiGLU's too) that no table serves are measured where the model holds
+    several configurations for about as fast, and this process keeps the fastest; `explain_gemm`
+    says "warmup" then. That is for M of 1, 16 and powers of two up to 8192, each with its step of
+    rows, in the partitions that `budgets` names and, on the current stream, in what that has and
+    in grids below. A batch-invariant choice is never measured.
 
     Args:
         ops: "gemm", "attention", "append"; None: those that the next three speak of.
@@ -72,6 +84,8 @@ def warmup(
         workers: Processes that compile; None: the CPUs that this process may use.
         progress: Draw a progress bar.
         device: Index of the GPU; None is the current one.
+        tune: Measure where the model is unsure.
+        tune_s: Seconds that measuring may take, beside compiling what is measured.
 
     Returns:
         Counts and seconds.
@@ -90,6 +104,9 @@ def warmup(
     started = time.perf_counter()
     given: dict[str, Sequence[Any]] = {"gemm": shapes, "attention": attention, "append": append}
     _check_request(ops, given, max_m)
+    if not tune_s >= 0:
+        raise ArgumentError(f"tune_s={tune_s}: give seconds, at least 0")
+    budgets = None if budgets is None else list(budgets)
     wanted: list[Warmable] = [*attention, *append, *calls]
     names = [validate.dtype_name(dtype) for dtype in dtypes]
     kinds = [epilogue_from(item) for item in epilogues]
@@ -101,12 +118,17 @@ def warmup(
             "smkern.explain_gemm and smkern.explain_attention tell what would be chosen"
         )
     from smkern.device import device_info
+    from smkern.partition import current_budget
 
     index = torch.cuda.current_device() if device is None else device
     num_sms = device_info(index).num_sms
-    target = Target(index, num_sms, as_budgets(budgets, num_sms), aligned)
+    resolved, places = as_budgets(budgets, num_sms), {}
+    if tune:
+        stream = torch.cuda.current_stream(index)
+        places = places_of(budgets or (), resolved, current_budget(index), stream)
+    target = Target(index, num_sms, resolved, aligned, places)
     with torch.cuda.device(index), Bar(progress) as bar:
-        report = run_all([each.work(target) for each in wanted], workers, bar, started)
+        report = run_all([each.work(target) for each in wanted], workers, bar, started, tune_s)
         torch.cuda.synchronize(index)
     return report
 
@@ -128,8 +150,10 @@ def _check_request(ops: Sequence[str] | None, given: dict[str, Sequence[Any]], m
         raise ArgumentError(f"max_m={max_m}: give at least 1")
 
 
-def run_all(works: Sequence[Work], workers: int | None, bar: Bar, started: float) -> WarmupReport:
-    """Compile all that is new side by side, then load and launch one after another.
+def run_all(
+    works: Sequence[Work], workers: int | None, bar: Bar, started: float, tune_s: float = 0.0
+) -> WarmupReport:
+    """Compile all that is new side by side, load and launch one after another, then measure.
 
     A family's launches may need what its compilations leave in the cache, and nothing else.
     """
@@ -145,10 +169,12 @@ def run_all(works: Sequence[Work], workers: int | None, bar: Bar, started: float
     for done, launch in enumerate(launches):
         launch()
         told(done + 1)
+    tuned = tune_cells([cell for work in works for cell in work.cells], tune_s)
     return WarmupReport(
         choices=sum(work.choices for work in works),
         variants=sum(work.variants for work in works),
         compiled=len(new),
         launched=len(launches),
         seconds=time.perf_counter() - started,
+        tuned=tuned,
     )

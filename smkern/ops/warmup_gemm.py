@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, product
 from typing import Any
 
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import validate
-from smkern.ops.dispatch import Dispatcher, model_rows
+from smkern.ops import validate, warmup_tune
+from smkern.ops.dispatch import Dispatcher
 from smkern.ops.eager import EagerGemm, eager_gemm
+from smkern.ops.kept import model_rows
 from smkern.ops.warming import Target, Work
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 
+Choice = tuple[GemmProblem, GemmConfig, Budget]
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -32,18 +35,7 @@ class GemmCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        eager = eager_gemm(target.index)
-        wanted = choices(
-            eager.dispatcher,
-            self.shapes,
-            target.budgets,
-            max_m=self.max_m,
-            dtypes=self.dtypes,
-            epilogues=self.epilogues,
-            batch_invariant=self.batch_invariant,
-            aligned=target.aligned,
-        )
-        return work_of(eager, wanted)
+        return work_of(eager_gemm(target.index), self, target)
 
 
 def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[int]:
@@ -63,35 +55,32 @@ def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[in
 
 def choices(
     dispatcher: Dispatcher,
-    shapes: Sequence[tuple[int, int]],
+    calls: GemmCalls,
     budgets: Sequence[Budget],
-    *,
-    max_m: int,
-    dtypes: Sequence[Dtype],
-    epilogues: Sequence[Epilogue],
-    batch_invariant: Sequence[bool],
     aligned: Sequence[bool],
-) -> Iterator[tuple[GemmProblem, GemmConfig, Budget]]:
-    """Every choice that dispatch can make for these shapes, with M up to `max_m`.
+) -> Iterator[Choice]:
+    """Every choice that dispatch can make for these calls.
 
     Where another than our own is picked, ours comes too: a capture may need it. SwiGLU unfused
     comes with the choice of its GEMM.
     """
-    for n, k in shapes:
-        rows = rows_to_visit(dispatcher, n, k, max_m)
-        for dtype in dtypes:
-            for epilogue in epilogues:
-                for same in batch_invariant:
-                    for can_align in aligned:
-                        base = GemmProblem(1, n, k, dtype, epilogue, False, same)
-                        fits = can_align and base.out_columns % 8 == 0 and k % 8 == 0
-                        base = replace(base, aligned=fits)
-                        yield from _choices_of(dispatcher, base, rows, budgets)
+    for base in kinds(calls, aligned):
+        rows = rows_to_visit(dispatcher, base.n, base.k, calls.max_m)
+        yield from _choices_of(dispatcher, base, rows, budgets)
+
+
+def kinds(calls: GemmCalls, aligned: Sequence[bool]) -> Iterator[GemmProblem]:
+    """The problems of calls that differ in more than M, each with M = 1."""
+    for (n, k), dtype, epilogue, same, can_align in product(
+        calls.shapes, calls.dtypes, calls.epilogues, calls.batch_invariant, aligned
+    ):
+        base = GemmProblem(1, n, k, dtype, epilogue, False, same)
+        yield replace(base, aligned=can_align and base.out_columns % 8 == 0 and k % 8 == 0)
 
 
 def _choices_of(
     dispatcher: Dispatcher, base: GemmProblem, rows: Sequence[int], budgets: Sequence[Budget]
-) -> Iterator[tuple[GemmProblem, GemmConfig, Budget]]:
+) -> Iterator[Choice]:
     for budget in budgets:
         for m in rows:
             problem = replace(base, m=m)
@@ -123,7 +112,21 @@ def epilogue_from(item: Epilogue | str) -> Epilogue:
     return Epilogue("bias" in parts, "residual" in parts, activations[0] if activations else None)
 
 
-def work_of(eager: EagerGemm, wanted: Iterator[tuple[GemmProblem, GemmConfig, Budget]]) -> Work:
+def work_of(eager: EagerGemm, calls: GemmCalls, target: Target) -> Work:
+    """What calls need on a device, and what is worth measuring of them in the target's places."""
+    every = [
+        replace(base, m=m)
+        for m in warmup_tune.ROWS
+        for base in kinds(calls, target.aligned)
+        if target.places and m <= calls.max_m
+    ]
+    cells = warmup_tune.cells_of(eager, every, target.places)
+    close = ((cell.problem, config, cell.budget) for cell in cells for config in cell.configs)
+    wanted = choices(eager.dispatcher, calls, target.budgets, target.aligned)
+    return replace(_work_of(eager, chain(wanted, close)), cells=cells)
+
+
+def _work_of(eager: EagerGemm, wanted: Iterable[Choice]) -> Work:
     """Sort choices by variant: the smallest of each is launched.
 
     cuBLASLt picks its kernels by problem and budget, so each of its choices is launched, and so is

@@ -8,7 +8,7 @@ the ordinary one, so grid, shared memory and occupancy are those of the real lau
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 
 from smkern.kernels import compile as compiling
 from smkern.kernels.driver import load_function
+from smkern.kernels.frame import Frame
 from smkern.kernels.launch import GemmPlan
 from smkern.kernels.variants import Variant, variant_of
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
@@ -68,7 +69,9 @@ class Traced:
     def __init__(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
         major, minor = torch.cuda.get_device_capability()
         variant = variant_of(problem, config, 10 * major + minor)
-        self.plan = GemmPlan(problem, config, budget, variant, *_loaded(variant))
+        self.plan = GemmPlan(
+            problem, config, budget, variant, partial(Frame, variant, *_loaded(variant))
+        )
         size = max(self.plan.workspace_bytes, COUNTER_BYTES)
         self.room = torch.zeros(size, dtype=torch.uint8, device="cuda")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from smkern.kernels import launch
+from smkern.kernels import frame
 from smkern.kernels.compile import Artifact, compile_variant
+from smkern.kernels.launch import GemmPlan
 from smkern.kernels.variants import variant_of
 from smkern.tuning import space
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
@@ -71,15 +73,15 @@ def test_the_loop_is_the_plain_gemms(config, tmp_path):
 def test_the_weights_map_brings_pairs_of_eight_rows(swap, monkeypatch):
     """Of w [2I, K]: [K, 8 rows, gate or up, I / 8], boxes with as many rows as the tile."""
     made = []
-    monkeypatch.setattr(launch, "encode_tensor_map", lambda *given: made.append(given[1:]))
+    monkeypatch.setattr(frame, "encode_tensor_map", lambda *given: made.append(given[1:]))
+    monkeypatch.setattr(frame, "replace_address", lambda: None)
+    monkeypatch.setattr(frame, "launcher", lambda *_, overlap: None)
     config = GemmConfig("ws", 64, 128, 64, 4, 4, swap=swap)
     problem = GemmProblem(50, 1040, 72, epilogue=SWIGLU)
-    artifact = compile_variant(variant_of(problem, config, 90))
-    plan = launch.GemmPlan(
-        problem, config, Budget(4, "grid"), variant_of(problem, config, 90), artifact, None
-    )
-    plan._encode_maps(0, *((80, 72) if swap else (72, 80)))
-    weights, rows = made if swap else made[::-1]
+    variant = variant_of(problem, config, 90)
+    frame_of = partial(frame.Frame, variant, compile_variant(variant), None)
+    GemmPlan(problem, config, Budget(4, "grid"), variant, frame_of).bind(72, 80, 520, 0)
+    weights, rows = made
     assert rows == ("bf16", (72, 50), (144,), (64, 64), 3)
     strides = (160, 520 * 160, 8 * 160)
     assert weights == ("bf16", (72, 8, 2, 65), strides, (64, 8, 2, 8), 3)

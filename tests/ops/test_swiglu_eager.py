@@ -13,6 +13,7 @@ from smkern.ops.rows.call import SiluAndMul, problem_of
 from smkern.ops.swiglu import SwigluCalls, warmup
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.warming import Target
+from smkern.ops.warmup_gemm import GemmCalls, choices
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES
@@ -161,10 +162,8 @@ def test_a_warmup_covers_all_that_dispatch_can_choose(make_device, monkeypatch):
     target = Target(0, 132, [Budget(32, "mask", True)], [True])
     calls = SwigluCalls(shapes=[(24, 32)], max_m=16)
     kinds = set()
-    for problem, config, _ in warmup.choices(
-        eager.dispatcher, [(48, 32)], target.budgets, max_m=16, dtypes=["bf16"],
-        epilogues=[warmup.SWIGLU], batch_invariant=(False,), aligned=[True],
-    ):  # fmt: skip
+    products = GemmCalls([(48, 32)], 16, ["bf16"], [warmup.SWIGLU], [False])
+    for problem, config, _ in choices(eager.dispatcher, products, target.budgets, [True]):
         kinds.add((problem.epilogue.key, config.kernel))
     assert kinds == {("swiglu", "unfused"), ("swiglu", "ws"), ("none", "ws")}
     work = calls.work(target)

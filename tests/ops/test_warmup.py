@@ -10,7 +10,13 @@ import torch
 from smkern.errors import ArgumentError, BudgetError, DeviceError
 from smkern.ops import warmup as public_warmup
 from smkern.ops.warming import Bar, as_budgets
-from smkern.ops.warmup_gemm import choices, epilogue_from, launch_once, rows_to_visit
+from smkern.ops.warmup_gemm import (
+    GemmCalls,
+    choices,
+    epilogue_from,
+    launch_once,
+    rows_to_visit,
+)
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
 
@@ -40,10 +46,9 @@ class Key(tuple):
     k = property(lambda self: self[2])
 
 
-def visited(device, budgets, **changes):
-    request = {"max_m": 300, "dtypes": ["bf16"], "epilogues": [Epilogue()],
-               "batch_invariant": [False], "aligned": [True]} | changes  # fmt: skip
-    return list(choices(device.dispatcher, [(512, 4096)], budgets, **request))
+def visited(device, budgets):
+    calls = GemmCalls([(512, 4096)], 300, ["bf16"], [Epilogue()], [False])
+    return list(choices(device.dispatcher, calls, budgets, [True]))
 
 
 def test_every_m_and_budget_finds_its_variant_among_the_visited(make_device):
@@ -123,7 +128,8 @@ def test_without_a_gpu_it_says_so():
 
 @pytest.mark.parametrize(
     "request_", [{"shapes": [(0, 4)]}, {"shapes": [(4,)]}, {"shapes": [], "max_m": 0},
-                 {"shapes": [], "ops": ["conv"]}, {"shapes": [], "epilogues": ["x"]}]
+                 {"shapes": [], "ops": ["conv"]}, {"shapes": [], "epilogues": ["x"]},
+                 {"shapes": [], "tune": True, "tune_s": -1}]
 )  # fmt: skip
 def test_bad_requests(request_):
     with pytest.raises(ArgumentError):

@@ -39,7 +39,6 @@ def table_of(config, problem=None, budget=BUDGET):
 def test_the_kernel_follows_from_the_model(changes, kernel, confined, profile):
     found = select_attention(problem_of(**changes), Budget(32, confined), profile)
     assert (found.config.kernel, found.source) == (kernel, "model")
-    assert found.predicted_us > 0
 
 
 def test_older_devices_run_triton(ampere):
@@ -87,10 +86,3 @@ def test_what_cannot_run_is_named(changes, backend, message, profile):
 def test_no_budget(profile):
     with pytest.raises(BudgetError, match="num_sms is 0; give at least 1"):
         select_attention(problem_of(), Budget(0), profile)
-
-
-def test_typical_lengths_change_the_prediction_only(profile):
-    full = select_attention(problem_of(), BUDGET, profile)
-    short = select_attention(problem_of(), BUDGET, profile, kv_lens=[512])
-    assert short.config == full.config
-    assert short.predicted_us < full.predicted_us / 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from smkern.kernels.attention.items import PlanLayout
 from smkern.tuning.attention.shapes import PREFILL_ROWS, AttentionShape
@@ -66,7 +67,9 @@ class WorkspaceLayout:
     num_bytes: int
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, shape: AttentionShape) -> WorkspaceLayout:
+        """The layout of a shape."""
         layout, heads, dim = PlanLayout.of(shape), shape.num_kv_heads, shape.head_dim
         ends = [0]
         for size in (

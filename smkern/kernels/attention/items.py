@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -56,7 +57,9 @@ class PlanLayout:
     num_counters: int
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, shape: AttentionShape) -> PlanLayout:
+        """The layout of a shape; a step's plan, records and launches all ask for it."""
         decode, prefill = shape.max_decode_items, shape.max_prefill_items
         prefill_at = HEADER_WORDS + ITEM_WORDS * decode
         words = prefill_at + ITEM_WORDS * prefill

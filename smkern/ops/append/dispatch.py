@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import WarmupError
-from smkern.ops.kept import keep
+from smkern.ops.kept import keep, model_rows
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget
 from smkern.tuning.append_table import AppendTable, Selection, load_append_table, select_append
 
@@ -42,12 +43,21 @@ class AppendDispatcher:
         self.profile = profile
         self.table = table
         self._kernels = cache(kernels)
+        self._selections: dict[tuple[AppendProblem, Budget], Selection] = {}
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._lock = threading.RLock()
 
     def select(self, problem: AppendProblem, budget: Budget) -> Selection:
-        """The configuration for a problem in a budget, and where it came from."""
-        return select_append(problem, budget, self.profile, self.table)
+        """The configuration for a problem in a budget, and where it came from.
+
+        It is the same for all tokens of a step (`model_rows`).
+        """
+        key = (replace(problem, tokens=model_rows(problem.tokens)), budget)
+        found = self._selections.get(key)
+        if found is None:
+            found = select_append(*key, self.profile, self.table)
+            keep(self._selections, key, found)
+        return found
 
     def launch(self, problem: AppendProblem, budget: Budget, *, capturing: bool = False) -> Launch:
         """The launch of a problem in a budget; compiles and loads it unless in a capture.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments
-from smkern.ops.kept import keep
+from smkern.ops.kept import keep, model_rows
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,
@@ -96,17 +97,17 @@ class AttentionDispatcher:
         self._lock = threading.RLock()
 
     def select(self, problem: AttentionProblem, budget: Budget, backend: str | None = None) -> Any:
-        """The selection (`config`, `source`, `predicted_us`) for a problem in a budget.
+        """The selection (`config`, `source`) for a problem in a budget; one for a step of prompts.
 
         Raises:
             ArgumentError: `backend` names a kernel that cannot run this problem here.
         """
-        key = (problem, budget, backend)
+        key = (of_step(problem), budget, backend)
         found = self._selections.get(key)
         if found is None:
             table = None if backend == "model" else self.table
             kernel = None if backend == "model" else backend
-            found = self._select(problem, budget, self.profile, table, kernel)
+            found = self._select(key[0], budget, self.profile, table, kernel)
             keep(self._selections, key, found)
         return found
 
@@ -205,6 +206,24 @@ class AttentionDispatcher:
     def is_plan_loaded(self, shape: AttentionShape) -> bool:
         """Whether preparing a plan would compile and load nothing."""
         return self._kernels().is_plan_loaded(shape)
+
+
+def of_step(problem: AttentionProblem) -> AttentionProblem:
+    """The problem that is asked about in place of one: a prompt's numbers rise to their step.
+
+    Decode keeps its own: they are few, and the model prices them exactly.
+    """
+    s = problem.shape
+    if not s.has_prefill:
+        return problem
+    shape = replace(
+        s,
+        max_q_len=model_rows(s.max_q_len),
+        max_kv_len=model_rows(s.max_kv_len),
+        max_tokens=model_rows(s.max_tokens),
+        max_total_kv=model_rows(s.max_total_kv),
+    )
+    return replace(problem, shape=shape)
 
 
 def load_attention_dispatcher(index: int) -> AttentionDispatcher:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from smkern.ops.kept import model_rows
 from smkern.ops.small_dispatch import SmallDispatcher
 from smkern.tuning.rows import RowsConfig, RowsProblem
 
@@ -24,4 +26,10 @@ def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
         return RowsKernels(10 * major + minor)
 
     table = load_rows_table(profile.info.name)
-    return SmallDispatcher(profile, kernels, partial(select_rows, profile=profile, table=table))
+    select = partial(select_rows, profile=profile, table=table)
+    return SmallDispatcher(profile, kernels, select, of_step)
+
+
+def of_step(problem: RowsProblem) -> RowsProblem:
+    """The problem with the rows that the choice of a whole step is made for."""
+    return replace(problem, rows=model_rows(problem.rows))

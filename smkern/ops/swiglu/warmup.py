@@ -11,7 +11,7 @@ from smkern.errors import ArgumentError
 from smkern.ops import validate
 from smkern.ops.swiglu.eager import SWIGLU, eager_swiglu
 from smkern.ops.warming import Target, Work
-from smkern.ops.warmup_gemm import choices, work_of
+from smkern.ops.warmup_gemm import GemmCalls, work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,11 @@ class SwigluCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        eager = eager_swiglu(target.index)
-        wanted = choices(
-            eager.dispatcher,
+        calls = GemmCalls(
             [(2 * inner, k) for inner, k in self.shapes],
-            target.budgets,
-            max_m=self.max_m,
-            dtypes=[validate.dtype_name(dtype) for dtype in self.dtypes],
-            epilogues=[SWIGLU],
-            batch_invariant=self.batch_invariant,
-            aligned=target.aligned,
+            self.max_m,
+            [validate.dtype_name(dtype) for dtype in self.dtypes],
+            [SWIGLU],
+            self.batch_invariant,
         )
-        return work_of(eager, wanted)
+        return work_of(eager_swiglu(target.index), calls, target)

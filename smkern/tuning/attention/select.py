@@ -28,11 +28,10 @@ MUST_GAIN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A configuration, where it came from, and the time that the model expects, us."""
+    """A configuration and where it came from; `model.estimate` prices it where that is asked."""
 
     config: AttentionConfig
     source: Literal["table", "model", "forced"]
-    predicted_us: float
 
 
 def select_attention(
@@ -41,8 +40,6 @@ def select_attention(
     profile: Profile,
     table: AttentionTable | None = None,
     backend: str | None = None,
-    *,
-    kv_lens: Sequence[int] | None = None,
 ) -> Selection:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
 
@@ -55,7 +52,6 @@ def select_attention(
         profile: The device's facts and ceilings.
         table: Tuned cells; None, or no cell near the problem, leaves the choice to the model.
         backend: None, or a kernel's name, for which no table is asked.
-        kv_lens: Typical KV lengths for `predicted_us`; None takes the shape's upper bounds.
 
     Raises:
         BudgetError: a budget below one SM.
@@ -70,15 +66,14 @@ def select_attention(
     if backend is None and table is not None:
         found = table.lookup(problem, budget, capability)
         if found is not None:
-            predicted_us = predict_us(problem, found, budget, profile, kv_lens)
-            return Selection(found, "table", predicted_us)
+            return Selection(found, "table")
     named = next((kernel for kernel in space.AVAILABLE if kernel == backend), None)
     kernel = named or space.served_by(problem, budget, capability)
     listed = _listed(problem, budget, capability, kernel)
     if not listed:
         raise ArgumentError(_unserved(problem, budget, capability, named))
-    config, us = _best(problem, budget, profile, listed, kv_lens)
-    return Selection(config, "model" if backend is None else "forced", us)
+    config = _best(problem, budget, profile, listed)
+    return Selection(config, "model" if backend is None else "forced")
 
 
 def reachable(
@@ -134,13 +129,13 @@ def _best(
     budget: Budget,
     profile: Profile,
     listed: Sequence[AttentionConfig],
-    kv_lens: Sequence[int] | None,
-) -> tuple[AttentionConfig, float]:
+) -> AttentionConfig:
     """The first, or the fastest where the model sees more in it than its own error."""
-    times = [predict_us(problem, config, budget, profile, kv_lens) for config in listed]
+    if len(listed) == 1:
+        return listed[0]
+    times = [predict_us(problem, config, budget, profile) for config in listed]
     fastest = min(range(len(times)), key=times.__getitem__)
-    at = fastest if MUST_GAIN * times[fastest] < times[0] else 0
-    return listed[at], times[at]
+    return listed[fastest if MUST_GAIN * times[fastest] < times[0] else 0]
 
 
 def _unserved(

@@ -130,7 +130,7 @@ def attend(problem: AttentionProblem, a: AttentionArguments, lens: Any, cu: Any)
 def select(problem: Any, budget: Any, profile: Any, table: Any = None, backend: Any = None) -> Any:
     """The named kernel, CUDA's by default; a table names its own."""
     kernel = backend or (table if table is not None else "cuda")
-    return SimpleNamespace(config=AttentionConfig(kernel), source="model", predicted_us=1.0)
+    return SimpleNamespace(config=AttentionConfig(kernel), source="model")
 
 
 class FakeDevice:
