@@ -9,11 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from smkern.errors import DeviceError
-from smkern.kernels.compile import Artifact
+from smkern.kernels.compile import Artifact, check_shared
 from smkern.kernels.driver import check, launcher, load_function
 from smkern.kernels.launch import ledger
-from smkern.kernels.variants import SHARED_LIMIT
 
 _MAX_BOUND = 1024
 
@@ -69,11 +67,7 @@ def compile_source(source: KernelSource) -> Artifact:
         options=options,
     )
     meta = kernel.metadata
-    if meta.shared > SHARED_LIMIT:
-        raise DeviceError(
-            f"{meta.name} with {dict(source.constants)} needs {meta.shared} bytes of shared "
-            f"memory; the limit is {SHARED_LIMIT}. Use smaller tiles or fewer stages."
-        )
+    check_shared(f"{meta.name} with {dict(source.constants)}", meta.shared, source.capability)
     return Artifact(
         name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
         shared_bytes=meta.shared, swizzles=(), boxes=(), unit=1,

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from smkern.errors import DeviceError
-from smkern.kernels.variants import SHARED_LIMIT, Variant
+from smkern.kernels.variants import Variant
+from smkern.tuning.rules import shared_limit
 
 _POINTERS = ("out_ptr", "bias_ptr", "residual_ptr")
 _NUMBERS = (
@@ -32,6 +33,24 @@ class Artifact:
     unit: int
 
 
+def check_shared(kernel: str, needed: int, capability: int) -> None:
+    """Raise `DeviceError` for a kernel that no CTA of a device has the shared memory for.
+
+    The compiler does not look: such a kernel would only fail when it is loaded.
+
+    Args:
+        kernel: What it is called in the message.
+        needed: Bytes.
+        capability: Of the device: 90 and the like.
+    """
+    limit = shared_limit(divmod(capability, 10))
+    if needed > limit:
+        raise DeviceError(
+            f"{kernel} needs {needed} bytes of shared memory; the limit is {limit} on sm_"
+            f"{capability}. Use fewer stages or smaller tiles."
+        )
+
+
 def compile_variant(variant: Variant) -> Artifact:
     """Compile one variant (or take it from Triton's cache). Needs no GPU.
 
@@ -45,11 +64,7 @@ def compile_variant(variant: Variant) -> Artifact:
         source, target=GPUTarget("cuda", variant.capability, 32), options=options
     )
     meta = kernel.metadata
-    if meta.shared > SHARED_LIMIT:
-        raise DeviceError(
-            f"{variant} needs {meta.shared} bytes of shared memory; the limit is {SHARED_LIMIT}. "
-            "Use fewer stages or smaller tiles."
-        )
+    check_shared(str(variant), meta.shared, variant.capability)
     descriptors = meta.tensordesc_meta or []
     return Artifact(
         name=meta.name,

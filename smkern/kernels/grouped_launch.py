@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smkern.kernels.aot import KernelSet, KernelSource, Launch, LoadedKernel, compile_source
-from smkern.kernels.compile import Artifact
+from smkern.kernels.compile import Artifact, check_shared
 from smkern.kernels.driver import (
     OVERLAP_FROM,
     TENSOR_MAP_BYTES,
@@ -121,9 +121,7 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from smkern.errors import DeviceError
     from smkern.kernels.grouped_ws import grouped_ws
-    from smkern.kernels.variants import SHARED_LIMIT
 
     dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
     warps, depth = variant.num_warps, variant.block_k
@@ -160,11 +158,7 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
         options={"num_warps": warps, "maxnreg": min(registers, 255)},
     )
     meta = kernel.metadata
-    if meta.shared > SHARED_LIMIT:
-        raise DeviceError(
-            f"{variant} needs {meta.shared} bytes of shared memory; the limit is {SHARED_LIMIT}. "
-            "Use fewer stages or smaller tiles."
-        )
+    check_shared(str(variant), meta.shared, variant.capability)
     return Artifact(
         name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
         shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from smkern.errors import ArgumentError
 from smkern.tuning.config import GemmConfig, GemmProblem
 
-SHARED_LIMIT = 232_448
-"""Shared memory that one CTA may use on sm_90, bytes."""
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Variant:

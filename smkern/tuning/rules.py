@@ -20,8 +20,14 @@ MAX_WORKSPACE_BYTES = 64 * 1024 * 1024
 MAX_GATE_UP_BYTES = 64 * 1024 * 1024
 """Above, the write and the read of gate and up cost more than any other GEMM gains."""
 REGISTERS_PER_SM = 65536
-SHARED_BYTES = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}
-"""Shared memory that one CTA can have, bytes; newer devices have at least sm_90's."""
+ACCUMULATORS, ACCUMULATORS_BESIDE_OPERANDS = 128, 64
+"""Accumulators a thread above which the compiler spills; the fewer where a thread's registers hold
+its operands too: mma.sync, and fp32, which runs on the vector units."""
+SHARED_BYTES: dict[Capability, int] = {
+    (8, 0): 166_912, (8, 6): 101_376, (8, 7): 166_912, (8, 9): 101_376, (9, 0): 232_448,
+    (12, 0): 101_376, (12, 1): 101_376,
+}  # fmt: skip
+"""Shared memory that one CTA can have, bytes; devices that are not listed: see `shared_limit`."""
 
 AVAILABLE: tuple[Kernel, ...] = ("ws", "tma", "pointer")
 """Our own kernels that exist; dispatch and the tuner choose among these."""
@@ -50,9 +56,14 @@ def element_bytes(dtype: Dtype) -> int:
 
 
 def shared_limit(capability: Capability) -> int:
-    if capability >= (9, 0):
-        return SHARED_BYTES[(9, 0)]
-    return SHARED_BYTES.get(capability, SHARED_BYTES[(8, 6)])
+    """Shared memory that one CTA can have, bytes: of an unknown device what its like have."""
+    alike = (9, 0) if (9, 0) <= capability < (12, 0) else (8, 6)
+    return SHARED_BYTES.get(capability, SHARED_BYTES[alike])
+
+
+def holds_operands(dtype: Dtype, capability: Capability) -> bool:
+    """Whether products take their operands from registers, not from shared memory."""
+    return dtype == "fp32" or capability[0] not in (9, 10)
 
 
 def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16", residual: bool = False) -> int:
@@ -80,15 +91,18 @@ def _epilogue_bytes(config: GemmConfig, residual: bool) -> int:
     return 8 * 1024
 
 
-def registers(config: GemmConfig) -> int:
+def registers(config: GemmConfig, holds_operands: bool = False) -> int:
     """Registers of one CTA: the accumulator and 28 a thread at least.
 
-    ws has four more warps for the copying one, compiled for the same count.
+    ws has four more warps for the copying one, compiled for the same count. Operands take twice
+    what the accumulator does: 8, 16, 32 and 64 accumulators were compiled to 72, 128, 168 and 255.
     """
     threads = 32 * config.num_warps
     accumulators = -(-config.block_m * config.block_n // threads)
     if config.kernel == "ws":
         return (threads + 128) * (accumulators + 28)
+    if holds_operands:
+        return threads * min(255, 3 * accumulators + 64)
     return threads * (accumulators + 40)
 
 
@@ -185,9 +199,19 @@ def has_tile(
 def has_warps(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """4 or 8 warps, at most 128 accumulators a thread: above that the compiler spills."""
+    """4 or 8 warps, and no more accumulators a thread than its registers hold.
+
+    A step of fp32 is unrolled whole: its operands are registers as well.
+    """
+    if config.kernel in LIBRARIES:
+        return True
+    most = ACCUMULATORS
+    if holds_operands(problem.dtype, capability):
+        most = ACCUMULATORS_BESIDE_OPERANDS
+        if problem.dtype == "fp32":
+            most = most * 32 // max(config.block_k, 32)
     threads = 32 * config.num_warps
-    return config.num_warps in (4, 8) and config.block_m * config.block_n <= 128 * threads
+    return config.num_warps in (4, 8) and config.block_m * config.block_n <= most * threads
 
 
 def has_stages(
@@ -200,6 +224,8 @@ def fits_shared(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
     """All resident CTAs' stages fit the SM (1 KB of each is the system's)."""
+    if config.kernel in LIBRARIES:
+        return True
     each = shared_bytes(config, problem.dtype, problem.epilogue.residual)
     limit = shared_limit(capability)
     return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
@@ -208,7 +234,8 @@ def fits_shared(
 def fits_registers(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    return config.ctas_per_sm * registers(config) <= REGISTERS_PER_SM
+    each = registers(config, holds_operands(problem.dtype, capability))
+    return config.kernel in LIBRARIES or config.ctas_per_sm * each <= REGISTERS_PER_SM
 
 
 def has_release(

@@ -90,11 +90,14 @@ def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
 
 
 def _warps(kernel: Kernel, block_m: int, block_n: int, swap: bool) -> tuple[int, ...]:
-    """Warps worth compiling: a warpgroup for 64 rows, two for more, or for many accumulators."""
+    """Warps worth compiling: a warpgroup for 64 rows, two for more, or for many accumulators.
+
+    The pointer kernel's may be mma.sync's, of which a warpgroup holds half as many.
+    """
     rows, columns = (block_n, block_m) if swap else (block_m, block_n)
     if rows * columns > 128 * 128 or (kernel == "ws" and rows >= 128 and columns >= 128):
         return (8,)
-    if rows >= 128 and columns >= 64:
+    if (rows >= 128 and columns >= 64) or (kernel == "pointer" and rows * columns > 64 * 128):
         return (4, 8)
     return (4,)
 

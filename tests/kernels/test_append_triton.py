@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +18,11 @@ from smkern.kernels.append_launch import (
     variants_of,
 )
 from smkern.kernels.append_triton import append_rows
-from smkern.kernels.compile import Artifact
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget, num_ctas
+from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 ALONG_A_ROW = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, \d+, (\d+)\]")
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 PLAIN = replace(BASE, num_q_heads=0, rotary_dim=0, norm=False)
@@ -44,20 +40,6 @@ KINDS = {
     "96": replace(BASE, head_dim=96, rotary_dim=96),
     "256": replace(BASE, head_dim=256, rotary_dim=256),
 }
-
-
-def told(artifact: Artifact, folder: Path, *options: str) -> str:
-    file = folder / "kernel.cubin"
-    file.write_bytes(artifact.cubin)
-    command = [CUOBJDUMP, *options, file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def usage(artifact: Artifact, folder: Path) -> tuple[int, int]:
-    """Registers of a thread, and bytes that did not fit them."""
-    found = REGISTERS.search(told(artifact, folder, "-res-usage"))
-    assert found
-    return int(found[1]), int(found[2])
 
 
 def test_parameters_are_packed_in_the_kernels_order():

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from smkern.device import Budget
+from smkern.errors import ArgumentError
 from smkern.kernels.attention import cuda
 from smkern.tuning.attention.shapes import AttentionShape
+from smkern.tuning.rules import shared_limit
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,22 @@ def test_a_plan_overlaps_only_where_its_kernel_waits(
     kernels = cuda.CudaAttention(capability, lambda variant: None)
     kernels.plan(AttentionShape(1, 4, 2, 64, 16, 1, 64, 1, 64), Budget(16, confined, True))
     assert asked == [overlaps]
+
+
+@pytest.mark.parametrize(("capability", "most"), [(80, 16_384), (86, 14_728), (90, 16_384)])
+def test_a_plan_has_the_requests_that_the_device_holds(
+    capability: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(cuda, "compile_plan", lambda capability: b"")
+    monkeypatch.setattr(cuda, "load_function", lambda cubin, name, shared: asked.append(shared))
+    monkeypatch.setattr(cuda, "launcher", lambda *given, overlap: None)
+    kernels = cuda.CudaAttention(capability, lambda variant: None)
+    kernels.plan(AttentionShape(most, 4, 2, 64, 16, 1, 64, most, 64 * most), Budget(16, "mask"))
+    assert asked[0] + cuda.PLAN_STATIC_BYTES <= shared_limit(divmod(capability, 10))
+    with pytest.raises(
+        ArgumentError, match=f"{most + 1} requests: at most {most} .*sm_{capability}"
+    ):
+        kernels.plan(
+            AttentionShape(most + 1, 4, 2, 64, 16, 1, 64, most + 1, 64), Budget(16, "mask")
+        )

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
+from smkern.device import Confinement
 from smkern.errors import DeviceError
 from smkern.kernels.attention.merge_triton import MergeVariant, compile_merge
 from smkern.kernels.attention.triton_compile import (
     compile_triton,
     compile_variant,
-    default_config,
-    shared_limit,
     variants_of,
 )
 from smkern.kernels.compile import Artifact
-from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape
+from smkern.tuning.attention import space
+from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+from smkern.tuning.rules import shared_limit
+from tests.kernels.cubins import told, usage
+from tests.kernels.devices import profile_of
 
 triton = pytest.importorskip("triton")
-
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
 def problem(max_q_len: int, *, head_dim: int = 128, group: int = 4, **options) -> AttentionProblem:
@@ -35,55 +34,54 @@ def problem(max_q_len: int, *, head_dim: int = 128, group: int = 4, **options) -
     return AttentionProblem(shape, **options)
 
 
-def default_of(wanted: AttentionProblem, capability: int) -> AttentionConfig:
-    path = "prefill" if wanted.shape.has_prefill else "decode"
-    return default_config(wanted, path, capability)
+def chosen(
+    wanted: AttentionProblem, capability: int, confined: Confinement = "mask"
+) -> AttentionConfig:
+    """What a device's dispatch chooses without a table; on sm_90 where CUDA cannot serve a call."""
+    profile, budget = profile_of(capability), Budget(32, confined)
+    backend = "triton" if capability == 90 else None
+    config = select_attention(wanted, budget, profile, None, backend).config
+    assert config.kernel == "triton"
+    return config
 
 
-def compile_default(wanted: AttentionProblem, capability: int) -> tuple[Artifact, ...]:
-    """By the default configuration; its kernels fit, or `compile_triton` raises."""
-    return compile_triton(wanted, default_of(wanted, capability), capability)
+def compile_chosen(wanted: AttentionProblem, capability: int) -> tuple[Artifact, ...]:
+    """By the chosen configuration; its kernels fit, or `compile_triton` raises."""
+    return compile_triton(wanted, chosen(wanted, capability), capability)
 
 
-def instructions(artifact: Artifact, folder: Path) -> str:
-    """A kernel's machine code as text."""
-    file = folder / "kernel.cubin"
-    file.write_bytes(artifact.cubin)
-    command = [CUOBJDUMP, "-sass", file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def stack_bytes(artifact: Artifact, folder: Path) -> int:
-    """Local memory of a kernel: what did not fit its registers."""
-    file = folder / "kernel.cubin"
-    file.write_bytes(artifact.cubin)
-    command = [CUOBJDUMP, "-res-usage", file]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = REGISTERS.search(told)
-    assert found, told
-    return int(found[2])
-
-
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("max_q_len", [1, 8, 4096])
-def test_defaults_fit_and_do_not_spill(capability, head_dim, max_q_len, tmp_path):
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize(
+    ("head_dim", "max_q_len"), [(64, 1), (64, 4096), (128, 1), (128, 8), (128, 4096)]
+)
+def test_what_dispatch_chooses_fits_and_does_not_spill(capability, head_dim, max_q_len, tmp_path):
     wanted = problem(max_q_len, head_dim=head_dim)
-    config = default_of(wanted, capability)
-    for variant, artifact in zip(
-        variants_of(wanted, config, capability),
-        compile_triton(wanted, config, capability),
-        strict=True,
-    ):
-        assert artifact.shared_bytes <= shared_limit(capability)
+    config = chosen(wanted, capability)
+    variants = variants_of(wanted, config, capability)
+    artifacts = compile_triton(wanted, config, capability)
+    for variant, artifact in zip(variants, artifacts, strict=True):
         assert artifact.num_threads == 32 * variant.num_warps
         # a few words around the tensor memory of sm_100
-        assert stack_bytes(artifact, tmp_path) <= (32 if capability == 100 else 0)
+        assert usage(artifact, tmp_path)[1] <= (32 if capability == 100 else 0)
+    check_residency(wanted, config, capability, artifacts)
+
+
+def check_residency(wanted, config, capability, artifacts):
+    """All CTAs of the first kernel fit an SM at once, in what the rules say that they take."""
+    limit, shared = shared_limit(divmod(capability, 10)), artifacts[0].shared_bytes
+    assert config.ctas_per_sm * (shared + 1024) <= limit + 1024
+    prefill = wanted.shape.has_prefill
+    assert shared <= space.triton_bytes(wanted, config, prefill, divmod(capability, 10))
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 100, 120])
-def test_the_widest_heads_fit(capability):
-    compile_default(problem(64, head_dim=256), capability)
+@pytest.mark.parametrize("max_q_len", [1, 64])
+def test_the_widest_heads_fit(capability, max_q_len):
+    wanted = problem(max_q_len, head_dim=256)
+    config = chosen(wanted, capability)
+    check_residency(wanted, config, capability, compile_triton(wanted, config, capability))
+    alone = chosen(wanted, capability, "grid")
+    assert alone == replace(config, ctas_per_sm=1)
 
 
 OPTIONS = {
@@ -99,27 +97,34 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_compiles(option):
-    compile_default(problem(64, **OPTIONS[option]), 90)
+    compile_chosen(problem(64, **OPTIONS[option]), 90)
 
 
-def test_an_fp8_cache_is_read_as_bytes_before_sm_89():
-    compile_default(problem(64, cache_dtype="fp8"), 80)
+@pytest.mark.parametrize("capability", [80, 89, 100])
+def test_an_fp8_cache_is_read_as_bytes_before_sm_89(capability, tmp_path):
+    """What such devices lack is the conversion, not the kernel: bits are widened by hand."""
+    wanted = problem(64, cache_dtype="fp8")
+    artifacts = compile_chosen(wanted, capability)
+    check_residency(wanted, chosen(wanted, capability), capability, artifacts)
+    for artifact in artifacts:
+        assert ("E4M3" in told(artifact, tmp_path, "-sass")) == (capability >= 89)
+        assert usage(artifact, tmp_path)[1] <= 32
 
 
 def test_strides_that_are_not_whole_compile():
     wanted = problem(64)
-    for variant in variants_of(wanted, default_of(wanted, 90), 90, aligned=False):
+    for variant in variants_of(wanted, chosen(wanted, 90), 90, aligned=False):
         assert compile_variant(variant).unit == 1
 
 
 def test_pages_are_gathered_by_wide_asynchronous_copies(tmp_path):
-    decode, *_ = compile_default(problem(1), 90)
-    assert "LDGSTS.E.BYPASS.128" in instructions(decode, tmp_path)
+    decode, *_ = compile_chosen(problem(1), 90)
+    assert "LDGSTS.E.BYPASS.128" in told(decode, tmp_path, "-sass")
 
 
 def test_prefill_on_sm_90_uses_its_matrix_unit(tmp_path):
-    prefill, *_ = compile_default(problem(4096), 90)
-    assert "HGMMA" in instructions(prefill, tmp_path)
+    prefill, *_ = compile_chosen(problem(4096), 90)
+    assert "HGMMA" in told(prefill, tmp_path, "-sass")
 
 
 def test_what_does_not_fit_is_refused_with_the_limit():
@@ -133,4 +138,4 @@ def test_what_does_not_fit_is_refused_with_the_limit():
 @pytest.mark.parametrize("head_dim", [64, 96, 256])
 def test_merge_compiles_without_spills(capability, head_dim, tmp_path):
     artifact = compile_merge(MergeVariant(head_dim, "bf16", True, capability))
-    assert stack_bytes(artifact, tmp_path) == 0
+    assert usage(artifact, tmp_path)[1] == 0

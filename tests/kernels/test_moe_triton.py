@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from smkern.kernels import moe_permute_triton, moe_triton
-from smkern.kernels.compile import Artifact
 from smkern.kernels.launch import COUNTER_BYTES
 from smkern.kernels.moe_launch import (
     _SIGNATURES,
@@ -31,11 +29,10 @@ from smkern.tuning.moe import (
     candidates,
     group_tokens,
 )
+from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 TOPK = TopkProblem(64, 128, 8)
 PERMUTE = PermuteProblem(512, 8, 128, 2048)
 UNPERMUTE = UnpermuteProblem(64, 8, 2048, residual=True)
@@ -54,20 +51,6 @@ PROBLEMS: dict[str, Any] = {
     "unpermute-many": UnpermuteProblem(64, 32, 2048),
 }
 EACH = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-
-
-def told(artifact: Artifact, folder: Path, *options: str) -> str:
-    file = folder / "kernel.cubin"
-    file.write_bytes(artifact.cubin)
-    command = [CUOBJDUMP, *options, file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def usage(artifact: Artifact, folder: Path) -> tuple[int, int]:
-    """Registers of a thread, and bytes that did not fit them."""
-    found = REGISTERS.search(told(artifact, folder, "-res-usage"))
-    assert found
-    return int(found[1]), int(found[2])
 
 
 def waits_first(code: str) -> bool:

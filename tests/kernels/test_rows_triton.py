@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smkern.kernels import rows_triton
-from smkern.kernels.compile import Artifact
 from smkern.kernels.rows_launch import PARAMETERS, variant_of
 from smkern.tuning.rows import RowsConfig, RowsProblem, held, registers, shapes_of
+from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 WIDTHS = (2048, 4096, 5120, 7168, 8192, 12288, 16384)
 BASE = RowsProblem("add_rms_norm", 64, 4096)
-
-
-def told(artifact: Artifact, folder: Path, *options: str) -> str:
-    file = folder / "kernel.cubin"
-    file.write_bytes(artifact.cubin)
-    command = [CUOBJDUMP, *options, file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def usage(artifact: Artifact, folder: Path) -> tuple[int, int]:
-    """Registers of a thread, and bytes that did not fit them."""
-    found = REGISTERS.search(told(artifact, folder, "-res-usage"))
-    assert found
-    return int(found[1]), int(found[2])
 
 
 @pytest.mark.parametrize("op", PARAMETERS)

@@ -33,7 +33,7 @@ def test_host_and_device_agree_on_records(name: str) -> None:
     assert getattr(slots_triton, name).value == getattr(slots_launch, name)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
 @pytest.mark.parametrize("stop_tokens", [1, 8, 64])
 def test_a_warp_holds_a_row_and_spills_nothing(
     stop_tokens: int, capability: int, tmp_path: Path

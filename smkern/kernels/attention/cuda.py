@@ -15,7 +15,6 @@ from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, launcher, load_function, may_overlap
-from smkern.kernels.variants import SHARED_LIMIT
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     AttentionConfig,
@@ -24,18 +23,22 @@ from smkern.tuning.attention.shapes import (
     Budget,
 )
 from smkern.tuning.attention.space import (
+    CUDA_CAPABILITY,
     CUDA_TEAM_THREADS,
     cache_bytes,
     cuda_team_bytes,
     most_teams,
 )
+from smkern.tuning.rules import shared_limit
 
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
 
 MAX_BATCH = 16_384
-"""Requests of a plan: their row blocks' starts lie in shared memory."""
+"""Requests of a plan: their row blocks' starts lie in shared memory (see `most_requests`)."""
+PLAN_STATIC_BYTES = 42_400
+"""Shared memory of the plan's kernel beside them: sizeof(Shared) of csrc/attention_plan.cu."""
 MIN_BOX = 16
 """Tokens of a page from which the copy engine gathers prefill's keys; smaller ones are copied."""
 ROW_UNIT = 32
@@ -69,6 +72,12 @@ class CudaVariant:
     def threads(self) -> int:
         decode = self.kernel == "attention_decode"
         return CUDA_TEAM_THREADS * self.teams if decode else _PREFILL_THREADS
+
+
+def most_requests(capability: int) -> int:
+    """Requests of a plan: fewer where a CTA has less shared memory, as on sm_86 and sm_89."""
+    left = shared_limit(divmod(capability, 10)) - PLAN_STATIC_BYTES - 64
+    return min(MAX_BATCH, left // 4)
 
 
 def prefill_bytes(head_dim: int) -> int:
@@ -222,14 +231,16 @@ class CudaAttention:
         Raises:
             ArgumentError: more requests than a plan holds.
         """
-        if shape.batch > MAX_BATCH:
+        most = most_requests(self.capability)
+        if shape.batch > most:
             raise ArgumentError(
-                f"a plan of {shape.batch} requests: at most {MAX_BATCH} fit; split the batch"
+                f"a plan of {shape.batch} requests: at most {most} fit the shared memory of sm_"
+                f"{self.capability}; split the batch"
             )
         with self._lock:
             if self._plan is None:
                 cubin = compile_plan(self.capability)
-                self._plan = load_function(cubin, "attention_plan", 4 * MAX_BATCH + 64)
+                self._plan = load_function(cubin, "attention_plan", 4 * most + 64)
                 self._record("attention_plan")
         layout, shared = PlanLayout.of(shape), 4 * (shape.batch + 1)
         overlap = may_overlap(True, budget, self.capability)
@@ -258,6 +269,8 @@ class CudaAttention:
         with self._lock:
             if variant not in self._loaded:
                 cubin = compile_cuda_variant(variant, self.capability)
-                self._loaded[variant] = load_function(cubin, variant.kernel, SHARED_LIMIT)
+                self._loaded[variant] = load_function(
+                    cubin, variant.kernel, shared_limit(CUDA_CAPABILITY)
+                )
                 self._record(variant)
             return self._loaded[variant]

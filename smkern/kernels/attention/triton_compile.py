@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from smkern.errors import DeviceError
-from smkern.kernels.compile import Artifact
+from smkern.kernels.compile import Artifact, check_shared
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     AttentionConfig,
     AttentionDtype,
     AttentionProblem,
-    AttentionShape,
     CacheDtype,
 )
-from smkern.tuning.attention.space import triton_config
+from smkern.tuning.attention.space import triton_config, triton_rows
 
 Path = Literal["decode", "prefill"]
 
@@ -112,13 +110,6 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _tile_rows(shape: AttentionShape, path: Path) -> int:
-    """Rows of a tile: half a prefill item where sums of 256 columns would fill the registers."""
-    if path == "prefill":
-        return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2
-    return max(16, _power_of_two(shape.decode_rows))
-
-
 def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:
     """The default of the prefill or the decode items: `space.triton_config`."""
     return triton_config(problem, path == "prefill", divmod(capability, 10))
@@ -145,7 +136,7 @@ def variants_of(
             group=shape.group,
             page_size=shape.page_size,
             block_rows=PREFILL_ROWS if path == "prefill" else shape.decode_rows,
-            rows=_tile_rows(shape, path),
+            rows=triton_rows(shape, path == "prefill"),
             causal=shape.causal,
             window=shape.window > 0,
             softcap=problem.softcap,
@@ -157,13 +148,6 @@ def variants_of(
             capability=capability,
         )
         for path, chosen in paths
-    )
-
-
-def shared_limit(capability: int) -> int:
-    """Shared memory that one CTA may use, bytes."""
-    return {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 120: 101_376}.get(
-        capability, 232_448
     )
 
 
@@ -188,12 +172,8 @@ def compile_variant(variant: AttentionVariant) -> Artifact:
         target=GPUTarget("cuda", variant.capability, 32),
         options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
     )
-    meta, limit = kernel.metadata, shared_limit(variant.capability)
-    if meta.shared > limit:
-        raise DeviceError(
-            f"{variant} needs {meta.shared} bytes of shared memory; the limit is {limit}. "
-            "Use fewer stages or keys."
-        )
+    meta = kernel.metadata
+    check_shared(str(variant), meta.shared, variant.capability)
     return Artifact(
         name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
         shared_bytes=meta.shared, swizzles=(), boxes=(), unit=variant.kv_unit,

@@ -14,13 +14,14 @@ from typing import Literal
 
 from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
+    PREFILL_ROWS,
     AttentionConfig,
     AttentionKernel,
     AttentionProblem,
     AttentionShape,
     Budget,
 )
-from smkern.tuning.rules import Capability, shared_limit
+from smkern.tuning.rules import Capability, holds_operands, shared_limit
 
 AttentionPath = Literal["decode", "prefill", "mixed"]
 
@@ -91,7 +92,8 @@ def triton_config(
 
     It compiles without spills and fits any device from sm_80 on. A stage of keys is in flight for
     every second of `num_stages`: the pages' numbers, which the keys' addresses need, are fetched in
-    the stages between.
+    the stages between. Where an SM has not the shared memory of sm_90's, decode has fewer stages,
+    then fewer CTAs: neither turns a row's bits.
     """
     wide = problem.shape.head_dim > 128
     if prefill:
@@ -99,8 +101,14 @@ def triton_config(
         keys = 64 if capability == CUDA_CAPABILITY and not wide else 32
         return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=2 if wide else 3)
     if wide or problem.shape.decode_rows > 16:
-        return AttentionConfig("triton", ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
-    return AttentionConfig("triton", ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
+        config = AttentionConfig("triton", ctas_per_sm=2, keys=32, num_warps=4, num_stages=5)
+    else:
+        config = AttentionConfig("triton", ctas_per_sm=4, keys=32, num_warps=2, num_stages=7)
+    while config.num_stages > 3 and not _triton_fits(problem, config, prefill, capability):
+        config = replace(config, num_stages=config.num_stages - 2)
+    while config.ctas_per_sm > 1 and not _triton_fits(problem, config, prefill, capability):
+        config = replace(config, ctas_per_sm=config.ctas_per_sm - 1)
+    return config
 
 
 def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ...]:
@@ -158,11 +166,51 @@ def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
     return min(registers, shared_limit(CUDA_CAPABILITY) // each)
 
 
+def triton_rows(shape: AttentionShape, prefill: bool) -> int:
+    """Rows of a Triton tile: decode's packed rows, to a power of two, or a prefill item's.
+
+    Of that half, where sums of 256 columns would fill the registers.
+    """
+    if prefill:
+        return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2
+    return max(16, 1 << (shape.decode_rows - 1).bit_length())
+
+
+def _padded_dim(shape: AttentionShape) -> int:
+    return max(16, 1 << (shape.head_dim - 1).bit_length())
+
+
 def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> int:
-    """Shared memory of a Triton CTA, about: a step of K and V in flight every second stage."""
-    dim = max(16, 1 << (problem.shape.head_dim - 1).bit_length())
-    step = 2 * config.keys * dim * cache_bytes(problem)
+    """Keys and values that a Triton CTA has in flight: a step of them every second stage."""
+    step = 2 * config.keys * _padded_dim(problem.shape) * cache_bytes(problem)
     return step * max(1, config.num_stages // 2)
+
+
+def triton_bytes(
+    problem: AttentionProblem, config: AttentionConfig, prefill: bool, capability: Capability
+) -> int:
+    """Shared memory that a Triton CTA takes at most, for the prefill items or the decode items.
+
+    The stages, the queries and a tile of weights; or, when pieces are merged, three tiles of
+    decode's partial sums, one of prefill's.
+    """
+    dim, rows = _padded_dim(problem.shape), triton_rows(problem.shape, prefill)
+    stages = triton_stage_bytes(problem, config)
+    if prefill and not holds_operands(problem.dtype, capability):
+        # the matrix unit reads a step, widened, out of shared memory while the next ones arrive
+        stages += 4 * config.keys * dim
+    walking = stages + 2 * rows * (dim + config.keys) + 512
+    partials = rows if prefill else 3 * min(rows, max(1, 1024 * config.num_warps // dim))
+    return max(walking, 4 * dim * partials + 24 * rows)
+
+
+def _triton_fits(
+    problem: AttentionProblem, config: AttentionConfig, prefill: bool, capability: Capability
+) -> bool:
+    """All resident CTAs fit the SM (1 KB of each is the system's)."""
+    each = triton_bytes(problem, config, prefill, capability)
+    limit = shared_limit(capability)
+    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
 
 
 def _teams_fit(problem: AttentionProblem, teams: int) -> bool:
@@ -234,12 +282,10 @@ def has_steps(
 def fits_shared(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """Triton: all resident CTAs' stages fit the SM (1 KB of each is the system's)."""
-    if config.kernel != "triton":
-        return True
-    limit = shared_limit(capability)
-    each = triton_stage_bytes(problem, config)
-    return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
+    """Triton's CTAs fit the SM; CUDA's teams have a rule of their own."""
+    return config.kernel != "triton" or _triton_fits(
+        problem, config, problem.shape.has_prefill, capability
+    )
 
 
 def keeps_bits(
