@@ -18,7 +18,7 @@ import click
 import numpy as np
 
 from smkern.autotune import raw
-from smkern.autotune.raw import Measurement
+from smkern.autotune.raw import GemmMeasurement
 from smkern.device import Profile, load_profile
 from smkern.tuning.cost_model import DEFAULTS, Ceilings, CostConstants, Estimate
 from smkern.tuning.space import LIBRARIES
@@ -41,25 +41,29 @@ class Gap:
     worst_cell: CellKey | None
 
 
-def usable(measurements: Sequence[Measurement]) -> list[Measurement]:
+def key_of(item: GemmMeasurement) -> CellKey:
+    return CellKey.of(item.problem, item.budget)
+
+
+def usable(measurements: Sequence[GemmMeasurement]) -> list[GemmMeasurement]:
     """Uncontended results of our own kernels; of repeats the last."""
-    last: dict[tuple[Any, ...], Measurement] = {}
+    last: dict[tuple[Any, ...], GemmMeasurement] = {}
     for item in measurements:
         if item.error is None and not item.contended and item.config.kernel not in LIBRARIES:
-            last[item.key, item.config] = item
+            last[key_of(item), item.config] = item
     return list(last.values())
 
 
-def by_cell(measurements: Sequence[Measurement]) -> dict[CellKey, list[int]]:
+def by_cell(measurements: Sequence[GemmMeasurement]) -> dict[CellKey, list[int]]:
     """Cell to the indices of its measurements."""
     cells: dict[CellKey, list[int]] = {}
     for index, item in enumerate(measurements):
-        cells.setdefault(item.key, []).append(index)
+        cells.setdefault(key_of(item), []).append(index)
     return cells
 
 
 def predictions(
-    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+    measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants
 ) -> np.ndarray[Any, Any]:
     """Predicted us of every measurement."""
     ceilings: dict[Any, Ceilings] = {}
@@ -74,7 +78,7 @@ def predictions(
     return found
 
 
-def gap(measurements: Sequence[Measurement], profile: Profile, constants: CostConstants) -> Gap:
+def gap(measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants) -> Gap:
     """Geomean, over cells, of the time of the model's pick over the best measured time."""
     predicted = predictions(measurements, profile, constants)
     losses: list[tuple[float, CellKey]] = []
@@ -89,7 +93,7 @@ def gap(measurements: Sequence[Measurement], profile: Profile, constants: CostCo
 
 
 def residuals(
-    measurements: Sequence[Measurement],
+    measurements: Sequence[GemmMeasurement],
     cells: Mapping[CellKey, Sequence[int]],
     profile: Profile,
     constants: CostConstants,
@@ -107,7 +111,7 @@ def residuals(
 
 
 def fit(
-    measurements: Sequence[Measurement],
+    measurements: Sequence[GemmMeasurement],
     profile: Profile,
     start: CostConstants = DEFAULTS,
     *,
@@ -149,7 +153,7 @@ def fit(
 
 
 def unmeasured_picks(
-    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+    measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants
 ) -> int:
     """Cells where the model would now pick a configuration that was never measured there."""
     from smkern.tuning.select import rank
@@ -200,9 +204,11 @@ def command(
         click.echo(f"written to {out}")
 
 
-def _halves(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
+def _halves(
+    measurements: Sequence[GemmMeasurement],
+) -> tuple[list[GemmMeasurement], list[GemmMeasurement]]:
     """Every second cell, so that both halves have all shapes and budgets."""
-    halves: tuple[list[Measurement], list[Measurement]] = ([], [])
+    halves: tuple[list[GemmMeasurement], list[GemmMeasurement]] = ([], [])
     for number, (_, indices) in enumerate(sorted(by_cell(measurements).items())):
         halves[number % 2].extend(measurements[index] for index in indices)
     return halves
