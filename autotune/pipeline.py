@@ -127,8 +127,8 @@ class Pipeline:
             if wanted:
                 found = tuner.measure(job.problem, job.place, wanted, contended=self.contended)
                 if not self.keep(job, found):
-                    where = f"{job.case.name} on {job.place.budget}"
-                    click.echo(f"{where}: {found[0].error}", err=True)
+                    error = next(item.error for item in found if item.error is not None)
+                    click.echo(f"{job.case.name} on {job.place.budget}: {error}", err=True)
             yield job
 
 
