@@ -7,11 +7,14 @@ import signal
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING
 
 import click
 
-from smkern.autotune.family import Tasks
 from smkern.autotune.stop import Stop
+
+if TYPE_CHECKING:  # each process imports this module, and torch takes seconds
+    from smkern.autotune.family import Tasks
 
 _LOOK_EVERY_S = 0.2
 

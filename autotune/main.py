@@ -82,7 +82,7 @@ _common_options = stacked(
     click.option("--out", type=click.Path(path_type=Path), help="Table; of --model their folder."),
     click.option("--fresh", is_flag=True, help="Measure again what the table has."),
     click.option("--dry-run", is_flag=True, help="Say what would be measured; needs no GPU."),
-    click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs less one]"),
+    click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs less two]"),
 )
 
 
@@ -115,7 +115,8 @@ def command(ctx: click.Context, **options: Any) -> None:
     from smkern.autotune.run import Settings, tune_model, tune_operator
 
     common: dict[str, Any] = {x: options.pop(x) for x in ("budgets", "fresh", "dry_run", "out")}
-    workers = options.pop("workers") or max(1, len(os.sched_getaffinity(0)) - 1)
+    # one CPU for this process and one for what it queues: a late launch would be timed
+    workers = options.pop("workers") or max(1, len(os.sched_getaffinity(0)) - 2)
     minutes, top = options.pop("minutes"), options.pop("top")
     asked = Settings(**common, workers=workers, command=_command_line())
     model = {name: options.pop(name) for name in ("model", "tp", "check")}

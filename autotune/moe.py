@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from smkern.autotune.family import Family, cell_file, ranked
 from smkern.autotune.moe_cases import calls_of
-from smkern.autotune.small import small_family
+from smkern.autotune.small import small_tasks, small_tuner
 from smkern.device import Profile
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.moe.grouped import grouped_dispatcher
@@ -15,32 +16,29 @@ def _capability(profile: Profile) -> int:
     return 10 * major + minor
 
 
-MOE = small_family(
-    moe_table.FILE,
-    moe_table.CODEC,
+MOE = Family(
+    name=moe_table.FILE,
+    file=cell_file(moe_table.CODEC),
+    table=moe_table.MoeTable.of,
     key=moe_table.MoeKey.of,
-    candidates=lambda problem, budget, profile: moe.candidates(problem, budget),
-    choose=moe.choose,
-    predict=moe.predict_us,
+    listed=ranked(lambda x, budget, profile: moe.candidates(x, budget), moe.choose, moe.predict_us),
     select=moe_table.select_moe,
-    table=moe_table.MoeTable,
     dispatcher=moe_dispatcher,
-    calls=calls_of,
+    tuner=small_tuner(calls_of),
+    tasks=small_tasks,
 )
-GROUPED = small_family(
-    grouped_table.FILE,
-    grouped_table.CODEC,
+GROUPED = Family(
+    name=grouped_table.FILE,
+    file=cell_file(grouped_table.CODEC),
+    table=grouped_table.GroupedTable.of,
     key=grouped_table.GroupedKey.of,
-    candidates=lambda problem, budget, profile: grouped.candidates(
-        problem, budget, _capability(profile)
+    listed=ranked(
+        lambda x, budget, profile: grouped.candidates(x, budget, _capability(profile)),
+        lambda x, budget, profile: grouped.choose(x, budget, profile, _capability(profile)),
+        grouped.predict_us,
     ),
-    choose=lambda problem, budget, profile: grouped.choose(
-        problem, budget, profile, _capability(profile)
-    ),
-    predict=grouped.predict_us,
     select=grouped_table.select_grouped,
-    table=grouped_table.GroupedTable,
     dispatcher=grouped_dispatcher,
-    calls=calls_of,
-    exact=False,
+    tuner=small_tuner(calls_of, exact=False),
+    tasks=small_tasks,
 )

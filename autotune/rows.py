@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.autotune.small import small_family
+from smkern.autotune.family import Family, cell_file, ranked
+from smkern.autotune.small import small_tasks, small_tuner
 from smkern.bench.operands import MIN_TOTAL_BYTES
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul
 from smkern.ops.rows.dispatch import rows_dispatcher
@@ -86,16 +87,15 @@ def calls_of(case: RowsCase, device: str = "cuda") -> tuple[Small[RowsProblem], 
     return ops[case.op], [call() for _ in range(case.num_sets)]
 
 
-FAMILY = small_family(
-    FILE,
-    CODEC,
+FAMILY = Family(
+    name=FILE,
+    file=cell_file(CODEC),
+    table=RowsTable.of,
     key=RowsKey.of,
-    candidates=lambda problem, budget, profile: candidates(problem, budget),
-    choose=choose,
-    predict=predict_us,
+    listed=ranked(lambda x, budget, profile: candidates(x, budget), choose, predict_us),
     select=select_rows,
-    table=RowsTable,
     dispatcher=rows_dispatcher,
-    calls=calls_of,
+    tuner=small_tuner(calls_of),
+    tasks=small_tasks,
     most=16,
 )

@@ -153,20 +153,19 @@ class _Run:
             left = pipeline.run(todo)
         finally:
             tables.save()
-        self._say_left(left)
+        if left:
+            why = self.stop.why or "memory is short"
+            click.echo(f"{why}: {left} cells left; the same command goes on from here")
         click.echo(f"{len(todo) - left} cells in {where}")
 
     def check(self, jobs: Sequence[Job], profile: Profile) -> None:
         """Print, by table, what it is worth on these jobs."""
         check = Check(self.tables)
         differing = check.jobs(jobs, profile)
-        self._say_left(self._pipeline(check.wanted, check.keep).run(differing))
+        left = self._pipeline(check.wanted, check.keep).run(differing)
+        if left:
+            click.echo(f"{self.stop.why or 'memory is short'}: {left} cells are not compared")
         report(check.compared)
 
     def _pipeline(self, wanted: Any, keep: Any) -> Pipeline:
         return Pipeline(self.stop, self.asked.workers, wanted, keep, self.contended)
-
-    def _say_left(self, left: int) -> None:
-        if left:
-            why = self.stop.why
-            click.echo(f"{why}: {left} cells left; the same command goes on from here")

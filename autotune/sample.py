@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from smkern.autotune.small import small_family
+from smkern.autotune.family import Family, cell_file, ranked
+from smkern.autotune.small import small_tasks, small_tuner
 from smkern.bench.operands import MIN_TOTAL_BYTES
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE, sample_dispatcher
@@ -73,17 +74,15 @@ def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
     return [call() for _ in range(case.num_sets)]
 
 
-FAMILY = small_family(
-    FILE,
-    CODEC,
+FAMILY = Family(
+    name=FILE,
+    file=cell_file(CODEC),
+    table=SampleTable.of,
     key=SampleKey.of,
-    candidates=lambda problem, budget, profile: candidates(problem, budget),
-    choose=choose,
-    predict=predict_us,
+    listed=ranked(lambda x, budget, profile: candidates(x, budget), choose, predict_us),
     select=select_sample,
-    table=SampleTable,
     dispatcher=sample_dispatcher,
-    calls=lambda case, device: (SAMPLE, calls_of(case, device)),
+    tuner=small_tuner(lambda case, device: (SAMPLE, calls_of(case, device)), tolerance=TOLERANCE),
+    tasks=small_tasks,
     most=16,
-    tolerance=TOLERANCE,
 )

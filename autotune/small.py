@@ -1,4 +1,4 @@
-"""Cells of small operators: any that `smkern.ops.small` frames, and their families."""
+"""Cells of small operators: any that `smkern.ops.small` frames."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.autotune.family import Family, Tasks, cell_file, ranked
+from smkern.autotune.family import Tasks
 from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.bench.timing import Call
-from smkern.device import Budget, Profile
+from smkern.device import Budget
 from smkern.ops.small import Small
 from smkern.ops.small_dispatch import Compile, SmallDispatcher
 from smkern.ops.small_warmup import aligned
@@ -91,53 +91,24 @@ class SmallTuner(Tuner[Any, Any]):
         return call
 
 
-def small_family(
-    name: str,
-    codec: Any,
-    *,
-    key: Callable[[Any, Budget], Any],
-    candidates: Callable[[Any, Budget, Profile], Sequence[Any]],
-    choose: Callable[[Any, Budget, Profile], Any],
-    predict: Callable[[Any, Any, Budget, Profile], float],
-    select: Callable[[Any, Budget, Profile, Any], Any],
-    table: Any,
-    dispatcher: Callable[[int], Any],
-    calls: Callable[[Any, str], tuple[Small[Any], list[Any]]],
-    most: int = 12,
-    tolerance: float = 0.01,
-    exact: bool = True,
-) -> Family:
-    """The family of small operators with one table.
+def small_tuner(
+    calls: Callable[[Any, str], tuple[Small[Any], list[Any]]], **options: Any
+) -> Callable[[Sequence[Any], Any, str], SmallTuner]:
+    """A family's `tuner`.
 
     Args:
-        name: Of the table's file.
-        codec: Of its cells.
-        key, select, dispatcher, most: As of `Family`.
-        candidates, choose, predict: As of `ranked`.
-        table: The table's class, a `NearTable`.
         calls: A case's operator, and calls with results on a device.
-        tolerance, exact: As of `SmallTuner`.
+        options: Of `SmallTuner`.
     """
 
-    def tuner(cases: Sequence[Any], dispatcher: Any, device: str = "cuda") -> SmallTuner:
+    def tuner(cases: Sequence[Any], dispatcher: Any, device: str) -> SmallTuner:
         (case,) = cases
         op, made = calls(case, device)
-        return SmallTuner(op, dispatcher, made, tolerance=tolerance, exact=exact)
+        return SmallTuner(op, dispatcher, made, **options)
 
-    return Family(
-        name=name,
-        file=cell_file(codec),
-        table=table.of,
-        key=key,
-        listed=ranked(candidates, choose, predict),
-        select=select,
-        dispatcher=dispatcher,
-        tuner=tuner,
-        tasks=_tasks,
-        most=most,
-    )
+    return tuner
 
 
-def _tasks(problem: Any, budget: Budget, configs: Sequence[Any], dispatcher: Any) -> Tasks:
+def small_tasks(problem: Any, budget: Budget, configs: Sequence[Any], dispatcher: Any) -> Tasks:
     """All kernels of the problem's kind: its first launch loads them all."""
     return {x: Compile(x) for x in dispatcher.kernels().variants(problem)}
