@@ -75,9 +75,9 @@ def tune_operator(
     path = asked.out or user_path(gpu, name)
     tables = Tables(gpu, lambda _: path, raw_path=raw_path or path.with_suffix(".raw.jsonl"))
     with Stop(asked.seconds) as stop:
-        todo_of = _Run(asked, tables, stop, contended=contended)
+        tuning = _Run(asked, tables, stop, contended=contended)
         with opened(counts, modes, contended=contended) as places:
-            todo_of.measure(jobs(places), f"{path}; every candidate in {tables.raw_path}")
+            tuning.measure(jobs(places), f"{path}; every candidate in {tables.raw_path}")
 
 
 def tune_model(asked: Settings, *, model: str, tp: int, check: bool) -> None:
