@@ -1,47 +1,40 @@
-"""`smkern autotune --op attention`: measure attention's candidates inside partitions."""
+"""Attention's family: candidates of a cell, and its tuner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any
 
-import click
+import torch
+from torch import Tensor
 
-from smkern.autotune import sitting
 from smkern.autotune.attention_cases import problem_of
-from smkern.autotune.sitting import Outcome, Request, Sitting
-from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS, AttentionCase
+from smkern.autotune.family import Family, Tasks, cell_file
+from smkern.autotune.measure import Tuner, best_cell
+from smkern.autotune.places import Place
+from smkern.bench.attention.cases import AttentionCase
+from smkern.bench.attention.operands import AttentionOperands
+from smkern.bench.timing import Call
 from smkern.device import Budget
+from smkern.kernels.attention.args import AttentionArguments
+from smkern.ops.attention.dispatch import AttentionDispatcher
+from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile
 from smkern.tuning.attention import space
+from smkern.tuning.attention.model import predict_us
+from smkern.tuning.attention.select import select_attention
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
-from smkern.tuning.attention.table import CODEC, AttentionKey
-from smkern.tuning.cells import CellFile
+from smkern.tuning.attention.table import CODEC, FILE, OP, AttentionKey, AttentionTable
 
-if TYPE_CHECKING:
-    from smkern.autotune.attention_measure import AttentionTuner
-    from smkern.autotune.places import Place
-
-__all__ = ["BUDGETS", "QUICK_BUDGETS", "Request", "describe", "jobs_of", "listed", "tune"]
-
-MAX_CANDIDATES = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One cell to measure."""
-
-    case: AttentionCase
-    place: Place
-    candidates: tuple[AttentionConfig, ...]
+SAME_WITHIN = 1.03
+"""Times so close are one; the default is kept then: a cell serves other lengths too, and at 100 SMs
+a single team was 2% faster on equal lengths, 9% slower on skewed ones."""
 
 
 def listed(
-    problem: AttentionProblem, budget: Budget, profile: Profile
-) -> tuple[AttentionConfig, ...]:
+    problem: AttentionProblem, budget: Budget, profile: Profile, most: int = 12
+) -> dict[AttentionConfig, float]:
     """The candidates of a cell, the default first: of the kernel that serves the problem anyway.
 
     Another kernel, or other keys and warps, would turn bits and has no place in a table.
@@ -49,18 +42,21 @@ def listed(
     capability = profile.info.capability
     kernel = space.served_by(problem, budget, capability)
     if kernel is None:
-        return ()
-    default = default_of(problem, budget, profile)
+        return {}
+    default = select(problem, budget, profile)
     found = space.candidates(problem, budget, capability, (kernel,))
     found.sort(key=lambda config: (config != default, _distance(config, default)))
-    return tuple(found[:MAX_CANDIDATES])
+    return {config: predict_us(problem, config, budget, profile) for config in found[:most]}
 
 
-def default_of(problem: AttentionProblem, budget: Budget, profile: Profile) -> AttentionConfig:
-    """What runs where nothing was measured."""
-    from smkern.tuning.attention.select import select_attention
-
-    return select_attention(problem, budget, profile).config
+def select(
+    problem: AttentionProblem,
+    budget: Budget,
+    profile: Profile,
+    table: AttentionTable | None = None,
+) -> AttentionConfig:
+    """What dispatch chooses; without a table what runs where nothing was measured."""
+    return select_attention(problem, budget, profile, table).config
 
 
 def _distance(config: AttentionConfig, default: AttentionConfig) -> int:
@@ -70,70 +66,128 @@ def _distance(config: AttentionConfig, default: AttentionConfig) -> int:
     return stages + ctas + abs(config.teams - default.teams)
 
 
-def jobs_of(
-    request: Request[AttentionCase],
-    places: Sequence[Place],
-    profile: Profile,
-    done: Callable[[AttentionKey], bool],
-) -> Iterator[Job]:
-    """Cells that are not done, a case after the other, so that its caches are made once."""
-    for case in request.cases:
-        problem = problem_of(case)
-        for place in places:
-            candidates = listed(problem, place.budget, profile)
-            if candidates and not done(AttentionKey.of(problem, place.budget)):
-                yield Job(case, place, candidates)
+class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
+    """Measures cells of one case on one device.
+
+    Args:
+        dispatcher: prepares the launches.
+        operands: caches over one page table, rotated past L2.
+    """
+
+    name = OP
+    tolerance = 2e-2
+    """With fp8 caches too: the reference reads the same bytes."""
+
+    def __init__(self, dispatcher: AttentionDispatcher, operands: AttentionOperands) -> None:
+        self.dispatcher, self.operands = dispatcher, operands
+        self._plan: Plan | None = None
+
+    def order(self, problem: AttentionProblem, config: AttentionConfig) -> Hashable:
+        return space.bits(problem, config)
+
+    def expected(self, problem: AttentionProblem) -> Sequence[Tensor]:
+        return [self.operands.reference()]
+
+    def results(self, problem: AttentionProblem) -> Sequence[Tensor]:
+        return [self.operands.sets[0].out]
+
+    def prepare(self, problem: AttentionProblem, place: Place) -> None:
+        self._plan = empty_plan(problem.shape, place.budget, self.operands.kv_lens.device)
+        self.recover(problem, place)
+
+    def recover(self, problem: AttentionProblem, place: Place) -> None:
+        """The plan of the case's lengths, in place: calls that are fine have its addresses."""
+        assert self._plan is not None
+        ops, shape, plan = self.operands, problem.shape, self._plan
+        plan.workspace.zero_()  # a failed launch may leave counts behind
+        make = self.dispatcher.plan(shape, place.budget)
+        torch.cuda.synchronize()
+        make(
+            ops.kv_lens.data_ptr(),
+            ops.cu_q_lens.data_ptr() if shape.max_q_len > 1 else 0,
+            plan.buffer.data_ptr(),
+            plan.workspace.data_ptr(),
+            place.stream.cuda_stream,
+        )
+        torch.cuda.synchronize()
+
+    def call(self, problem: AttentionProblem, place: Place, config: AttentionConfig) -> Call:
+        assert self._plan is not None
+        launch = self.dispatcher.launch(problem, config, place.budget)
+        launches = [self._arguments(index, self._plan) for index in range(len(self.operands.sets))]
+        stream, count = place.stream.cuda_stream, len(launches)
+
+        def call(i: int) -> None:
+            launch(launches[i % count], stream)
+
+        return call
+
+    def _arguments(self, index: int, plan: Plan) -> AttentionArguments:
+        """One operand set under the plan, causal, the default scale."""
+        ops = self.operands
+        one, table = ops.sets[index], ops.pages.table
+        q, out, k, v = (x.stride() for x in (one.q, one.out, one.k, one.v))
+        return AttentionArguments(
+            q=one.q.data_ptr(),
+            k=one.k.data_ptr(),
+            v=one.v.data_ptr(),
+            out=one.out.data_ptr(),
+            lse=0,
+            page_table=table.data_ptr(),
+            page_indptr=0,
+            sinks=0,
+            k_scale_ptr=0,
+            v_scale_ptr=0,
+            plan=plan.buffer.data_ptr(),
+            workspace=plan.workspace.data_ptr(),
+            q_strides=(q[0], q[1]),
+            out_strides=(out[0], out[1]),
+            k_strides=(k[0], k[1], k[2]),
+            v_strides=(v[0], v[1], v[2]),
+            table_stride=table.stride(0),
+            table_len=table.shape[1],
+            num_pages=one.k.shape[0],
+            num_tokens=one.q.shape[0],
+            scale=ops.case.head_dim**-0.5,
+            softcap=0.0,
+            k_scale=1.0,
+            v_scale=1.0,
+        )
 
 
-def describe(request: Request[AttentionCase], profile: Profile) -> None:
-    """Print what would be measured on the profile's GPU; needs none."""
-    sitting.describe(
-        request, profile, lambda case, budget: listed(problem_of(case), budget, profile)
-    )
-
-
-def tune(request: Request[AttentionCase], out: Path, raw_path: Path, *, fresh: bool) -> None:
-    """Measure the cells that the table at `out` lacks (with `fresh` all), and write them there."""
-    from smkern.autotune.attention_measure import AttentionTuner, best_cell
-    from smkern.bench.attention.operands import AttentionOperands
+def _dispatcher(index: int) -> AttentionDispatcher:
     from smkern.ops.attention.eager import eager_attention
 
-    started = Sitting(request, CellFile(out, CODEC), raw_path, fresh)
-    dispatcher = eager_attention(0).dispatcher
-    profile = dispatcher.profile
-
-    def measure(tuner: AttentionTuner, job: Job) -> Outcome[AttentionKey, AttentionConfig]:
-        found = tuner.measure(job.place, job.candidates, contended=request.contended)
-        return Outcome(found, found[0].key, best_cell(found, job.candidates[0]))
-
-    started.run(
-        profile,
-        lambda places, done: jobs_of(request, places, profile, done),
-        lambda case: AttentionTuner(dispatcher, AttentionOperands(case)),
-        measure,
-        prepare=lambda jobs: precompile(jobs, profile),
-    )
+    return eager_attention(index).dispatcher
 
 
-def precompile(jobs: Sequence[Job], profile: Profile) -> None:
-    """Compile the CUDA variants of all candidates side by side, into the cache on disk.
+def _tuner(cases: Sequence[AttentionCase], dispatcher: Any, device: str = "cuda") -> AttentionTuner:
+    (case,) = cases
+    return AttentionTuner(dispatcher, AttentionOperands(case, device))
 
-    One that fails is reported again when it is measured.
-    """
-    from smkern.kernels.attention.cuda import compile_cuda_variant, variant_of
 
-    major, minor = profile.info.capability
-    variants = {
-        variant_of(problem_of(job.case), config)
-        for job in jobs
-        for config in job.candidates
-        if config.kernel == "cuda"
-    }
-    with ThreadPoolExecutor() as pool:
-        made = {
-            pool.submit(compile_cuda_variant, variant, 10 * major + minor) for variant in variants
-        }
-        errors = [error for future in made if (error := future.exception()) is not None]
-    if errors:
-        text = str(errors[0]).splitlines()[0][:200]
-        click.echo(f"{len(errors)} variants do not compile: {text}", err=True)
+def _tasks(
+    problem: AttentionProblem, budget: Budget, configs: Sequence[AttentionConfig], dispatcher: Any
+) -> Tasks:
+    """The CUDA variants of the candidates, and the plan's kernel."""
+    from smkern.kernels.attention.cuda import compile_cuda_variant, compile_plan, variant_of
+
+    major, minor = dispatcher.profile.info.capability
+    found = {variant_of(problem, config) for config in configs if config.kernel == "cuda"}
+    tasks: Tasks = {x: partial(compile_cuda_variant, x, 10 * major + minor) for x in found}
+    return {"attention plan": partial(compile_plan, 10 * major + minor), **tasks}
+
+
+FAMILY = Family(
+    name=FILE,
+    file=cell_file(CODEC),
+    table=AttentionTable.of,
+    key=AttentionKey.of,
+    listed=listed,
+    select=select,
+    dispatcher=_dispatcher,
+    tuner=_tuner,
+    tasks=_tasks,
+    best=partial(best_cell, same_within=SAME_WITHIN),
+    problem=problem_of,
+)

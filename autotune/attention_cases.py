@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from smkern.bench.attention.cases import AttentionCase, CacheDtype
+from smkern.bench.attention.cases import AttentionCase, CacheDtype, Kind
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 DECODE_BATCHES = (1, 8, 64)
@@ -71,23 +71,28 @@ def tuned_cases(
     prompts: Iterable[int] = PREFILL_LENGTHS,
 ) -> list[AttentionCase]:
     """Decode steps of every batch and length, and a prompt of every length, of each model."""
-    steps = [("decode", 1, length, batch) for length, batch in product(lengths, batches)]
-    steps += [("prefill", length, length, 1) for length in prompts]
-    return [
-        AttentionCase(
-            f"{heads}-{kind}-{batch}x{length}",
-            kind,  # type: ignore[arg-type]
-            (q_len,) * batch,
-            (length,) * batch,
-            cache_dtype,
-            heads.num_q_heads,
-            heads.num_kv_heads,
-            heads.head_dim,
-            page_size,
-        )
-        for heads in models
-        for kind, q_len, length, batch in steps
-    ]
+    found = []
+    for heads in models:
+        steps = [(batch, 1, length) for length, batch in product(lengths, batches)]
+        steps += [(1, length, length) for length in prompts]
+        found += [case_of(heads, *step, cache_dtype, page_size) for step in steps]
+    return found
+
+
+def case_of(
+    heads: Heads,
+    batch: int,
+    q_len: int,
+    length: int,
+    cache_dtype: CacheDtype = "bf16",
+    page_size: int = 16,
+) -> AttentionCase:
+    """A decode step, or with more than one query token prompts, of requests of one length."""
+    kind: Kind = "decode" if q_len == 1 else "prefill"
+    return AttentionCase(
+        f"{heads}-{kind}-{batch}x{length}", kind, (q_len,) * batch, (length,) * batch, cache_dtype,
+        heads.num_q_heads, heads.num_kv_heads, heads.head_dim, page_size,
+    )  # fmt: skip
 
 
 def quick_cases(cache_dtype: CacheDtype = "bf16") -> list[AttentionCase]:

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from smkern.autotune import raw
-from smkern.autotune.raw import Measurement
+from smkern.autotune.raw import GemmMeasurement
 from smkern.profile import Profile, load_profile
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
 from smkern.tuning.cost_model import Ceilings, Estimate
@@ -48,25 +48,29 @@ class Gap:
     worst_cell: CellKey | None
 
 
-def usable(measurements: Sequence[Measurement]) -> list[Measurement]:
+def key_of(item: GemmMeasurement) -> CellKey:
+    return CellKey.of(item.problem, item.budget)
+
+
+def usable(measurements: Sequence[GemmMeasurement]) -> list[GemmMeasurement]:
     """Uncontended results of our own kernels; of repeats the last."""
-    last: dict[tuple[Any, ...], Measurement] = {}
+    last: dict[tuple[Any, ...], GemmMeasurement] = {}
     for item in measurements:
         if item.error is None and not item.contended and item.config.kernel not in LIBRARIES:
-            last[item.key, item.config] = item
+            last[key_of(item), item.config] = item
     return list(last.values())
 
 
-def by_cell(measurements: Sequence[Measurement]) -> dict[CellKey, list[int]]:
+def by_cell(measurements: Sequence[GemmMeasurement]) -> dict[CellKey, list[int]]:
     """Cell to the indices of its measurements."""
     cells: dict[CellKey, list[int]] = {}
     for index, item in enumerate(measurements):
-        cells.setdefault(item.key, []).append(index)
+        cells.setdefault(key_of(item), []).append(index)
     return cells
 
 
 def predictions(
-    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+    measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants
 ) -> np.ndarray[Any, Any]:
     """Predicted us of every measurement."""
     ceilings: dict[Any, Ceilings] = {}
@@ -83,7 +87,7 @@ def predictions(
     return found
 
 
-def gap(measurements: Sequence[Measurement], profile: Profile, constants: CostConstants) -> Gap:
+def gap(measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants) -> Gap:
     """Geomean, over cells, of the time of the model's pick over the best measured time."""
     predicted = predictions(measurements, profile, constants)
     losses: list[tuple[float, CellKey]] = []
@@ -98,7 +102,7 @@ def gap(measurements: Sequence[Measurement], profile: Profile, constants: CostCo
 
 
 def residuals(
-    measurements: Sequence[Measurement],
+    measurements: Sequence[GemmMeasurement],
     cells: Mapping[CellKey, Sequence[int]],
     profile: Profile,
     constants: CostConstants,
@@ -116,7 +120,7 @@ def residuals(
 
 
 def fit(
-    measurements: Sequence[Measurement],
+    measurements: Sequence[GemmMeasurement],
     profile: Profile,
     start: CostConstants = DEFAULTS,
     *,
@@ -159,7 +163,7 @@ def fit(
 
 
 def variants_of(
-    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+    measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants
 ) -> dict[str, tuple[float, float]]:
     """What each variant takes over the model's word, as a logarithm: whole loops, and cut ones.
 
@@ -200,11 +204,11 @@ def variants_of(
     }
 
 
-def _variant(item: Measurement) -> str:
+def _variant(item: GemmMeasurement) -> str:
     return variant_key(item.config)
 
 
-def cut_share(item: Measurement, profile: Profile) -> float:
+def cut_share(item: GemmMeasurement, profile: Profile) -> float:
     """The share of a measurement's tiles whose K loops are cut."""
     config = item.config
     if config.split == 1:
@@ -215,7 +219,7 @@ def cut_share(item: Measurement, profile: Profile) -> float:
 
 
 def unmeasured_picks(
-    measurements: Sequence[Measurement], profile: Profile, constants: CostConstants
+    measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants
 ) -> int:
     """Cells where the model would now pick a configuration that was never measured there."""
     from smkern.tuning.select import rank
@@ -271,9 +275,11 @@ def command(
         click.echo(f"written to {out}")
 
 
-def _halves(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
+def _halves(
+    measurements: Sequence[GemmMeasurement],
+) -> tuple[list[GemmMeasurement], list[GemmMeasurement]]:
     """Every second cell, so that both halves have all shapes and budgets."""
-    halves: tuple[list[Measurement], list[Measurement]] = ([], [])
+    halves: tuple[list[GemmMeasurement], list[GemmMeasurement]] = ([], [])
     for number, (_, indices) in enumerate(sorted(by_cell(measurements).items())):
         halves[number % 2].extend(measurements[index] for index in indices)
     return halves

@@ -1,245 +1,262 @@
-"""The GEMM's tuning: which cells lack a result, their candidates compiled, measured, written."""
+"""The GEMM's family: its candidates, its tuner, and the rule by which a cell is won."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
-import click
+import torch
+from torch import Tensor
 
-from smkern.autotune import raw
-from smkern.autotune.raw import Measurement
-from smkern.autotune.shortlist import Candidate, shortlist
-from smkern.autotune.sitting import opened
-from smkern.device import Budget, Confinement
+from smkern.autotune.family import Family, Tasks
+from smkern.autotune.measure import Tuner
+from smkern.autotune.places import Place
+from smkern.autotune.raw import GemmMeasurement
+from smkern.autotune.shortlist import shortlist
+from smkern.bench.operands import Operands
+from smkern.bench.timing import Call
+from smkern.device import Budget
+from smkern.ops.dispatch import Dispatcher
 from smkern.profile import Profile
 from smkern.tuning import space
-from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_model import predict_us
-from smkern.tuning.table import CellKey, Table, TableStore, load_constants, load_tables
+from smkern.tuning.select import select_gemm
+from smkern.tuning.table import Cell, CellKey, Table, TableStore, load_constants, load_tables
 
-if TYPE_CHECKING:
-    from smkern.autotune.places import Place
-
-_SAVE_EVERY_S = 10.0
+SAME_WITHIN = 1.015
+"""Times so close are one: power and clocks move more than that between sittings."""
+SPLIT_MUST_GAIN = 1.04
+LIBRARY_MUST_GAIN = 1.01
+"""cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions. So
+does SwiGLU unfused: it costs a second launch, the host's time and memory."""
+DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the command was asked for."""
+class GemmCase:
+    """A GEMM to measure."""
 
-    problems: Sequence[GemmProblem]
-    top: int
-    kernels: tuple[Kernel, ...]
-    cublaslt: bool
-    contended: bool
-    time_limit_s: float
-    workers: int
+    problem: GemmProblem
+
+    @property
+    def name(self) -> str:
+        p = self.problem
+        return f"gemm-{p.m}x{p.n}x{p.k}-{p.epilogue.key}"
+
+    @property
+    def operands(self) -> tuple[int, int, Dtype]:
+        """A weight shape: its operands serve all rows and epilogues."""
+        return self.problem.n, self.problem.k, self.problem.dtype
 
 
 @dataclass(slots=True)
-class Job:
-    """One cell to measure: its candidates, those measured before left out."""
+class GemmTuner(Tuner[GemmProblem, GemmConfig]):
+    """Measures cells of one weight shape on one device.
 
-    problem: GemmProblem
-    place: Place
-    candidates: list[Candidate]
-    known: list[Measurement]
+    Args:
+        dispatcher: prepares the launches.
+        operands: rotated sets of a, w and out, together past L2.
+    """
+
+    dispatcher: Dispatcher
+    operands: Operands
+    name: str = "gemm"
+    tolerance: float = 2e-2
+    """bf16 rounding alone gives 2e-3, a wrong tile far more."""
+    _extras: dict[str, Tensor] = field(default_factory=dict)
+    _workspaces: list[Tensor] = field(default_factory=list)
+
+    def order(self, problem: GemmProblem, config: GemmConfig) -> Hashable:
+        return None
+
+    def results(self, problem: GemmProblem) -> Sequence[Tensor]:
+        return [self.operands.out(problem.m, 0)[:, : problem.out_columns]]
+
+    def expected(self, problem: GemmProblem) -> Sequence[Tensor]:
+        """What set 0 comes to by torch, [m, n] (SwiGLU [m, n / 2]) in the operands' dtype."""
+        ops = self.operands
+        value = ops.a(problem.m, 0) @ ops.w(0).t()
+        if problem.epilogue.swiglu:
+            gate, up = value.chunk(2, dim=1)
+            return [torch.nn.functional.silu(gate).mul_(up)]
+        bias, residual = self._epilogue_operands(problem)
+        if bias is not None:
+            value = value + bias
+        if problem.epilogue.activation is not None:
+            value = getattr(torch.nn.functional, problem.epilogue.activation)(value)
+        return [value if residual is None else value + residual]
+
+    def call(self, problem: GemmProblem, place: Place, config: GemmConfig) -> Call:
+        plan = self.dispatcher.prepare(problem, config, place.budget)
+        workspace, stream = self._workspace_of(plan.workspace_bytes), place.stream.cuda_stream
+        bias, residual = self._epilogue_operands(problem)
+        sets = self.operands.sets(problem.m)
+        launches = [
+            (
+                *(tensor.data_ptr() for tensor in (a, w, out)),
+                bias.data_ptr() if bias is not None else 0,
+                residual.data_ptr() if residual is not None else 0,
+                workspace,
+                stream,
+            )
+            for a, w, out in sets
+        ]
+        a, w, out = sets[0]
+        residual_stride = problem.n if residual is not None else 0
+        # a model's weights stay as they are: launches overlap as they do there
+        launch = plan.bind(
+            a.stride(0), w.stride(0), out.stride(0), residual_stride, static_weights=True
+        )
+        count = len(launches)
+
+        def call(i: int) -> None:
+            launch(*launches[i % count])
+
+        return call
+
+    def _epilogue_operands(self, problem: GemmProblem) -> tuple[Tensor | None, Tensor | None]:
+        """bias [n] and residual [m, n], where the epilogue has them."""
+        epilogue, ops = problem.epilogue, self.operands
+        bias = residual = None
+        if epilogue.bias:
+            bias = self._extra("bias", 1, ops.n)[0]
+        if epilogue.residual:
+            residual = self._extra("residual", ops.max_m, ops.n)[: problem.m]
+        return bias, residual
+
+    def _extra(self, name: str, rows: int, columns: int) -> Tensor:
+        if name not in self._extras:
+            dtype, device = self.operands.dtype, self.operands.device
+            self._extras[name] = torch.randn(rows, columns, dtype=dtype, device=device)
+        return self._extras[name]
+
+    def _workspace_of(self, num_bytes: int) -> int:
+        """Zeroed afresh: a candidate that failed may have left counts behind."""
+        if not num_bytes:
+            return 0
+        if not self._workspaces or self._workspaces[-1].nbytes < num_bytes:
+            size = max(num_bytes, 64 << 20)
+            # the smaller ones stay: calls that were made before have their addresses
+            made = torch.zeros(size, dtype=torch.uint8, device=self.operands.device)
+            self._workspaces.append(made)
+        workspace = self._workspaces[-1]
+        workspace[: 64 << 10].zero_()
+        torch.cuda.synchronize()
+        return workspace.data_ptr()
 
 
-def describe(request: Request, counts: tuple[int, ...], profile: Profile) -> None:
-    """Print the cells and the variants that would be compiled, for the profile's GPU."""
-    constants = load_constants(profile.info.name)
-    variants: set[GemmConfig] = set()
-    for num_sms in counts:
-        budget = Budget(num_sms, "mask", num_sms > profile.info.num_sms // 2)
-        for problem in request.problems:
-            for item in _shortlist(request, problem, budget, profile, constants):
-                stream = item.config.split != 1
-                variants.add(replace(item.config, split=stream, group_m=1, max_ctas=0))
-    cells = len(request.problems) * len(counts)
-    click.echo(f"{cells} cells, at most {request.top} candidates each, for {profile.info.name}")
-    click.echo(f"{len(variants)} kernel variants to compile")
+def _handicapped_us(item: GemmMeasurement) -> float:
+    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel in space.LIBRARIES else 1)
 
 
-def _shortlist(
-    request: Request,
+def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
+    """The fastest; among those within the measurement's noise of it, the likeliest to stay so.
+
+    A split K loop must gain more than that over the best whole one: partial sums cost L2 traffic
+    and power, which weigh more on another day. Then the model's favourite.
+    """
+    whole = [item for item in own if item.config.split == 1]
+    fastest = min(item.us for item in own)
+    if whole and min(item.us for item in whole) <= SPLIT_MUST_GAIN * fastest:
+        own, fastest = whole, min(item.us for item in whole)
+    same = [item for item in own if item.us <= SAME_WITHIN * fastest]
+    return min(same, key=lambda item: (item.predicted_us, item.us))
+
+
+def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
+    """The cell that these measurements make; None where none of our kernels ran."""
+    fine = [item for item in measurements if item.error is None]
+    own = [item for item in fine if item.config.kernel not in space.LIBRARIES]
+    if not own:
+        return None
+    ours = _likeliest(own)
+    library = [item for item in fine if item.config.kernel in space.LIBRARIES]
+    best = min([ours, *library], key=lambda item: _handicapped_us(item))
+    return Cell(best.config, best.us, ours.config, ours.us)
+
+
+def listed(
     problem: GemmProblem,
     budget: Budget,
     profile: Profile,
-    constants: Any,
+    most: int = 8,
+    *,
+    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    cublaslt: bool = True,
     table: Table | None = None,
-) -> list[Candidate]:
-    """The model's best, and for an epilogue what `table` runs today: mostly the plain GEMM's."""
-    found = shortlist(
-        problem,
-        budget,
-        profile,
-        constants,
-        top=request.top,
-        kernels=request.kernels,
-        cublaslt=request.cublaslt,
-    )
-    if table is None or problem.epilogue == Epilogue():
-        return found
-    today = table.lookup(problem, budget, False)
-    if today is None or today.kernel not in request.kernels:
-        return found
-    if today in {candidate.config for candidate in found}:
-        return found
-    return [*found, Candidate(today, predict_us(problem, today, budget, profile, constants))]
+) -> dict[GemmConfig, float]:
+    """The model's best, and for an epilogue what `table` runs today: mostly the plain GEMM's.
 
-
-def tune(
-    request: Request,
-    counts: tuple[int, ...],
-    modes: tuple[Confinement, ...],
-    store: TableStore,
-    raw_path: Path,
-    known: list[Measurement],
-    command: str,
-) -> None:
-    """Measure the cells that `known` lacks and write them to `store`, their record to `raw_path`.
-
-    `command` is what was asked, for the table's provenance.
+    None given, that is the table of the profile's GPU.
     """
+    constants = load_constants(profile.info.name)
+    found = shortlist(
+        problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt
+    )
+    if problem.epilogue != Epilogue():
+        today = (table or _table_of(profile.info.name)).lookup(problem, budget, False)
+        if today is not None and today.kernel in kernels and today not in found:
+            found[today] = predict_us(problem, today, budget, profile, constants)
+    return found
+
+
+_table_of = cache(load_tables)
+"""As it was when the command began: what it adds meanwhile has been measured."""
+
+
+def select(
+    problem: GemmProblem, budget: Budget, profile: Profile, table: Table | None
+) -> GemmConfig:
+    """What dispatch chooses."""
+    return select_gemm(problem, budget, profile, table).config
+
+
+def _dispatcher(index: int) -> Dispatcher:
     from smkern.bench.providers import dispatcher_of
-    from smkern.bench.results import collect_meta
 
-    started = time.monotonic()
-    dispatcher = dispatcher_of()
-    profile = dispatcher.profile
-    store.load(profile.info.name)  # a corrupt or foreign table is better found now
-    with opened(counts, modes, contended=request.contended) as places:
-        jobs = list(_jobs(request, places, profile, known))
-        click.echo(f"{len(jobs)} cells to measure")
-        _precompile(jobs, dispatcher, request.workers)
-        meta = collect_meta() | {"command": command, "contended": request.contended}
-        _measure_all(jobs, request, dispatcher, store, raw_path, meta, started)
+    return dispatcher_of(index)
 
 
-def _jobs(
-    request: Request, places: Sequence[Place], profile: Profile, known: list[Measurement]
-) -> Iterator[Job]:
-    """Cells with something left to measure, a weight shape after the other."""
-    constants, table = load_constants(profile.info.name), load_tables(profile.info.name)
-    before: dict[CellKey, list[Measurement]] = {}
-    for item in known:
-        if item.contended == request.contended:
-            before.setdefault(item.key, []).append(item)
-    for problem in request.problems:
-        for place in places:
-            listed = _shortlist(request, problem, place.budget, profile, constants, table)
-            past = before.get(CellKey.of(problem, place.budget), [])
-            new = [c for c in listed if c.config not in {item.config for item in past}]
-            if new:
-                yield Job(problem, place, new, past)
+def _tuner(cases: Sequence[GemmCase], dispatcher: Dispatcher, device: str = "cuda") -> GemmTuner:
+    n, k, dtype = cases[0].operands
+    rows = max(case.problem.m for case in cases)
+    return GemmTuner(dispatcher, Operands(n, k, rows, DTYPES[dtype], device))
 
 
-def _precompile(jobs: Sequence[Job], dispatcher: Any, workers: int) -> None:
-    """Compile all candidates in parallel; one that fails is reported again when it is measured."""
-    from smkern.kernels.compile import precompile
+def _tasks(
+    problem: GemmProblem, budget: Budget, configs: Sequence[GemmConfig], dispatcher: Dispatcher
+) -> Tasks:
+    """The candidates' variants; one that does not compile is named where it is measured."""
+    from smkern.kernels.compile import compile_variant
     from smkern.kernels.variants import variant_of
 
     major, minor = dispatcher.profile.info.capability
+    launched = [(problem, config) for config in configs]
+    if space.UNFUSED in configs:  # launches the plain GEMM, as dispatch chooses it
+        plain = replace(problem, epilogue=Epilogue())
+        launched.append((plain, dispatcher.select(plain, budget).config))
     variants = {
-        variant_of(job.problem, item.config, 10 * major + minor)
-        for job in jobs
-        for item in job.candidates
-        if item.config.kernel not in space.LIBRARIES
+        variant_of(x, config, 10 * major + minor)
+        for x, config in launched
+        if config.kernel not in space.LIBRARIES
     }
-    with _progress() as progress:
-        task = progress.add_task("compiling", total=len(variants))
-        try:
-            precompile(
-                variants, workers=workers, done=lambda n, _: progress.update(task, completed=n)
-            )
-        except Exception as error:  # noqa: BLE001
-            click.echo(f"a variant does not compile: {str(error).splitlines()[0][:200]}", err=True)
+    return {variant: partial(compile_variant, variant) for variant in variants}
 
 
-def _measure_all(
-    jobs: Sequence[Job],
-    request: Request,
-    dispatcher: Any,
-    store: TableStore,
-    raw_path: Path,
-    meta: dict[str, Any],
-    started: float,
-) -> None:
-    import torch
-
-    from smkern.autotune.measure import CellTuner, best_cell
-    from smkern.bench.operands import Operands
-
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    pending: dict[CellKey, Any] = {}
-    saved = time.monotonic()
-    left = len(jobs)
-
-    def save() -> None:
-        if pending:
-            store.merge(pending, meta)
-            pending.clear()
-
-    with _progress() as progress:
-        task = progress.add_task("measuring", total=len(jobs))
-        for (n, k, kind), group in groupby(
-            jobs, lambda job: (job.problem.n, job.problem.k, job.problem.dtype)
-        ):
-            of_shape = list(group)
-            operands = Operands(n, k, max(job.problem.m for job in of_shape), dtype[kind])
-            tuner = CellTuner(dispatcher, operands)
-            for job in of_shape:
-                if time.monotonic() - started > request.time_limit_s:
-                    save()
-                    click.echo(f"time limit: {left} cells left; run the same command again")
-                    return
-                new = tuner.measure(
-                    job.problem, job.place, _with_anchor(job), contended=request.contended
-                )
-                raw.append(raw_path, new)
-                cell = best_cell([*_older(job.known, new), *new])
-                if cell is not None:
-                    pending[CellKey.of(job.problem, job.place.budget)] = cell
-                left -= 1
-                progress.advance(task)
-                if time.monotonic() - saved > _SAVE_EVERY_S:
-                    save()
-                    saved = time.monotonic()
-            del tuner, operands
-            torch.cuda.empty_cache()
-    save()
-    click.echo(f"{len(jobs)} cells in {store.path}; every candidate in {raw_path}")
-
-
-def _with_anchor(job: Job) -> list[Candidate]:
-    """The new candidates and the fastest known one, timed again in the same rounds."""
-    fine = [item for item in job.known if item.error is None]
-    if not fine:
-        return job.candidates
-    best = min(fine, key=lambda item: item.us)
-    return [*job.candidates, Candidate(best.config, best.predicted_us)]
-
-
-def _older(known: list[Measurement], new: list[Measurement]) -> list[Measurement]:
-    measured = {item.config for item in new}
-    return [item for item in known if item.config not in measured]
-
-
-def _progress() -> Any:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+def gemm_family(*, kernels: tuple[Kernel, ...] = space.AVAILABLE, cublaslt: bool = True) -> Family:
+    """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
+    return Family(
+        name="gemm",
+        file=TableStore,
+        key=CellKey.of,
+        listed=partial(listed, kernels=kernels, cublaslt=cublaslt),
+        select=select,
+        dispatcher=_dispatcher,
+        tuner=_tuner,
+        tasks=_tasks,
+        best=best_cell,
+        operands=lambda case: case.operands,
+        most=8,
     )

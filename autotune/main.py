@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from smkern.autotune import attention, gemm, raw
-from smkern.autotune.attention_cases import (
-    MODELS,
-    QUICK_MODELS,
-    heads_option,
-    quick_cases,
-    tuned_cases,
-)
-from smkern.autotune.shortlist import parse_epilogue, problems
-from smkern.bench.cases import BUDGETS, MS, SHAPES, IntList, ShapeList
-from smkern.device import Confinement
-from smkern.profile import load_profile
+from smkern.autotune.attention_cases import heads_option
+from smkern.autotune.shortlist import parse_epilogue
+from smkern.bench.cases import IntList, ShapeList, stacked
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, Kernel
-from smkern.tuning.table import TableStore, user_path
 
-QUICK_SHAPES = ((4096, 4096),)
-SWIGLU_SHAPES = ((14336, 4096), (12288, 4096), (17408, 5120), (25600, 5120))
-"""(I, K) of Llama-3.1-8B and of Qwen3-8B, -14B and -32B."""
-QUICK_MS = (16, 512)
-QUICK_BUDGETS = (32, 100)
+OPS = ("gemm", "gemm_swiglu", "attention", "append", "rows", "sample", "moe", "grouped_gemm")
+MODEL_MINUTES = 10.0
+MODEL_CANDIDATES = 6
 
 
 def _epilogues(ctx: Any, param: Any, value: str) -> tuple[Epilogue, ...]:
@@ -40,186 +30,115 @@ def _epilogues(ctx: Any, param: Any, value: str) -> tuple[Epilogue, ...]:
 
 
 def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
-    names = tuple(value.split(",")) if value else space.AVAILABLE
+    names = tuple(value.split(",")) if value else ()
     unknown = [name for name in names if name not in space.AVAILABLE]
     if unknown:
         raise click.BadParameter(f"{unknown} are none of {space.AVAILABLE}")
     return names  # type: ignore[return-value]
 
 
-@click.command("autotune")
-@click.option(
-    "--op",
-    type=click.Choice(
-        ["gemm", "gemm_swiglu", "attention", "append", "rows", "sample", "moe", "grouped_gemm"]
+def _minutes(ctx: Any, param: Any, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise click.BadParameter(f"{value:g} minutes: give more than 0, for instance 10")
+    return value
+
+
+_model_options = stacked(
+    click.option("--model", help="A preset, or a Hugging Face folder: all that it launches."),
+    click.option("--tp", type=click.IntRange(1), default=1, help="Ranks that share the model."),
+    click.option("--check", is_flag=True, help="Time the model's tables against no tables."),
+)
+_operator_options = stacked(
+    click.option("--op", type=click.Choice(OPS), default="gemm", show_default=True),
+    heads_option(),
+    click.option("--cache-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16"),
+    click.option(
+        "--shapes", type=ShapeList(), help="Weights, as NxK,NxK (IxK of gemm_swiglu's [2I, K])."
     ),
-    default="gemm",
-    show_default=True,
+    click.option("--ms", type=IntList(), help="Rows of the activations. Default: the bench's."),
+    click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True),
+    click.option(
+        "--epilogue",
+        "epilogues",
+        default="none",
+        callback=_epilogues,
+        help="Comma-separated: none, bias, bias+silu, residual, …  [default: none]",
+    ),
+    click.option("--kernels", callback=_kernels, help="Only these of our kernels, by commas."),
+    click.option("--cublaslt/--no-cublaslt", default=True, help="cuBLASLt as a candidate."),
+    click.option(
+        "--confined", type=click.Choice(["mask", "grid", "both"]), default="mask", show_default=True
+    ),
+    click.option("--contended", is_flag=True, help="Beside a memory-bound neighbour."),
+    click.option("--quick", is_flag=True, help="A few cells only: seconds of GPU time."),
+    click.option(
+        "--raw", "raw_path", type=click.Path(path_type=Path, dir_okay=False), help="JSONL."
+    ),
 )
-@heads_option()
-@click.option("--cache-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16")
-@click.option(
-    "--shapes", type=ShapeList(), help="Weights, as NxK,NxK (IxK of gemm_swiglu's [2I, K])."
+_common_options = stacked(
+    click.option("--budgets", type=IntList(), help="SM counts: 16,32 or 16-132:2."),
+    click.option("--minutes", type=float, callback=_minutes, help="Stop then; run again later."),
+    click.option("--top", type=click.IntRange(1), help="Candidates of a cell."),
+    click.option("--out", type=click.Path(path_type=Path), help="Table; of --model their folder."),
+    click.option("--fresh", is_flag=True, help="Measure again what the table has."),
+    click.option("--dry-run", is_flag=True, help="Say what would be measured; needs no GPU."),
+    click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs less two]"),
 )
-@click.option(
-    "--ms",
-    type=IntList(),
-    help="Rows of the activations. Default: the bench's.",
-)
-@click.option("--budgets", type=IntList(), help="SM counts: 16,32 or 16-132:2.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
-@click.option(
-    "--epilogue",
-    "epilogues",
-    default="none",
-    callback=_epilogues,
-    help="Comma-separated: none, bias, bias+silu, residual, …  [default: none]",
-)
-@click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Candidates.")
-@click.option("--kernels", callback=_kernels, help="Only these of our kernels, comma-separated.")
-@click.option("--cublaslt/--no-cublaslt", default=True, help="cuBLASLt as a candidate.")
-@click.option(
-    "--confined", type=click.Choice(["mask", "grid", "both"]), default="mask", show_default=True
-)
-@click.option("--contended", is_flag=True, help="Beside a memory-bound neighbour.")
-@click.option("--quick", is_flag=True, help="A few cells only: seconds of GPU time.")
-@click.option(
-    "--time-limit-s", type=float, default=float("inf"), help="Stop then; run again later."
-)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Table to write.")
-@click.option("--raw", "raw_path", type=click.Path(path_type=Path, dir_okay=False), help="JSONL.")
-@click.option("--fresh", is_flag=True, help="Measure again what --raw already has.")
-@click.option("--dry-run", is_flag=True, help="Say what would be measured; needs no GPU.")
-@click.option("--workers", type=click.IntRange(1), default=os.cpu_count() or 1, help="Compilers.")
-def command(
-    op: str,
-    heads: Any,
-    cache_dtype: Any,
-    shapes: Any,
-    ms: Any,
-    budgets: Any,
-    dtype: str,
-    epilogues: tuple[Epilogue, ...],
-    top: int,
-    kernels: tuple[Kernel, ...],
-    cublaslt: bool,
-    confined: str,
-    contended: bool,
-    quick: bool,
-    time_limit_s: float,
-    out: Path | None,
-    raw_path: Path | None,
-    fresh: bool,
-    dry_run: bool,
-    workers: int,
-) -> None:
-    """Measure configurations inside partitions and write the tuned table.
 
-    A cell is a problem in a budget: the model's best candidates are timed in that partition, cold
-    L2, interleaved. Every result is also kept in --raw; run again, only what is missing there is
-    measured. `python -m smkern.autotune.fit` fits the GEMM's cost model to that file.
 
-    --op gemm_swiglu tunes GEMMs with SwiGLU, which share the GEMM's table: fused, or the plain GEMM
-    followed by silu_and_mul. --op attention takes decode batches and prompts of usual lengths for
-    the models of --heads, --op append steps of a few tokens and of many, --op rows norms and
-    activations of few rows and of many, --op sample decode batches, --op moe and --op grouped_gemm
-    a mixture of experts.
+@click.command("autotune")
+@_model_options
+@_common_options
+@_operator_options
+@click.pass_context
+def command(ctx: click.Context, **options: Any) -> None:
+    """Measure configurations inside partitions and write the tuned tables.
+
+    \b
+    smkern autotune --model qwen3-8b            # all that it launches, in ten minutes
+    smkern autotune --model qwen3-8b --check    # what that was worth
+    smkern autotune --model DIR --tp 4 --minutes 30
+
+    --model measures the GPU's ceilings where it has none, then every operator of the model on the
+    splits of the default ladder, what can win the most first. Ctrl-C or the end of --minutes
+    (default: 10, compiling included) leaves tables with all that was measured; the same command
+    goes on from there.
+
+    --op tunes one operator. A cell is a problem in a budget: the model's best candidates are timed
+    in that partition, cold L2, interleaved; cells that the table has are left out. Every candidate
+    is also kept in --raw; `python -m smkern.autotune.fit` fits the GEMM's cost model to that file.
+    gemm_swiglu tunes GEMMs with SwiGLU, which share the GEMM's table: fused, or the plain GEMM
+    followed by silu_and_mul. attention takes decode batches and prompts of usual lengths for the
+    models of --heads, append steps of a few tokens and of many, rows norms and activations, sample
+    decode batches, moe and grouped_gemm a mixture of experts.
     """
-    modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
-    if op == "attention":
-        cases = quick_cases(cache_dtype) if quick else None
-        if heads or cases is None:
-            cases = tuned_cases(heads or MODELS, cache_dtype=cache_dtype)
-        counts = budgets or (attention.QUICK_BUDGETS if quick else attention.BUDGETS)
-        wanted = attention.Request(cases, counts, modes, contended, time_limit_s, _command_line())
-        _tune_other(op, attention, wanted, out, raw_path, fresh=fresh, dry_run=dry_run)
+    from smkern.autotune.run import Settings, tune_model, tune_operator
+
+    common: dict[str, Any] = {x: options.pop(x) for x in ("budgets", "fresh", "dry_run", "out")}
+    # one CPU for this process and one for what it queues: a late launch would be timed
+    workers = options.pop("workers") or max(1, len(os.sched_getaffinity(0)) - 2)
+    minutes, top = options.pop("minutes"), options.pop("top")
+    asked = Settings(**common, workers=workers, command=_command_line())
+    model = {name: options.pop(name) for name in ("model", "tp", "check")}
+    if model["model"] is None:
+        if model["check"] or model["tp"] != 1:
+            raise click.UsageError("--check and --tp are of a model: give --model too")
+        seconds = float("inf") if minutes is None else 60 * minutes
+        tune_operator(replace(asked, seconds=seconds, top=top), **options)
         return
-    if op == "append":
-        from smkern.autotune import append
-
-        models = heads or (QUICK_MODELS if quick else MODELS)
-        tokens = append.QUICK_TOKENS if quick else append.TOKENS
-        counts = budgets or (attention.QUICK_BUDGETS if quick else attention.BUDGETS)
-        steps = append.tuned_cases(models, cache_dtype=cache_dtype, tokens=tokens)
-        other = append.Request(steps, counts, modes, contended, time_limit_s, _command_line())
-        _tune_other(op, append, other, out, raw_path, fresh=fresh, dry_run=dry_run)
-        return
-    if op == "rows":
-        from smkern.autotune import rows
-
-        sizes = ms or (rows.QUICK_ROWS if quick else rows.ROWS)
-        counts = budgets or (rows.QUICK_BUDGETS if quick else rows.BUDGETS)
-        each = rows.tuned_cases(rows=sizes)
-        steps_of_rows = rows.Request(each, counts, modes, contended, time_limit_s, _command_line())
-        _tune_other(op, rows, steps_of_rows, out, raw_path, fresh=fresh, dry_run=dry_run)
-        return
-    if op == "sample":
-        from smkern.autotune import sample
-
-        drawn = sample.tuned_cases(rows=ms or (sample.QUICK_ROWS if quick else sample.ROWS))
-        counts = budgets or (sample.QUICK_BUDGETS if quick else sample.BUDGETS)
-        draws = sample.Request(drawn, counts, modes, contended, time_limit_s, _command_line())
-        _tune_other(op, sample, draws, out, raw_path, fresh=fresh, dry_run=dry_run)
-        return
-    if op in ("moe", "grouped_gemm"):
-        from smkern.autotune import moe
-
-        family = moe.MOE if op == "moe" else moe.GROUPED
-        each_moe = family.tuned_cases(ms or (moe.QUICK_TOKENS if quick else moe.TOKENS))
-        counts = budgets or (moe.QUICK_BUDGETS if quick else moe.BUDGETS)
-        layers = moe.Request(each_moe, counts, modes, contended, time_limit_s, _command_line())
-        _tune_other(op, family, layers, out, raw_path, fresh=fresh, dry_run=dry_run)
-        return
-    if op == "gemm_swiglu":
-        epilogues = (Epilogue(swiglu=True),)
-        inner_shapes = shapes or (SWIGLU_SHAPES[:1] if quick else SWIGLU_SHAPES)
-        shapes = tuple((2 * inner, k) for inner, k in inner_shapes)
-    request = gemm.Request(
-        problems(
-            shapes or (QUICK_SHAPES if quick else SHAPES),
-            ms or (QUICK_MS if quick else MS),
-            dtype,
-            epilogues,
-        ),
-        top,
-        kernels,
-        cublaslt,
-        contended,
-        time_limit_s,
-        workers,
-    )
-    counts = budgets or (QUICK_BUDGETS if quick else BUDGETS)
-    if dry_run:
-        gemm.describe(request, counts, load_profile())
-        return
-    from smkern.device import device_info
-
-    gpu = device_info().name
-    out = out or user_path(gpu, "gemm-contended" if contended else "gemm")
-    raw_path = raw_path or out.with_suffix(".raw.jsonl")
-    known = [] if fresh or not raw_path.exists() else raw.load(raw_path)
-    gemm.tune(request, counts, modes, TableStore(out), raw_path, known, _command_line())
+    _refuse_operator_options(ctx, options)
+    seconds = 60 * (MODEL_MINUTES if minutes is None else minutes)
+    tune_model(replace(asked, seconds=seconds, top=top or MODEL_CANDIDATES), **model)
 
 
-def _tune_other(
-    op: str,
-    tuner: Any,
-    request: Any,
-    out: Path | None,
-    raw_path: Path | None,
-    *,
-    fresh: bool,
-    dry_run: bool,
-) -> None:
-    """By an operator's own module: `attention`, `append`, …"""
-    if dry_run:
-        tuner.describe(request, load_profile())
-        return
-    from smkern.device import device_info
-
-    name = f"{op}-contended" if request.contended else op
-    out = out or user_path(device_info().name, name)
-    tuner.tune(request, out, raw_path or out.with_suffix(".raw.jsonl"), fresh=fresh)
+def _refuse_operator_options(ctx: click.Context, options: Mapping[str, Any]) -> None:
+    given = [
+        name
+        for name in options
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    ]
+    if given:
+        raise click.UsageError(f"--model chooses {', '.join(given)} itself: leave them out")
 
 
 def _command_line() -> str:

@@ -23,6 +23,8 @@ Op = Literal["topk_softmax", "moe_permute", "moe_unpermute", "gate_up", "down"]
 
 TOKENS = (1, 8, 32, 64, 128, 512, 2048, 8192)
 QUICK_TOKENS = (64, 2048)
+MOE_OPS: tuple[Op, ...] = ("topk_softmax", "moe_permute", "moe_unpermute")
+GROUPED_OPS: tuple[Op, ...] = ("gate_up", "down")
 MAX_SETS = 32
 
 

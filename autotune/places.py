@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import click
 import torch
 
-from smkern.bench.stage import release_library_workspaces, side_for
+from smkern.bench.stage import Stage, release_library_workspaces
 from smkern.bench.timing import current_stream
 from smkern.device import Budget, Confinement, device_info
+from smkern.partition.plan import DEFAULT_STEP
 
 _NEIGHBOUR_BYTES = 256 << 20
 _COPIES_A_GRAPH = 16
@@ -28,66 +30,86 @@ class Place:
     neighbour_stream: Any | None = None
 
 
-@dataclass(slots=True)
-class Places:
-    """The places of several budgets; a context manager that makes and closes the ladder.
+@contextmanager
+def opened(
+    budgets: Iterable[int], confined: Iterable[Confinement], *, contended: bool
+) -> Iterator[list[Place]]:
+    """The places of these budgets, `contended` only those with room for a neighbour.
 
-    Args:
-        budgets: SM counts wanted. The device's own count is the whole chip, without a mask.
-        confined: `mask` for green partitions, `grid` for budgets that the grid alone keeps.
-        device: index of the GPU.
+    `confined` is `mask` for green partitions, `grid` for budgets that the grid alone keeps. Budgets
+    that the device has no partition of are named.
     """
+    total = device_info().num_sms
+    counts = sorted({min(n, total) for n in budgets})
+    parts = {n for n in counts if n < total} if "mask" in confined else set()
+    with Stage(parts | {total - n for n in parts}, ("spread",)) as stage:
+        found = [Place(stage.full.budget, stage.full.stream)] if total in counts else []
+        if "grid" in confined:
+            grids = (Budget(n, "grid", True) for n in counts if n < total)
+            found += [Place(budget, stage.full.stream) for budget in grids]
+        missing = []
+        for n in sorted(parts):
+            place, other = stage.at(n), stage.at(total - n)
+            beside = None if other is None or other is place else other.stream
+            if place is None:
+                missing.append(n)
+            else:
+                found.append(Place(place.budget, place.stream, beside))
+        if missing:
+            click.echo(f"no partition of {missing} SMs on this device: left out")
+        yield [x for x in found if x.neighbour_stream is not None or not contended]
 
-    budgets: Iterable[int]
-    confined: Iterable[Confinement] = ("mask",)
-    device: int = 0
-    missing: list[int] = field(init=False, default_factory=list)
-    _found: list[Place] = field(init=False, default_factory=list)
-    _stack: ExitStack = field(init=False, default_factory=ExitStack)
 
-    def __enter__(self) -> list[Place]:
-        total = device_info(self.device).num_sms
-        counts = sorted(set(self.budgets))
-        stream = torch.cuda.Stream(self.device)
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The places of a server: both sides of the splits that it moves between, and all SMs."""
+
+    decode: tuple[Place, ...]
+    prefill: tuple[Place, ...]
+    whole: Place
+
+    def only(self, counts: Iterable[int] | None) -> Sides:
+        """Those with these SM counts; None: all. The whole device stays."""
+        if counts is None:
+            return self
+        kept = set(counts)
+        decode, prefill = (
+            tuple(place for place in places if place.budget.num_sms in kept)
+            for places in (self.decode, self.prefill)
+        )
+        return Sides(decode, prefill, self.whole)
+
+
+@contextmanager
+def ladder_sides(device: int = 0) -> Iterator[Sides]:
+    """The places of `smkern.ladder()`, which are gone afterwards."""
+    from smkern.partition import ladder
+
+    total = device_info(device).num_sms
+    whole = Place(Budget(total, "mask", True), torch.cuda.Stream(device))
+    with ladder(device=device) as made:
         try:
-            for num_sms in counts:
-                if num_sms >= total:
-                    self._found.append(Place(Budget(total, "mask", True), stream))
-                elif "grid" in self.confined:
-                    self._found.append(Place(Budget(num_sms, "grid", True), stream))
-            if "mask" in self.confined:
-                self._make_partitions([n for n in counts if n < total], total)
-        except BaseException:
-            self._stack.close()
-            raise
-        return list(dict.fromkeys(self._found))
+            splits = list(made)
+            yield Sides(
+                tuple(Place(s.decode.budget, s.decode.stream, s.prefill.stream) for s in splits),
+                tuple(Place(s.prefill.budget, s.prefill.stream, s.decode.stream) for s in splits),
+                whole,
+            )
+        finally:
+            torch.cuda.synchronize()
+            release_library_workspaces()
 
-    def __exit__(self, *error: object) -> None:
-        torch.cuda.synchronize()
-        release_library_workspaces()
-        self._found.clear()
-        self._stack.close()
 
-    def _make_partitions(self, counts: list[int], total: int) -> None:
-        from smkern.partition import ladder
+def absent_sides(total: int) -> Sides:
+    """The same of a device that is not there, to say what would be measured."""
+    rungs = range(DEFAULT_STEP, total - DEFAULT_STEP + 1, DEFAULT_STEP)
 
-        sides = {n: side for n in counts if (side := side_for(n, total, "spread"))}
-        self.missing += [n for n in counts if n not in sides]
-        if not sides:
-            return
-        rungs = sorted({decode for decode, _ in sides.values()})
-        made = ladder(rungs, atom=2, device=self.device, placement="spread")
-        self._stack.enter_context(made)
-        for num_sms, (decode, own_side) in sides.items():
-            split = made.split(decode=decode)
-            own, other = split.decode, split.prefill
-            if own_side == "prefill":
-                own, other = other, own
-            if own.num_sms != num_sms:
-                self.missing.append(num_sms)
-                continue
-            budget = Budget(own.num_sms, own.confined, own.clusters)
-            self._found.append(Place(budget, own.stream, other.stream))
+    def place(num_sms: int) -> Place:
+        return Place(Budget(num_sms, "mask", num_sms > total // 2), None)
+
+    return Sides(
+        tuple(place(n) for n in rungs), tuple(place(total - n) for n in rungs), place(total)
+    )
 
 
 @contextmanager

@@ -1,90 +1,69 @@
-"""Every measured candidate, a JSON object a line: what the cost model is fitted to."""
+"""Every measured candidate, a JSON object a line; GEMM's are what the cost model is fitted to."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
+from smkern.device import Budget
 from smkern.errors import TableError
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.table import CellKey, config_from_json, config_to_json
+from smkern.tuning import cells
+from smkern.tuning.config import GemmConfig, GemmProblem
+from smkern.tuning.table import config_from_json, config_to_json
 
 _LONGEST_LINE = 1 << 16
 
+P = TypeVar("P")
+C = TypeVar("C")
+
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Generic[P, C]):
     """One candidate's result in one cell. `us` is NaN where it failed, then `error` says how.
 
-    `contended`: a memory-bound neighbour ran on the complement partition meanwhile.
+    `contended`: a memory-bound neighbour ran on the complement partition meanwhile. `op` is the
+    operator's name.
     """
 
-    problem: GemmProblem
+    problem: P
     budget: Budget
-    config: GemmConfig
+    config: C
     us: float
     noise: float
     predicted_us: float
     error: str | None = None
     contended: bool = False
-
-    @property
-    def key(self) -> CellKey:
-        return CellKey.of(self.problem, self.budget)
+    op: str = "gemm"
 
     def to_json(self) -> dict[str, Any]:
-        problem, budget = self.problem, self.budget
-        row: dict[str, Any] = {
-            "op": "gemm",
-            "m": problem.m,
-            "n": problem.n,
-            "k": problem.k,
-            "dtype": problem.dtype,
-            "epilogue": problem.epilogue.key,
-            "num_sms": budget.num_sms,
-            "confined": budget.confined,
-            "clusters": budget.clusters,
-            "config": config_to_json(self.config),
-        }
-        return row | result_of(self)
+        """A line's values: what was asked, in which budget, how it ran and how long that took."""
+        problem: Any = self.problem
+        config: Any = self.config
+        row: dict[str, Any] = {"op": self.op}
+        confined = {"num_sms": self.budget.num_sms, "confined": self.budget.confined}
+        if isinstance(problem, GemmProblem):
+            row |= {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
+            row |= {"epilogue": problem.epilogue.key, **confined, "clusters": self.budget.clusters}
+            row["config"] = config_to_json(config)
+        else:
+            row |= asdict(problem) | confined
+            row["config"] = cells.config_to_json(config, type(config)())
+        row["predicted_us"] = round(self.predicted_us, 3)
+        if self.contended:
+            row["contended"] = True
+        if self.error is not None:
+            return row | {"error": self.error}
+        return row | {"us": round(self.us, 3), "noise": round(self.noise, 4)}
 
 
-class Result(Protocol):
-    """What became of a candidate, of any operator; see `Measurement`."""
-
-    @property
-    def us(self) -> float: ...
-    @property
-    def noise(self) -> float: ...
-    @property
-    def predicted_us(self) -> float: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def contended(self) -> bool: ...
+GemmMeasurement = Measurement[GemmProblem, GemmConfig]
 
 
-def result_of(item: Result) -> dict[str, Any]:
-    """The end of a candidate's line: what was predicted, and its time or how it failed."""
-    row: dict[str, Any] = {"predicted_us": round(item.predicted_us, 3)}
-    if item.contended:
-        row["contended"] = True
-    if item.error is not None:
-        return row | {"error": item.error}
-    return row | {"us": round(item.us, 3), "noise": round(item.noise, 4)}
-
-
-class Line(Protocol):
-    """What a line is made of, of any operator."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
-def append(path: Path, measurements: Iterable[Line]) -> None:
+def append(path: Path, measurements: Iterable[Measurement[Any, Any]]) -> None:
     """Add lines to the file. A crash can cut the last line: the next call removes what is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(item.to_json()) + "\n" for item in measurements)
@@ -97,8 +76,8 @@ def append(path: Path, measurements: Iterable[Line]) -> None:
         os.fsync(file.fileno())
 
 
-def load(path: Path) -> list[Measurement]:
-    """All measurements of a file; a half-written last line is left out.
+def load(path: Path) -> list[GemmMeasurement]:
+    """All measurements of a GEMM's file; a half-written last line is left out.
 
     Raises:
         TableError: another line is no measurement.

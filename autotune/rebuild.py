@@ -1,7 +1,7 @@
 """Decide a table again from what the tuner measured, without a GPU.
 
 `python -m smkern.autotune.rebuild raw.jsonl --out gemm.json` applies today's rule of choice
-(`measure.best_cell`) to every cell of a raw file; the table keeps its provenance.
+(`gemm.best_cell`) to every cell of a raw file; the table keeps its provenance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from smkern.autotune import raw
-from smkern.autotune.measure import best_cell
+from smkern.autotune.gemm import best_cell
 from smkern.tuning import space
 from smkern.tuning.table import Cell, CellKey, TableStore
 
@@ -20,11 +20,11 @@ GAIN = 0.98
 """How much faster a smaller budget must have been to be copied."""
 
 
-def cells_of(measurements: list[raw.Measurement]) -> dict[CellKey, Cell]:
+def cells_of(measurements: list[raw.GemmMeasurement]) -> dict[CellKey, Cell]:
     """The cells that these measurements make; of one configuration the newest counts."""
-    newest: dict[CellKey, dict[object, raw.Measurement]] = {}
+    newest: dict[CellKey, dict[object, raw.GemmMeasurement]] = {}
     for item in measurements:
-        newest.setdefault(item.key, {})[item.config] = item
+        newest.setdefault(CellKey.of(item.problem, item.budget), {})[item.config] = item
     chosen = {key: best_cell(list(of_cell.values())) for key, of_cell in newest.items()}
     return {key: cell for key, cell in chosen.items() if cell is not None}
 

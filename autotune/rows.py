@@ -9,18 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.autotune.family import Family
-from smkern.autotune.sitting import Request
-from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
+from smkern.autotune.family import Family, cell_file, ranked
+from smkern.autotune.small import small_tasks, small_tuner
 from smkern.bench.operands import MIN_TOTAL_BYTES
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.small import Small
 from smkern.tuning.rows import RowsOp, RowsProblem, candidates, choose, predict_us
-from smkern.tuning.rows_table import CODEC, RowsKey
-
-__all__ = ["BUDGETS", "QUICK_BUDGETS", "Request", "describe", "tune", "tuned_cases"]
+from smkern.tuning.rows_table import CODEC, FILE, RowsKey, RowsTable, select_rows
 
 ROWS = (2, 16, 128, 1024, 8192)
 """Buckets so far apart that each count of rows has one near."""
@@ -29,7 +26,6 @@ HIDDEN = (2048, 4096, 5120)
 """Of Qwen3-30B-A3B; Llama-3.1-8B and Qwen3-8B; Qwen3-14B and -32B."""
 GATED = (12288, 14336, 17408, 25600)
 """I of Qwen3-8B, Llama-3.1-8B, Qwen3-14B and -32B."""
-MAX_CANDIDATES = 16
 TABLE_ROWS = 32768
 """Of an embedding's table: enough that L2 does not hold it."""
 
@@ -92,15 +88,14 @@ def calls_of(case: RowsCase, device: str = "cuda") -> tuple[Small[RowsProblem], 
 
 
 FAMILY = Family(
+    name=FILE,
+    file=cell_file(CODEC),
+    table=RowsTable.of,
     key=RowsKey.of,
-    codec=CODEC,
-    candidates=lambda problem, budget, profile: candidates(problem, budget),
-    choose=choose,
-    predict=predict_us,
+    listed=ranked(lambda x, budget, profile: candidates(x, budget), choose, predict_us),
+    select=select_rows,
     dispatcher=rows_dispatcher,
-    calls=calls_of,
-    most=MAX_CANDIDATES,
+    tuner=small_tuner(calls_of),
+    tasks=small_tasks,
+    most=16,
 )
-describe, tune = FAMILY.describe, FAMILY.tune
-listed, jobs_of = FAMILY.listed, FAMILY.jobs_of
-tuner_of, best_cell = FAMILY.tuner_of, FAMILY.best_cell

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from smkern.autotune.family import Family
-from smkern.autotune.sitting import Request
-from smkern.autotune.small import SmallTuner
-from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
+from smkern.autotune.family import Family, cell_file, ranked
+from smkern.autotune.small import small_tasks, small_tuner
 from smkern.bench.operands import MIN_TOTAL_BYTES
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE, sample_dispatcher
 from smkern.tuning.sample import SampleProblem, candidates, choose, predict_us
-from smkern.tuning.sample_table import CODEC, SampleKey
-
-__all__ = ["BUDGETS", "QUICK_BUDGETS", "Request", "describe", "tune", "tuned_cases"]
+from smkern.tuning.sample_table import CODEC, FILE, SampleKey, SampleTable, select_sample
 
 ROWS = (1, 8, 32, 64, 128, 512)
 """A bucket of its own for each of the usual decode batches."""
@@ -80,16 +75,14 @@ def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
 
 
 FAMILY = Family(
+    name=FILE,
+    file=cell_file(CODEC),
+    table=SampleTable.of,
     key=SampleKey.of,
-    codec=CODEC,
-    candidates=lambda problem, budget, profile: candidates(problem, budget),
-    choose=choose,
-    predict=predict_us,
+    listed=ranked(lambda x, budget, profile: candidates(x, budget), choose, predict_us),
+    select=select_sample,
     dispatcher=sample_dispatcher,
-    calls=lambda case, device: (SAMPLE, calls_of(case, device)),
-    tuner=partial(SmallTuner, tolerance=TOLERANCE),
-    compiles=False,
+    tuner=small_tuner(lambda case, device: (SAMPLE, calls_of(case, device)), tolerance=TOLERANCE),
+    tasks=small_tasks,
+    most=16,
 )
-describe, tune = FAMILY.describe, FAMILY.tune
-listed, jobs_of = FAMILY.listed, FAMILY.jobs_of
-tuner_of, best_cell = FAMILY.tuner_of, FAMILY.best_cell

@@ -26,13 +26,14 @@ from smkern.bench.stage import Place, Stage
 from smkern.bench.timing import Call, Timing
 from smkern.device import device_info, gpu_folder
 from smkern.errors import SmkernError
-from smkern.profile import SHIPPED, Profile, save_profile
+from smkern.profile import SHIPPED, Placement, Profile, save_profile
 
 SHARES = (8, 16, 24, 32, 40, 48, 60)
 """Small sides; each is measured with its complement, on which the neighbour runs."""
 READ_ONLY = (2, 4, 12, 20, 28)
 """Where bandwidth bends: reads alone."""
-QUICK_SHARES = (16, 32)
+QUICK_SHARES = (8, 16, 32, 48)
+"""In spread partitions alone: a profile in half a minute, less exact between these."""
 WINDOW_US = {"read": 40_000.0, "dense": 200_000.0, "beside": 100_000.0}
 """How long to keep the SMs busy: it takes some 50 ms until power limits the clock."""
 CLOCK_READINGS = 4
@@ -176,14 +177,18 @@ def sides(stage: Stage, total: int, shares: Sequence[int]) -> Iterator[tuple[Pla
 
 
 def run(
-    shares: Sequence[int], read_only: Sequence[int], results: Results, errors: dict[str, str]
+    shares: Sequence[int],
+    read_only: Sequence[int],
+    results: Results,
+    errors: dict[str, str],
+    placements: tuple[Placement, ...] = PLACEMENTS,
 ) -> None:
     """Measure; what fails is named in `errors`."""
     info = device_info()
     total = info.num_sms
     extra = [n for n in read_only if info.min_sms <= n < total]
     budgets = {n for n in counts(total, shares) if n >= info.min_sms} | set(extra)
-    with Stage(budgets, placements=PLACEMENTS) as stage, Progress() as progress:
+    with Stage(budgets, placements=placements) as stage, Progress() as progress:
         reader = best_reader(stage)
         sitting = Sitting(stage, reader, Dense(), results, power_meter(), errors)
         pairs = list(sides(stage, total, shares))
@@ -227,14 +232,17 @@ def command(
     --budgets names small sides; each is measured with its complement. --shapes and --ms do not
     apply.
     """
-    if (save or ship) and (quick or budgets):
-        raise click.UsageError("a profile needs the whole suite: drop --quick and --budgets")
+    if (budgets and (save or ship)) or (quick and ship):
+        raise click.UsageError(
+            "a profile needs the whole suite: drop --budgets, and --quick of one to ship"
+        )
     try:
         results = open_results(out, resume=resume, meta=collect_meta())
         shares = budgets or (QUICK_SHARES if quick else SHARES)
         errors: dict[str, str] = {}
         try:
-            run(shares, () if quick or budgets else READ_ONLY, results, errors)
+            placements: tuple[Placement, ...] = ("spread",) if quick else PLACEMENTS
+            run(shares, () if quick or budgets else READ_ONLY, results, errors, placements)
         finally:
             results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
             if results.by_key:

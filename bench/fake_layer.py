@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 
-from smkern.device import Budget, load_profile
+from smkern.device import Budget
 from smkern.kernels import append_launch, cuda_source, driver, frame, launch, rows_launch
 from smkern.kernels.append_launch import AppendKernels
 from smkern.kernels.attention import cuda, maps
@@ -43,6 +43,7 @@ from smkern.ops.streams import Streams
 from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.workspace import Workspaces
+from smkern.profile import load_profile
 from smkern.tuning.append_table import load_append_table
 from smkern.tuning.attention.select import select_attention
 from smkern.tuning.attention.table import load_attention_table

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from smkern.bench.named import Group, named
 from smkern.bench.operands import MIN_TOTAL_BYTES
 
-Kind = Literal["plain", "norm-rope", "fp8"]
+Kind = Literal["plain", "rope", "norm-rope", "fp8"]
 
 KINDS: tuple[Kind, ...] = ("plain", "norm-rope", "fp8")
 TOKENS = (8, 64, 512, 2048, 8192)
@@ -23,7 +23,8 @@ PREFIX = 64
 class AppendCase:
     """The append of one step: a token a request (decode) or requests of up to 2,048 (prefill).
 
-    "plain" is K and V alone; "norm-rope" norms and turns q and k; "fp8" that, into an fp8 cache.
+    "plain" is K and V alone; "rope" turns q and k, "norm-rope" norms them before; "fp8" that, into
+    an fp8 cache. `rotary_dim`: dimensions that turn; 0: all.
     """
 
     kind: Kind
@@ -32,6 +33,7 @@ class AppendCase:
     num_kv_heads: int = 8
     head_dim: int = 128
     page_size: int = 16
+    rotary_dim: int = 0
 
     @property
     def name(self) -> str:
@@ -55,6 +57,10 @@ class AppendCase:
     @property
     def turns(self) -> bool:
         return self.kind != "plain"
+
+    @property
+    def norms(self) -> bool:
+        return self.kind in ("norm-rope", "fp8")
 
     @property
     def cache_dtype(self) -> Literal["bf16", "fp8"]:

@@ -68,7 +68,7 @@ class AppendOperands:
             case.tokens, self.table, self.kv_lens, page_size=case.page_size, num_pages=pages,
             cu_q_lens=self.cu_q_lens,
         )  # fmt: skip
-        self.cos_sin = Rope(case.head_dim, 5e5).table(max(case.kv_lens), device)
+        self.cos_sin = Rope(case.rotary_dim or case.head_dim, 5e5).table(max(case.kv_lens), device)
         weights = torch.rand(2, case.head_dim, generator=generator).add_(0.5)
         self.q_norm, self.k_norm = weights.bfloat16().to(device)
         self.sets = [self._set(pages, index) for index in range(case.num_sets)]
@@ -107,7 +107,7 @@ class AppendOperands:
     def turning(self) -> dict[str, Any]:
         """Options of the norm and of RoPE."""
         norm = {"q_norm": self.q_norm, "k_norm": self.k_norm, "eps": EPS}
-        return norm | {"cos_sin": self.cos_sin}
+        return (norm if self.case.norms else {}) | {"cos_sin": self.cos_sin}
 
     def rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """What set 0's caches hold of the new tokens, fp32 [tokens, kv_heads, d]."""

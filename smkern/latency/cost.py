@@ -7,9 +7,9 @@ exceed the L2: those of a decode step stay in it. The embedding table is left ou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from smkern.latency.work import Size
 
@@ -54,14 +54,30 @@ def visible_pairs(q_len: int, kv_len: int) -> int:
     return q_len * kv_len - q_len * (q_len - 1) // 2
 
 
+Epilogue = Literal["none", "residual", "swiglu"]
+
+
+class Product(NamedTuple):
+    """What a GEMM multiplies, a [M, K] by w [N, K]: N are the rows of the gate and of up, too."""
+
+    m: int
+    n: int
+    k: int
+    epilogue: Epilogue = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One of a pass's operators: what one launch must do, and how often it is launched."""
+    """One of a pass's operators: what one launch must do, and how often it is launched.
+
+    `product` is what a GEMM multiplies; None: another operator.
+    """
 
     name: str
     bytes_moved: int
     flops: int
     count: int = 1
+    product: Product | None = None
 
 
 def total_flops(kernels: Iterable[Kernel]) -> int:
@@ -154,7 +170,7 @@ class _Listing:
         yield self._product("qkv", tokens, qkv, hidden, layers)
         yield self._rows("append", 2 * config.head_dim, 2 * tokens * qkv, layers)
         yield self.attention()
-        yield self._product("o", tokens, hidden, q, layers, residual=True)
+        yield self._product("o", tokens, hidden, q, layers, "residual")
         yield self._rows("post_norm", hidden, 2 * tokens * hidden, layers)
         yield from self._mlp() if config.moe is None else self._experts(config.moe)
         if rows := load.rows:
@@ -165,11 +181,8 @@ class _Listing:
     def _mlp(self) -> Iterator[Kernel]:
         config, tokens = self.config, self.load.tokens
         hidden, inner, layers = config.hidden_size, config.intermediate_size, self._layers
-        moved = tokens * (hidden + inner)
-        yield self._kernel(
-            "gate_up", 2 * inner * hidden, moved, 4 * tokens * inner * hidden, layers
-        )
-        yield self._product("down", tokens, hidden, inner, layers, residual=True)
+        yield self._product("gate_up", tokens, 2 * inner, hidden, layers, "swiglu")
+        yield self._product("down", tokens, hidden, inner, layers, "residual")
 
     def _experts(self, moe: MoeConfig) -> Iterator[Kernel]:
         """Every expert that some token is expected to choose, under even routing."""
@@ -195,10 +208,11 @@ class _Listing:
         return self._kernel(ATTENTION, cached, moved, flops, self._layers)
 
     def _product(
-        self, name: str, m: int, n: int, k: int, count: int, *, residual: bool = False
+        self, name: str, m: int, n: int, k: int, count: int, epilogue: Epilogue = "none"
     ) -> Kernel:
-        moved = m * (k + n * (2 if residual else 1))
-        return self._kernel(name, n * k, moved, 2 * m * n * k, count)
+        columns = {"none": n, "residual": 2 * n, "swiglu": n // 2}[epilogue]
+        kernel = self._kernel(name, n * k, m * (k + columns), 2 * m * n * k, count)
+        return replace(kernel, product=Product(m, n, k, epilogue))
 
     def _rows(self, name: str, constant: int, moved: int, count: int) -> Kernel:
         return self._kernel(name, constant, moved, 0, count)

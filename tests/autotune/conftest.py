@@ -30,8 +30,8 @@ def measurements(profile: FlatProfile, truth: CostConstants) -> list[Measurement
     for problem in problems([(6144, 4096), (4096, 14336)], [1, 16, 77, 256, 1000, 2048, 8192]):
         for num_sms in (16, 48, 72, 100, 116):
             budget = Budget(num_sms, "mask", False)
-            for item in shortlist(problem, budget, profile, DEFAULTS):
-                us = predict_us(problem, item.config, budget, profile, truth)
+            for config, predicted_us in shortlist(problem, budget, profile, DEFAULTS).items():
+                us = predict_us(problem, config, budget, profile, truth)
                 us *= chance.gauss(1, 0.02)
-                found.append(Measurement(problem, budget, item.config, us, 0.01, item.predicted_us))
+                found.append(Measurement(problem, budget, config, us, 0.01, predicted_us))
     return found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 from click.testing import CliRunner
 
 from smkern.autotune import append, main
-from smkern.autotune.append import AppendMeasurement, AppendTuner, best_cell
 from smkern.autotune.attention_cases import MODELS, Heads
+from smkern.autotune.measure import best_cell
 from smkern.bench.append.cases import AppendCase
 from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import our_call, problem_of_case
@@ -35,7 +34,7 @@ def test_cases_are_distinct_cells():
     assert len(keys) == len(cases) == 4 * (4 + 2 + 4)  # two models share their KV heads
 
 
-@pytest.mark.parametrize("kind", ["plain", "norm-rope", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "rope", "norm-rope", "fp8"])
 @pytest.mark.parametrize("tokens", [8, 512])
 def test_a_case_has_the_key_of_its_call(monkeypatch, kind, tokens):
     monkeypatch.setattr(AppendCase, "num_sets", 1)
@@ -49,7 +48,7 @@ def test_a_case_has_the_key_of_its_call(monkeypatch, kind, tokens):
 def test_candidates_begin_with_the_models_choice(profile, confined):
     for case in append.tuned_cases(MODELS[:1]):
         problem, budget = append.shape_of(case), Budget(32, confined)
-        found = append.listed(problem, budget, profile)
+        found = list(append.FAMILY.wanted(problem, budget, profile))
         assert found[0] == choose(problem, budget, profile)
         assert len(set(found)) == len(found)
         assert all(is_legal(problem, config, budget) for config in found)
@@ -82,17 +81,16 @@ def cuda(monkeypatch):
 
 def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
     monkeypatch.setattr(AppendCase, "num_sets", 1)
-    monkeypatch.setattr("smkern.autotune.append.memory_bound_neighbour", nullcontext)
     ops = AppendOperands(AppendCase("norm-rope", 8, 4, 2, 64), device="cpu")
     dispatcher = Dispatcher(profile, ops, cuda)
     stream = cuda.new_stream()
     stream.cuda_stream = 0
     place = FakePlace(Budget(16, "grid"), stream)
     problem = problem_of_case(ops)
-    first, *others = append.listed(problem, place.budget, profile)
-    dispatcher.wrong = others[0]
-    found = AppendTuner(dispatcher, ops).measure(place)
-    assert [item.config for item in found] == [first, *others]
+    wanted = append.FAMILY.wanted(problem, place.budget, profile)
+    _, dispatcher.wrong, *_ = wanted
+    found = append.AppendTuner(dispatcher, ops).measure(problem, place, wanted)
+    assert [item.config for item in found] == list(wanted)
     assert found[1].error == "other bits than another candidate"
     for item in found:
         if item.error is None:
@@ -102,29 +100,6 @@ def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
     assert best is not None
     fine = [item for item in found if item.error is None]
     assert best.us <= 1.015 * min(item.us for item in fine)
-
-
-def test_the_models_choice_is_kept_where_it_is_as_fast(profile):
-    problem = append.shape_of(append.tuned_cases([SMALL])[0])
-    one, two = AppendConfig(4, 4), AppendConfig(8, 2)
-
-    def measured(config, us, error=None):
-        return AppendMeasurement(problem, Budget(16), config, us, 0.0, 1.0, error)
-
-    assert best_cell([measured(one, 10.1), measured(two, 10.0)]) == Tuned(one, 10.1)
-    assert best_cell([measured(one, 10.3), measured(two, 10.0)]) == Tuned(two, 10.0)
-    assert best_cell([measured(one, float("nan"), "no"), measured(two, 9.0)]) == Tuned(two, 9.0)
-    assert best_cell([measured(one, float("nan"), "no")]) is None
-
-
-def test_done_cells_are_left_out():
-    cases = append.tuned_cases([SMALL])
-    request = append.Request(cases, (16, 32), ("mask",), False, 1.0, "x")
-    places = [FakePlace(Budget(n, "mask")) for n in (16, 32)]
-    every = list(append.jobs_of(request, places, lambda key: False))
-    assert len(every) == 2 * len(cases)
-    left = list(append.jobs_of(request, places, lambda key: key.num_sms == 16))
-    assert {place.budget.num_sms for _, place in left} == {32}
 
 
 def test_what_is_tuned_is_what_dispatch_takes(profile, tmp_path):

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from smkern.autotune import attention_measure
+from smkern.autotune import measure
+from smkern.autotune.attention import FAMILY, AttentionTuner
 from smkern.autotune.attention_cases import Heads, problem_of, tuned_cases
-from smkern.autotune.attention_measure import AttentionMeasurement, AttentionTuner, best_cell
+from smkern.autotune.raw import Measurement
 from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.timing import Timing
 from smkern.errors import ArgumentError
@@ -66,8 +67,8 @@ def asked(monkeypatch):
     def run_once(call, stream):
         call(0)
 
-    monkeypatch.setattr("smkern.autotune.rounds.time_interleaved", time_interleaved)
-    monkeypatch.setattr(attention_measure, "run_once", run_once)
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(measure, "try_eagerly", run_once)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return found
 
@@ -82,29 +83,34 @@ def tuner(request, profile):
     return AttentionTuner(FakeDispatcher(operands, profile), operands)
 
 
+def measure_all(tuner, *configs):
+    problem = problem_of(tuner.operands.case)
+    return tuner.measure(problem, PLACE, dict.fromkeys(configs, 12.0))
+
+
 def test_every_candidate_is_checked_and_the_good_ones_are_timed(tuner, asked):
-    found = tuner.measure(PLACE, [DEFAULT, OTHER, WRONG, TURNED, REFUSED])
-    assert [item.config for item in found[:2]] == [OTHER, DEFAULT]
-    assert [item.us for item in found[:2]] == [10.0, 20.0]
+    found = measure_all(tuner, DEFAULT, OTHER, WRONG, TURNED, REFUSED)
+    assert [item.config for item in found[:2]] == [DEFAULT, OTHER]
+    assert [item.us for item in found[:2]] == [20.0, 10.0]
     errors = {item.config: item.error for item in found[2:]}
-    assert "other bits" in errors[WRONG]
+    assert errors[WRONG].startswith("wrong result: |x - reference| / |reference| is 1")
     assert "other bits" in errors[TURNED]
     assert errors[REFUSED] == "ArgumentError: no such team: use fewer"
     assert all(isnan(item.us) for item in found[2:])
     ((count, rounds, calls),) = asked
     assert count == 2
-    assert 3 <= rounds <= 9
-    assert all(1 <= n <= 20 for n in calls)
+    assert 1 <= rounds <= 3
+    assert all(1 <= n <= measure.CALLS_A_GRAPH for n in calls)
 
 
 def test_a_wrong_result_is_named(tuner, asked):
-    (found,) = tuner.measure(PLACE, [WRONG])
-    assert found.error.startswith("wrong result: |out - torch| / |torch| is 1")
+    (found,) = measure_all(tuner, WRONG)
+    assert found.error.startswith("wrong result: |x - reference| / |reference| is 1")
     assert asked == []
 
 
 def test_launches_have_the_cases_addresses(tuner, asked):
-    tuner.measure(PLACE, [DEFAULT])
+    measure_all(tuner, DEFAULT)
     ops, dispatcher = tuner.operands, tuner.dispatcher
     _, args, stream = dispatcher.launches[0]
     one = ops.sets[0]
@@ -123,14 +129,15 @@ def test_launches_have_the_cases_addresses(tuner, asked):
 
 
 def test_a_failed_launch_leaves_no_counts(tuner, asked):
-    tuner.measure(PLACE, [DEFAULT, TURNED])
-    assert len(tuner.dispatcher.plans) == 2, "the plan is made again, which zeroes its counters"
+    measure_all(tuner, DEFAULT, TURNED)
+    first, again = tuner.dispatcher.plans
+    assert first == again, "in place: calls that are fine have its addresses"
 
 
 def measured(tuner, times):
     problem = problem_of(tuner.operands.case)
     return [
-        AttentionMeasurement(problem, PLACE.budget, config, us, 0.01, 5.0, error)
+        Measurement(problem, PLACE.budget, config, us, 0.01, 5.0, error, op=tuner.name)
         for config, (us, error) in times.items()
     ]
 
@@ -144,12 +151,12 @@ def measured(tuner, times):
     ],
 )
 def test_the_default_stays_where_it_is_as_fast(tuner, times, chosen):
-    cell = best_cell(measured(tuner, times), DEFAULT)
+    cell = FAMILY.best(measured(tuner, times))
     assert cell.config == chosen
 
 
 def test_a_cell_where_nothing_ran_is_none(tuner):
-    assert best_cell(measured(tuner, {DEFAULT: (nan, "failed")}), DEFAULT) is None
+    assert FAMILY.best(measured(tuner, {DEFAULT: (nan, "failed")})) is None
 
 
 def test_a_measurement_as_a_line(tuner):
@@ -159,4 +166,5 @@ def test_a_measurement_as_a_line(tuner):
     assert (row["us"], row["num_sms"], row["confined"]) == (10.0, 32, "mask")
     assert "us" not in bad.to_json()
     assert bad.to_json()["error"] == "wrong"
-    assert CODEC.encode(good.key, best_cell([good], OTHER))["path"] in ("decode", "prefill")
+    key = FAMILY.key(good.problem, good.budget)
+    assert CODEC.encode(key, FAMILY.best([good]))["path"] in ("decode", "prefill")

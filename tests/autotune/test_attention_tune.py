@@ -1,6 +1,6 @@
 """The tuner's bookkeeping for attention: cases, candidates, what is left, what the command says."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -19,20 +19,6 @@ from smkern.tuning.attention.select import select_attention
 from smkern.tuning.attention.shapes import Budget
 from smkern.tuning.attention.table import AttentionKey, AttentionTable
 from smkern.tuning.cells import Tuned
-
-
-@dataclass(frozen=True)
-class FakePlace:
-    budget: Budget
-    stream: None = None
-    neighbour_stream: None = None
-
-
-PLACES = [FakePlace(Budget(n, "mask", n > 66)) for n in (16, 100)]
-
-
-def request_of(cases):
-    return attention.Request(cases, (16, 100), ("mask",), False, float("inf"), "smkern autotune")
 
 
 def test_default_cases_are_distinct_cells():
@@ -66,8 +52,8 @@ def test_heads_that_are_none(text):
 @pytest.mark.parametrize("case", tuned_cases((*MODELS, Heads(16, 4, 80))), ids=lambda c: c.name)
 def test_candidates_begin_with_the_default_and_keep_its_bits(case, profile):
     problem, budget = problem_of(case), Budget(32, "mask")
-    found = attention.listed(problem, budget, profile)
-    assert 1 <= len(found) <= attention.MAX_CANDIDATES
+    found = list(attention.FAMILY.wanted(problem, budget, profile))
+    assert 1 <= len(found) <= attention.FAMILY.most
     assert found[0] == select_attention(problem, budget, profile).config
     assert len(set(found)) == len(found)
     assert len({space.bits(problem, config) for config in found}) == 1
@@ -75,23 +61,14 @@ def test_candidates_begin_with_the_default_and_keep_its_bits(case, profile):
 
 def test_a_device_without_kernels_has_no_candidates(profile):
     old = replace(profile, info=replace(profile.info, capability=(7, 5)))
-    assert attention.listed(problem_of(tuned_cases()[0]), Budget(32), old) == ()
-
-
-def test_what_is_done_is_left_out(profile):
-    cases = quick_cases()
-    jobs = list(attention.jobs_of(request_of(cases), PLACES, profile, lambda key: False))
-    assert [(job.case, job.place) for job in jobs] == [(c, p) for c in cases for p in PLACES]
-    done = {AttentionKey.of(problem_of(jobs[1].case), jobs[1].place.budget)}
-    left = list(attention.jobs_of(request_of(cases), PLACES, profile, done.__contains__))
-    assert left == [jobs[0], *jobs[2:]]
+    assert attention.listed(problem_of(tuned_cases()[0]), Budget(32), old) == {}
 
 
 def test_a_tuned_cell_is_served_for_its_case(profile):
     """What the tuner writes, dispatch finds."""
     case = tuned_cases()[0]
     problem, budget = problem_of(case), Budget(16, "mask")
-    last = attention.listed(problem, budget, profile)[-1]
+    *_, last = attention.listed(problem, budget, profile)
     table = AttentionTable({}, {AttentionKey.of(problem, budget): Tuned(last, 5.0)})
     found = select_attention(problem, budget, profile, table)
     assert (found.source, found.config) == ("table", last)

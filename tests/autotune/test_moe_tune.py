@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +10,16 @@ from click.testing import CliRunner
 
 from smkern.autotune import main, moe, moe_cases
 from smkern.autotune.moe_cases import Experts, MoeCase
+from smkern.bench.attention.cases import QUICK_BUDGETS
 from smkern.device import Budget
 from smkern.ops.small_warmup import aligned
 from tests.bench.conftest import FakeCuda
 
 SMALL = Experts(64, 24, 8, 2)
 FAMILIES = {"moe": moe.MOE, "grouped_gemm": moe.GROUPED}
+OPS = {"moe": moe_cases.MOE_OPS, "grouped_gemm": moe_cases.GROUPED_OPS}
 EACH = pytest.mark.parametrize(
-    ("family", "op"), [(family, op) for family in FAMILIES.values() for op in family.ops]
+    ("family", "op"), [(FAMILIES[name], op) for name, ops in OPS.items() for op in ops]
 )
 
 
@@ -29,11 +30,11 @@ class FakePlace:
     neighbour_stream: None = None
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_cases_are_distinct_cells(family: Any) -> None:
-    cases = family.tuned_cases()
-    keys = {family.key(case.problem, Budget(16)) for case in cases}
-    assert len(keys) == len(cases) == len(family.ops) * len(moe.TOKENS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cases_are_distinct_cells(name: str) -> None:
+    cases = moe_cases.cases_of(OPS[name], moe_cases.TOKENS)
+    keys = {FAMILIES[name].key(case.problem, Budget(16)) for case in cases}
+    assert len(keys) == len(cases) == len(OPS[name]) * len(moe_cases.TOKENS)
 
 
 @EACH
@@ -57,8 +58,8 @@ def test_candidates_begin_with_the_models_choice(
 ) -> None:
     for tokens in (1, 64, 8192):
         problem, budget = MoeCase(op, moe_cases.MODELS[0], tokens).problem, Budget(32, confined)
-        found = family.listed(problem, budget, profile)
-        assert found[0] == family.choose(problem, budget, profile)
+        found = list(family.wanted(problem, budget, profile))
+        assert found[0] == family.select(problem, budget, profile, None)
         assert len(set(found)) == len(found)
         assert any(not config.pdl for config in found) == (confined == "mask")
 
@@ -96,24 +97,24 @@ def test_a_cell_is_measured_and_checked(
 ) -> None:
     """Grouped products may sum in another order; the rest must agree to the bit."""
     cuda = FakeCuda().install(monkeypatch)
-    monkeypatch.setattr("smkern.autotune.small.memory_bound_neighbour", nullcontext)
     monkeypatch.setattr(moe_cases, "MAX_SETS", 2)
     dispatcher = Dispatcher(profile, cuda)
-    tuner = family.tuner_of(MoeCase(op, SMALL, 300), dispatcher, "cpu")
+    case = MoeCase(op, SMALL, 300)
+    tuner = family.tuner([case], dispatcher, "cpu")
     dispatcher.op, dispatcher.calls = tuner.op, list(tuner.calls)
     stream: Any = cuda.new_stream()
     stream.cuda_stream = 0
     place: Any = FakePlace(Budget(16, "mask"), stream)
-    wanted = family.listed(tuner.problem, place.budget, profile)
-    dispatcher.off, dispatcher.failing = wanted[1], wanted[2]
-    found = tuner.measure(place, wanted)
+    wanted = family.wanted(case.problem, place.budget, profile)
+    _, dispatcher.off, dispatcher.failing, *_ = wanted
+    found = tuner.measure(case.problem, place, wanted)
     assert [item.config for item in found] == list(wanted)
     free = family is moe.GROUPED
     assert found[1].error == (None if free else "other bits than another candidate")
     assert found[2].error == "RuntimeError: no room"
     row = found[0].to_json()
     assert (row["op"], row["num_sms"]) == (tuner.op.name, 16)
-    best = family.best_cell(found)
+    best = family.best(found)
     assert best is not None
     assert best.us <= 1.02 * min(item.us for item in found if item.error is None)
 
@@ -122,7 +123,7 @@ def test_a_cell_is_measured_and_checked(
 def test_the_command_says_what_it_would_measure(op: str) -> None:
     given = ["--op", op, "--quick", "--dry-run"]
     result = CliRunner().invoke(main.command, given, catch_exceptions=False)
-    cells = len(FAMILIES[op].ops) * len(moe.QUICK_TOKENS) * len(moe.QUICK_BUDGETS)
+    cells = len(OPS[op]) * len(moe_cases.QUICK_TOKENS) * len(QUICK_BUDGETS)
     assert f"{cells} cells" in result.output
 
 

@@ -1,13 +1,13 @@
 """Where cells are measured: both sides of one ladder, and the whole device without a mask."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from smkern.autotune import places
-from smkern.autotune.places import Places
+from smkern.autotune.places import absent_sides, ladder_sides, opened
+from smkern.bench import stage
 from smkern.tuning.config import Budget
 
 
@@ -26,11 +26,14 @@ class FakeLadder:
         return SimpleNamespace(
             **{
                 side: SimpleNamespace(
-                    num_sms=n, confined="mask", clusters=n > 66, stream=f"{side} of {decode}"
+                    num_sms=n, budget=Budget(n, "mask", n > 66), stream=f"{side} of {decode}"
                 )
                 for side, n in sides.items()
             }
         )
+
+    def __iter__(self):
+        return iter([self.split(rung) for rung in self.rungs])
 
     def __enter__(self):
         return self
@@ -42,48 +45,72 @@ class FakeLadder:
 @pytest.fixture
 def fake_device(monkeypatch):
     def use(generous=()):
-        partition = ModuleType("smkern.partition")
-        partition.ladder = lambda rungs, **options: FakeLadder(rungs, generous)
-        monkeypatch.setitem(sys.modules, "smkern.partition", partition)
+        def ladder(rungs=(8, 64, 120), **options):
+            return FakeLadder(rungs, generous)
 
-    monkeypatch.setattr(places, "device_info", lambda index: SimpleNamespace(num_sms=132))
-    monkeypatch.setattr(places, "release_library_workspaces", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "plain")
+        monkeypatch.setattr(stage, "ladder", ladder)
+        monkeypatch.setattr("smkern.partition.ladder", ladder)
+
+    for module in (places, stage):
+        monkeypatch.setattr(module, "device_info", lambda index=0: SimpleNamespace(num_sms=132))
+        monkeypatch.setattr(module, "release_library_workspaces", lambda: None)
+    monkeypatch.setattr(stage, "budget_of_stream", lambda stream, device: Budget(132, "mask", True))
+    stream = SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return use
 
 
 def test_large_budgets_are_complements_of_small_ones(fake_device):
     fake_device()
-    made = Places([16, 100, 132, 32])
-    with made as found:
+    with opened([16, 100, 132, 32], ("mask",), contended=False) as found:
         assert FakeLadder.made.rungs == [16, 32]
-        assert {(p.budget.num_sms, p.stream, p.neighbour_stream) for p in found} == {
+        whole, *parts = found
+        assert (whole.budget, whole.neighbour_stream) == (Budget(132, "mask", True), None)
+        assert {(p.budget.num_sms, p.stream, p.neighbour_stream) for p in parts} == {
             (16, "decode of 16", "prefill of 16"),
             (32, "decode of 32", "prefill of 32"),
             (100, "prefill of 32", "decode of 32"),
-            (132, "plain", None),
         }
-        assert {p.budget for p in found if p.budget.num_sms > 66} == {
-            Budget(100, "mask", True),
-            Budget(132, "mask", True),
-        }
+        assert {p.budget.clusters for p in parts if p.budget.num_sms > 66} == {True}
     assert FakeLadder.made.closed
-    assert made.missing == []
 
 
-def test_a_budget_that_is_not_granted_exactly_is_left_out(fake_device):
+def test_a_budget_that_is_not_granted_exactly_is_left_out(fake_device, capsys):
     fake_device(generous=[16])
-    made = Places([15, 16, 32])
-    with made as found:
+    with opened([15, 16, 32], ("mask",), contended=False) as found:
         assert [p.budget.num_sms for p in found] == [32]
-        assert made.missing == [15, 16]
+    assert "no partition of [15, 16] SMs on this device: left out" in capsys.readouterr().out
 
 
 def test_without_masks_all_share_a_plain_stream(fake_device):
     fake_device()
-    with Places([16, 132], ("grid",)) as found:
-        assert [(p.budget, p.stream) for p in found] == [
-            (Budget(16, "grid", True), "plain"),
-            (Budget(132, "mask", True), "plain"),
-        ]
+    with opened([16, 132], ("grid",), contended=False) as found:
+        assert {p.budget for p in found} == {Budget(16, "grid", True), Budget(132, "mask", True)}
+        assert len({id(p.stream) for p in found}) == 1
+
+
+def test_beside_a_neighbour_there_must_be_room_for_one(fake_device):
+    fake_device()
+    with opened([32, 66, 132], ("mask",), contended=True) as found:
+        assert [p.budget.num_sms for p in found] == [32]
+
+
+def test_a_servers_sides_are_those_of_the_default_ladder(fake_device):
+    fake_device()
+    with ladder_sides() as sides:
+        assert [p.budget.num_sms for p in sides.decode] == [8, 64, 120]
+        assert [p.budget.num_sms for p in sides.prefill] == [124, 68, 12]
+        assert sides.decode[1].neighbour_stream == sides.prefill[1].stream
+        assert sides.whole.budget == Budget(132, "mask", True)
+        some = sides.only([64, 12])
+        assert [p.budget.num_sms for p in (*some.decode, *some.prefill)] == [64, 12]
+    assert FakeLadder.made.closed
+
+
+def test_the_sides_of_an_absent_device_are_multiples_of_eight_and_complements():
+    sides = absent_sides(132)
+    assert [p.budget.num_sms for p in sides.decode] == list(range(8, 125, 8))
+    assert [p.budget.num_sms for p in sides.prefill] == list(range(124, 11, -8))[:15]
+    assert sides.decode[0].budget == Budget(8, "mask", False)
+    assert sides.prefill[0].budget == Budget(124, "mask", True)

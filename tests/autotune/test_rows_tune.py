@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 from click.testing import CliRunner
 
 from smkern.autotune import main, rows
-from smkern.autotune.rows import RowsCase, best_cell
-from smkern.autotune.small import SmallMeasurement
+from smkern.autotune.measure import best_cell
+from smkern.autotune.raw import Measurement
+from smkern.autotune.rows import RowsCase
 from smkern.device import Budget
 from smkern.ops.rows.call import problem_of
 from smkern.tuning.cells import CellFile, Tuned
@@ -57,7 +57,7 @@ def test_a_case_has_the_key_of_its_calls(op: Any, monkeypatch: pytest.MonkeyPatc
 def test_candidates_begin_with_the_models_choice(profile: Any, op: Any, confined: Any) -> None:
     for case in rows.tuned_cases(rows=(16, 8192)):
         problem, budget = case.problem, Budget(32, confined)
-        found = rows.listed(problem, budget, profile)
+        found = list(rows.FAMILY.wanted(problem, budget, profile))
         assert found[0] == choose(problem, budget, profile)
         assert len(set(found)) == len(found)
         assert all(is_legal(problem, config, budget) for config in found)
@@ -93,18 +93,18 @@ def test_a_cell_is_measured_and_checked_to_the_bit(
     op: Any, profile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = FakeCuda().install(monkeypatch)
-    monkeypatch.setattr("smkern.autotune.small.memory_bound_neighbour", nullcontext)
     monkeypatch.setattr(rows, "TABLE_ROWS", 50)
     monkeypatch.setattr(RowsCase, "num_sets", 2)
     dispatcher = Dispatcher(profile, cuda)
-    tuner = rows.tuner_of(RowsCase(op, 8, 2048), dispatcher, "cpu")
+    case = RowsCase(op, 8, 2048)
+    tuner: Any = rows.FAMILY.tuner([case], dispatcher, "cpu")
     dispatcher.op, dispatcher.calls = tuner.op, list(tuner.calls)
     stream: Any = cuda.new_stream()
     stream.cuda_stream = 0
     place: Any = FakePlace(Budget(16, "mask"), stream)
-    wanted = rows.listed(tuner.problem, place.budget, profile)
-    dispatcher.wrong, dispatcher.failing = wanted[1], wanted[2]
-    found = tuner.measure(place, wanted)
+    wanted = rows.FAMILY.wanted(case.problem, place.budget, profile)
+    _, dispatcher.wrong, dispatcher.failing, *_ = wanted
+    found = tuner.measure(case.problem, place, wanted)
     assert [item.config for item in found] == list(wanted)
     assert found[1].error == "other bits than another candidate"
     assert found[2].error == "RuntimeError: no room"
@@ -123,11 +123,12 @@ def test_a_result_that_is_missing_is_wrong(profile: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(RowsCase, "num_sets", 1)
     dispatcher = Dispatcher(profile, cuda)
     monkeypatch.setattr(dispatcher, "launch_by", lambda *_: lambda *__: None)
-    tuner = rows.tuner_of(RowsCase("silu_and_mul", 8, 64), dispatcher, "cpu")
+    case = RowsCase("silu_and_mul", 8, 64)
+    tuner = rows.FAMILY.tuner([case], dispatcher, "cpu")
     stream: Any = cuda.new_stream()
     stream.cuda_stream = 0
     place: Any = FakePlace(Budget(16, "grid"), stream)
-    (found,) = tuner.measure(place, [RowsConfig()])
+    (found,) = tuner.measure(case.problem, place, {RowsConfig(): 1.0})
     assert found.error is not None
     assert "wrong result" in found.error
     assert best_cell([found]) is None
@@ -136,21 +137,12 @@ def test_a_result_that_is_missing_is_wrong(profile: Any, monkeypatch: pytest.Mon
 def test_the_models_choice_is_kept_where_it_is_as_fast() -> None:
     one, two = RowsConfig(4), RowsConfig(8)
 
-    def measured(config: RowsConfig, us: float) -> SmallMeasurement[Any, Any]:
+    def measured(config: RowsConfig, us: float) -> Measurement[Any, Any]:
         problem = RowsProblem("rms_norm", 8, 64)
-        return SmallMeasurement("rms_norm", problem, Budget(16), config, us, 0.0, 1.0)
+        return Measurement(problem, Budget(16), config, us, 0.0, 1.0)
 
     assert best_cell([measured(one, 10.1), measured(two, 10.0)]) == Tuned(one, 10.1)
     assert best_cell([measured(one, 10.3), measured(two, 10.0)]) == Tuned(two, 10.0)
-
-
-def test_done_cells_are_left_out() -> None:
-    cases = rows.tuned_cases(rows=(16,))
-    request = rows.Request(cases, (16, 32), ("mask",), False, 1.0, "x")
-    places: Any = [FakePlace(Budget(n, "mask")) for n in (16, 32)]
-    assert len(list(rows.jobs_of(request, places, lambda key: False))) == 2 * len(cases)
-    left = list(rows.jobs_of(request, places, lambda key: key.num_sms == 16))
-    assert {place.budget.num_sms for _, place in left} == {32}
 
 
 def test_what_is_tuned_is_what_dispatch_takes(profile: Any, tmp_path: Any) -> None:

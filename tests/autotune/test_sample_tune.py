@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.autotune import main, sample
-from smkern.autotune.rows import best_cell
+from smkern.autotune.measure import best_cell
 from smkern.autotune.sample import SampleCase
 from smkern.device import Budget
 from smkern.ops.sample.call import problem_of
@@ -46,7 +45,7 @@ def test_a_case_is_its_calls() -> None:
 def test_candidates_begin_with_the_models_choice(profile: Any, confined: Any) -> None:
     for case in sample.tuned_cases():
         problem, budget = case.problem, Budget(32, confined)
-        found = sample.listed(problem, budget, profile)
+        found = list(sample.FAMILY.wanted(problem, budget, profile))
         assert found[0] == choose(problem, budget, profile)
         assert len(set(found)) == len(found)
         assert all(is_legal(problem, config, budget) for config in found)
@@ -78,16 +77,17 @@ class Dispatcher:
 
 def test_a_cell_is_measured_and_checked(profile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda().install(monkeypatch)
-    monkeypatch.setattr("smkern.autotune.small.memory_bound_neighbour", nullcontext)
     monkeypatch.setattr(SampleCase, "num_sets", 2)
     dispatcher = Dispatcher(profile, cuda)
-    tuner = dispatcher.tuner = sample.tuner_of(SampleCase(8, 500), dispatcher, "cpu")
+    case = SampleCase(8, 500)
+    tuner: Any = sample.FAMILY.tuner([case], dispatcher, "cpu")
+    dispatcher.tuner = tuner
     stream: Any = cuda.new_stream()
     stream.cuda_stream = 0
     place: Any = FakePlace(Budget(16, "mask"), stream)
-    wanted = sample.listed(tuner.problem, place.budget, profile)
-    dispatcher.wrong, dispatcher.failing = wanted[1], wanted[2]
-    found = tuner.measure(place, wanted)
+    wanted = sample.FAMILY.wanted(case.problem, place.budget, profile)
+    _, dispatcher.wrong, dispatcher.failing, *_ = wanted
+    found = tuner.measure(case.problem, place, wanted)
     assert [item.config for item in found] == list(wanted)
     assert found[1].error == "other bits than another candidate"
     assert found[2].error == "RuntimeError: no room"
@@ -110,15 +110,6 @@ def test_what_is_tuned_is_what_dispatch_takes(profile: Any, tmp_path: Any) -> No
         assert select_sample(replace(problem, rows=rows), budget, profile, table) == tuned
     other = replace(problem, vocab=32_000)
     assert select_sample(other, budget, profile, table) == choose(other, budget, profile)
-
-
-def test_done_cells_are_left_out() -> None:
-    cases = sample.tuned_cases()
-    request = sample.Request(cases, (16, 32), ("mask",), False, 1.0, "x")
-    places: Any = [FakePlace(Budget(n, "mask")) for n in (16, 32)]
-    assert len(list(sample.jobs_of(request, places, lambda key: False))) == 2 * len(cases)
-    left = list(sample.jobs_of(request, places, lambda key: key.num_sms == 16))
-    assert {place.budget.num_sms for _, place in left} == {32}
 
 
 def test_dry_run_says_what_would_be_measured() -> None:

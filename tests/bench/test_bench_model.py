@@ -20,7 +20,7 @@ from smkern.bench.model.prepare import problems_of, wanted
 from smkern.bench.stage import Place
 from smkern.bench.timing import Timing
 from smkern.device import Budget
-from smkern.kernels import driver, launch
+from smkern.kernels import driver, frame
 from smkern.models.presets import preset
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
@@ -247,8 +247,8 @@ def test_launches_that_never_overlap(monkeypatch):
         told.append(overlap)
 
     monkeypatch.setattr(driver, "launcher", launcher)
-    monkeypatch.setattr(launch, "launcher", launcher)
+    monkeypatch.setattr(frame, "launcher", launcher)
     forbid_overlap()
-    launch.launcher(1, 2, overlap=True)
+    frame.launcher(1, 2, overlap=True)
     driver.launcher(1, 2, overlap=True)
     assert told == [False, False]

@@ -105,7 +105,7 @@ def test_a_profile_answers_from_the_cells_and_survives_the_disk(tmp_path):
     assert save_profile(made, tmp_path / "again.json").read_text() == path.read_text()
 
 
-@pytest.mark.parametrize("flags", [["--save", "--quick"], ["--ship", "--budgets", "16"]])
+@pytest.mark.parametrize("flags", [["--ship", "--quick"], ["--save", "--budgets", "16"]])
 def test_a_part_of_the_suite_is_no_profile(flags):
     ran = CliRunner().invoke(command, flags)
     assert ran.exit_code == 2

@@ -48,7 +48,9 @@ def test_dispatch_follows_the_table(tuned):
     table = TableStore(tuned / "gemm.json").load()
     profile = load_profile(0)
     for key, cell in table.cells.items():
-        budget = next(item.budget for item in raw.load(tuned / "raw.jsonl") if item.key == key)
+        budget = next(
+            item.budget for item in raw.load(tuned / "raw.jsonl") if fit.key_of(item) == key
+        )
         problem = GemmProblem(key.m, key.n, key.k)
         found = select_gemm(problem, budget, profile, table)
         assert (found.source, found.config) == ("table", cell.config)

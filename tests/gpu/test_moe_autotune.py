@@ -11,14 +11,16 @@ from click.testing import CliRunner
 
 from smkern.autotune.main import command
 from smkern.autotune.moe import GROUPED, MOE
+from smkern.autotune.moe_cases import GROUPED_OPS, MOE_OPS, cases_of
 from smkern.device import device_info
-from smkern.tuning.cells import CellFile
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "family"), [("moe", MOE), ("grouped_gemm", GROUPED)])
+@pytest.mark.parametrize(
+    ("op", "family", "ops"), [("moe", MOE, MOE_OPS), ("grouped_gemm", GROUPED, GROUPED_OPS)]
+)
 def test_every_cell_has_a_winner_and_no_candidate_is_wrong(
-    tmp_path: Path, op: str, family: Any
+    tmp_path: Path, op: str, family: Any, ops: Any
 ) -> None:
     out, record = tmp_path / f"{op}.json", tmp_path / "raw.jsonl"
     arguments = ["--op", op, "--ms", "64,1024", "--budgets", "16,132", "--confined", "both"]
@@ -27,9 +29,9 @@ def test_every_cell_has_a_winner_and_no_candidate_is_wrong(
     assert ran.exit_code == 0, ran.output
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert {line.get("error") for line in lines} == {None}
-    cells = CellFile(out, family.codec).load(device_info().name).cells
+    cells = family.file(out).load(device_info().name).cells
     # 16 SMs by mask and by grid, and the whole device
-    assert len(cells) == 3 * len(family.tuned_cases((64, 1024)))
+    assert len(cells) == 3 * len(cases_of(ops, (64, 1024)))
     assert {key.confined for key in cells} == {"mask", "grid"}
     again = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert "0 cells to measure" in again.output

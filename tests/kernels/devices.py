@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from smkern.device import Profile, load_profile
+from smkern.profile import Profile, load_profile
 
 FACTS = {
     80: ("NVIDIA A100-SXM4-80GB", 108),

@@ -1,0 +1,240 @@
+"""What one model launches on one GPU, and which of its cells are measured first.
+
+A cell can win what its launches take of a step, times what tuning usually gains there, times how
+often a server has that split: so what was measured when the time is up is what counts the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from smkern.autotune import append, attention, moe, rows, sample
+from smkern.autotune.attention_cases import Heads, case_of
+from smkern.autotune.family import Family
+from smkern.autotune.gemm import GemmCase, gemm_family
+from smkern.autotune.moe_cases import Experts, MoeCase, Op
+from smkern.autotune.pipeline import Job
+from smkern.autotune.places import Place, Sides
+from smkern.autotune.shortlist import parse_epilogue
+from smkern.bench.append.cases import AppendCase
+from smkern.errors import ConfigError
+from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of, visible_pairs
+from smkern.models.config import ModelConfig
+from smkern.models.presets import presets
+from smkern.profile import Profile
+from smkern.tuning.config import GemmProblem
+
+Cases = Mapping[str, tuple[str, object]]
+"""By the name of a kernel, its table and its case."""
+Step = tuple[Sequence[Kernel], Cases]
+"""A forward's kernels, and which of them are measured for it."""
+
+DECODE_ROWS = (1, 8, 16, 32, 64, 128, 256)
+PREFILL_ROWS = (512, 1024, 2048, 4096, 8192)
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "gemm": (*DECODE_ROWS, *PREFILL_ROWS),
+    "rows": (1, 16, 128, 1024, 8192),
+    "append": (1, 8, 64, 512, 4096),
+    "sample": (1, 8, 32, 64, 128),
+    "moe": (1, 8, 32, 128, 512, 2048, 8192),
+    "grouped_gemm": (*DECODE_ROWS, 512, 2048, 8192),
+}
+"""Rows at which a table's operators are measured. A GEMM's cell serves its own number of row tiles,
+the others' two octaves around (`smkern.tuning.near.NEAR`)."""
+CONTEXT = 2048
+"""Keys of a decode row where the operator does not depend on them."""
+DECODE_STEPS = tuple((n, length) for length in (1024, 4096, 32_768) for n in (1, 8, 64))[:-1]
+"""(batch, keys) at which attention is measured; the last one would take 17 GB of keys."""
+PROMPTS = (512, 2048, 8192)
+"""Of `PREFILL_ROWS`, those at which attention is measured."""
+
+GAIN: Mapping[str, float] = {
+    "gemm": 0.10, "grouped_gemm": 0.15, "attention": 0.05, "append": 0.10, "rows": 0.10,
+    "sample": 0.10, "moe": 0.10,
+}  # fmt: skip
+"""Share of an operator's time that tuning usually saves: rough, it only orders the work."""
+COMMON, LESS_COMMON = (16, 32, 48), 64
+"""Decode SMs of the splits that servers run the most; up to 64 they do now and then."""
+LAUNCH_US = 2.0
+"""What a launch takes whatever it does."""
+
+
+def model_config(name: str) -> ModelConfig:
+    """The model of a folder with a config.json, or a preset.
+
+    Raises:
+        ConfigError: neither, an architecture that is not served, or another dtype than bf16.
+    """
+    known = presets()
+    if Path(name).exists():
+        config = ModelConfig.from_hf(name)
+    elif name.lower() in known:
+        config = known[name.lower()]
+    else:
+        raise ConfigError(
+            f"--model {name!r} is no folder, and no preset: there is {', '.join(sorted(known))}; "
+            "give one of these, or a folder with a Hugging Face config.json"
+        )
+    if config.dtype.itemsize != 2 or "bfloat" not in str(config.dtype):
+        raise ConfigError(
+            f"--model {name!r} has {config.dtype}: models are tuned in torch.bfloat16; set dtype "
+            "in its config.json if you serve it so"
+        )
+    return config
+
+
+def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
+    """What one of `tp` tensor-parallel ranks has: heads, widths and rows of the head are dealt.
+
+    With fewer KV heads than ranks each has one of them, as other ranks have too.
+
+    Raises:
+        ConfigError: a size that cannot be dealt.
+    """
+    inner = config.intermediate_size if config.moe is None else config.moe.intermediate_size
+    sizes = {"num_q_heads": config.num_q_heads, "vocab_size": config.vocab_size}
+    sizes["intermediate_size"] = inner
+    for name, size in sizes.items():
+        if tp < 1 or size % tp:
+            raise ConfigError(f"{name}={size} for --tp {tp}: give a --tp that divides it")
+    heads = config.num_kv_heads
+    if heads % tp and tp % heads:
+        raise ConfigError(
+            f"num_kv_heads={heads} for --tp {tp}: give a divisor or a multiple of it, so that "
+            "every rank has as many"
+        )
+    mixture = config.moe and replace(config.moe, intermediate_size=inner // tp)
+    return config.replace(
+        num_q_heads=config.num_q_heads // tp,
+        num_kv_heads=max(1, heads // tp),
+        vocab_size=config.vocab_size // tp,
+        intermediate_size=0 if mixture else inner // tp,
+        moe=mixture,
+    )
+
+
+def families(most: int) -> dict[str, Family]:
+    """All tables by name, `most` candidates a cell."""
+    found = (gemm_family(), rows.FAMILY, append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
+             moe.GROUPED)  # fmt: skip
+    return {family.name: replace(family, most=most) for family in found}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCells:
+    """The cells of a model.
+
+    Args:
+        config: Of one rank.
+        vocab_size: Of the whole model: what tokens are drawn from.
+        profile: The device.
+        families: By name.
+    """
+
+    config: ModelConfig
+    vocab_size: int
+    profile: Profile
+    families: Mapping[str, Family]
+
+    def jobs(self, sides: Sides) -> list[Job]:
+        """All cells on these places where there is a choice, what can win the most first."""
+        wins: dict[tuple[str, object, Place], float] = {}
+        total = self.profile.info.num_sms
+        for decode, places in ((True, sides.decode), (False, sides.prefill)):
+            steps = list(self._decode_steps() if decode else self._prompts())
+            for place in (*places, sides.whole):
+                often = common(place.budget.num_sms, total, decode=decode)
+                for kernels, cases in steps:
+                    times = [self._us(kernel, place) for kernel in kernels]
+                    for kernel, us in zip(kernels, times, strict=True):
+                        if (found := cases.get(kernel.name)) is not None:
+                            win = often * GAIN[found[0]] * us / sum(times)
+                            wins[*found, place] = wins.get((*found, place), 0.0) + win
+        order = sorted(wins, key=lambda key: -wins[key])
+        jobs = [Job(self.families[name], case, place) for name, case, place in order]
+        return [job for job in jobs if self._has_choice(job)]
+
+    def _has_choice(self, job: Job) -> bool:
+        return len(job.family.wanted(job.problem, job.place.budget, self.profile)) > 1
+
+    def _decode_steps(self) -> Iterator[Step]:
+        for batch in DECODE_ROWS:
+            kernels = self._kernels(Load(batch, batch, batch * CONTEXT, batch * CONTEXT))
+            yield kernels, self._cases(kernels, batch)
+        for batch, length in DECODE_STEPS:
+            if length <= self.config.max_position:
+                load = Load(batch, batch, batch * length, batch * length)
+                yield self._kernels(load), self._attention(batch, 1, length)
+
+    def _prompts(self) -> Iterator[Step]:
+        """Without the head: a prompt's logits are of one row, as a decode step's."""
+        for tokens in PREFILL_ROWS:
+            if tokens <= self.config.max_position:
+                kernels = self._kernels(Load(tokens, 0, tokens, visible_pairs(tokens, tokens)))
+                yield kernels, self._cases(kernels, tokens)
+                if tokens in PROMPTS:
+                    yield kernels, self._attention(1, tokens, tokens)
+
+    def _kernels(self, load: Load) -> Sequence[Kernel]:
+        found = kernels_of(self.config, load, l2_bytes=self.profile.info.l2_bytes)
+        return (Kernel("embedding", 0, 0), *found)  # which the enumeration leaves out
+
+    def _us(self, kernel: Kernel, place: Place) -> float:
+        """Of all launches of a kernel in a step, at the place's ceilings."""
+        sms = place.budget.num_sms
+        moving = kernel.bytes_moved / self.profile.bandwidth(sms) / 1e6
+        computing = kernel.flops / self.profile.flops(sms) / 1e6
+        return kernel.count * (LAUNCH_US + max(moving, computing))
+
+    def _attention(self, batch: int, q_len: int, length: int) -> Cases:
+        heads = Heads(self.config.num_q_heads, self.config.num_kv_heads, self.config.head_dim)
+        return {ATTENTION: ("attention", case_of(heads, batch, q_len, length))}
+
+    def _cases(self, kernels: Sequence[Kernel], size: int) -> Cases:
+        """Those over so many rows whose table is measured at that size."""
+        found = {kernel.name: self._case(kernel, size) for kernel in kernels}
+        return {x: case for x, case in found.items() if case and size in SIZES[case[0]]}
+
+    def _case(self, kernel: Kernel, size: int) -> tuple[str, object] | None:
+        """The table and the case of a kernel over so many rows; None: attention."""
+        c, name = self.config, kernel.name
+        if (product := kernel.product) is not None:
+            m, n, k, epilogue = product
+            return "gemm", GemmCase(GemmProblem(m, n, k, "bf16", parse_epilogue(epilogue)))
+        if name in ("input_norm", "post_norm", "final_norm"):
+            return "rows", rows.RowsCase("rms_norm", size, c.hidden_size)
+        if name == "embedding":
+            return "rows", rows.RowsCase("embedding", size, c.hidden_size)
+        if name == "append":
+            turned = 0 if c.rope.rotary_dim == c.head_dim else c.rope.rotary_dim
+            return "append", AppendCase(
+                "norm-rope" if c.qk_norm else "rope", size, c.num_q_heads, c.num_kv_heads,
+                c.head_dim, rotary_dim=turned,
+            )  # fmt: skip
+        if name == "sample":
+            return "sample", sample.SampleCase(size, self.vocab_size)
+        if c.moe is None or name == ATTENTION:
+            return None
+        experts = Experts(c.hidden_size, c.moe.intermediate_size, c.moe.num_experts, c.moe.top_k)
+        table, op = _OF_EXPERTS[name]
+        return table, MoeCase(op, experts, size)
+
+
+_OF_EXPERTS: Mapping[str, tuple[str, Op]] = {
+    "route": ("moe", "topk_softmax"),
+    "permute": ("moe", "moe_permute"),
+    "unpermute": ("moe", "moe_unpermute"),
+    "gate_up": ("grouped_gemm", "gate_up"),
+    "down": ("grouped_gemm", "down"),
+}
+"""What the forward calls an operator of the experts, and its table's name for it."""
+
+
+def common(num_sms: int, total: int, *, decode: bool) -> float:
+    """How often a server has a partition, next to those that it has the most."""
+    beside = num_sms if decode else total - num_sms
+    if num_sms == total or beside in COMMON:
+        return 1.0
+    return 0.3 if beside <= LESS_COMMON else 0.1

@@ -1,0 +1,109 @@
+"""The operators that `smkern autotune --op` tunes: the cases and budgets of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from smkern.autotune import append, attention, moe, moe_cases, rows, sample
+from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_cases, tuned_cases
+from smkern.autotune.family import Family
+from smkern.autotune.gemm import GemmCase, gemm_family
+from smkern.autotune.shortlist import problems
+from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
+from smkern.bench.cases import BUDGETS as GEMM_BUDGETS
+from smkern.bench.cases import MS, SHAPES, Shape
+from smkern.tuning import space
+from smkern.tuning.config import Dtype, Epilogue, Kernel
+
+QUICK_SHAPES = ((4096, 4096),)
+SWIGLU_SHAPES = ((14336, 4096), (12288, 4096), (17408, 5120), (25600, 5120))
+"""(I, K) of Llama-3.1-8B and of Qwen3-8B, -14B and -32B."""
+QUICK_MS = (16, 512)
+QUICK_GEMM_BUDGETS = (32, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operator's family, its cases, one operands after the other, and its usual budgets."""
+
+    family: Family
+    cases: Sequence[Any]
+    budgets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command was asked for; what is None or empty is chosen here."""
+
+    quick: bool = False
+    ms: Sequence[int] | None = None
+    heads: Sequence[Heads] | None = None
+    cache_dtype: Literal["bf16", "fp8"] = "bf16"
+    shapes: Sequence[Shape] | None = None
+    dtype: Dtype = "bf16"
+    epilogues: Sequence[Epilogue] = (Epilogue(),)
+    kernels: tuple[Kernel, ...] = ()
+    cublaslt: bool = True
+
+    def sizes(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
+        return self.ms or (quick if self.quick else usual)
+
+    def work(self, family: Family, cases: Sequence[Any]) -> Work:
+        return Work(family, cases, QUICK_BUDGETS if self.quick else BUDGETS)
+
+
+def _products(wishes: Wishes, *, swiglu: bool = False) -> Work:
+    """With SwiGLU, shapes are I x K, and the weights [2 I, K]."""
+    usual, quick = (SWIGLU_SHAPES, SWIGLU_SHAPES[:1]) if swiglu else (SHAPES, QUICK_SHAPES)
+    shapes: Sequence[Shape] = wishes.shapes or (quick if wishes.quick else usual)
+    epilogues = wishes.epilogues
+    if swiglu:
+        shapes, epilogues = [(2 * n, k) for n, k in shapes], [Epilogue(swiglu=True)]
+    found = problems(shapes, wishes.sizes(MS, QUICK_MS), wishes.dtype, epilogues)
+    family = gemm_family(kernels=wishes.kernels or space.AVAILABLE, cublaslt=wishes.cublaslt)
+    budgets = QUICK_GEMM_BUDGETS if wishes.quick else GEMM_BUDGETS
+    return Work(family, [GemmCase(problem) for problem in found], budgets)
+
+
+def _attention(wishes: Wishes) -> Work:
+    if wishes.quick and not wishes.heads:
+        return wishes.work(attention.FAMILY, quick_cases(wishes.cache_dtype))
+    cases = tuned_cases(wishes.heads or MODELS, cache_dtype=wishes.cache_dtype)
+    return wishes.work(attention.FAMILY, cases)
+
+
+def _append(wishes: Wishes) -> Work:
+    models = wishes.heads or (QUICK_MODELS if wishes.quick else MODELS)
+    tokens = wishes.sizes(append.TOKENS, append.QUICK_TOKENS)
+    cases = append.tuned_cases(models, cache_dtype=wishes.cache_dtype, tokens=tokens)
+    return wishes.work(append.FAMILY, cases)
+
+
+def _rows(wishes: Wishes) -> Work:
+    cases = rows.tuned_cases(rows=wishes.sizes(rows.ROWS, rows.QUICK_ROWS))
+    return wishes.work(rows.FAMILY, cases)
+
+
+def _sample(wishes: Wishes) -> Work:
+    cases = sample.tuned_cases(rows=wishes.sizes(sample.ROWS, sample.QUICK_ROWS))
+    return wishes.work(sample.FAMILY, cases)
+
+
+def _experts(wishes: Wishes, family: Family, ops: Sequence[moe_cases.Op]) -> Work:
+    tokens = wishes.sizes(moe_cases.TOKENS, moe_cases.QUICK_TOKENS)
+    return wishes.work(family, moe_cases.cases_of(ops, tokens))
+
+
+OPERATORS: Mapping[str, Callable[[Wishes], Work]] = {
+    "gemm": _products,
+    "gemm_swiglu": partial(_products, swiglu=True),
+    "attention": _attention,
+    "append": _append,
+    "rows": _rows,
+    "sample": _sample,
+    "moe": partial(_experts, family=moe.MOE, ops=moe_cases.MOE_OPS),
+    "grouped_gemm": partial(_experts, family=moe.GROUPED, ops=moe_cases.GROUPED_OPS),
+}
