@@ -18,7 +18,7 @@ from smkern.bench.operands import Operands
 from smkern.bench.power import power_meter
 from smkern.bench.providers import OUR_BACKENDS, compile_configs, dispatcher_of, problem_of
 from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Stage, trim_memory
+from smkern.bench.stage import Place, Stage, trim_memory
 from smkern.bench.summary import WORST_TARGET, is_losing, summarize
 from smkern.device import device_info
 from smkern.errors import SmkernError
@@ -100,7 +100,9 @@ class Sitting:
             self._choose_for(shape)
             for group in members:
                 problem = problem_of(group.n, group.k, group.m)
-                wanted = [(stage.full, "own")] if runner.context else []
+                wanted: list[tuple[Place, str | None]] = []
+                if runner.context:
+                    wanted.append((stage.full, "own"))
                 if (place := stage.at(group.num_sms)) is not None:
                     wanted += [(place, backend) for backend in runner.backends.values()]
                 for where, backend in wanted:

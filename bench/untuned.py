@@ -18,7 +18,7 @@ import click
 from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, Shape, file_options, gemm_groups
 from smkern.bench.gemm import Deadline, report, run
 from smkern.bench.results import collect_meta, open_results
-from smkern.bench.summary import geomean
+from smkern.bench.summary import geomean, settled_ratio
 from smkern.device import device_info
 from smkern.errors import SmkernError, TableError
 from smkern.tuning.cost_constants import CostConstants
@@ -88,7 +88,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     A cell must lose in both measurements to count as lost; the geomean is of the second.
     """
     found = [c for c in cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
-    last = [c.get("vs_cublas_again", c["vs_cublas"]) for c in found]
+    last = [settled_ratio(c) for c in found]
     better = [max(c["vs_cublas"], c.get("vs_cublas_again", 0.0)) for c in found]
     under = sum(value < UNDER for value in better) / len(better) if better else None
     return {

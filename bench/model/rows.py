@@ -17,6 +17,10 @@ GEMM_SHARE = 0.80
 """Of the rate of our GEMMs by themselves, what a prefill's model FLOPs must reach."""
 PER_SM_SHARE = 0.92
 """Of the whole chip's rate an SM, what a partition's must reach."""
+SLOWER_STEP = 1.02
+"""A step on more SMs over the fastest on fewer."""
+ABOVE_LINE = 1.08
+"""A step over the mean of those on two SMs less and two more."""
 LAUNCH_US = 120.0
 """Host time that launching one layer may take."""
 
@@ -34,6 +38,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     return {
         **_decode_rows([c for c in decode if is_plain(c)]),
         **_prefill_rows([c for c in prefill if is_plain(c)]),
+        **_step_rows([c for c in decode if is_plain(c)]),
         "decode_beside_over_alone": _beside_row(decode),
         "overlap_gain": _overlap_row(decode),
         "layer_launch_us": _worst(of(measured, LAUNCH), lambda c: c["value"], LAUNCH_US),
@@ -63,6 +68,28 @@ def _decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
         limit = limit_of(num_sms, found[0]["case"]["batch"])
         rows[name] = _worst(found, lambda c: c["over_floor"], limit)
     return rows
+
+
+def _step_rows(cells: Sequence[Cell]) -> dict[str, Row]:
+    """Of a model's steps in budgets two SMs apart: the time over that on fewer SMs, and over the
+    line between its neighbours; the worst."""
+    series: dict[tuple[str, int], dict[int, Cell]] = {}
+    for cell in cells:
+        case = cell["case"]
+        series.setdefault((case["model"], case["batch"]), {})[cell["num_sms"]] = cell
+    slower, above = {}, {}
+    for steps in series.values():
+        for num_sms, cell in steps.items():
+            fewer, more = steps.get(num_sms - 2), steps.get(num_sms + 2)
+            if fewer:
+                least = min(c["us"] for n, c in steps.items() if n < num_sms)
+                slower[id(cell)] = cell["us"] / least
+            if fewer and more:
+                above[id(cell)] = 2 * cell["us"] / (fewer["us"] + more["us"])
+    return {
+        "decode_over_fewer_sms": _worst(cells, lambda c: slower.get(id(c)), SLOWER_STEP),
+        "decode_over_neighbours": _worst(cells, lambda c: above.get(id(c)), ABOVE_LINE),
+    }
 
 
 def _prefill_rows(cells: Sequence[Cell]) -> dict[str, Row]:

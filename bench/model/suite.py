@@ -78,18 +78,19 @@ class ModelSitting:
     progress: Progress
     overlap: bool = True
     breakdown: bool = False
+    alone: bool = False
     _saved_s: float = field(default=float("-inf"))
 
     def tasks(self, plan: ModelPlan) -> Iterator[Task]:
         """What is measured of a model. The whole chip's prefill comes before the partitions'.
 
-        Without overlap, the decode steps alone.
+        Without overlap, or `alone`, the decode steps with nothing beside them.
         """
         if self.breakdown:
             yield from self._breakdowns(plan)
             return
         yield from self._decodes(plan)
-        if self.overlap:
+        if self.overlap and not self.alone:
             yield from self._prefills(plan)
             yield from self._launches(plan)
 
@@ -99,7 +100,8 @@ class ModelSitting:
             place = self.stage.at(num_sms)
             if place is None:
                 continue
-            other = self.stage.at(total - num_sms) if self.overlap and num_sms < total else None
+            beside = self.overlap and not self.alone and num_sms < total
+            other = self.stage.at(total - num_sms) if beside else None
             for case in plan.decode(overlaps=(self.overlap,)):
                 yield Task(DECODE, case, place, _decode(case, place, other))
 
@@ -196,6 +198,7 @@ def run(
     *,
     overlap: bool,
     breakdown: bool,
+    alone: bool,
     rounds: int,
 ) -> int:
     """Measure what `results` lacks; how many tasks are left."""
@@ -208,7 +211,7 @@ def run(
         Stage(budgets_of(plans, total), placements=("spread",)) as stage,
         Progress() as progress,
     ):
-        sitting = ModelSitting(stage, results, path, deadline, progress, overlap, breakdown)
+        sitting = ModelSitting(stage, results, path, deadline, progress, overlap, breakdown, alone)
         profile, meter = load_profile(), power_meter()
 
         def measurer(plan: ModelPlan) -> Measurer:
@@ -233,6 +236,7 @@ def run(
 @click.option(
     "--overlap/--no-overlap", default=True, help="Whether kernels may overlap their neighbours."
 )
+@click.option("--alone", is_flag=True, help="Decode steps only, with nothing beside them.")
 @click.option("--breakdown", is_flag=True, help="Instead, time each operator of a decode step.")
 def command(
     out: Path,
@@ -243,14 +247,16 @@ def command(
     budgets: Any,
     time_limit_s: float | None,
     overlap: bool,
+    alone: bool,
     breakdown: bool,
 ) -> None:
     """Time decode steps and prompts of whole models in SM partitions and on the whole chip.
 
     Decode steps alone against the floor of their kernels, and beside a prompt on the other SMs,
     both sides reported; prompts alone against their GEMMs by themselves; the host's cost of a
-    layer. Steps whose kernels do not overlap, and the breakdown, are runs of their own that add to
-    the file: --no-overlap, --breakdown.
+    layer. Steps whose kernels do not overlap, the breakdown, and steps alone in any budgets (from
+    16 to 64 SMs by twos, say) are runs of their own that add to the file: --no-overlap,
+    --breakdown, --alone --budgets 16-64:2.
     """
     from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
 
@@ -259,8 +265,11 @@ def command(
         if batches:
             plans = tuple(replace(plan, batches=tuple(batches)) for plan in plans)
         if budgets:
-            plans = tuple(plan.within(budgets) for plan in plans)
-        resume = resume or breakdown or not overlap  # they add to what the first run left
+            plans = tuple(
+                replace(plan, decode_budgets=budgets) if alone else plan.within(budgets)
+                for plan in plans
+            )
+        resume = resume or breakdown or alone or not overlap  # they add to what the first run left
         results = open_results(out, resume=resume, meta=collect_meta())
         if not overlap:
             from smkern.bench.model.overlap import forbid_overlap
@@ -268,7 +277,7 @@ def command(
             forbid_overlap()
         left = run(
             plans, results, out, Deadline.after(time_limit_s), overlap=overlap,
-            breakdown=breakdown, rounds=1 if quick else 3,
+            breakdown=breakdown, alone=alone, rounds=1 if quick else 3,
         )  # fmt: skip
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error

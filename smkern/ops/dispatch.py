@@ -13,8 +13,8 @@ from smkern.ops.kept import keep, model_rows
 from smkern.ops.plans import Kernels, Library, Plan, Silu
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.cost_model import CostConstants
-from smkern.tuning.select import Selection, rank, select_gemm
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants
+from smkern.tuning.select import Selection, rank, select_gemm, select_near
 from smkern.tuning.table import load_constants
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) ->
 class Explanation:
     """Why a GEMM runs as it does.
 
-    `source`: "table" (a tuned cell), "warmup" (the fastest of the model's best, measured by
-    `smkern.warmup(tune=True)`), "model" (the cost model), "forced" (`backend=` named the kernel).
-    `predicted_us` is the model's time either way.
+    `source`: "table" (a tuned cell), "near" (one of the same weights, in budgets or rows beside
+    these), "warmup" (the fastest of the model's best, measured by `smkern.warmup(tune=True)`),
+    "model" (the cost model), "forced" (`backend=` named the kernel). `predicted_us` is the model's
+    time either way.
     """
 
     problem: GemmProblem
@@ -88,7 +89,7 @@ class Dispatcher:
         tables: Table | None,
         kernels: Callable[[], Kernels],
         library: Callable[[], Library],
-        constants: CostConstants = cost_model.DEFAULTS,
+        constants: CostConstants = DEFAULTS,
         silu: Callable[[], Silu] | None = None,
     ) -> None:
         self.profile = profile
@@ -130,7 +131,7 @@ class Dispatcher:
         measurement (`batch_invariant`).
         """
         found = self.select(problem, budget)
-        if problem.batch_invariant or found.source != "model":
+        if problem.batch_invariant or found.source not in ("model", "near"):
             return ()
         best = {_tile(found.config): found.config}
         for item in rank(of_step(problem), budget, self.profile, constants=self.constants):
@@ -154,10 +155,9 @@ class Dispatcher:
                 f"{config} cannot be kept for {problem}: give a legal configuration of a problem "
                 "whose choice may follow a measurement (batch_invariant=False)"
             )
-        source: Any = "warmup"
         with self._lock:
             predicted_us = self._predict(problem, config, budget)
-            self._measured[problem, budget] = Selection(config, source, predicted_us)
+            self._measured[problem, budget] = Selection(config, "warmup", predicted_us)
             self._selections.clear()
             # not all of them: a capture may have what cuBLASLt planned before it, and nothing else
             for key in [k for k in self._plans if k[1] == budget and of_step(k[0]) == problem]:
@@ -272,21 +272,29 @@ class Dispatcher:
         swiglu = problem.epilogue.swiglu  # where unfused, its GEMM asks for itself
         allow_cublaslt = backend is None and (swiglu or self._library_may_run(problem, budget))
         if tables is not None:
-            config = tables.lookup(problem, budget, allow_cublaslt)
+            capability = self.profile.info.capability
+            config = tables.lookup(problem, budget, allow_cublaslt, capability)
             if config is not None:
                 return Selection(config, "table", self._predict(problem, config, budget))
         if self._measured and backend != "model":
             measured = self._measured.get((of_step(problem), budget))
             if measured is not None:
                 return measured
-        return self._modelled(problem, budget)
+        return self._modelled(problem, budget, tables=tables)
 
     def _modelled(
-        self, problem: GemmProblem, budget: Budget, kernels: tuple[Kernel, ...] = space.AVAILABLE
+        self,
+        problem: GemmProblem,
+        budget: Budget,
+        kernels: tuple[Kernel, ...] = space.AVAILABLE,
+        tables: Table | None = None,
     ) -> Selection:
-        """The model's choice (among `kernels`), once for all M of a step (`model_rows`)."""
+        """The model's choice (among `kernels`), or that of cells beside it in `tables`.
+
+        Made once for all M of a step (`model_rows`).
+        """
         rounded = of_step(problem)
-        key = (rounded, budget, kernels)
+        key = (rounded, budget, kernels, tables is None)
         found = self._steps.get(key)
         if found is None:
             found = select_gemm(
@@ -298,6 +306,10 @@ class Dispatcher:
                 kernels=kernels,
                 constants=self.constants,
             )
+            if tables is not None and not problem.batch_invariant:
+                constants = self.constants
+                near = select_near(rounded, budget, self.profile, tables, found, constants)
+                found = near or found
             keep(self._steps, key, found)
         return found
 

@@ -23,10 +23,12 @@ class DeviceFacts(Protocol):
     def l2_bytes(self) -> int: ...
     @property
     def sm_clock_mhz(self) -> int: ...
+    @property
+    def flops_per_clock(self) -> int: ...
 
 
 class CeilingSource(Protocol):
-    """What the model reads of `smkern.device.Profile`."""
+    """What the model reads of `smkern.profile.Profile`."""
 
     @property
     def info(self) -> DeviceFacts: ...
@@ -65,8 +67,7 @@ class Ceilings:
         info = profile.info
         self.budget = budget
         self.l2_bytes = info.l2_bytes
-        # 4,096 dense bf16 FLOPs an SM and clock on sm_90
-        self.peak = 4096 * info.sm_clock_mhz
+        self.peak = info.flops_per_clock * info.sm_clock_mhz
         self._profile = profile
         self._constants = constants
         self._bandwidth: dict[int, float] = {}

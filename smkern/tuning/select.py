@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import log
+from math import exp, log
 from typing import TYPE_CHECKING, Literal
 
 from smkern.device import check_budget
@@ -31,12 +31,21 @@ INVARIANT_BUDGETS = (16, 60, 132)
 """Rows and SMs that a batch-invariant configuration is a compromise over."""
 
 
+Source = Literal["table", "near", "model", "warmup"]
+"""A tuned cell; a cell of the same weights in budgets or rows beside these; the model alone; what
+`warmup(tune=True)` measured."""
+
+NEAR_MUST_GAIN = 0.97
+"""The model's own choice stands against a neighbour's only where it is faster by more than this:
+the neighbour's was measured, and what is chosen of many predictions is too good by some percent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """A configuration, where it came from, and the time that the model expects, us."""
 
     config: GemmConfig
-    source: Literal["table", "model"]
+    source: Source
     predicted_us: float
 
 
@@ -83,6 +92,45 @@ def select_gemm(
     return Selection(
         config, "model", cost_model.predict_us(problem, config, budget, profile, constants)
     )
+
+
+def select_near(
+    problem: GemmProblem,
+    budget: Budget,
+    profile: Profile,
+    tables: Table,
+    modelled: Selection,
+    constants: CostConstants,
+) -> Selection | None:
+    """What the cells of the same weights beside `problem` and `budget` say, or None.
+
+    A neighbour's configuration is predicted here and corrected by how far the model is off there;
+    that of fewer SMs, on as many CTAs as there, takes no longer than measured there. `modelled` is
+    corrected by all of them. None: it stands, or there are no neighbours.
+    """
+    capability = profile.info.capability
+    found: list[tuple[float, GemmConfig]] = []
+    ratios: list[float] = []
+    for key, cell in tables.neighbours(problem, budget):
+        there, other = Budget(key.num_sms, budget.confined, key.clusters), replace(problem, m=key.m)
+        ratio = cell.own_us / cost_model.predict_us(other, cell.own, there, profile, constants)
+        ratios.append(ratio)
+        group = space.group_m(problem.m, cell.own, budget.num_sms)
+        config = replace(cell.own, group_m=group)
+        if space.is_legal(problem, config, budget, capability):
+            predicted_us = cost_model.predict_us(problem, config, budget, profile, constants)
+            found.append((predicted_us * ratio, config))
+        as_there = replace(cell.own, max_ctas=space.num_ctas(cell.own, there))
+        no_longer = there.num_sms < budget.num_sms and key.m >= problem.m
+        if no_longer and space.is_legal(problem, as_there, budget, capability):
+            found.append((cell.own_us, as_there))
+    if not found:
+        return None
+    predicted_us, config = min(found, key=lambda item: item[0])
+    off = exp(sum(map(log, ratios)) / len(ratios))
+    if modelled.predicted_us * off < NEAR_MUST_GAIN * predicted_us:
+        return None
+    return Selection(config, "near", predicted_us)
 
 
 @dataclass(slots=True)
@@ -163,6 +211,7 @@ class _Nominal:
     """Ceilings of a nominal device: a batch-invariant choice must not move with a measurement."""
 
     sm_clock_mhz: int = 1980
+    flops_per_clock: int = 4096
     l2_bytes: int = 50 * 2**20
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -95,6 +95,8 @@ class Cell:
     own_us: float
 
 
+FAR = 1.6
+"""A cell in so many times more or fewer SMs, or of so many times the rows, says nothing."""
 INVARIANT = ("ws", "tma")
 """Kernels whose sums do not depend on the tile: wgmma over K in steps of 16, in order."""
 
@@ -106,13 +108,47 @@ class Table:
     meta: dict[str, Any] = field(default_factory=dict)
     cells: _Cells = field(default_factory=dict)
     _rows: dict[tuple[Any, ...], list[int]] = field(default_factory=dict, repr=False)
+    _budgets: dict[tuple[Any, ...], list[tuple[int, bool]]] = field(
+        default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         for key in sorted(self.cells):
             self._rows.setdefault(_without_m(key), []).append(key.m)
+        for n, k, dtype, epilogue, num_sms, confined, clusters in self._rows:
+            weights = n, k, dtype, epilogue, confined
+            self._budgets.setdefault(weights, []).append((num_sms, clusters))
+
+    def neighbours(self, problem: GemmProblem, budget: Budget) -> Iterator[tuple[CellKey, Cell]]:
+        """Cells of the same weights in the nearest budgets and rows on both sides of these.
+
+        Not more than `FAR` times as many or as few. An epilogue that has none takes the plain
+        GEMM's.
+        """
+        for epilogue in dict.fromkeys((problem.epilogue.key, Epilogue().key)):
+            weights = problem.n, problem.k, problem.dtype, epilogue
+            budgets = sorted(self._budgets.get((*weights, budget.confined), ()))
+            found = False
+            for num_sms, clusters in _beside(budgets, (budget.num_sms, budget.clusters)):
+                rows = self._rows[*weights, num_sms, budget.confined, clusters]
+                if not 1 / FAR <= num_sms / budget.num_sms <= FAR:
+                    continue
+                for m in _beside(rows, problem.m):
+                    if 1 / FAR <= m / problem.m <= FAR:
+                        found = True
+                        n, k, dtype, plain = weights
+                        confined = budget.confined
+                        key = CellKey("gemm", n, k, m, dtype, plain, num_sms, confined, clusters)
+                        yield key, self.cells[key]
+            if found:
+                return
 
     def lookup(
-        self, problem: GemmProblem, budget: Budget, allow_cublaslt: bool = True
+        self,
+        problem: GemmProblem,
+        budget: Budget,
+        allow_cublaslt: bool = True,
+        capability: space.Capability = (9, 0),
     ) -> GemmConfig | None:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
@@ -122,15 +158,20 @@ class Table:
         would make a row's bits turn with M or the budget. An epilogue without a cell of its own
         runs as the plain GEMM of the same weights, whose loop is the same.
         """
-        found = self._lookup(problem, budget, allow_cublaslt)
+        found = self._lookup(problem, budget, allow_cublaslt, capability)
         if found is None and problem.epilogue != Epilogue():
-            plain = self._lookup(replace(problem, epilogue=Epilogue()), budget, False)
-            if plain is not None and space.is_legal(problem, plain, budget, (9, 0)):
-                return plain
+            plain = replace(problem, epilogue=Epilogue())
+            config = self._lookup(plain, budget, False, capability)
+            if config is not None and space.is_legal(problem, config, budget, capability):
+                return config
         return found
 
     def _lookup(
-        self, problem: GemmProblem, budget: Budget, allow_cublaslt: bool
+        self,
+        problem: GemmProblem,
+        budget: Budget,
+        allow_cublaslt: bool,
+        capability: space.Capability,
     ) -> GemmConfig | None:
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
@@ -145,11 +186,19 @@ class Table:
         if -(-problem.m // config.block_m) != -(-tuned_m // config.block_m):
             return None
         rules = (space.serves_alignment, space.serves_library, space.serves_swiglu)
-        return config if all(rule(problem, config, budget, (9, 0)) for rule in rules) else None
+        return config if all(rule(problem, config, budget, capability) for rule in rules) else None
 
     def merged(self, other: Table) -> Table:
         """Both tables' cells and provenance; the other's count where both have a cell."""
         return Table({**self.meta, **other.meta}, {**self.cells, **other.cells})
+
+
+def _beside(values: Sequence[Any], value: Any) -> Sequence[Any]:
+    """Of sorted values the last up to `value` and the first from it on."""
+    at = bisect_left(values, value)
+    if at < len(values) and values[at] == value:
+        return values[at : at + 1]
+    return values[max(0, at - 1) : at + 1]
 
 
 def _without_m(key: CellKey) -> tuple[Any, ...]:

@@ -153,5 +153,5 @@ def test_two_gpus_of_different_kinds_have_a_dispatcher_each(monkeypatch) -> None
     first, second = (load_dispatcher(index) for index in (0, 1))
     assert first.tables.cells
     assert not second.tables.cells
-    assert first.select(problem, budget, "model").config.kernel == "ws"
+    assert first.select(problem, budget, "model").config.kernel in ("ws", "tma")
     assert second.select(problem, budget, "model").config.kernel == "pointer"
