@@ -159,7 +159,7 @@ def tuned(second: GemmConfig, *cells: tuple[int, int], us: float = 10.0) -> Tabl
 )
 def test_a_cell_beside_the_problem_says_what_to_run(profile, second, cells, served):
     problem, budget = GemmProblem(64, 6144, 4096), Budget(36, "mask", False)
-    modelled = select_gemm(problem, budget, profile)
+    modelled = select_gemm(problem, budget, profile, constants=DEFAULTS)
     found = select_near(problem, budget, profile, tuned(second, *cells), modelled, DEFAULTS)
     assert (found is not None) == served
     if found is not None:
@@ -169,7 +169,7 @@ def test_a_cell_beside_the_problem_says_what_to_run(profile, second, cells, serv
 
 def test_more_sms_than_a_cell_has_take_no_longer_than_it(profile, second):
     problem, budget = GemmProblem(64, 6144, 4096), Budget(36, "mask", False)
-    modelled = select_gemm(problem, budget, profile)
+    modelled = select_gemm(problem, budget, profile, constants=DEFAULTS)
     found = select_near(problem, budget, profile, tuned(second, (64, 32)), modelled, DEFAULTS)
     assert found is not None
     assert found.predicted_us <= 10.0
@@ -178,7 +178,7 @@ def test_more_sms_than_a_cell_has_take_no_longer_than_it(profile, second):
 
 def test_the_models_choice_stands_against_a_neighbour_that_is_slower(profile):
     problem, budget = GemmProblem(64, 6144, 4096), Budget(36, "mask", False)
-    modelled = select_gemm(problem, budget, profile)
+    modelled = select_gemm(problem, budget, profile, constants=DEFAULTS)
     slow = GemmConfig("ws", 256, 128, 64, 8, 4)
     there = replace(budget, num_sms=32)
     us = cost_model.predict_us(problem, slow, there, profile)
