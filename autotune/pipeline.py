@@ -120,7 +120,8 @@ class Pipeline:
         if self.stop.why is not None:
             return
         family = group[0][0].family
-        tuner = family.tuner([job.case for job, _ in group], family.dispatcher(0), "cuda")
+        cases = list(dict.fromkeys(job.case for job, _ in group))
+        tuner = family.tuner(cases, family.dispatcher(0), "cuda")
         for job, wanted in group:
             if self.stop.why is not None:
                 return
