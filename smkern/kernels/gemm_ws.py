@@ -25,6 +25,7 @@ _segment = gluon.jit(_schedule._segment)
 _contributors = gluon.jit(_schedule._contributors)
 _partial_slot = gluon.jit(_schedule._partial_slot)
 _tile_coords = gluon.jit(_schedule._tile_coords)
+_first_row = gluon.jit(_schedule._first_row)
 
 
 @gluon.jit
@@ -53,14 +54,14 @@ def _swiglu(pairs, SWAP: gl.constexpr):
 
 @gluon.jit
 def _store(
-    value, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+    value, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
     LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     ACT: gl.constexpr,
 ):  # fmt: skip
     """Bias, activation, residual and the store of one fp32 chunk [X, Y], by way of LAYOUT.
 
     The output is m x 8n; n and the strides count units of 8 elements, so that the compiler
-    knows that 16 bytes at a time are whole.
+    knows that 16 bytes at a time are whole. Its rows before `own` are another tile's.
     """
     X: gl.constexpr = value.shape[0]
     Y: gl.constexpr = value.shape[1]
@@ -75,10 +76,10 @@ def _store(
     x = row0 + gl.arange(0, X, layout=gl.SliceLayout(1, LAYOUT))
     y = col0 + gl.arange(0, Y, layout=gl.SliceLayout(0, LAYOUT))
     if SWAP:
-        mask = (x < n * 8)[:, None] & (y < m)[None, :]
+        mask = (x < n * 8)[:, None] & ((y < m) & (y >= own))[None, :]
         offset = x.to(gl.int64)[:, None] + y.to(gl.int64)[None, :] * (out_stride * 8)
     else:
-        mask = (x < m)[:, None] & (y < n * 8)[None, :]
+        mask = ((x < m) & (x >= own))[:, None] & (y < n * 8)[None, :]
         offset = x.to(gl.int64)[:, None] * (out_stride * 8) + y.to(gl.int64)[None, :]
     if RESIDUAL:
         if SWAP:
@@ -123,7 +124,7 @@ def _gather(
 
 @gluon.jit
 def _finish(
-    acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
+    acc, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
     partials, pid, nth, first, pieces, quantum, k_iters,
     TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr, STREAM: gl.constexpr,
     PART_Y: gl.constexpr, LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr,
@@ -134,12 +135,12 @@ def _finish(
         HALF: gl.constexpr = acc.shape[1] // 2
         left, right = acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]).split()
         _finish(
-            left, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
-            partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH, STREAM,
+            left, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
+            residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH, STREAM,
             PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
         _finish(
-            right, row0, col0 + HALF, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
+            right, row0, col0 + HALF, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
             residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE,
             FIRST + HALF, PITCH, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
@@ -155,8 +156,8 @@ def _finish(
             else:
                 col0 = col0 // 2
         _store(
-            acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride, residual_stride,
-            LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+            acc, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
+            residual_stride, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
 
 
@@ -221,8 +222,14 @@ def _multiply_warps(
             previous = gl.where(stage == 0, STAGES - 1, stage - 1)
             mbarrier.arrive(empty.index(previous), count=1)
 
-        row0 = tile_x * BLOCK_X
-        col0 = tile_y * (BLOCK_Y + EXTRA_Y)
+        if SWAP:
+            row0 = tile_x * BLOCK_X
+            col0 = _first_row(tile_y, BLOCK_Y + EXTRA_Y, m)
+            own = tile_y * (BLOCK_Y + EXTRA_Y)
+        else:
+            row0 = _first_row(tile_x, BLOCK_X, m)
+            col0 = tile_y * (BLOCK_Y + EXTRA_Y)
+            own = tile_x * BLOCK_X
         nth = tile - whole_tiles
         first = pid
         pieces = 1
@@ -244,13 +251,13 @@ def _multiply_warps(
                     gl.store(counters + nth, 0)
         if complete:
             _finish(
-                acc, row0, col0, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
+                acc, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
                 residual_stride, partials, pid, nth, first, pieces, quantum, k_iters,
                 TILE, 0, BLOCK_Y, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
             )  # fmt: skip
             if EXTRA_Y:
                 _finish(
-                    extra, row0, col0 + BLOCK_Y, out_ptr, bias_ptr, residual_ptr, m, n,
+                    extra, row0, col0 + BLOCK_Y, own, out_ptr, bias_ptr, residual_ptr, m, n,
                     out_stride, residual_stride, partials, pid, nth, first, pieces, quantum,
                     k_iters, TILE, MAIN, EXTRA_Y, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
                 )  # fmt: skip
@@ -311,7 +318,7 @@ def gemm_ws(
             (
                 copy_warp,
                 (
-                    x_desc, y_desc, x_boxes, y_boxes, extra_boxes, full, empty,
+                    x_desc, y_desc, x_boxes, y_boxes, extra_boxes, full, empty, m,
                     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
                     BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, STAGES, SWAP,
                 ),

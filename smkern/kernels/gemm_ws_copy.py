@@ -15,6 +15,7 @@ from smkern.kernels import schedule as _schedule
 _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)
 _tile_coords = gluon.jit(_schedule._tile_coords)
+_first_row = gluon.jit(_schedule._first_row)
 
 
 PAIR = gl.constexpr(16)
@@ -42,18 +43,17 @@ def _copy(desc, row, column, bar, buffer):
 
 
 @gluon.jit
-def _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X: gl.constexpr, BLOCK_K: gl.constexpr):
-    _copy(x_desc, tile_x * BLOCK_X, k * BLOCK_K, bar, x_bufs.index(stage))
+def _copy_x(x_desc, x_bufs, bar, stage, row, k, BLOCK_K: gl.constexpr):
+    _copy(x_desc, row, k * BLOCK_K, bar, x_bufs.index(stage))
 
 
 @gluon.jit
 def _copy_y(
-    y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k,
+    y_desc, y_bufs, extra_bufs, bar, stage, row, k,
     BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
 ):  # fmt: skip
     BOX_Y: gl.constexpr = box_rows(y_desc.block_type.shape)
     BOXES: gl.constexpr = BLOCK_Y // BOX_Y
-    row = tile_y * (BLOCK_Y + EXTRA_Y)
     for box in gl.static_range(BOXES):
         at = row + box * BOX_Y
         _copy(y_desc, at, k * BLOCK_K, bar, y_bufs.index(stage * BOXES + box))
@@ -68,27 +68,30 @@ def _copy_weights(
     SWAP: gl.constexpr,
 ):  # fmt: skip
     if SWAP:
-        _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X, BLOCK_K)
+        _copy_x(x_desc, x_bufs, bar, stage, tile_x * BLOCK_X, k, BLOCK_K)
     else:
-        _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
+        row = tile_y * (BLOCK_Y + EXTRA_Y)
+        _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, row, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
 
 
 @gluon.jit
 def _copy_rows(
-    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k,
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k, m,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
     SWAP: gl.constexpr,
 ):  # fmt: skip
     """What is not weights: the activations."""
     if SWAP:
-        _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, tile_y, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
+        row = _first_row(tile_y, BLOCK_Y + EXTRA_Y, m)
+        _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, row, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
     else:
-        _copy_x(x_desc, x_bufs, bar, stage, tile_x, k, BLOCK_X, BLOCK_K)
+        row = _first_row(tile_x, BLOCK_X, m)
+        _copy_x(x_desc, x_bufs, bar, stage, row, k, BLOCK_K)
 
 
 @gluon.jit
 def copy_warp(
-    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty,
+    x_desc, y_desc, x_bufs, y_bufs, extra_bufs, full, empty, m,
     tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, SWAP: gl.constexpr,
@@ -135,7 +138,7 @@ def copy_warp(
                     BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, SWAP,
                 )  # fmt: skip
             _copy_rows(
-                x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k,
+                x_desc, y_desc, x_bufs, y_bufs, extra_bufs, bar, stage, tile_x, tile_y, k, m,
                 BLOCK_X, BLOCK_Y, EXTRA_Y, BLOCK_K, SWAP,
             )  # fmt: skip
             stage += 1

@@ -56,6 +56,18 @@ def _partial_slot(cta, nth, quantum, k_iters):
     return slot
 
 
+def _first_row(tile_m, block_m, m):
+    """First row that row tile `tile_m` reads: the last one ends where the rows end.
+
+    It reads some of the tile before it again instead of rows that are not there, which cost more:
+    1.7 times the time was seen for 204 rows in two tiles of 128. It stores its own alone.
+    """
+    first = tile_m * block_m
+    if (first + block_m > m) & (m >= block_m):
+        first = m - block_m
+    return first
+
+
 def _tile_coords(tile, tiles_m, tiles_n, group_m):
     """Raster in groups of `group_m` row tiles, so that CTAs at work share operands in L2."""
     per_group = group_m * tiles_n

@@ -96,3 +96,14 @@ def test_too_many_streamed_tiles_are_refused_with_the_limit():
     config = GemmConfig("ws", 16, 64, 64, swap=True, split=2)
     with pytest.raises(ArgumentError, match=r"16384"):
         make_schedule(GemmProblem(16 * 200, 64 * 200, 64), config, Budget(132, "mask"))
+
+
+@given(st.integers(1, 4000), st.sampled_from([16, 48, 64, 80, 128, 160, 256]))
+def test_row_tiles_read_what_is_there_and_store_each_row_once(m, block):
+    stored = []
+    for tile in range(-(-m // block)):
+        first, own = device._first_row(tile, block, m), tile * block
+        assert first <= own
+        assert m < block or first + block <= m, "no row outside the matrix is read"
+        stored += [row for row in range(first, min(first + block, m)) if row >= own]
+    assert stored == list(range(m))
