@@ -163,3 +163,19 @@ def test_cublaslt_where_it_may_run():
             Case(77, 136, 1032, epilogue=epilogue),
         ):
             run(case, backend="cublaslt")
+
+
+@pytest.mark.parametrize("m", [65, 130, 204, 257, 1000])
+def test_a_residual_in_place_is_added_once_to_rows_that_two_tiles_read(m):
+    """The last row tile of ws begins before its own rows, which it alone stores."""
+    generator = torch.Generator("cuda").manual_seed(m)
+    a, w, out = (
+        torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for rows, columns in ((m, 520), (776, 520), (m, 776))
+    )
+    wanted = a.double() @ w.double().T + out.double()
+    for num_sms in (at_most(16), at_most(132)):
+        given = out.clone()
+        smkern.gemm(a, w, residual=given, out=given, backend="ws", num_sms=num_sms)
+        error = (given.double() - wanted).abs().max() / wanted.abs().max()
+        assert error < 2**-7, f"{m} rows on {num_sms} SMs"
