@@ -136,8 +136,8 @@ def _finish(
         left, right = acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]).split()
         _finish(
             left, row0, col0, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,
-            residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST, PITCH,
-            STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
+            residual_stride, partials, pid, nth, first, pieces, quantum, k_iters, TILE, FIRST,
+            PITCH, STREAM, PART_Y, LAYOUT, SWAP, BIAS, RESIDUAL, ACT,
         )  # fmt: skip
         _finish(
             right, row0, col0 + HALF, own, out_ptr, bias_ptr, residual_ptr, m, n, out_stride,

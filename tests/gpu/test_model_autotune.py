@@ -36,7 +36,7 @@ def tune(folder: Path, *more: str) -> str:
 
 @pytest.mark.slow
 def test_a_model_is_tuned_in_parts_and_compared(folder: Path) -> None:
-    output = tune(folder, "--minutes", "0.5")
+    output = tune(folder, "--minutes", "0.05")
     assert "the time is up" in output
     output = tune(folder, "--minutes", "8")
     assert "are in the table" in output
