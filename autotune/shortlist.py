@@ -15,6 +15,8 @@ from smkern.tuning.select import rank
 
 MAX_OF_A_KIND = 3
 """Configurations of the same kernel, tile and orientation in a shortlist."""
+BOTH_WAYS = 2
+"""Candidates that are measured both overlapping the launch before and apart from it."""
 
 
 def shortlist(
@@ -32,7 +34,7 @@ def shortlist(
     cuBLASLt comes where it may run, and SwiGLU unfused, too. Where the model is wrong it is wrong
     for all configurations of a kind, so others get a chance. A swapped ws candidate comes with its
     `eager` twin: which of the two wins turns with how many CTAs share an SM, and the model does not
-    know.
+    know. The first come with launches that overlap and that do not: between them lie up to 1.4.
     """
     found: dict[GemmConfig, float] = {}
     kinds: Counter[tuple[object, ...]] = Counter()
@@ -50,6 +52,9 @@ def shortlist(
         for config, us in found.items()
         if config.kernel == "ws" and config.swap
     }
+    if budget.confined == "mask":
+        first = [config for config in found if config.kernel == "ws"][:BOTH_WAYS]
+        twins |= {replace(config, overlap=not config.overlap): found[config] for config in first}
     others = {config: us for config, us in twins.items() if config not in found}
     found = dict(sorted({**found, **others}.items(), key=lambda item: item[1]))
     fastest = min(found.values())
