@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 from smkern.autotune import raw
 from smkern.autotune.raw import GemmMeasurement
+from smkern.bench.cases import SHAPES
 from smkern.profile import Profile, load_profile
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
 from smkern.tuning.cost_model import Ceilings, Estimate
@@ -30,6 +31,8 @@ SHARED_WEIGHT = 0.3
 """Weight of a cell's mean error against the differences within it."""
 CLIP = 0.5
 """Residuals count up to this: a candidate that spilled or failed to overlap is no law."""
+FEW = 4
+"""Iterations that are enough from constants fitted to nearly the same."""
 PRIOR = 15
 """Measurements of no difference that a variant's own are averaged with: few say little."""
 AS_GOOD = 1.03
@@ -147,7 +150,7 @@ def fit(
             scale = np.diag(damping * (np.diag(normal) + 1e-3 * len(error)))
             # no constant moves by more than a factor of 4 from where it started
             moved = np.clip(
-                point - np.linalg.solve(normal + scale, slope), origin - 1.4, origin + 1.4
+                point - np.linalg.lstsq(normal + scale, slope)[0], origin - 1.4, origin + 1.4
             )
             trial = residuals_at(moved)
             if float(trial @ trial) < before:
@@ -249,19 +252,28 @@ def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Constants file to write.")
 @click.option("--fix", default="blend", show_default=True, help="Constants to leave, by commas.")
 @click.option("--iterations", default=15, show_default=True)
-@click.option("--check", is_flag=True, help="Also fit on half of the cells, judge on the other.")
+@click.option("--check", is_flag=True, help="Also judge whole weights and budgets held out.")
+@click.option(
+    "--leave-out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that gets the constants fitted without each of the bench's weights (NxK.json).",
+)
 def command(
-    raw_paths: tuple[Path, ...], out: Path | None, fix: str, iterations: int, check: bool
+    raw_paths: tuple[Path, ...],
+    out: Path | None,
+    fix: str,
+    iterations: int,
+    check: bool,
+    leave_out: Path | None,
 ) -> None:
-    """Fit the cost model to measured candidates and say what its picks lose."""
+    """Fit the cost model to measured candidates (JSON lines, .gz too) and say what its picks lose.
+
+    What the shipped constants are fitted to is bench/results/<gpu>/gemm-candidates.jsonl.gz.
+    """
     profile = load_profile()
     measurements = usable([item for path in raw_paths for item in raw.load(path)])
     names = [name for name in NAMES if name not in fix.split(",")]
     _report("defaults", gap(measurements, profile, DEFAULTS))
-    if check:
-        even, odd = _halves(measurements)
-        halved = fit(even, profile, names=names, iterations=iterations)
-        _report("fitted on one half, judged on the other", gap(odd, profile, halved))
     fitted = fit(measurements, profile, names=names, iterations=iterations)
     _report("fitted", gap(measurements, profile, fitted))
     for name in NAMES:
@@ -269,20 +281,34 @@ def command(
     missing = unmeasured_picks(measurements, profile, fitted)
     if missing:
         click.echo(f"{missing} cells: the pick was not measured; run smkern autotune again")
+    meta = {"gpu": profile.info.name, "measurements": len(measurements)}
     if out is not None:
-        meta = {"gpu": profile.info.name, "measurements": len(measurements)}
         save(out, fitted, meta)
         click.echo(f"written to {out}")
+    if check:
+        for what, value in (("weights", _weights), ("budgets", lambda item: item.budget.num_sms)):
+            seen, unseen = held_out(measurements, value)
+            found = fit(seen, profile, fitted, names=names, iterations=FEW)
+            of_unseen = gap(unseen, profile, found)
+            _report(f"fitted without every third of the {what}, judged on those", of_unseen)
+    if leave_out is not None:
+        for shape in SHAPES:
+            kept = [item for item in measurements if _weights(item) != shape]
+            without = fit(kept, profile, fitted, names=names, iterations=FEW)
+            save(leave_out / f"{shape[0]}x{shape[1]}.json", without, meta | {"without": shape})
 
 
-def _halves(
-    measurements: Sequence[GemmMeasurement],
+def _weights(item: GemmMeasurement) -> tuple[int, int]:
+    return item.problem.n, item.problem.k
+
+
+def held_out(
+    measurements: Sequence[GemmMeasurement], value: Callable[[GemmMeasurement], Any]
 ) -> tuple[list[GemmMeasurement], list[GemmMeasurement]]:
-    """Every second cell, so that both halves have all shapes and budgets."""
-    halves: tuple[list[GemmMeasurement], list[GemmMeasurement]] = ([], [])
-    for number, (_, indices) in enumerate(sorted(by_cell(measurements).items())):
-        halves[number % 2].extend(measurements[index] for index in indices)
-    return halves
+    """Those of two thirds of the values, and those of the others, which it has not seen."""
+    third = set(sorted({value(item) for item in measurements})[::3])
+    seen = [item for item in measurements if value(item) not in third]
+    return seen, [item for item in measurements if value(item) in third]
 
 
 def _report(what: str, result: Gap) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterable
@@ -85,7 +86,9 @@ def load(path: Path) -> list[GemmMeasurement]:
     from smkern.autotune.shortlist import parse_epilogue
 
     found = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        lines = file.read().splitlines()
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)

@@ -152,7 +152,8 @@ class Table:
     ) -> GemmConfig | None:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
-        A cell tuned at M serves the rows above the next smaller tuned M with as many row tiles.
+        A cell tuned at M serves the rows above the next smaller tuned M, from M / 2 on, with as
+        many row tiles: for a batch of one, what is best for 64 rows took a third longer.
         With `batch_invariant` only one with whole K loops does: ws and tma add products in the same
         order whatever the tile (held bit for bit by the GPU tests), and the split alone is what
         would make a row's bits turn with M or the budget. An epilogue without a cell of its own
@@ -178,6 +179,8 @@ class Table:
         if rows is None or (at := bisect_left(rows, problem.m)) == len(rows):
             return None
         tuned_m = rows[at]
+        if 2 * problem.m < tuned_m:
+            return None
         cell = self.cells[_with_m(key, tuned_m)]
         own = problem.batch_invariant or not allow_cublaslt
         config = cell.own if own else cell.config

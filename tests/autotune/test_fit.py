@@ -1,5 +1,6 @@
 """Fitting the cost model: it finds the constants of an imagined device, and says what is lost."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.autotune import fit, raw
+from smkern.bench.cases import SHAPES
 from smkern.tuning import space, table
 from smkern.tuning.cost_constants import DEFAULTS
 
@@ -55,13 +57,16 @@ def test_command_writes_constants_that_dispatch_reads(measurements, profile, tmp
     path = tmp_path / "raw.jsonl"
     raw.append(path, measurements[:160])
     monkeypatch.setattr(fit, "load_profile", lambda: profile)
-    out = tmp_path / "h200" / "cost_model.json"
-    result = CliRunner().invoke(
-        fit.command, [str(path), "--out", str(out), "--check", "--iterations", "3"]
-    )
+    out, left = tmp_path / "h200" / "cost_model.json", tmp_path / "left"
+    packed = tmp_path / "raw.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    words = [str(packed), "--out", str(out), "--check", "--iterations", "2"]
+    result = CliRunner().invoke(fit.command, [*words, "--leave-out", str(left)])
     assert result.exit_code == 0, result.output
     assert "fitted: " in result.output
-    assert "judged on the other" in result.output
+    assert "every third of the weights" in result.output
+    assert "every third of the budgets" in result.output
+    assert {tuple(map(int, x.stem.split("x"))) for x in left.glob("*.json")} == set(SHAPES)
     monkeypatch.setattr(table, "_SHIPPED", tmp_path)
     table.load_constants.cache_clear()
     loaded = table.load_constants("NVIDIA H200")
@@ -69,3 +74,11 @@ def test_command_writes_constants_that_dispatch_reads(measurements, profile, tmp
     assert loaded != DEFAULTS
     assert loaded.blend == DEFAULTS.blend
     assert json.loads(out.read_text())["meta"]["gpu"] == "NVIDIA H200"
+
+
+def test_held_out_values_are_in_neither_place_twice(measurements):
+    seen, unseen = fit.held_out(measurements, lambda item: item.budget.num_sms)
+    assert len(seen) + len(unseen) == len(measurements)
+    counts = [{item.budget.num_sms for item in part} for part in (seen, unseen)]
+    assert not counts[0] & counts[1]
+    assert all(counts)

@@ -20,10 +20,13 @@ def test_shortlist_is_legal_ordered_and_of_several_kinds(profile, m, num_sms):
     found = shortlist(problem, budget, profile, DEFAULTS, top=8)
     assert len(found) >= 8
     assert list(found.values()) == sorted(found.values())
-    kinds = Counter((c.kernel, c.block_m, c.block_n, c.swap) for c in found)
+    listed = {replace(c, overlap=True) for c in found}
+    kinds = Counter((c.kernel, c.block_m, c.block_n, c.swap) for c in listed)
     assert max(kinds.values()) <= 2 * MAX_OF_A_KIND
-    for swapped in (c for c in found if c.kernel == "ws" and c.swap):
-        assert replace(swapped, eager=not swapped.eager) in found
+    for swapped in (c for c in listed if c.kernel == "ws" and c.swap):
+        assert replace(swapped, eager=not swapped.eager) in listed
+    first = [c for c in found if c.kernel == "ws"][:1]
+    assert all(replace(c, overlap=not c.overlap) in found for c in first)
     for config in found:
         assert space.violations(problem, config, budget, (9, 0)) == []
 

@@ -21,7 +21,10 @@ class Table:
 
     cells: dict = {}  # noqa: RUF012
 
-    def lookup(self, problem, budget, allow_cublaslt=True):
+    def neighbours(self, problem, budget):
+        return ()
+
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
         if not 65 <= problem.m <= 77:
             return None
         return CUBLASLT if allow_cublaslt and budget.clusters else OWN

@@ -27,7 +27,10 @@ class UnfusedTable:
 
     cells: dict = {}  # noqa: RUF012
 
-    def lookup(self, problem, budget, allow_cublaslt=True):
+    def neighbours(self, problem, budget):
+        return ()
+
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
         return space.UNFUSED if problem.epilogue.swiglu and allow_cublaslt else OWN
 
 

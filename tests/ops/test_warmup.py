@@ -26,7 +26,10 @@ class Table:
     def __init__(self):
         self.cells = {Key(77, 512, 4096): None}
 
-    def lookup(self, problem, budget, allow_cublaslt=True):
+    def neighbours(self, problem, budget):
+        return ()
+
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
         if not 70 <= problem.m <= 77:
             return None
         kernel = "cublaslt" if allow_cublaslt else "tma"

@@ -133,7 +133,10 @@ class Table:
 
     cells: dict = {}  # noqa: RUF012
 
-    def lookup(self, problem, budget, allow_cublaslt=True):
+    def neighbours(self, problem, budget):
+        return ()
+
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
         return GemmConfig("tma", 128, 128, 64, 4, 4)
 
 
