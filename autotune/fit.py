@@ -131,6 +131,8 @@ def fit(
     iterations: int = 15,
 ) -> CostConstants:
     """The constants `names`, fitted; the others stay. Damped Gauss-Newton on their logarithms."""
+    if not measurements:
+        return start
     cells = by_cell(measurements)
 
     def constants_at(point: np.ndarray[Any, Any]) -> CostConstants:
