@@ -191,7 +191,7 @@ def listed(
 
     None given, that is the table of the profile's GPU.
     """
-    constants = load_constants(profile.info.name)
+    constants = load_constants(profile.info.name, profile.info.capability)
     found = shortlist(
         problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt
     )

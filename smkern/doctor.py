@@ -76,14 +76,15 @@ def examine(device: int | None = None) -> Report:
         status: Status = "failed" if has_gpu() else "absent"
         findings.append(Finding("GPU", "device", status, str(error)))
         findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
-        findings += table_findings(smkern.load_profile().info.name)
+        planned = smkern.load_profile().info
+        findings += table_findings(planned.name, planned.capability)
         return Report(tuple(findings), WITHOUT_GPU)
     findings += device_findings(info, device)
     for name, options in PARTITION_BACKENDS.items():
         check = partial(_partition, info, device, options)
         findings.append(tried("Partitions", name, check))
     findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
-    findings += table_findings(info.name)
+    findings += table_findings(info.name, info.capability)
     return Report(tuple(findings))
 
 

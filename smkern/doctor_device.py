@@ -123,9 +123,11 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
     return "note", f"{runs}; missing here: {', '.join(missing)}"
 
 
-def table_findings(gpu: str) -> Iterator[Finding]:
-    """A line each for the tuned cells that dispatch reads on `gpu`: shipped, and the user's own."""
+def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
+    """A line each for what chooses on `gpu`: cells, shipped and the user's own, and the model."""
     from smkern.tuning.cells import shipped_path, user_path
+    from smkern.tuning.cost_constants import DEFAULTS
+    from smkern.tuning.table import load_constants
 
     for name, path_of in (("shipped", shipped_path), ("your own", user_path)):
         counts: dict[str, int] = {}
@@ -147,6 +149,14 @@ def table_findings(gpu: str) -> Iterator[Finding]:
             remedy = "" if name == "shipped" else f"; the model decides the rest, or tune: {TUNE}"
             detail = f"none for {gpu}{remedy}"
             yield Finding("Tuned tables", name, "absent", detail)
+    own = load_constants(gpu) is not DEFAULTS
+    near = "those of an H200" if load_constants(gpu, capability) is not DEFAULTS else "defaults"
+    yield Finding(
+        "Tuned tables",
+        "cost model",
+        "ok" if own else "note",
+        f"constants fitted on {gpu}" if own else f"constants are {near}: nobody fitted {gpu}",
+    )
 
 
 def _cells(family: str, path: Any, gpu: str) -> Any:

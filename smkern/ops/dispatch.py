@@ -357,7 +357,7 @@ def _tile(config: GemmConfig) -> tuple[Any, ...]:
 
 def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:
     """A dispatcher that chooses for a device that may be absent; it cannot prepare launches."""
-    constants = load_constants(profile.info.name)
+    constants = load_constants(profile.info.name, profile.info.capability)
 
     def absent() -> Any:
         raise ArgumentError("this dispatcher only chooses: use one of a device to launch")

@@ -265,7 +265,14 @@ def load_dispatcher(index: int) -> Dispatcher:
         return RowsSilu(rows_dispatcher(index))
 
     gpu = profile.info.name
-    return Dispatcher(profile, load_tables(gpu), kernels, library, load_constants(gpu), silu)
+    return Dispatcher(
+        profile,
+        load_tables(gpu),
+        kernels,
+        library,
+        load_constants(gpu, profile.info.capability),
+        silu,
+    )
 
 
 @cache

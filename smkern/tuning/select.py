@@ -71,7 +71,7 @@ def select_gemm(
         ArgumentError: no kernel of `kernels` can serve the problem.
     """
     check_budget(budget)
-    constants = constants or load_constants(profile.info.name)
+    constants = constants or load_constants(profile.info.name, profile.info.capability)
     if problem.batch_invariant:
         capability = profile.info.capability
         config = invariant_config(

@@ -310,13 +310,18 @@ def load_tables(gpu: str, op: str = "gemm") -> Table:
 
 
 @lru_cache(maxsize=8)
-def load_constants(gpu: str) -> CostConstants:
-    """The cost model's constants as fitted on `gpu`, else the defaults.
+def load_constants(gpu: str, capability: space.Capability | None = None) -> CostConstants:
+    """The cost model's constants as fitted on `gpu`, else those of a GPU of the same generation.
+
+    Of a GPU that nobody fitted they rank candidates, no more: its ceilings are its profile's.
+    Another generation's kernels differ, so there the defaults count.
 
     Raises:
         TableError: the file is there and holds no constants.
     """
     path = _SHIPPED / gpu_folder(gpu) / "cost_model.json"
+    if not path.exists() and capability is not None and capability[0] == 9:
+        path = _SHIPPED / "h200" / "cost_model.json"
     if not path.exists():
         return DEFAULTS
     try:

@@ -52,7 +52,8 @@ def test_a_gemm_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
     dispatcher = load_dispatcher(0)
     assert dispatcher.profile.info == info
     assert not dispatcher.tables.cells
-    assert dispatcher.constants == DEFAULTS
+    hopper = info.capability[0] == 9
+    assert dispatcher.constants == (load_constants("NVIDIA H200") if hopper else DEFAULTS)
     for problem in GEMMS:
         for budget in budgets(info):
             found = dispatcher.select(problem, budget)
@@ -115,7 +116,9 @@ def test_a_small_operator_knows_its_own_device(info, family, monkeypatch) -> Non
 def test_no_table_of_another_gpu_is_found(info) -> None:
     assert not load_tables(info.name).cells
     assert not load_cells(info.name, FILE, CODEC).cells
-    assert load_constants(info.name) == DEFAULTS
+    constants = load_constants(info.name, info.capability)
+    hopper = info.capability[0] == 9
+    assert constants == (load_constants("NVIDIA H200") if hopper else DEFAULTS)
 
 
 def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None:

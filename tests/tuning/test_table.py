@@ -12,6 +12,7 @@ import pytest
 from smkern.errors import TableError
 from smkern.tuning import space, table
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.cost_constants import DEFAULTS
 from smkern.tuning.table import Cell, CellKey, Table, TableStore
 
 META = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
@@ -217,3 +218,18 @@ def test_batch_invariant_problems_take_whole_k_loops_of_ours_only():
     for own, served in ((CONFIG, None), (whole, whole), (replace(whole, kernel="pointer"), None)):
         tuned = Table(META, {key(64): Cell(space.CUBLASLT, 5.0, own, 6.0)})
         assert tuned.lookup(problem, BUDGET) == served
+
+
+def test_constants_are_those_of_the_generation_where_nobody_fitted_them():
+    own = table.load_constants("NVIDIA H200", (9, 0))
+    assert own.variants
+    assert table.load_constants("NVIDIA H100 80GB HBM3", (9, 0)) == own
+    for name, capability in (("NVIDIA A100-SXM4-80GB", (8, 0)), ("NVIDIA B200", (10, 0))):
+        assert table.load_constants(name, capability) == DEFAULTS
+
+
+def test_a_cell_serves_no_batch_of_less_than_half_its_rows():
+    """What is best for 64 rows takes a third longer for one."""
+    found = Table(cells={key(64): cell()})
+    rows = {m: found.lookup(GemmProblem(m, 6144, 4096), BUDGET) for m in (1, 31, 32, 64)}
+    assert {m for m, config in rows.items() if config} == {32, 64}
