@@ -25,6 +25,12 @@ from smkern.bench.readme_runtime import (
     served_table,
     steady_table,
 )
+from smkern.bench.readme_untuned import (
+    autotune_table,
+    left_out_table,
+    steps_table,
+    untuned_table,
+)
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
 from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
 from smkern.errors import SmkernError
@@ -96,6 +102,10 @@ def blocks_of(folder: Path) -> dict[str, str]:
         "model-prefill": prefill_table(model),
         "model-breakdown": breakdown_table(model),
         "model-plot": _pictures(folder, "model*.png"),
+        "untuned-table": untuned_table(suites.get("untuned", Results())),
+        "left-out-table": left_out_table(suites.get("left_out", Results())),
+        "steps-table": steps_table(suites.get("steps", Results())),
+        "autotune-table": autotune_table(suites.get("autotune", Results())),
         "runtime-gains": gains_table(runtime),
         "runtime-steady": steady_table(runtime),
         "runtime-costs": costs_table(runtime),

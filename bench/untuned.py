@@ -82,6 +82,11 @@ def check_unseen(wanted: Iterable[Shape], seen: Iterable[Shape], where: str) -> 
         raise TableError(f"{where} has {names}, which this suite holds out: leave them out there")
 
 
+def better_ratio(cell: Cell) -> float:
+    """The better of a cell's measurements: what loses must lose in both."""
+    return float(max(cell["vs_cublas"], cell.get("vs_cublas_again", 0.0)))
+
+
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """The rows over the model's cells; of what was measured twice the better counts for the worst.
 
@@ -89,7 +94,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """
     found = [c for c in cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
     last = [settled_ratio(c) for c in found]
-    better = [max(c["vs_cublas"], c.get("vs_cublas_again", 0.0)) for c in found]
+    better = [better_ratio(cell) for cell in found]
     under = sum(value < UNDER for value in better) / len(better) if better else None
     return {
         "untuned_geomean": _row(geomean(last), GEOMEAN, len(found)),

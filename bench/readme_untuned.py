@@ -1,0 +1,106 @@
+"""README blocks of what nobody tuned: new shapes, budgets between, a model after one command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smkern.bench.markdown import NOT_MEASURED, markdown_table
+from smkern.bench.model.rows import DECODE, PREFILL
+from smkern.bench.results import Results
+from smkern.bench.summary import geomean
+from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
+
+Cell = dict[str, Any]
+
+STEPS_A_LINE = 9
+
+
+def untuned_table(results: Results) -> str:
+    """Ratios to cuBLAS by rows of `a`, then the summary's rows."""
+    cells = [c for c in results.cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
+    if not cells:
+        return NOT_MEASURED
+    rows = []
+    for m in ROWS:
+        found = [better_ratio(cell) for cell in cells if cell["case"]["m"] == m]
+        rows.append(
+            [str(m), f"{geomean(found):.2f}", f"{min(found):.2f}", *_counts(found), str(len(found))]
+        )
+    every = [better_ratio(cell) for cell in cells]
+    rows.append(
+        ["all", f"{geomean(every):.3f}", f"{min(every):.2f}", *_counts(every), str(len(every))]
+    )
+    head = ["rows", "geomean over cuBLAS", "worst", f"under {WORST}", f"under {UNDER}", "cells"]
+    return markdown_table(head, rows)
+
+
+def _counts(ratios: Sequence[float]) -> list[str]:
+    return [str(sum(ratio < limit for ratio in ratios)) for limit in (WORST, UNDER)]
+
+
+def left_out_table(results: Results) -> str:
+    """The committed shapes by constants fitted without them, over tuned."""
+    summary = results.summary
+    if "left_out_geomean" not in summary:
+        return NOT_MEASURED
+    mean, worst = summary["left_out_geomean"], summary["left_out_worst"]
+    return markdown_table(
+        ["committed shapes, each left out of the fit", "figure", "asked", "cells"],
+        [
+            [
+                "time over tuned, geomean",
+                f"{mean['value']:.3f}",
+                f"{mean['target']}",
+                mean["cells"],
+            ],
+            [
+                f"worst ({worst['cells_over']} cells over the limit)",
+                f"{worst['value']:.2f}",
+                f"{worst['target']}",
+                worst["cells"],
+            ],
+        ],
+    )
+
+
+def steps_table(results: Results) -> str:
+    """A decode step by SMs, two apart."""
+    steps = sorted((c["num_sms"], c["us"] / 1e3) for c in results.cells if c["op"] == DECODE)
+    if not steps:
+        return NOT_MEASURED
+    lines = []
+    for at in range(0, len(steps), STEPS_A_LINE):
+        part = steps[at : at + STEPS_A_LINE]
+        head = ["SMs", *(str(num_sms) for num_sms, _ in part)]
+        lines.append(markdown_table(head, [["ms", *(f"{ms:.2f}" for _, ms in part)]]))
+    slower, above = (
+        results.summary[name]["value"]
+        for name in ("decode_over_fewer_sms", "decode_over_neighbours")
+    )
+    lines.append(
+        f"At most {slower:.3f} times a step on fewer SMs, and {above:.3f} times the mean of its "
+        "neighbours."
+    )
+    return "\n\n".join(lines)
+
+
+def autotune_table(results: Results) -> str:
+    """A model after one command, over the shipped tables, which took days of measurements."""
+    pairs: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    for cell in results.cells:
+        if cell["op"] in (DECODE, PREFILL):
+            case = cell["case"]
+            key = cell["op"], case["batch"], cell["num_sms"]
+            pairs.setdefault(key, {})[case["tables"]] = cell
+    if not pairs:
+        return NOT_MEASURED
+    rows = []
+    for (op, batch, num_sms), found in sorted(pairs.items()):
+        command, shipped = (found[name]["us"] / 1e3 for name in ("command", "shipped"))
+        what = f"decode, batch {batch}" if op == DECODE else "prompt of 8,192"
+        rows.append(
+            [what, str(num_sms), f"{command:.2f}", f"{shipped:.2f}", f"{command / shipped:.3f}"]
+        )
+    head = ["", "SMs", "ms, one command's tables", "ms, the shipped tables", "ratio"]
+    return markdown_table(head, rows)
