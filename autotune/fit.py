@@ -283,7 +283,12 @@ def command(
     missing = unmeasured_picks(measurements, profile, fitted)
     if missing:
         click.echo(f"{missing} cells: the pick was not measured; run smkern autotune again")
-    meta = {"gpu": profile.info.name, "measurements": len(measurements)}
+    weights = ["x".join(map(str, shape)) for shape in sorted(set(map(_weights, measurements)))]
+    meta = {
+        "gpu": profile.info.name,
+        "measurements": len(measurements),
+        "weights": ",".join(weights),
+    }
     if out is not None:
         save(out, fitted, meta)
         click.echo(f"written to {out}")

@@ -21,6 +21,7 @@ from smkern.bench.results import collect_meta, open_results
 from smkern.bench.summary import geomean, settled_ratio
 from smkern.device import device_info
 from smkern.errors import SmkernError, TableError
+from smkern.tuning.cells import shipped_path
 from smkern.tuning.cost_constants import CostConstants
 
 Cell = dict[str, Any]
@@ -72,6 +73,15 @@ def untuned_groups(total: int) -> list[Group]:
         for num_sms in sorted(draw.sample(range(16, total, 2), DRAWS))
         if m <= HEAD_ROWS or (n, k) not in heads
     ]
+
+
+def fitted_shapes(gpu: str) -> set[Shape]:
+    """The weights that the shipped constants of this GPU were fitted to."""
+    path = shipped_path(gpu, "cost_model")
+    if not path.exists():
+        return set()
+    names = json.loads(path.read_text(encoding="utf-8"))["meta"]["weights"].split(",")
+    return {(int(n), int(k)) for n, k in (name.split("x") for name in names)}
 
 
 def check_unseen(wanted: Iterable[Shape], seen: Iterable[Shape], where: str) -> None:
@@ -211,6 +221,7 @@ def command(
             groups = untuned_groups(info.num_sms)
             tuned = {(key.n, key.k) for key in load_tables(info.name).cells}
             check_unseen(shapes(), tuned, "this GPU's table")
+            check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
             left = run(
                 groups[:: 10 if quick else 1], results, out, deadline, again=again,
                 backends=BACKENDS, limits={"smkern:model": UNDER}, rows=summarize,
