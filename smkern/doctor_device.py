@@ -132,6 +132,7 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
     for name, path_of in (("shipped", shipped_path), ("your own", user_path)):
         counts: dict[str, int] = {}
         dates: list[str] = []
+        models = ""
         for family in FAMILIES:
             try:
                 found = _cells(family, path_of(gpu, family), gpu)
@@ -141,9 +142,11 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
             if found.cells:
                 counts[family] = len(found.cells)
                 dates.append(str(found.meta.get("date", "?"))[:10])
+            if family == "gemm":
+                models = ", ".join(_models_of({(key.n, key.k) for key in found.cells}))
         if counts:
             cells = ", ".join(f"{family} {count:,}" for family, count in counts.items())
-            detail = f"{cells} cells for {gpu}, tuned up to {max(dates)}"
+            detail = f"{cells} cells for {gpu} ({models or 'no whole model'}), up to {max(dates)}"
             yield Finding("Tuned tables", name, "ok", detail)
         else:
             remedy = "" if name == "shipped" else f"; the model decides the rest, or tune: {TUNE}"
@@ -157,6 +160,18 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
         "ok" if own else "note",
         f"constants fitted on {gpu}" if own else f"constants are {near}: nobody fitted {gpu}",
     )
+
+
+def _models_of(weights: set[tuple[int, int]]) -> Iterator[str]:
+    """The presets all of whose layers' GEMMs are among these (n, k)."""
+    from smkern.latency.cost import Load, kernels_of
+    from smkern.models.presets import presets
+
+    for name, config in presets().items():
+        layers = kernels_of(config, Load(1, 0, 1, 1), l2_bytes=0)
+        products = {(k.product.n, k.product.k) for k in layers if k.product is not None}
+        if products and products <= weights:
+            yield name
 
 
 def _cells(family: str, path: Any, gpu: str) -> Any:

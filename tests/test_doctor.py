@@ -17,6 +17,7 @@ import smkern
 from smkern import doctor, doctor_device
 from smkern.device import DeviceInfo
 from smkern.doctor import Finding, Report
+from smkern.doctor_device import table_findings
 from smkern.errors import ConfinementError, DeviceError
 from smkern.profile import Profile, cache_file, load_profile, save_profile
 from tests.gpus import A100, B200, FOREIGN, H100, H200, TINY_SLICE, install
@@ -231,3 +232,13 @@ def test_a_measurement_with_another_driver_is_mentioned(
     older = replace(A100, driver="550.1")
     save_profile(Profile(older, {"bandwidth_tbps_spread_alone": ((108, 1.8),)}))
     assert "another driver, torch or Triton" in by_name(doctor.examine())["ceilings"].detail
+
+
+def test_tables_are_named_by_the_models_they_are_whole_for():
+    found = {finding.name: finding.detail for finding in table_findings("NVIDIA H200", (9, 0))}
+    assert "llama-3.1-8b, qwen3-8b" in found["shipped"]
+    assert "qwen3-14b" not in found["shipped"], "its gate_up is in no table"
+    assert "fitted on NVIDIA H200" in found["cost model"]
+    foreign = {finding.name: finding for finding in table_findings("NVIDIA H100 PCIe", (9, 0))}
+    assert foreign["shipped"].status == "absent"
+    assert "those of an H200" in foreign["cost model"].detail
