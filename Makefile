@@ -31,6 +31,7 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench ceilings
 	$(RUN) -m smkern bench partitions
 	$(RUN) -m smkern bench gemm
+	$(RUN) -m smkern bench untuned
 	$(RUN) -m smkern bench attention
 	$(RUN) -m smkern bench append
 	$(RUN) -m smkern bench ops
