@@ -41,8 +41,8 @@ class GemmCalls:
 def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[int]:
     """The M at which a choice can change, up to the one that serves `max_m`.
 
-    The model's choice is one for all M of a step, a table's cell serves itself and M below it, so
-    the steps and the tuned M reach every choice.
+    The model's choice is one for all M of a step, a table's cell serves itself and M below it down
+    to half, so the steps, the tuned M and what is right below their halves reach every choice.
     """
     steps, m = [], 1
     while m <= model_rows(max_m):
@@ -50,7 +50,8 @@ def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[in
         m = steps[-1] + 1
     cells = dispatcher.tables.cells if dispatcher.tables is not None else {}
     tuned = {key.m for key in cells if (key.n, key.k) == (n, k)}
-    return sorted({*steps, *tuned})
+    below = {(m - 1) // 2 for m in tuned if m > 2}
+    return sorted({*steps, *tuned, *below})
 
 
 def choices(

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError
+from smkern.kernels.variants import variant_of
 from smkern.ops import warmup as public_warmup
+from smkern.ops.dispatch import offline_dispatcher
 from smkern.ops.warming import Bar, as_budgets
 from smkern.ops.warmup_gemm import (
     GemmCalls,
@@ -17,7 +19,9 @@ from smkern.ops.warmup_gemm import (
     launch_once,
     rows_to_visit,
 )
+from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.table import load_tables
 
 
 class Table:
@@ -143,3 +147,21 @@ def test_bad_requests(request_):
 def test_the_bar(shown):
     with Bar(shown) as bar:
         bar.step("compiling", 3)(2)
+
+
+@pytest.mark.parametrize("num_sms", [34, 60, 66, 100])
+def test_every_row_count_runs_what_the_warmup_visited(num_sms):
+    """By the shipped tables, whose cells serve down to half of their rows, and between them."""
+    dispatcher = offline_dispatcher(load_profile("h200"), load_tables("NVIDIA H200"))
+    budget = Budget(num_sms, "mask", False)
+    calls = GemmCalls([(6144, 4096), (4096, 12288)], 1100, ["bf16"], [Epilogue()], [False])
+    visited = {
+        (problem.n, variant_of(problem, config, 90))
+        for problem, config, _ in choices(dispatcher, calls, [budget], [True])
+        if config.kernel != "cublaslt"
+    }
+    for n, k in calls.shapes:
+        for m in range(1, 1101):
+            problem = GemmProblem(m, n, k)
+            config = dispatcher.select(problem, budget).config
+            assert (n, variant_of(problem, config, 90)) in visited, f"{m} rows of {n}x{k}"
