@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
 from typing import Any
 
 import click
 
 from smkern.autotune.pipeline import Found, Job, Wanted
 from smkern.autotune.tables import Tables
+from smkern.bench.summary import geomean
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,6 @@ class Check:
         self.compared.append(Compared(job.family.name, cell, ratio))
 
 
-def geomean(values: Sequence[float]) -> float:
-    return exp(sum(map(log, values)) / len(values))
-
-
 def report(compared: Sequence[Compared]) -> None:
     """Print, by table, tuned over untuned: cells, geomean and worst cell."""
     if not compared:
@@ -88,7 +84,7 @@ def report(compared: Sequence[Compared]) -> None:
     click.echo("tuned over untuned (time; below 1 the table is faster)")
     for table, items in by_table.items():
         worst = max(items, key=lambda item: item.ratio)
-        mean = geomean([item.ratio for item in items])
+        mean = geomean(item.ratio for item in items)
         click.echo(
             f"{table}: {len(items)} cells, geomean {mean:.3f}, worst {worst.ratio:.3f} "
             f"({worst.cell})"

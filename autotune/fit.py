@@ -22,9 +22,10 @@ from smkern.autotune import raw
 from smkern.autotune.raw import GemmMeasurement
 from smkern.bench.cases import SHAPES
 from smkern.profile import Profile, load_profile
+from smkern.tuning.config import STREAM_K
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
-from smkern.tuning.cost_model import Ceilings, Estimate
-from smkern.tuning.space import LIBRARIES
+from smkern.tuning.cost_model import Ceilings, Estimate, streamed_tiles
+from smkern.tuning.space import LIBRARIES, num_ctas, num_tiles
 from smkern.tuning.table import CellKey
 
 SHARED_WEIGHT = 0.3
@@ -180,7 +181,7 @@ def variants_of(
     cells = [np.fromiter(rows, dtype=np.intp) for rows in by_cell(measurements).values()]
     keys = {name: n for n, name in enumerate(dict.fromkeys(map(_variant, measurements)))}
     which = np.array([keys[_variant(item)] for item in measurements])
-    cut = np.array([cut_share(item, profile) for item in measurements])
+    cut = np.array([cut_share(item) for item in measurements])
 
     def sums(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.bincount(which, values)
@@ -213,14 +214,12 @@ def _variant(item: GemmMeasurement) -> str:
     return variant_key(item.config)
 
 
-def cut_share(item: GemmMeasurement, profile: Profile) -> float:
+def cut_share(item: GemmMeasurement) -> float:
     """The share of a measurement's tiles whose K loops are cut."""
-    config = item.config
-    if config.split == 1:
-        return 0.0
-    ceilings = Ceilings(item.budget, profile, DEFAULTS)
-    estimate = Estimate(item.problem, config, ceilings, DEFAULTS, config.group_m)
-    return estimate.streamed(config.split, config.max_ctas) / estimate.tiles
+    if item.config.split != STREAM_K:
+        return float(item.config.split > 1)
+    tiles = num_tiles(item.problem, item.config)
+    return streamed_tiles(tiles, num_ctas(item.config, item.budget)) / tiles
 
 
 def unmeasured_picks(

@@ -196,7 +196,9 @@ def listed(
         problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt
     )
     if problem.epilogue != Epilogue():
-        today = (table or _table_of(profile.info.name)).lookup(problem, budget, False)
+        today = (table or _table_of(profile.info.name)).lookup(
+            problem, budget, False, profile.info.capability
+        )
         if today is not None and today.kernel in kernels and today not in found:
             found[today] = predict_us(problem, today, budget, profile, constants)
     return found

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import click
 
 from smkern.bench.cases import IntList, file_options, stacked
-from smkern.bench.gemm import Deadline, report
+from smkern.bench.gemm import Deadline, conclude
 from smkern.bench.named import Group, Named, groups_of
 from smkern.bench.results import Results, collect_meta, open_results
 from smkern.device import device_info
@@ -65,9 +65,7 @@ class Given:
             left = run(groups, results, Deadline.after(self.time_limit_s))
         except (SmkernError, ValueError) as error:
             raise click.ClickException(str(error)) from error
-        click.echo(report(results.summary))
-        cells = len(results.by_key)
-        click.echo(f"{cells} cells in {self.out}; {left} groups left (go on with --resume)")
+        conclude(results, self.out, left)
 
 
 def suite_options(

@@ -163,6 +163,7 @@ def run(
     again: bool,
     backends: Mapping[str, str | None] = OUR_BACKENDS,
     peers: bool = True,
+    context: bool = True,
     limits: Mapping[str, float] = WORST_TARGET,
     rows: Callable[[Iterable[dict[str, Any]]], dict[str, Any]] = summarize,
     before: Callable[[Shape], None] | None = None,
@@ -171,12 +172,11 @@ def run(
 
     Args:
         backends: our providers, by the `backend` of `smkern.gemm`.
-        peers: whether cuBLAS takes part.
+        peers, context: see `GroupRunner`.
         limits: by provider, the ratio to cuBLAS under which a cell lost.
         rows, before: see `Sitting`.
     """
     with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
-        context = backends is OUR_BACKENDS
         runner = GroupRunner(
             stage, dispatcher_of(), power_meter(), backends=backends, peers=peers, context=context
         )
@@ -205,6 +205,12 @@ def report(summary: dict[str, Any]) -> str:
                 label = f"{name} {provider}".rstrip()
                 lines.append(f"{label:55} {value!s:>9} {target!s:>6} {met} ({part['cells']} cells)")
     return "\n".join(lines)
+
+
+def conclude(results: Results, path: Path, left: int) -> None:
+    """Print what came of a run, and how to go on with the groups that are left."""
+    click.echo(report(results.summary))
+    click.echo(f"{len(results.by_key)} cells in {path}; {left} groups left (go on with --resume)")
 
 
 @click.command("gemm")
@@ -238,8 +244,7 @@ def command(
         left = run(groups, results, out, Deadline.after(time_limit_s), again=again)
     except SmkernError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(report(results.summary))
-    click.echo(f"{len(results.by_key)} cells in {out}; {left} groups left (go on with --resume)")
+    conclude(results, out, left)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
@@ -22,21 +21,14 @@ def untuned_table(results: Results) -> str:
     if not cells:
         return NOT_MEASURED
     rows = []
-    for m in ROWS:
-        found = [better_ratio(cell) for cell in cells if cell["case"]["m"] == m]
-        rows.append(
-            [str(m), f"{geomean(found):.2f}", f"{min(found):.2f}", *_counts(found), str(len(found))]
-        )
-    every = [better_ratio(cell) for cell in cells]
-    rows.append(
-        ["all", f"{geomean(every):.3f}", f"{min(every):.2f}", *_counts(every), str(len(every))]
-    )
+    for m in (*ROWS, None):
+        found = [better_ratio(c) for c in cells if m is None or c["case"]["m"] == m]
+        name, mean = (str(m), ".2f") if m else ("all", ".3f")
+        under = (str(sum(ratio < limit for ratio in found)) for limit in (WORST, UNDER))
+        figures = f"{geomean(found):{mean}}", f"{min(found):.2f}"
+        rows.append([name, *figures, *under, str(len(found))])
     head = ["rows", "geomean over cuBLAS", "worst", f"under {WORST}", f"under {UNDER}", "cells"]
     return markdown_table(head, rows)
-
-
-def _counts(ratios: Sequence[float]) -> list[str]:
-    return [str(sum(ratio < limit for ratio in ratios)) for limit in (WORST, UNDER)]
 
 
 def left_out_table(results: Results) -> str:

@@ -74,7 +74,7 @@ def _failed(cell: Cell) -> bool:
     return bool(cell.get("error")) and cell["provider"] != "cublas"
 
 
-def _row(value: float | None, target: float, count: int, *, at_most: bool = False) -> Row:
+def target_row(value: float | None, target: float, count: int, *, at_most: bool = False) -> Row:
     """`met` when the value reaches the target, or with `at_most` stays within it."""
     compare = operator.le if at_most else operator.ge
     return {
@@ -91,7 +91,7 @@ def _compared(cells: Iterable[Cell]) -> list[Cell]:
 
 def _geomean_row(cells: list[Cell], target: float) -> Row:
     compared = _compared(cells)
-    return _row(geomean(settled_ratio(c) for c in compared), target, len(compared))
+    return target_row(geomean(settled_ratio(c) for c in compared), target, len(compared))
 
 
 def _by_budget(cells: list[Cell]) -> dict[str, float | None]:
@@ -112,7 +112,7 @@ def _worst_row(cells: list[Cell], target: float) -> Row:
     worst = settled_ratio(compared[0]) if compared else None
     losing = [cell for cell in compared if settled_ratio(cell) < target]
     lost_first = [c for c in compared if c["vs_cublas"] < target]
-    return _row(worst, target, len(compared)) | {
+    return target_row(worst, target, len(compared)) | {
         "losing": len(losing),
         "losing_at_first": len(lost_first),
         "worst": [_name(c) | _ratios(c) for c in compared[:12]],
@@ -165,7 +165,7 @@ def _m64_row(cells: list[Cell]) -> Row:
 
 def _least(cells: list[Cell], value: Callable[[Cell], float], target: float) -> Row:
     ordered = sorted(cells, key=value)
-    row = _row(value(ordered[0]) if ordered else None, target, len(ordered))
+    row = target_row(value(ordered[0]) if ordered else None, target, len(ordered))
     row["below_target"] = sum(value(cell) < target for cell in ordered)
     row["geomean"] = _rounded(geomean(value(cell) for cell in ordered))
     row["worst"] = [_name(c) | {"value": round(value(c), 4)} for c in ordered[:5]]
@@ -188,7 +188,7 @@ def _model_row(by: dict[str, list[Cell]]) -> Row:
     """Time by the cost model alone over time by the tuned table, both by our own kernels."""
     pairs = _pairs(by, "smkern:model", "smkern:triton")
     value = geomean(model["us"] / tuned["us"] for model, tuned in pairs)
-    row = _row(value, 1.08, len(pairs), at_most=True)
+    row = target_row(value, 1.08, len(pairs), at_most=True)
     row["tuned_cells"] = sum(tuned.get("source") == "table" for _, tuned in pairs)
     return row
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, Shape, file_options, gemm_groups
-from smkern.bench.gemm import Deadline, report, run
+from smkern.bench.gemm import Deadline, conclude, run
 from smkern.bench.results import collect_meta, open_results
-from smkern.bench.summary import geomean, settled_ratio
+from smkern.bench.summary import geomean, settled_ratio, target_row
 from smkern.device import device_info
 from smkern.errors import SmkernError, TableError
 from smkern.tuning.cells import shipped_path
@@ -107,10 +107,10 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     better = [better_ratio(cell) for cell in found]
     under = sum(value < UNDER for value in better) / len(better) if better else None
     return {
-        "untuned_geomean": _row(geomean(last), GEOMEAN, len(found)),
-        "untuned_worst": _row(min(better, default=None), WORST, len(found))
+        "untuned_geomean": target_row(geomean(last), GEOMEAN, len(found)),
+        "untuned_worst": target_row(min(better, default=None), WORST, len(found))
         | {"cells_under": sum(value < WORST for value in better)},
-        "untuned_share_under_0.97": _row(under, SHARE_UNDER, len(found), at_most=True),
+        "untuned_share_under_0.97": target_row(under, SHARE_UNDER, len(found), at_most=True),
         "worst_cells": [
             {**c["case"], "num_sms": c["num_sms"], "config": c["config"], "vs_cublas": value}
             for value, c in sorted(zip(better, found, strict=True), key=lambda pair: pair[0])[:20]
@@ -130,10 +130,10 @@ def summarize_left_out(cells: Iterable[Cell]) -> dict[str, Any]:
     ratios = {id(c): c["smkern:model"]["us"] / c["smkern:triton"]["us"] for c in pairs}
     worst = sorted(pairs, key=lambda c: -ratios[id(c)])
     return {
-        "left_out_geomean": _row(
+        "left_out_geomean": target_row(
             geomean(ratios.values()), LEFT_OUT_GEOMEAN, len(pairs), at_most=True
         ),
-        "left_out_worst": _row(
+        "left_out_worst": target_row(
             max(ratios.values(), default=None), LEFT_OUT_WORST, len(pairs), at_most=True
         )
         | {"cells_over": sum(value > LEFT_OUT_WORST for value in ratios.values())},
@@ -148,12 +148,6 @@ def summarize_left_out(cells: Iterable[Cell]) -> dict[str, Any]:
             for c in worst[:20]
         ],
     }
-
-
-def _row(value: float | None, target: float, count: int, *, at_most: bool = False) -> Cell:
-    met = None if value is None else (value <= target if at_most else value >= target)
-    rounded = None if value is None else round(value, 4)
-    return {"value": rounded, "target": target, "met": met, "cells": count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +165,6 @@ class LeftOut:
                 f"{path} holds no constants fitted without {path.stem} ({error}); make them: "
                 "python -m smkern.autotune.fit RAW --leave-out FOLDER"
             ) from error
-
-
-def _left_out_groups(budgets: Sequence[int]) -> list[Group]:
-    return gemm_groups(SHAPES, MS, tuple(budgets))
 
 
 @click.command("untuned")
@@ -207,7 +197,8 @@ def command(
         results = open_results(out, resume=resume, meta=collect_meta())
         deadline = Deadline.after(time_limit_s)
         if left_out is not None:
-            groups = _left_out_groups([n for n in BUDGETS if n <= info.num_sms])
+            budgets = tuple(n for n in BUDGETS if n <= info.num_sms)
+            groups = gemm_groups(SHAPES, MS, budgets)
             held = LeftOut(left_out)
 
             def prepare(shape: Shape) -> None:
@@ -215,7 +206,8 @@ def command(
 
             left = run(
                 groups[:: 10 if quick else 1], results, out, deadline, again=False,
-                backends=LEFT_OUT, peers=False, rows=summarize_left_out, before=prepare,
+                backends=LEFT_OUT, peers=False, context=False, rows=summarize_left_out,
+                before=prepare,
             )  # fmt: skip
         else:
             groups = untuned_groups(info.num_sms)
@@ -224,12 +216,11 @@ def command(
             check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
             left = run(
                 groups[:: 10 if quick else 1], results, out, deadline, again=again,
-                backends=BACKENDS, limits={"smkern:model": UNDER}, rows=summarize,
+                backends=BACKENDS, context=False, limits={"smkern:model": UNDER}, rows=summarize,
             )  # fmt: skip
     except SmkernError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(report(results.summary))
-    click.echo(f"{len(results.by_key)} cells in {out}; {left} groups left (go on with --resume)")
+    conclude(results, out, left)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from smkern.bench.attention.cases import (
     UNIFORM,
     UNIFORM_FP8,
 )
-from smkern.bench.summary import geomean
+from smkern.bench.summary import geomean, target_row
 
 Cell = dict[str, Any]
 Row = dict[str, Any]
@@ -69,7 +69,9 @@ def _decode_rows(ours: Sequence[Cell]) -> dict[str, Row]:
             found, lambda c: c["us"], target, at_most=True
         )
     beside = [c for c in decode if c.get("vs_flashinfer")]
-    rows["decode_geomean_vs_flashinfer"] = _row(geomean(map(settled, beside)), 1.5, len(beside))
+    rows["decode_geomean_vs_flashinfer"] = target_row(
+        geomean(map(settled, beside)), 1.5, len(beside)
+    )
     rows["decode_worst_vs_flashinfer"] = _least_or_most(beside, settled, 1.0)
     return rows
 
@@ -105,7 +107,7 @@ def _fp8_rows(ours: Sequence[Cell]) -> dict[str, Row]:
             for name in (UNIFORM.name, UNIFORM_FP8.name)
         )
         value = wide / narrow if wide and narrow else None
-        rows[f"fp8_over_bf16_{num_sms}_sms"] = _row(value, target, int(value is not None))
+        rows[f"fp8_over_bf16_{num_sms}_sms"] = target_row(value, target, int(value is not None))
     return rows
 
 
@@ -151,17 +153,9 @@ def _least_or_most(
     """The worst cell counts: the least value, or with `at_most` the largest."""
     found = [cell for cell in cells if not cell.get("error")]
     ordered = sorted(found, key=value, reverse=at_most)
-    row = _row(value(ordered[0]) if ordered else None, target, len(ordered), at_most=at_most)
+    row = target_row(value(ordered[0]) if ordered else None, target, len(ordered), at_most=at_most)
     row["worst"] = [_name(cell) | {"value": round(value(cell), 4)} for cell in ordered[:5]]
     return row
-
-
-def _row(value: float | None, target: float, count: int, *, at_most: bool = False) -> Row:
-    met = None
-    if value is not None:
-        met = value <= target if at_most else value >= target
-    rounded = None if value is None else round(value, 4)
-    return {"value": rounded, "target": target, "met": met, "cells": count}
 
 
 def _is(cell: Cell, name: str, num_sms: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from smkern.tuning.config import STREAM_K, Budget, Confinement, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants
@@ -110,6 +110,15 @@ def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
     flops = 2.0 * rows * sum(max(part, 32 + part / 2) for part in parts) * 16
     # fp32 runs on the vector units
     return flops / (peak / 16 if fp32 else peak)
+
+
+class _Parts(NamedTuple):
+    """Of a launch: multiplying, memory and L2, each by itself, us; the share of tiles cut."""
+
+    busy_us: float
+    dram_us: float
+    l2_us: float
+    cut: float
 
 
 class Estimate:
@@ -245,12 +254,6 @@ class Estimate:
         found = (best, equal_pieces(tiles, ctas, self.steps))
         return (0, *(cap for cap in dict.fromkeys(found) if 0 < cap < ctas))
 
-    def streamed(self, split: int, max_ctas: int) -> int:
-        """How many tiles have their K loops cut."""
-        if split == STREAM_K:
-            return streamed_tiles(self.tiles, min(self.ctas, max_ctas or self.ctas))
-        return self.tiles if split > 1 else 0
-
     @property
     def may_overlap(self) -> bool:
         """Whether a launch can begin while the kernel before it ends."""
@@ -258,12 +261,33 @@ class Estimate:
 
     def launch_us(self, split: int = 1, max_ctas: int = 0, overlap: bool = True) -> float:
         """Predicted time, us, of one launch with cold caches."""
+        return self._launch_us(self._parts(split, max_ctas), overlap and self.may_overlap)
+
+    def fastest_us(self, split: int, max_ctas: int) -> tuple[float, bool]:
+        """The faster of overlapping the launch before and not, us, and whether it is the first."""
+        parts = self._parts(split, max_ctas)
+        apart_us = self._launch_us(parts, False)
+        if not self.may_overlap:
+            return apart_us, True  # the configuration's default: it changes nothing here
+        return min((self._launch_us(parts, True), True), (apart_us, False))
+
+    def _launch_us(self, parts: _Parts, overlaps: bool) -> float:
+        constants = self._constants
+        l2_us = parts.l2_us / (constants.overlap_l2 if overlaps else 1.0)
+        total = self._total_us(parts.busy_us, parts.dram_us, l2_us)
+        apart_us = 0.0 if overlaps else constants.apart_us
+        return constants.factor(self._config, parts.cut) * (total + apart_us)
+
+    def _parts(self, split: int, max_ctas: int) -> _Parts:
         constants, ceilings = self._constants, self._ceilings
         tiles, steps = self.tiles, self.steps
         ctas = min(self.ctas, max_ctas) if max_ctas else self.ctas
         memory, l2_bytes = self._again, self._l2_bytes
-        streamed = self.streamed(split, max_ctas)
-        if split > 1:
+        streamed = 0
+        if split == STREAM_K:
+            streamed = streamed_tiles(tiles, ctas)
+        elif split > 1:
+            streamed = tiles
             ctas = min(ctas, tiles * split)
         ctas = min(ctas, streamed * steps + tiles - streamed if streamed else tiles)
         sms = min(ctas, ceilings.budget.num_sms)
@@ -279,14 +303,12 @@ class Estimate:
             l2_bytes += 8.0 * self._tile_values * streamed * pieces
             if not in_step:
                 memory += self._out_of_step(streamed, ctas)
-        overlaps = overlap and self.may_overlap
-        total = self._total_us(
+        return _Parts(
             max(chain, self._padded_flops / ceilings.power(ceilings.budget.num_sms)),
             memory / ceilings.dram(sms),
-            l2_bytes / ceilings.l2(sms) / (constants.overlap_l2 if overlaps else 1.0),
+            l2_bytes / ceilings.l2(sms),
+            streamed / tiles,
         )
-        apart_us = 0.0 if overlaps else constants.apart_us
-        return constants.factor(self._config, streamed / tiles) * (total + apart_us)
 
     def _leave_us(self) -> float:
         """Writing a partial tile."""

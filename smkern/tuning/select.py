@@ -72,8 +72,8 @@ def select_gemm(
     """
     check_budget(budget)
     constants = constants or load_constants(profile.info.name, profile.info.capability)
+    capability = profile.info.capability
     if problem.batch_invariant:
-        capability = profile.info.capability
         config = invariant_config(
             problem.n,
             problem.k,
@@ -83,7 +83,9 @@ def select_gemm(
             kernels,
             problem.epilogue.swiglu,
         )
-    elif tables is not None and (found := tables.lookup(problem, budget, allow_cublaslt)):
+    elif tables is not None and (
+        found := tables.lookup(problem, budget, allow_cublaslt, capability)
+    ):
         predicted_us = cost_model.predict_us(problem, found, budget, profile, constants)
         return Selection(found, "table", predicted_us)
     else:
@@ -188,10 +190,7 @@ def rank(
             for cap in estimate.grids(split):
                 if not space.partials_fit(variant, split, estimate.tiles, cap or estimate.ctas):
                     continue
-                predicted_us, overlap = estimate.launch_us(split, cap), True
-                if estimate.may_overlap:
-                    apart_us = estimate.launch_us(split, cap, overlap=False)
-                    predicted_us, overlap = min((predicted_us, True), (apart_us, False))
+                predicted_us, overlap = estimate.fastest_us(split, cap)
                 if predicted_us < best:
                     best = predicted_us
                 elif prune:
