@@ -362,7 +362,7 @@ def equal_pieces(tiles: int, ctas: int, steps: int) -> int:
     """The most CTAs under `ctas`, of three quarters on, whose K pieces are equal; 0: none."""
     for fewer in range(ctas - 1, 3 * ctas // 4, -1):
         streamed = streamed_tiles(tiles, fewer)
-        if streamed and fewer % streamed == 0 and steps % (fewer // streamed) == 0:
+        if streamed and steps % -(-streamed * steps // fewer) == 0:
             return fewer
     return 0
 

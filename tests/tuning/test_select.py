@@ -67,8 +67,8 @@ def test_more_sms_are_never_predicted_slower(profile, m, weight, confined):
     for num_sms in range(2, 133, 2):
         budget = Budget(num_sms, confined, False)
         found = select_gemm(GemmProblem(m, *weight), budget, profile)
-        # pieces of K are whole steps, and only some counts of CTAs make equal ones
-        assert found.predicted_us <= 1.02 * best, f"{num_sms} SMs"
+        # stream-K's pieces are whole steps of K, and their number changes by ones
+        assert found.predicted_us <= 1.01 * best, f"{num_sms} SMs"
         best = min(best, found.predicted_us)
 
 
