@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,10 +39,33 @@ def test_import_is_light_and_silent() -> None:
     assert python(f"import sys, smkern; print({heavy} & set(sys.modules))") == "set()\n"
 
 
-@pytest.mark.parametrize("name", smkern.__all__)
-def test_public_name_resolves(name: str) -> None:
-    assert getattr(smkern, name) is not None
-    assert name in dir(smkern)
+def stub_of(package: ModuleType) -> dict[str, str]:
+    """Public name to the module that its package's stub takes it from, as a type checker reads."""
+    tree = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert all(alias.name == alias.asname for node in imports for alias in node.names)
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+STUB = stub_of(smkern)
+
+
+def test_all_is_what_the_stub_has() -> None:
+    assert smkern.__all__ == [*STUB, "__version__"]
+    assert set(smkern.__all__) <= set(dir(smkern))
+
+
+@pytest.mark.parametrize("name", STUB)
+def test_public_name_is_its_modules_and_typed(name: str) -> None:
+    found = getattr(smkern, name)
+    if STUB[name] == "smkern":
+        assert found is import_module(f"smkern.{name}")
+        return
+    assert found is getattr(import_module(STUB[name]), name)
+    signature = inspect.signature(found)
+    parts = [one.annotation for one in signature.parameters.values()]
+    parts += [] if inspect.isclass(found) else [signature.return_annotation]
+    assert signature.empty not in parts
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
@@ -79,7 +106,7 @@ def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     wanted = {
         (path.relative_to(ROOT) if folder == "smkern" else "smkern" / path.relative_to(ROOT))
         for folder in ("smkern", "autotune", "bench", "csrc")
-        for pattern in ("*.py", "*.json", "*.html", "*.cu", "*.cuh", "*.h", "py.typed")
+        for pattern in ("*.py", "*.pyi", "*.json", "*.html", "*.cu", "*.cuh", "*.h", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
         if "__pycache__" not in path.parts
     }
