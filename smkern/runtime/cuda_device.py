@@ -143,36 +143,57 @@ class CudaDevice:
 
     Args:
         ladder: The splits; they stay open as long as anything runs. None: the whole device alone.
-        device: Index of the GPU. None: the ladder's, or torch's current one.
+        device: Index of the GPU. None: the ladder's or the partition's, or torch's current one.
+        partition: What counts as the whole device: both lanes share its stream. There are no
+            splits of it.
 
     Attributes:
-        num_sms: SMs of the device.
-        rungs: Of the ladder.
-        index: Of the GPU.
+        num_sms: SMs of the device, or of the partition.
+        rungs: Rungs of the ladder.
+        index: GPU index.
 
     Raises:
         DeviceError: no GPU.
+        ArgumentError: a ladder and a partition, or a device that is not theirs.
 
     Example:
         >>> with smkern.ladder([16, 32]) as ladder:                            # doctest: +SKIP
         ...     lanes = Interleaver(CudaDevice(ladder))
     """
 
-    def __init__(self, ladder: Ladder | None = None, device: int | None = None) -> None:
-        splits = [] if ladder is None else list(ladder)
-        if device is None:
-            device = splits[0].decode.device if splits else torch.cuda.current_device()
-        elif splits and splits[0].decode.device != device:
+    def __init__(
+        self,
+        ladder: Ladder | None = None,
+        device: int | None = None,
+        *,
+        partition: Partition | None = None,
+    ) -> None:
+        if ladder is not None and partition is not None:
             raise ArgumentError(
-                f"device={device}, the ladder is of GPU {splits[0].decode.device}: make a ladder "
-                "there, or leave device at None"
+                f"a ladder and partition={partition!r}: a partition is not split; pass one of both"
+            )
+        splits = [] if ladder is None else list(ladder)
+        sides = [split.decode for split in splits] if partition is None else [partition]
+        if device is None:
+            device = sides[0].device if sides else torch.cuda.current_device()
+        elif sides and sides[0].device != device:
+            what = "ladder" if partition is None else "partition"
+            raise ArgumentError(
+                f"device={device}, the {what} is of GPU {sides[0].device}: make a {what} there, "
+                "or leave device at None"
             )
         self.index = device
-        self.num_sms = device_info(device).num_sms
+        self._whole = partition
         self._splits = {split.decode.num_sms: split for split in splits}
         self.rungs = tuple(sorted(self._splits))
-        self._decode = torch.cuda.Stream(device, priority=DECODE_PRIORITY)
-        self._prefill = torch.cuda.Stream(device)
+        if partition is None:
+            self.num_sms = device_info(device).num_sms
+            self._decode = torch.cuda.Stream(device, priority=DECODE_PRIORITY)
+            self._prefill = torch.cuda.Stream(device)
+        else:
+            partition.check_open()
+            self.num_sms = partition.num_sms
+            self._decode = self._prefill = partition.stream
         # each lane's stream and the event behind all of it
         self._last: dict[Lane, tuple[Any, Any] | None] = dict.fromkeys(LANES)
         # of what runs behind a launch, which has an end of its own
@@ -188,12 +209,14 @@ class CudaDevice:
     def partition(self, place: Place) -> Partition | None:
         """The partition of a place; None: the whole device."""
         if place.side == "whole":
-            return None
+            return self._whole
         split = self._splits[place.rung]
         return split.decode if place.side == "decode" else split.prefill
 
     def stream(self, lane: Lane, place: Place) -> Any:
         """The stream that a lane launches on at a place."""
+        if self._whole is not None:
+            self._whole.check_open()
         if lane == "decode":
             return self._decode
         partition = self.partition(place)
@@ -274,8 +297,9 @@ class CudaDevice:
         for last in self._last.values():
             if last is not None:
                 last[1].synchronize()
-        for split in self._splits.values():
-            for side in split:
+        whole = () if self._whole is None else (self._whole,)
+        for sides in (*self._splits.values(), whole):
+            for side in sides:
                 if not side.closed:
                     side.stream.synchronize()
         torch.cuda.synchronize(self.index)

@@ -27,6 +27,7 @@ def serve(
     max_prefill: int = 16,
     max_tokens: int = 8192,
     max_context: int | None = None,
+    num_sms: int | None = None,
     rungs: Iterable[int | None] | None = None,
     graph_limit_bytes: int = GRAPH_LIMIT_BYTES,
     tokenizer: Tokenizer | None = None,
@@ -53,6 +54,7 @@ def serve(
         max_prefill: Requests of a batch of prompts.
         max_tokens: New tokens of one.
         max_context: Tokens of a request. None: the model's context.
+        num_sms: SMs of every operator. None: all that its stream's partition has.
         rungs: Whose decode graphs are captured ahead, None among them the whole device's; others
             are captured by a `step` that finds nothing to do. None: all.
         graph_limit_bytes: Of decode graphs.
@@ -88,6 +90,7 @@ def serve(
         max_prefill=max_prefill,
         max_tokens=max_tokens,
         max_context=max_context,
+        num_sms=num_sms,
         graph_limit_bytes=graph_limit_bytes,
     )
     mux = Multiplexer(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from smkern.errors import DeviceError
+from smkern.errors import ArgumentError, DeviceError, PartitionError
 from smkern.runtime import cuda_device
 from smkern.runtime.cuda_device import ANCHOR_US, Clock, CudaDevice, CudaEvent
 from smkern.runtime.device import Work
@@ -159,6 +160,49 @@ def test_work_runs_on_its_lanes_stream(monkeypatch: pytest.MonkeyPatch):
     assert cuda.events - made <= 8
     again = [device.launch("decode", Place.whole(132), work) for _ in range(3)]
     assert len({id(event._pair[1]) for event in again if event._pair}) == 3
+
+
+class FakePartition:
+    """A partition of 32 SMs of GPU 0, with a stream of its own."""
+
+    device, num_sms, closed = 0, 32, False
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream(0)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise PartitionError("this partition is closed")
+
+
+def test_a_partition_is_the_whole_device(monkeypatch: pytest.MonkeyPatch):
+    """Both lanes run on its stream, one behind the other, and stop where it is closed."""
+    cuda = FakeCuda(monkeypatch)
+    partition: Any = FakePartition()
+    device = CudaDevice(partition=partition)
+    assert (device.index, device.num_sms, device.rungs) == (0, 32, ())
+    place, seen = Place.whole(32), []
+    assert device.partition(place) is partition
+    for lane in LANES:
+        device.launch(lane, place, Work("x", lambda place: seen.append(cuda.current)))
+    assert seen == 2 * [(partition.stream.stream_id, 0, 1)]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    device.synchronize()
+    partition.closed = True
+    for lane in LANES:
+        with pytest.raises(PartitionError, match="closed"):
+            device.launch(lane, place, Work("x", lambda place: None))
+    with pytest.raises(PartitionError, match="closed"):
+        CudaDevice(partition=partition)
+
+
+def test_a_partition_goes_with_no_ladder_and_no_other_gpu(monkeypatch: pytest.MonkeyPatch):
+    FakeCuda(monkeypatch)
+    partition: Any = FakePartition()
+    with pytest.raises(ArgumentError, match="pass one of both"):
+        CudaDevice([], partition=partition)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="device=1, the partition is of GPU 0"):
+        CudaDevice(device=1, partition=partition)
 
 
 def test_what_runs_behind_a_launch(monkeypatch: pytest.MonkeyPatch):

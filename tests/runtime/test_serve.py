@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import smkern
+from smkern import ops
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool, KvSizes
-from smkern.models import LLM, Decoder, SamplingParams, Weights
+from smkern.models import LLM, Decoder, SamplingParams, Weights, graph
 from smkern.policies import FixedSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
@@ -51,6 +52,36 @@ def test_a_tokenizer_makes_texts() -> None:
     texts = [output.text for output in mux.run()]
     assert handle.completion is not None
     assert "".join(text or "" for text in texts) == handle.completion.text
+
+
+@pytest.mark.parametrize("policy", [None, FixedSplit(32, layers=1)])
+@pytest.mark.parametrize("num_sms", [None, 16])
+def test_every_operator_gets_its_budget(
+    policy: Any, num_sms: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mixed forwards, prefill batches, decode steps, and where tokens are drawn."""
+    seen: list[int | None] = []
+
+    def spy(owner: Any, name: str) -> None:
+        wrapped = getattr(owner, name)
+
+        def wrapper(*given: Any, **options: Any) -> Any:
+            seen.append(options["num_sms"])
+            return wrapped(*given, **options)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    spy(ops, "paged_attention")
+    spy(graph, "sample")
+    device = HostDevice(rungs=[32])
+    decoder = Decoder(CONFIG, WEIGHTS)
+    mux = smkern.serve(decoder, made_pool(), policy=policy, device=device, num_sms=num_sms, **SIZES)
+    for prompt in PROMPTS:
+        mux.submit(prompt, SamplingParams(max_new_tokens=4))
+    assert not [output.error for output in mux.run() if output.error]
+    assert len(seen) > 10
+    assert set(seen) == {num_sms}
+    mux.close()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

@@ -69,6 +69,7 @@ class ModelExecutor:
         max_prefill: Requests of a prefill batch, or chunks of a mixed forward.
         max_tokens: New tokens of one of these.
         max_context: Tokens of a request. None: the model's context.
+        num_sms: SMs of every operator. None: all that its stream's partition has.
         graph_limit_bytes: Of decode graphs.
         partition_bytes: What the ladder took of the device, for the report.
 
@@ -100,6 +101,7 @@ class ModelExecutor:
         max_prefill: int = 16,
         max_tokens: int = 8192,
         max_context: int | None = None,
+        num_sms: int | None = None,
         graph_limit_bytes: int = GRAPH_LIMIT_BYTES,
         partition_bytes: int = 0,
     ) -> None:
@@ -144,7 +146,7 @@ class ModelExecutor:
             Arena(config, max_tokens, max_prefill, model.device),
         ]
         self._slots = [
-            Prompts(arena, (1 - slot) * max_prefill, max_tokens, max_prefill)
+            Prompts(arena, (1 - slot) * max_prefill, max_tokens, max_prefill, num_sms)
             for slot, arena in enumerate(self._arenas)
         ]
         self._reads = Reads(model.device, 2 * max_prefill + max_running)
@@ -162,6 +164,7 @@ class ModelExecutor:
             partition=self._partition,
             synchronize=self.synchronize,
             max_context=self.max_context,
+            num_sms=num_sms,
             limit_bytes=graph_limit_bytes,
         )
         self.synchronize()  # the buffers are made on this stream, and used on others

@@ -67,6 +67,7 @@ class GraphCache:
         partition: The partition of a place.
         synchronize: Waits for all that was launched.
         max_context: Tokens of a request.
+        num_sms: SMs of every operator. None: all that the place has.
         limit_bytes: Of the graphs, without what they share; those unused longest go first.
 
     Attributes:
@@ -84,6 +85,7 @@ class GraphCache:
         synchronize: Callable[[], None],
         max_context: int,
         limit_bytes: int,
+        num_sms: int | None = None,
     ) -> None:
         rows, device = state.max_running, model.device
         self._model = model
@@ -93,6 +95,7 @@ class GraphCache:
         self._synchronize = synchronize
         self._max_context = max_context
         self._limit_bytes = limit_bytes
+        self._num_sms = num_sms
         self._captures = device.type == "cuda"
         self.arena = Arena(model.config, rows, rows, device)
         self.plans = PlanMemory(device)
@@ -251,6 +254,7 @@ class GraphCache:
             max_kv_len=key.context,
             partition=self._partition(place),
             arena=self.arena,
+            num_sms=self._num_sms,
             pool=self._pool,
             plan_memory=self.plans,
             scratch=self.scratch,

@@ -108,7 +108,7 @@ class MixedRunner:
         step = self._step(pieces, requests, lengths).planned_in(self._prompts.plans)
         logits = forward(self._model, step)
         rows = self._state.inputs(self._state.first_slot - len(pieces), step.batch)
-        rows.draw(logits, step.kv_lens)
+        rows.draw(logits, step.kv_lens, num_sms=step.num_sms)
         read.copy(Source.of(rows.token_ids))
 
     def _step(
@@ -145,5 +145,6 @@ class MixedRunner:
             page_table=self._state.page_table[first - num_chunks : first + batch],
             caches=self._caches,
             cu_q_lens=cu_q_lens,
+            num_sms=self._prompts.num_sms,
             **sizes.bounds(counts, [*ends, *lengths], self._max_context),
         )

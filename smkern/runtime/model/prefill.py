@@ -35,11 +35,20 @@ class Prompts:
         first_row: Of the slot's rows in the row state.
         max_tokens: New tokens of a batch.
         max_prefill: Requests of a batch.
+        num_sms: SMs of every operator. None: all that the stream's partition has.
     """
 
-    def __init__(self, arena: Arena, first_row: int, max_tokens: int, max_prefill: int) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        first_row: int,
+        max_tokens: int,
+        max_prefill: int,
+        num_sms: int | None = None,
+    ) -> None:
         self.arena = arena
         self.first_row = first_row
+        self.num_sms = num_sms
         self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=arena.device)
         self.cu_q_lens = torch.zeros(max_prefill + 1, dtype=torch.int32, device=arena.device)
         self.plans = PlanMemory(arena.device)
@@ -184,6 +193,7 @@ class PrefillRunner:
             page_table=inputs.page_table,
             caches=self._caches,
             cu_q_lens=prompts.cu_q_lens[: len(pieces) + 1],
+            num_sms=prompts.num_sms,
             **sizes.bounds(counts, lengths, self._max_context),
         )
         staged = _Staged(self._staging, prompts, tokens, [0, *accumulate(counts)])
@@ -225,7 +235,7 @@ class PrefillRunner:
                 batch.is_done = True
             if read is not None:
                 rows = self._state.inputs(batch.prompts.first_row, len(run.pieces))
-                rows.draw(self._model.head(step), step.kv_lens)
+                rows.draw(self._model.head(step), step.kv_lens, num_sms=step.num_sms)
                 read.copy(Source.of(rows.token_ids))
 
         return Work(

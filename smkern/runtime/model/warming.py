@@ -49,11 +49,12 @@ def empty_forward(
         page_table=rows.page_table,
         caches=caches,
         cu_q_lens=cu_q_lens,
+        num_sms=prompts.num_sms,
         **sizes.bounds([tokens], [most] * batch, most),
     ).planned_in(prompts.plans)
     model.embed(step)
     model.layer(0, step)
-    rows.draw(model.head(step), step.kv_lens)
+    rows.draw(model.head(step), step.kv_lens, num_sms=step.num_sms)
 
 
 def prefill_places(rungs: Sequence[int], num_sms: int) -> list[Place]:
