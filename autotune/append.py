@@ -12,12 +12,16 @@ from smkern.autotune.attention_cases import Heads
 from smkern.autotune.family import Family, Tasks, cell_file, ranked
 from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
-from smkern.bench.append.cases import AppendCase, Kind
-from smkern.bench.append.group import TOLERANCE
-from smkern.bench.append.operands import AppendOperands
-from smkern.bench.append.providers import call_of, problem_of_case
-from smkern.bench.timing import Call
 from smkern.device import Budget
+from smkern.measure.append import (
+    TOLERANCE,
+    AppendCase,
+    AppendOperands,
+    Kind,
+    call_of,
+    problem_of_case,
+)
+from smkern.measure.timing import Call
 from smkern.ops.append.dispatch import AppendDispatcher
 from smkern.profile import Profile
 from smkern.tuning.append import AppendConfig, AppendProblem, candidates, choose, predict_us

@@ -13,11 +13,10 @@ from smkern.autotune.attention_cases import problem_of
 from smkern.autotune.family import Family, Tasks, cell_file
 from smkern.autotune.measure import Tuner, best_cell
 from smkern.autotune.places import Place
-from smkern.bench.attention.cases import AttentionCase
-from smkern.bench.attention.operands import AttentionOperands
-from smkern.bench.timing import Call
 from smkern.device import Budget
 from smkern.kernels.attention.args import AttentionArguments
+from smkern.measure.attention import AttentionCase, AttentionOperands
+from smkern.measure.timing import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile

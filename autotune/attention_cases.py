@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from smkern.bench.attention.cases import AttentionCase, CacheDtype, Kind
+from smkern.measure.attention import AttentionCase, CacheDtype, Kind
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 DECODE_BATCHES = (1, 8, 64)

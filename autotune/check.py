@@ -10,7 +10,7 @@ import click
 
 from smkern.autotune.pipeline import Found, Job, Wanted
 from smkern.autotune.tables import Tables
-from smkern.bench.summary import geomean
+from smkern.measure.timing import geomean
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from smkern.autotune import raw
 from smkern.autotune.raw import GemmMeasurement
-from smkern.bench.cases import SHAPES
+from smkern.measure.gemm import SHAPES
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import STREAM_K
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key

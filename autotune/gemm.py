@@ -14,9 +14,9 @@ from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.autotune.raw import GemmMeasurement
 from smkern.autotune.shortlist import shortlist
-from smkern.bench.operands import Operands
-from smkern.bench.timing import Call
 from smkern.device import Budget
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.timing import Call
 from smkern.ops.dispatch import Dispatcher
 from smkern.profile import Profile
 from smkern.tuning import space
@@ -61,7 +61,7 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
     """
 
     dispatcher: Dispatcher
-    operands: Operands
+    operands: GemmOperands
     name: str = "gemm"
     tolerance: float = 2e-2
     """bf16 rounding alone gives 2e-3, a wrong tile far more."""
@@ -216,15 +216,15 @@ def select(
 
 
 def _dispatcher(index: int) -> Dispatcher:
-    from smkern.bench.providers import dispatcher_of
+    from smkern.ops.eager import eager_gemm
 
-    return dispatcher_of(index)
+    return eager_gemm(index).dispatcher
 
 
 def _tuner(cases: Sequence[GemmCase], dispatcher: Dispatcher, device: str = "cuda") -> GemmTuner:
     n, k, dtype = cases[0].operands
     rows = max(case.problem.m for case in cases)
-    return GemmTuner(dispatcher, Operands(n, k, rows, DTYPES[dtype], device))
+    return GemmTuner(dispatcher, GemmOperands(n, k, rows, DTYPES[dtype], device))
 
 
 def _tasks(

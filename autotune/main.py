@@ -13,7 +13,7 @@ import click
 
 from smkern.autotune.attention_cases import heads_option
 from smkern.autotune.shortlist import parse_epilogue
-from smkern.bench.cases import IntList, ShapeList, stacked
+from smkern.measure.options import IntList, ShapeList, stacked
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, Kernel
 

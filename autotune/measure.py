@@ -16,7 +16,8 @@ from torch import Tensor
 
 from smkern.autotune.places import Place, memory_bound_neighbour
 from smkern.autotune.raw import Measurement
-from smkern.bench.timing import (
+from smkern.errors import SmkernError
+from smkern.measure.timing import (
     Call,
     Case,
     Timing,
@@ -25,7 +26,6 @@ from smkern.bench.timing import (
     time_interleaved,
     try_eagerly,
 )
-from smkern.errors import SmkernError
 from smkern.tuning.cells import Tuned
 
 P = TypeVar("P")

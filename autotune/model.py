@@ -18,9 +18,9 @@ from smkern.autotune.moe_cases import Experts, MoeCase, Op
 from smkern.autotune.pipeline import Job
 from smkern.autotune.places import Place, Sides
 from smkern.autotune.shortlist import parse_epilogue
-from smkern.bench.append.cases import AppendCase
 from smkern.errors import ConfigError
 from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of, visible_pairs
+from smkern.measure.append import AppendCase
 from smkern.models.config import ModelConfig
 from smkern.models.presets import presets
 from smkern.profile import Profile

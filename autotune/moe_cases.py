@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smkern.bench.operands import MIN_TOTAL_BYTES
+from smkern.measure.timing import MIN_TOTAL_BYTES
 from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk

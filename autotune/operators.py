@@ -12,9 +12,9 @@ from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_c
 from smkern.autotune.family import Family
 from smkern.autotune.gemm import GemmCase, gemm_family
 from smkern.autotune.shortlist import problems
-from smkern.bench.attention.cases import BUDGETS, QUICK_BUDGETS
-from smkern.bench.cases import BUDGETS as GEMM_BUDGETS
-from smkern.bench.cases import MS, SHAPES, Shape
+from smkern.measure.attention import BUDGETS, QUICK_BUDGETS
+from smkern.measure.gemm import BUDGETS as GEMM_BUDGETS
+from smkern.measure.gemm import MS, SHAPES, Shape
 from smkern.tuning import space
 from smkern.tuning.config import Dtype, Epilogue, Kernel
 

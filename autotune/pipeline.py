@@ -102,7 +102,7 @@ class Pipeline:
         """Each job as it is done, until it is time to stop."""
         import torch
 
-        from smkern.bench.stage import trim_memory
+        from smkern.measure.partitions import trim_memory
 
         groups: dict[tuple[str, Hashable], list[tuple[Job, Wanted]]] = {}
         for job, wanted in chunk:

@@ -11,9 +11,9 @@ from typing import Any
 import click
 import torch
 
-from smkern.bench.stage import Stage, release_library_workspaces
-from smkern.bench.timing import current_stream
 from smkern.device import Budget, Confinement, device_info
+from smkern.measure.partitions import Partitions, release_library_workspaces
+from smkern.measure.timing import current_stream
 from smkern.partition.plan import DEFAULT_STEP
 
 _NEIGHBOUR_BYTES = 256 << 20
@@ -42,14 +42,14 @@ def opened(
     total = device_info().num_sms
     counts = sorted({min(n, total) for n in budgets})
     parts = {n for n in counts if n < total} if "mask" in confined else set()
-    with Stage(parts | {total - n for n in parts}, ("spread",)) as stage:
-        found = [Place(stage.full.budget, stage.full.stream)] if total in counts else []
+    with Partitions(parts | {total - n for n in parts}, ("spread",)) as partitions:
+        found = [Place(partitions.full.budget, partitions.full.stream)] if total in counts else []
         if "grid" in confined:
             grids = (Budget(n, "grid", True) for n in counts if n < total)
-            found += [Place(budget, stage.full.stream) for budget in grids]
+            found += [Place(budget, partitions.full.stream) for budget in grids]
         missing = []
         for n in sorted(parts):
-            place, other = stage.at(n), stage.at(total - n)
+            place, other = partitions.at(n), partitions.at(total - n)
             beside = None if other is None or other is place else other.stream
             if place is None:
                 missing.append(n)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from smkern.autotune.family import Family, cell_file, ranked
 from smkern.autotune.small import small_tasks, small_tuner
-from smkern.bench.operands import MIN_TOTAL_BYTES
+from smkern.measure.timing import MIN_TOTAL_BYTES
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL

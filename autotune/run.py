@@ -139,7 +139,7 @@ class _Run:
         Raises:
             TableError: a table cannot be read or written.
         """
-        from smkern.bench.results import collect_meta
+        from smkern.measure.provenance import collect_meta
 
         tables, fresh = self.tables, self.asked.fresh
         todo = [x for x in jobs if not tables.has(x.family, x.problem, x.place.budget) or fresh]

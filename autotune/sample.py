@@ -9,7 +9,7 @@ import torch
 
 from smkern.autotune.family import Family, cell_file, ranked
 from smkern.autotune.small import small_tasks, small_tuner
-from smkern.bench.operands import MIN_TOTAL_BYTES
+from smkern.measure.timing import MIN_TOTAL_BYTES
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE, sample_dispatcher
 from smkern.tuning.sample import SampleProblem, candidates, choose, predict_us

@@ -11,8 +11,8 @@ from torch import Tensor
 from smkern.autotune.family import Tasks
 from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
-from smkern.bench.timing import Call
 from smkern.device import Budget
+from smkern.measure.timing import Call
 from smkern.ops.small import Small
 from smkern.ops.small_dispatch import Compile, SmallDispatcher
 from smkern.ops.small_warmup import aligned

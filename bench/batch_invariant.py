@@ -13,15 +13,15 @@ from smkern.bench.cases import Group, common_options, gemm_groups
 from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
 from smkern.bench.check import complaint
 from smkern.bench.gemm import by_shape
-from smkern.bench.operands import Operands
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.providers import describe, dispatched_call, dispatcher_of, problem_of
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Stage, trim_memory
-from smkern.bench.summary import geomean
-from smkern.bench.timing import Case, calls_for, ratio, time_interleaved
+from smkern.bench.results import Results, open_results
 from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Partitions, trim_memory
+from smkern.measure.provenance import collect_meta
+from smkern.measure.timing import Case, calls_for, geomean, ratio, time_interleaved
 from smkern.ops.dispatch import Dispatcher
 
 OP = "gemm_batch_invariant"
@@ -33,10 +33,14 @@ ROUNDS = 7
 
 
 def measure(
-    group: Group, ops: Operands, stage: Stage, dispatcher: Dispatcher, meter: PowerMeter
+    group: Group,
+    ops: GemmOperands,
+    partitions: Partitions,
+    dispatcher: Dispatcher,
+    meter: PowerMeter,
 ) -> list[dict[str, Any]]:
     """Two cells: as dispatched, and batch-invariant with its time over the other's."""
-    place = stage.at(group.num_sms)
+    place = partitions.at(group.num_sms)
     if place is None:
         return []
     ceiling = ceiling_of(dispatcher.profile, place.budget, place.placement)
@@ -76,14 +80,16 @@ def measure(
     return cells
 
 
-def differing(ops: Operands, stage: Stage, budgets: tuple[int, ...]) -> list[dict[str, int]]:
+def differing(
+    ops: GemmOperands, partitions: Partitions, budgets: tuple[int, ...]
+) -> list[dict[str, int]]:
     """The (m, num_sms) whose rows differ in any bit from the same rows at M = 256 on 132 SMs."""
     most = max(CHECKED_MS)
     wanted = smkern.gemm(ops.a(most, 0), ops.w(0), batch_invariant=True)
     torch.cuda.synchronize()
     found = []
     for num_sms in budgets:
-        place = stage.at(num_sms)
+        place = partitions.at(num_sms)
         for m in CHECKED_MS if place is not None else ():
             ops.poison(m)
             torch.cuda.synchronize()
@@ -118,13 +124,13 @@ def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets:
         results = open_results(out, resume=resume, meta=collect_meta())
         dispatcher, meter = dispatcher_of(), power_meter()
         differences = {}
-        with Stage(budgets, placements=("spread",)) as stage:
+        with Partitions(budgets, placements=("spread",)) as partitions:
             for ops, members in by_shape(groups):
                 for group in members:
-                    for cell in measure(group, ops, stage, dispatcher, meter):
+                    for cell in measure(group, ops, partitions, dispatcher, meter):
                         results.add(cell)
-                checked = Operands(ops.n, ops.k, max(CHECKED_MS), num_sets=1)
-                differences[f"{ops.n}x{ops.k}"] = differing(checked, stage, budgets)
+                checked = GemmOperands(ops.n, ops.k, max(CHECKED_MS), num_sets=1)
+                differences[f"{ops.n}x{ops.k}"] = differing(checked, partitions, budgets)
                 results.summary = summarize(results, differences)
                 results.save(out)
                 trim_memory()

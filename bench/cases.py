@@ -10,20 +10,8 @@ from typing import Any
 import click
 
 from smkern.bench.results import results_folder
-
-Shape = tuple[int, int]
-"""(n, k) of the weight [n, k]."""
-
-SHAPES: tuple[Shape, ...] = (
-    (6144, 4096),
-    (4096, 4096),
-    (28672, 4096),
-    (4096, 14336),
-    (24576, 4096),
-    (4096, 12288),
-)
-MS = (1, 8, 16, 32, 64, 77, 128, 256, 512, 1000, 1024, 2048, 3001, 4096, 8192)
-BUDGETS = (16, 32, 48, 60, 72, 84, 100, 116, 132)
+from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
+from smkern.measure.options import IntList, ShapeList, stacked
 
 STREAMING_SHAPE: Shape = (28672, 4096)
 STREAMING_MS = (1, 8, 16, 32, 64)
@@ -67,57 +55,6 @@ def gemm_groups(
 def _budgets_of(shape: Shape, m: int, budgets: tuple[int, ...], streaming: bool) -> list[int]:
     extra = streaming and shape == STREAMING_SHAPE and m in STREAMING_MS
     return sorted({*budgets, *(STREAMING_BUDGETS if extra else ())})
-
-
-class IntList(click.ParamType):
-    """Integers and ranges: `16,32`, `16-132:2` (every second from 16 to 132)."""
-
-    name = "integers"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = [number for part in str(value).split(",") for number in _range(part)]
-        except ValueError:
-            self.fail(f"{value!r} is no list of integers; write 16,32 or 16-132:2", param, ctx)
-        if not numbers or min(numbers) < 1:
-            self.fail(f"{value!r} names a number below 1", param, ctx)
-        return tuple(numbers)
-
-
-class ShapeList(click.ParamType):
-    """Weights as NxK: `6144x4096,4096x14336`."""
-
-    name = "shapes"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Shape, ...]:
-        if isinstance(value, tuple):
-            return value
-        shapes = []
-        for part in str(value).split(","):
-            sizes = part.lower().split("x")
-            if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-                self.fail(f"{part!r} is no NxK; write 6144x4096", param, ctx)
-            shapes.append((int(sizes[0]), int(sizes[1])))
-        return tuple(shapes)
-
-
-def _range(part: str) -> list[int]:
-    span, _, step = part.partition(":")
-    first, _, last = span.partition("-")
-    return list(range(int(first), int(last or first) + 1, int(step or 1)))
-
-
-def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorators as one, the first outermost."""
-
-    def decorate(function: Any) -> Any:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def file_options(suite: str, *, quick: str) -> Callable[[Any], Any]:

@@ -21,11 +21,12 @@ from smkern.bench.dense import Dense, expected_us
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.reader import SHAPES, Reader
 from smkern.bench.reads import pick_shape
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Place, Stage
-from smkern.bench.timing import Call, Timing
+from smkern.bench.results import Results, open_results
 from smkern.device import device_info, gpu_folder
 from smkern.errors import SmkernError
+from smkern.measure.partitions import Partitions, Place
+from smkern.measure.provenance import collect_meta
+from smkern.measure.timing import Call, Timing
 from smkern.profile import SHIPPED, Placement, Profile, save_profile
 
 SHARES = (8, 16, 24, 32, 40, 48, 60)
@@ -49,9 +50,9 @@ def counts(total: int, shares: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class Sitting:
-    """Measures at the places of a stage and puts cells into `results`."""
+    """Measures at the places of the partitions and puts cells into `results`."""
 
-    stage: Stage
+    partitions: Partitions
     reader: Reader
     dense: Dense
     results: Results
@@ -151,27 +152,29 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return round(fmean(known), 1) if known else None
 
 
-def best_reader(stage: Stage, device: int = 0) -> Reader:
+def best_reader(partitions: Partitions, device: int = 0) -> Reader:
     """The reader that is fastest on the small partitions, where latency binds."""
     readers: dict[str, Reader] = {}
     data = None
     for shape in SHAPES:
         readers[shape.name] = Reader(device, shape, data)
         data = readers[shape.name].data
-    found = [stage.at(n) for n in sorted(stage.budgets) if n <= 32]
+    found = [partitions.at(n) for n in sorted(partitions.budgets) if n <= 32]
     places = {
         str(place.num_sms): Green(place.num_sms, place.stream)
-        for place in (*found, stage.full)
+        for place in (*found, partitions.full)
         if place is not None
     }
     return readers[pick_shape(readers, places)]
 
 
-def sides(stage: Stage, total: int, shares: Sequence[int]) -> Iterator[tuple[Place, Place]]:
+def sides(
+    partitions: Partitions, total: int, shares: Sequence[int]
+) -> Iterator[tuple[Place, Place]]:
     """(a place, its complement) of each count and placement that has both."""
     for placement in PLACEMENTS:
         for n in counts(total, shares):
-            place, other = stage.at(n, placement), stage.at(total - n, placement)
+            place, other = partitions.at(n, placement), partitions.at(total - n, placement)
             if place is not None and other is not None:
                 yield place, other
 
@@ -188,12 +191,12 @@ def run(
     total = info.num_sms
     extra = [n for n in read_only if info.min_sms <= n < total]
     budgets = {n for n in counts(total, shares) if n >= info.min_sms} | set(extra)
-    with Stage(budgets, placements=placements) as stage, Progress() as progress:
-        reader = best_reader(stage)
-        sitting = Sitting(stage, reader, Dense(), results, power_meter(), errors)
-        pairs = list(sides(stage, total, shares))
+    with Partitions(budgets, placements=placements) as partitions, Progress() as progress:
+        reader = best_reader(partitions)
+        sitting = Sitting(partitions, reader, Dense(), results, power_meter(), errors)
+        pairs = list(sides(partitions, total, shares))
         task = progress.add_task("ceilings", total=len(pairs) + len(extra) + 1)
-        sitting.alone(stage.full, dense=True)
+        sitting.alone(partitions.full, dense=True)
         progress.advance(task)
         for place, other in pairs:
             sitting.alone(place, dense=place.num_sms >= SMALLEST_DENSE)
@@ -201,7 +204,7 @@ def run(
                 sitting.beside(place, other)
             progress.advance(task)
         for n in extra:
-            if (found := stage.at(n)) is not None:
+            if (found := partitions.at(n)) is not None:
                 sitting.alone(found, dense=False)
             progress.advance(task)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smkern.bench.timing import Timing
+from smkern.measure.timing import Timing
 
 if TYPE_CHECKING:
     from smkern.device import Budget

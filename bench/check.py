@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from smkern.bench.operands import Operands
-from smkern.bench.timing import Call, try_eagerly
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.timing import Call, try_eagerly
 
 TOLERANCE = 1e-2
 """|out - torch| / |torch| of a bf16 product; rounding alone gives 2e-3, a wrong tile far more."""
 
 
-def complaint(call: Call, stream: Any, ops: Operands, m: int) -> str | None:
+def complaint(call: Call, stream: Any, ops: GemmOperands, m: int) -> str | None:
     """Run `call` once on `stream` into a poisoned output; None when it is right, else why not."""
     ops.reference(m)
     ops.poison(m)

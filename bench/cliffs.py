@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from smkern.bench.cases import Group, Shape, common_options
+from smkern.bench.cases import Group, common_options
 from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
 from smkern.bench.check import complaint
 from smkern.bench.cliff_rules import judge, to_measure_again
-from smkern.bench.operands import Operands
 from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.providers import (
     describe,
@@ -22,11 +21,13 @@ from smkern.bench.providers import (
     precompile,
     problem_of,
 )
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Stage, trim_memory
-from smkern.bench.timing import Case, Timing, calls_for, time_interleaved
+from smkern.bench.results import Results, open_results
 from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.measure.gemm import GemmOperands, Shape
+from smkern.measure.partitions import Partitions, trim_memory
+from smkern.measure.provenance import collect_meta
+from smkern.measure.timing import Case, Timing, calls_for, time_interleaved
 from smkern.ops.dispatch import Dispatcher
 
 OP = "gemm_cliffs"
@@ -40,20 +41,20 @@ ROUNDS = 7
 class Cliffs:
     """Times one case at all budgets in the same rounds."""
 
-    stage: Stage
+    partitions: Partitions
     dispatcher: Dispatcher
     meter: PowerMeter
     backend: str | None = None
 
     def times(
-        self, ops: Operands, m: int, budgets: Sequence[int], errors: dict[str, str]
+        self, ops: GemmOperands, m: int, budgets: Sequence[int], errors: dict[str, str]
     ) -> dict[int, Timing]:
         """Budget to timing; what cannot run is named in `errors` by its budget."""
         call = dispatched_call(ops, m, backend=self.backend)
         problem = problem_of(ops.n, ops.k, m)
         cases: dict[str, Case] = {}
         for index, num_sms in enumerate(budgets):
-            place = self.stage.at(num_sms)
+            place = self.partitions.at(num_sms)
             if place is None:
                 errors[str(num_sms)] = f"no partition of {num_sms} SMs"
                 continue
@@ -67,8 +68,10 @@ class Cliffs:
         timings = time_interleaved(cases, rounds=ROUNDS, while_busy=self.meter, errors=errors)
         return {int(name): timing for name, timing in timings.items()}
 
-    def cell(self, ops: Operands, m: int, num_sms: int, timing: Timing | None, error: str) -> dict:
-        place = self.stage.at(num_sms)
+    def cell(
+        self, ops: GemmOperands, m: int, num_sms: int, timing: Timing | None, error: str
+    ) -> dict:
+        place = self.partitions.at(num_sms)
         problem = problem_of(ops.n, ops.k, m)
         cell: dict[str, Any] = {
             "op": OP,
@@ -90,7 +93,7 @@ class Cliffs:
 
 
 def measure_case(
-    cliffs: Cliffs, ops: Operands, m: int, budgets: Sequence[int], results: Results
+    cliffs: Cliffs, ops: GemmOperands, m: int, budgets: Sequence[int], results: Results
 ) -> None:
     """All budgets once; those that break a rule, and their rivals, a second time."""
     errors: dict[str, str] = {}
@@ -148,12 +151,12 @@ def command(
         shapes = shapes or (SHAPES[:1] if quick else SHAPES)
         ms = ms or (MS[1:2] if quick else MS)
         results = open_results(out, resume=resume, meta=collect_meta())
-        with Stage(budgets, placements=("spread",)) as stage:
+        with Partitions(budgets, placements=("spread",)) as partitions:
             backend = "own" if own else None
-            cliffs = Cliffs(stage, dispatcher_of(), power_meter(), backend)
+            cliffs = Cliffs(partitions, dispatcher_of(), power_meter(), backend)
             _precompile(cliffs, shapes, ms, budgets)
             for n, k in shapes:
-                ops = Operands(n, k, max(ms))
+                ops = GemmOperands(n, k, max(ms))
                 for m in ms:
                     measure_case(cliffs, ops, m, budgets, results)
                     results.summary = summarize(results.cells)
@@ -169,7 +172,7 @@ def command(
 def _precompile(
     cliffs: Cliffs, shapes: Sequence[Shape], ms: Sequence[int], budgets: Sequence[int]
 ) -> None:
-    places = [place for num_sms in budgets if (place := cliffs.stage.at(num_sms)) is not None]
+    places = [place for num_sms in budgets if (place := cliffs.partitions.at(num_sms)) is not None]
     wanted = (
         (problem_of(n, k, m), place.budget, cliffs.backend)
         for n, k in shapes

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smkern.bench.timing import Timing, current_stream
+from smkern.measure.timing import Timing, current_stream
 
 WINDOW_US = 40_000.0
 """How long the streams are kept busy, unless more is asked for."""

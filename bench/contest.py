@@ -10,8 +10,8 @@ import torch
 
 from smkern.bench.cells import Work, ceiling_of, failed_cell, measured_cell
 from smkern.bench.power import PowerMeter
-from smkern.bench.stage import Place, Stage
-from smkern.bench.timing import Call, Case, Timing, ratio, time_within, try_eagerly
+from smkern.measure.partitions import Partitions, Place
+from smkern.measure.timing import Call, Case, Timing, ratio, time_within, try_eagerly
 from smkern.profile import Profile
 
 Cell = dict[str, Any]
@@ -50,13 +50,13 @@ class Contest:
     """What a suite's runner needs to measure its groups.
 
     Args:
-        stage: the partitions.
+        partitions: the partitions.
         profile: the device's ceilings.
         meter: reads clock and power while the device is busy.
         budget_us: device time that the rounds of one group may take.
     """
 
-    stage: Stage
+    partitions: Partitions
     profile: Profile
     meter: PowerMeter
     budget_us: float

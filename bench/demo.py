@@ -23,9 +23,10 @@ import smkern
 from smkern import doctor
 from smkern.bench import demo_runtime
 from smkern.bench.results import COMMITTED as COMMITTED_GPU
-from smkern.bench.results import FOLDER, Results, collect_meta, load_results
+from smkern.bench.results import FOLDER, Results, load_results
 from smkern.device import Budget
 from smkern.errors import DeviceError, SmkernError
+from smkern.measure.provenance import collect_meta
 from smkern.ops.dispatch import Explanation, offline_dispatcher
 from smkern.profile import Profile
 from smkern.tuning.config import STREAM_K, GemmConfig, GemmProblem

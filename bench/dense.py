@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call, current_stream, try_eagerly
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call, current_stream, try_eagerly
 
 M, N, K = 4096, 24576, 4096
 """3,072 tiles of 128x256: the last, partial wave of any partition is under 5% of the time."""

@@ -9,12 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from smkern.bench.cases import IntList, file_options, stacked
+from smkern.bench.cases import file_options
 from smkern.bench.gemm import Deadline, conclude
 from smkern.bench.named import Group, Named, groups_of
-from smkern.bench.results import Results, collect_meta, open_results
+from smkern.bench.results import Results, open_results
 from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.measure.options import IntList, stacked
+from smkern.measure.provenance import collect_meta
 
 C = TypeVar("C", bound=Named)
 

@@ -12,16 +12,17 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, Shape, common_options, gemm_groups
+from smkern.bench.cases import Group, common_options, gemm_groups
 from smkern.bench.group import GroupRunner, note_again
-from smkern.bench.operands import Operands
 from smkern.bench.power import power_meter
 from smkern.bench.providers import OUR_BACKENDS, compile_configs, dispatcher_of, problem_of
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Place, Stage, trim_memory
+from smkern.bench.results import Results, open_results
 from smkern.bench.summary import WORST_TARGET, is_losing, summarize
 from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.measure.gemm import BUDGETS, MS, SHAPES, GemmOperands, Shape
+from smkern.measure.partitions import Partitions, Place, trim_memory
+from smkern.measure.provenance import collect_meta
 from smkern.tuning.config import GemmConfig, GemmProblem
 
 QUICK_SHAPES = ((6144, 4096),)
@@ -66,11 +67,11 @@ def losing(
     return [group for group in groups if group in lost]
 
 
-def by_shape(groups: Sequence[Group]) -> Iterator[tuple[Operands, list[Group]]]:
+def by_shape(groups: Sequence[Group]) -> Iterator[tuple[GemmOperands, list[Group]]]:
     """Groups of one (n, k) at a time, with operands that serve all of them."""
     for (n, k), found in groupby(groups, key=lambda group: (group.n, group.k)):
         members = list(found)
-        yield Operands(n, k, max(group.m for group in members)), members
+        yield GemmOperands(n, k, max(group.m for group in members)), members
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class Sitting:
 
     def compile(self, groups: Sequence[Group]) -> None:
         """Compile in parallel what the groups will launch."""
-        stage = self.runner.stage
+        partitions = self.runner.partitions
         runner = self.runner
         configs: dict[tuple[GemmProblem, GemmConfig], None] = {}
         for shape, members in groupby(groups, key=lambda group: (group.n, group.k)):
@@ -102,8 +103,8 @@ class Sitting:
                 problem = problem_of(group.n, group.k, group.m)
                 wanted: list[tuple[Place, str | None]] = []
                 if runner.context:
-                    wanted.append((stage.full, "own"))
-                if (place := stage.at(group.num_sms)) is not None:
+                    wanted.append((partitions.full, "own"))
+                if (place := partitions.at(group.num_sms)) is not None:
                     wanted += [(place, backend) for backend in runner.backends.values()]
                 for where, backend in wanted:
                     chosen = runner.dispatcher.select(problem, where.budget, backend)
@@ -176,9 +177,14 @@ def run(
         limits: by provider, the ratio to cuBLAS under which a cell lost.
         rows, before: see `Sitting`.
     """
-    with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
+    with Partitions({group.num_sms for group in groups}) as partitions, Progress() as progress:
         runner = GroupRunner(
-            stage, dispatcher_of(), power_meter(), backends=backends, peers=peers, context=context
+            partitions,
+            dispatcher_of(),
+            power_meter(),
+            backends=backends,
+            peers=peers,
+            context=context,
         )
         sitting = Sitting(runner, results, path, deadline, progress, rows, before)
         todo = pending(groups, results)

@@ -9,7 +9,6 @@ from typing import Any
 from smkern.bench.cases import Group
 from smkern.bench.cells import ceiling_of, failed_cell, measured_cell
 from smkern.bench.check import complaint
-from smkern.bench.operands import Operands
 from smkern.bench.power import PowerMeter
 from smkern.bench.providers import (
     OUR_BACKENDS,
@@ -19,8 +18,10 @@ from smkern.bench.providers import (
     dispatched_call,
     problem_of,
 )
-from smkern.bench.stage import Place, Stage
-from smkern.bench.timing import (
+from smkern.errors import SmkernError
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Partitions, Place
+from smkern.measure.timing import (
     Call,
     Case,
     Timing,
@@ -28,7 +29,6 @@ from smkern.bench.timing import (
     ratio,
     time_within,
 )
-from smkern.errors import SmkernError
 from smkern.ops.dispatch import Dispatcher
 
 Cell = dict[str, Any]
@@ -55,10 +55,10 @@ class Contender:
 
 @dataclass(slots=True)
 class GroupRunner:
-    """Measures groups on a stage.
+    """Measures groups in partitions.
 
     Args:
-        stage: the partitions.
+        partitions: the partitions.
         dispatcher: of the device.
         meter: reads clock and power while the device is busy.
         budget_us: device time that the rounds of one group may take.
@@ -67,7 +67,7 @@ class GroupRunner:
         context: with cuBLAS on the whole chip, and our kernel told a wrong budget.
     """
 
-    stage: Stage
+    partitions: Partitions
     dispatcher: Dispatcher
     meter: PowerMeter
     budget_us: float = 12_000.0
@@ -75,7 +75,7 @@ class GroupRunner:
     peers: bool = True
     context: bool = True
 
-    def measure(self, group: Group, ops: Operands) -> list[Cell]:
+    def measure(self, group: Group, ops: GemmOperands) -> list[Cell]:
         """The cells of a group, one a provider and place; one that cannot run has an `error`."""
         cells: list[Cell] = []
         cases: dict[str, Case] = {}
@@ -96,13 +96,13 @@ class GroupRunner:
             cells.append(self._cell(group, contender, timings.get(name), best, errors.get(name)))
         return cells + self._same_as_dispatched(group, cells)
 
-    def _contenders(self, group: Group, ops: Operands) -> list[Contender]:
-        place = self.stage.at(group.num_sms, "spread")
-        full = self.stage.full
+    def _contenders(self, group: Group, ops: GemmOperands) -> list[Contender]:
+        place = self.partitions.at(group.num_sms, "spread")
+        full = self.partitions.full
         found: list[Contender] = []
         if place is not None:
             found += self._ours(group, ops, place)
-        for peer in dict.fromkeys((place, self.stage.at(group.num_sms, "default"))):
+        for peer in dict.fromkeys((place, self.partitions.at(group.num_sms, "default"))):
             if peer is not None and self.peers:
                 found.append(_cublas("cublas", group, ops, peer))
         if not self.context:
@@ -113,7 +113,7 @@ class GroupRunner:
             found.append(self._wrong_budget(group, ops, place))
         return found
 
-    def _ours(self, group: Group, ops: Operands, place: Place) -> list[Contender]:
+    def _ours(self, group: Group, ops: GemmOperands, place: Place) -> list[Contender]:
         """Our providers, those that pick the same configuration once."""
         found: dict[Any, Contender] = {}
         problem = problem_of(group.n, group.k, group.m)
@@ -126,8 +126,8 @@ class GroupRunner:
             )
         return list(found.values())
 
-    def _wrong_budget(self, group: Group, ops: Operands, place: Place) -> Contender:
-        misled = Misled(self.dispatcher, self.stage.full.budget)
+    def _wrong_budget(self, group: Group, ops: GemmOperands, place: Place) -> Contender:
+        misled = Misled(self.dispatcher, self.partitions.full.budget)
         config = misled.config(group.n, group.k, group.m)
         case = {**group.case, "budget_told": misled.told.num_sms}
         about = {"config": describe(config)}
@@ -136,7 +136,7 @@ class GroupRunner:
         )
 
     def _checked(
-        self, contender: Contender, ops: Operands, m: int, errors: dict[str, str]
+        self, contender: Contender, ops: GemmOperands, m: int, errors: dict[str, str]
     ) -> Call | None:
         """The contender's call after one eager run with the right result, else None."""
         try:
@@ -181,7 +181,7 @@ class GroupRunner:
 
     def _same_as_dispatched(self, group: Group, cells: list[Cell]) -> list[Cell]:
         """Cells of the providers that picked a configuration which was measured already."""
-        place = self.stage.at(group.num_sms, "spread")
+        place = self.partitions.at(group.num_sms, "spread")
         if place is None:
             return []
         problem = problem_of(group.n, group.k, group.m)
@@ -197,11 +197,11 @@ class GroupRunner:
         return copies
 
 
-def _dispatched(ops: Operands, m: int, backend: str | None) -> Callable[[], Call]:
+def _dispatched(ops: GemmOperands, m: int, backend: str | None) -> Callable[[], Call]:
     return lambda: dispatched_call(ops, m, backend=backend)
 
 
-def _cublas(provider: str, group: Group, ops: Operands, place: Place) -> Contender:
+def _cublas(provider: str, group: Group, ops: GemmOperands, place: Place) -> Contender:
     return Contender(provider, place, lambda: cublas_call(ops, group.m), {}, group.case)
 
 

@@ -15,13 +15,14 @@ import smkern
 from smkern.bench.cases import common_options
 from smkern.bench.cliffs import even_budgets
 from smkern.bench.host_timing import HostTime, host_time
-from smkern.bench.operands import Operands
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.providers import dispatcher_of, problem_of
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Stage
+from smkern.bench.results import Results, open_results
 from smkern.device import Budget, device_info
 from smkern.errors import SmkernError
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Partitions
+from smkern.measure.provenance import collect_meta
 from smkern.partition import current_budget
 
 OP = "gemm_host"
@@ -66,10 +67,10 @@ class HostCosts:
     def calls(self) -> None:
         """An eager call, with and without split K, whole device and partition, by every door."""
         total = device_info(self.device).num_sms
-        with Stage([32], placements=("spread",)) as stage:
-            place = stage.at(32)
+        with Partitions([32], placements=("spread",)) as partitions:
+            place = partitions.at(32)
             for where, stream, budget in (
-                ("device", torch.cuda.current_stream(), stage.full.budget),
+                ("device", torch.cuda.current_stream(), partitions.full.budget),
                 *([("partition", place.stream, place.budget)] if place else []),
             ):
                 for split in (False, True):
@@ -77,15 +78,15 @@ class HostCosts:
                     if problem is None:
                         continue
                     m, n, k = problem
-                    ops = Operands(n, k, m, num_sets=4)
+                    ops = GemmOperands(n, k, m, num_sets=4)
                     with torch.cuda.stream(stream):
                         self._doors(ops, m, where=where, split=split, num_sms=total)
-        smkern_free = Operands(2048, 1024, 128, num_sets=4)
+        smkern_free = GemmOperands(2048, 1024, 128, num_sets=4)
         peers = {"triton": _triton_call(smkern_free, 128, total), "cublas": _mm(smkern_free, 128)}
         for provider, call in peers.items():
             self._note_time("eager", host_time(call), None, provider=provider)
 
-    def _doors(self, ops: Operands, m: int, *, where: str, split: bool, num_sms: int) -> None:
+    def _doors(self, ops: GemmOperands, m: int, *, where: str, split: bool, num_sms: int) -> None:
         about: dict[str, Any] = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
         sets = ops.sets(m)
         weight = sets[0][1]
@@ -136,7 +137,7 @@ class HostCosts:
         ]
         warm = smkern.warmup(shapes=[COUNTED_SHAPE], budgets=wanted, max_m=max(ms), progress=False)
         self.note("warmup_seconds", warm.seconds, "s", budgets=len(counts), variants=warm.variants)
-        ops = Operands(n, k, max(ms), num_sets=1)
+        ops = GemmOperands(n, k, max(ms), num_sets=1)
         a, w, out = ops.sets(128)[0]
         before = smkern.counters()
         self._change_costs(a, w, out, counts)
@@ -187,7 +188,7 @@ class HostCosts:
             self._note_time("switch_and_current_num_sms", asked, TARGET_US["switch"])
 
 
-def _triton_call(ops: Operands, m: int, num_sms: int) -> Callable[[int], None]:
+def _triton_call(ops: GemmOperands, m: int, num_sms: int) -> Callable[[int], None]:
     sets = ops.sets(m)
 
     def call(i: int) -> None:
@@ -197,7 +198,7 @@ def _triton_call(ops: Operands, m: int, num_sms: int) -> Callable[[int], None]:
     return call
 
 
-def _mm(ops: Operands, m: int) -> Callable[[int], None]:
+def _mm(ops: GemmOperands, m: int) -> Callable[[int], None]:
     sets = [(a, w.t(), out) for a, w, out in ops.sets(m)]
 
     def call(i: int) -> None:

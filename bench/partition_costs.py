@@ -14,8 +14,8 @@ from smkern.bench.contexts import Driver, Green
 from smkern.bench.host_timing import host_time
 from smkern.bench.reader import Reader
 from smkern.bench.results import Results
-from smkern.bench.timing import current_stream
 from smkern.errors import SmkernError
+from smkern.measure.timing import current_stream
 
 OP = "partition_cost"
 LADDER_MIB = 200.0

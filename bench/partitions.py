@@ -19,10 +19,11 @@ from smkern.bench.partition_costs import measure_costs
 from smkern.bench.partition_rows import summarize
 from smkern.bench.reader import SHAPES, Reader
 from smkern.bench.reads import pick_shape, time_reads
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.timing import Timing
+from smkern.bench.results import Results, open_results
 from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.measure.provenance import collect_meta
+from smkern.measure.timing import Timing
 
 FINE_RUNGS = (12, 20, 28)
 """Between the eighths, where bandwidth bends; no peer makes such partitions."""

@@ -10,10 +10,10 @@ from typing import Any
 import click
 import torch
 
-from smkern.bench.operands import Operands
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call
 from smkern.device import Budget
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call
 from smkern.ops.dispatch import Dispatcher
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.space import LIBRARIES
@@ -81,7 +81,7 @@ def compile_configs(
         return 0
 
 
-def dispatched_call(ops: Operands, m: int, **options: Any) -> Call:
+def dispatched_call(ops: GemmOperands, m: int, **options: Any) -> Call:
     """The public operator; `options` go to `smkern.gemm`."""
     import smkern
 
@@ -95,7 +95,7 @@ def dispatched_call(ops: Operands, m: int, **options: Any) -> Call:
     return call
 
 
-def cublas_call(ops: Operands, m: int) -> Call:
+def cublas_call(ops: GemmOperands, m: int) -> Call:
     """torch.mm, which is cuBLAS with torch's workspace of the stream."""
     sets = [(a, w.t(), out) for a, w, out in ops.sets(m)]
     count = len(sets)
@@ -121,7 +121,7 @@ class Misled:
     def config(self, n: int, k: int, m: int) -> GemmConfig:
         return self.dispatcher.select(problem_of(n, k, m), self.told, "own").config
 
-    def call(self, ops: Operands, m: int, place: Place) -> Call:
+    def call(self, ops: GemmOperands, m: int, place: Place) -> Call:
         """Launches on the place's stream, configured and sized for `told`."""
         config = self.config(ops.n, ops.k, m)
         plan = self.dispatcher.prepare(problem_of(ops.n, ops.k, m), config, self.told)

@@ -32,8 +32,9 @@ from smkern.bench.readme_untuned import (
     untuned_table,
 )
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
-from smkern.bench.summary import WORST_TARGET, geomean, settled_ratio
+from smkern.bench.summary import WORST_TARGET, settled_ratio
 from smkern.errors import SmkernError
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 from smkern.bench.markdown import NOT_MEASURED, markdown_table
 from smkern.bench.model.rows import DECODE, PREFILL
 from smkern.bench.results import Results
-from smkern.bench.summary import geomean
 from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 

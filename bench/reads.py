@@ -8,7 +8,7 @@ import torch
 
 from smkern.bench.contexts import Green
 from smkern.bench.reader import Reader
-from smkern.bench.timing import Timing
+from smkern.measure.timing import Timing
 
 ROUNDS = 7
 READS = 2

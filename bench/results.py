@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,64 +151,6 @@ def open_results(path: Path, *, resume: bool, meta: JsonDict) -> Results:
     except ResultsError as error:
         raise ResultsError(f"{path}: {error}; name another with --out") from error
     return results if resume else fresh
-
-
-def collect_meta() -> JsonDict:
-    """Provenance of this run: gpu, driver, torch, triton, smkern_commit, date, command."""
-    return {
-        **_software(),
-        **_gpu(),
-        "smkern_commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": _command_line(sys.argv),
-    }
-
-
-def _software() -> JsonDict:
-    found: JsonDict = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("torch", "triton"):
-        try:
-            found[name] = str(__import__(name).__version__)
-        except ImportError:
-            found[name] = None
-    return found
-
-
-def _gpu() -> JsonDict:
-    try:
-        info = device_info()
-    except DeviceError:
-        return {"gpu": None, "driver": None}
-    return {"gpu": info.name, "driver": info.driver, "num_sms": info.num_sms}
-
-
-def _commit() -> str:
-    """The checkout's commit, from git or, in a copy without it, from SMKERN_COMMIT."""
-    root = Path(__file__).resolve().parent.parent
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("SMKERN_COMMIT", "unknown")
-    return found.stdout.strip()
-
-
-def _command_line(argv: Iterable[str]) -> str:
-    """The command as a reader would type it: no interpreter, no paths of this machine."""
-    program, *rest = argv
-    path = Path(program)
-    name = path.name
-    if name == "__main__.py":
-        name = f"python -m {path.parent.name}"
-    elif path.parent.name == "bench":
-        name = f"python -m smkern.bench.{path.stem}"
-    return " ".join([name, *(Path(x).name if x.startswith("/") else x for x in rest)])
 
 
 def _runs(meta: JsonDict) -> list[JsonDict]:

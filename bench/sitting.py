@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from smkern.bench.gemm import Deadline
 from smkern.bench.results import Results
-from smkern.bench.stage import trim_memory
+from smkern.measure.partitions import trim_memory
 
 Cell = dict[str, Any]
 SAVE_EVERY_S = 5.0

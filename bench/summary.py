@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 Row = dict[str, Any]
@@ -19,12 +20,6 @@ WORST_TARGET = {"smkern": 0.97, "smkern:triton": 0.90}
 STREAMING = (28672, 4096)
 NARROW_BUDGETS = (16, 24)
 """Budgets whose spread partition reads 3.2 and 4.0 TB/s: compute and latency bind earlier."""
-
-
-def geomean(values: Iterable[float]) -> float | None:
-    """Geometric mean; None of nothing."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def is_losing(cell: Cell, limits: Mapping[str, float] = WORST_TARGET) -> bool:

@@ -15,12 +15,15 @@ from typing import Any
 
 import click
 
-from smkern.bench.cases import BUDGETS, MS, SHAPES, Group, Shape, file_options, gemm_groups
+from smkern.bench.cases import Group, file_options, gemm_groups
 from smkern.bench.gemm import Deadline, conclude, run
-from smkern.bench.results import collect_meta, open_results
-from smkern.bench.summary import geomean, settled_ratio, target_row
+from smkern.bench.results import open_results
+from smkern.bench.summary import settled_ratio, target_row
 from smkern.device import device_info
 from smkern.errors import SmkernError, TableError
+from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
+from smkern.measure.provenance import collect_meta
+from smkern.measure.timing import geomean
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.cost_constants import CostConstants
 

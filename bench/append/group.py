@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from smkern.bench.append.cases import AppendGroup
-from smkern.bench.append.operands import AppendOperands, Layout
 from smkern.bench.append.providers import AppendPeers, our_contender
 from smkern.bench.contest import Contender, Contest, cell_head, checked_call, note_again
-from smkern.bench.summary import geomean
-from smkern.bench.timing import Call, Timing
+from smkern.measure.append import TOLERANCE, AppendOperands, Layout
+from smkern.measure.timing import Call, Timing, geomean
 
 Cell = dict[str, Any]
 OPS = ("qk_norm_rope_append", "append_kv")
-TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
-"""|x - reference| / |reference|: bf16 rounds to 2e-3, e4m3 to 3e-2."""
 
 
 @dataclass(slots=True)
 class AppendRunner(Contest):
-    """Measures groups on a stage."""
+    """Measures groups in partitions."""
 
     budget_us: float = 100_000.0
 
@@ -32,10 +29,10 @@ class AppendRunner(Contest):
 
         A group that loses to a peer is measured a second time; both results stand.
         """
-        place = self.stage.at(group.num_sms)
+        place = self.partitions.at(group.num_sms)
         if place is None:
             return []
-        places = dict.fromkeys((place, self.stage.at(group.num_sms, "default")))
+        places = dict.fromkeys((place, self.partitions.at(group.num_sms, "default")))
         contenders = [our_contender(ops, place)]
         contenders += [c for at in places if at is not None for c in peers.at(at)]
         cells = self._round(group, ops, contenders)

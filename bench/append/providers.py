@@ -10,14 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.bench.append.operands import EPS, K_SCALE, V_SCALE, AppendOperands, Layout
 from smkern.bench.attention.flashinfer import once
 from smkern.bench.contest import Contender
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call
-from smkern.ops.append.call import Call as Arguments
-from smkern.ops.append.call import is_aligned, problem_of
-from smkern.tuning.append import AppendProblem
+from smkern.measure.append import EPS, K_SCALE, V_SCALE, AppendOperands, Layout, problem_of_case
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call
 
 LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
 FP8_MAX = 448.0
@@ -44,23 +41,6 @@ def our_call(ops: AppendOperands) -> Call:
         )
 
     return turned if ops.case.turns else plain
-
-
-def call_of(ops: AppendOperands, index: int) -> Arguments:
-    """What our operator is given of a set."""
-    one, case = ops.sets[index], ops.case
-    k, v = one.cache("HND")
-    options: dict[str, Any] = dict(ops.where)
-    if case.turns:
-        options |= ops.turning | {"out": one.out}
-    q = one.q if case.turns else None
-    return Arguments(q, one.k, one.v, k, v, ops.table, ops.kv_lens, **options)
-
-
-def problem_of_case(ops: AppendOperands) -> AppendProblem:
-    """What dispatch sees of a case."""
-    call = call_of(ops, 0)
-    return problem_of(call, len(ops.case.kv_lens), aligned=is_aligned(call))
 
 
 def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:

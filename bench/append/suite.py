@@ -15,12 +15,10 @@ from smkern.bench.append.cases import (
     CASES,
     QUICK_BUDGETS,
     QUICK_CASES,
-    AppendCase,
     AppendGroup,
     cases_named,
 )
 from smkern.bench.append.group import AppendRunner, summarize
-from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import PEERS, AppendPeers
 from smkern.bench.frame import Given, Sizes, suite_options
 from smkern.bench.gemm import Deadline
@@ -28,7 +26,8 @@ from smkern.bench.peers import flashinfer_with, noted, peers_named
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
 from smkern.bench.sitting import Sitting
-from smkern.bench.stage import Stage
+from smkern.measure.append import AppendCase, AppendOperands
+from smkern.measure.partitions import Partitions
 from smkern.profile import load_profile
 
 find_flashinfer = partial(flashinfer_with, "norm", "page", "rope")
@@ -46,8 +45,8 @@ def run(
 ) -> int:
     """Measure what `results` lacks; how many groups are left."""
     flashinfer = noted(find_flashinfer(), results.meta)
-    with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
-        runner = AppendRunner(stage, load_profile(), power_meter())
+    with Partitions({group.num_sms for group in groups}) as partitions, Progress() as progress:
+        runner = AppendRunner(partitions, load_profile(), power_meter())
 
         def operands(case: AppendCase) -> tuple[AppendOperands, AppendPeers]:
             ops = AppendOperands(case)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from smkern.bench.attention.operands import AttentionOperands, AttentionSet, Layout
 from smkern.bench.peers import flashinfer_with
-from smkern.bench.timing import Call
+from smkern.measure.attention import AttentionOperands, AttentionSet, Layout
+from smkern.measure.timing import Call
 
 WORKSPACE_BYTES = 512 << 20
 """Four times what FlashInfer recommends: partials of large split batches fit."""

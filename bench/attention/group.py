@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from smkern.bench.attention.cases import AttentionGroup
-from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.attention.providers import Peers, our_contenders, plan_of
 from smkern.bench.cells import failed_cell
 from smkern.bench.contest import Contender, Contest, cell_head, checked_call, note_again
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call, Case, Timing, time_interleaved, try_eagerly
+from smkern.measure.attention import AttentionOperands
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call, Case, Timing, time_interleaved, try_eagerly
 
 Cell = dict[str, Any]
 
@@ -30,7 +30,7 @@ def is_losing(cell: Cell) -> bool:
 
 @dataclass(slots=True)
 class AttentionRunner(Contest):
-    """Measures groups on a stage."""
+    """Measures groups in partitions."""
 
     budget_us: float = 150_000.0
 
@@ -42,11 +42,11 @@ class AttentionRunner(Contest):
         A provider that cannot run has an `error`. Of a peer's cache layouts the better counts.
         A group that loses to FlashInfer is measured a second time; both results stand.
         """
-        place = self.stage.at(group.num_sms)
+        place = self.partitions.at(group.num_sms)
         if place is None:
             return []
         ours = list(our_contenders(ops, place))
-        places = dict.fromkeys((place, self.stage.at(group.num_sms, "default")))
+        places = dict.fromkeys((place, self.partitions.at(group.num_sms, "default")))
         contenders = ours + [c for at in places if at is not None for c in peers.at(at)]
         cells = self._attention(group, ops, contenders)
         if again and any(is_losing(cell) for cell in cells):

@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.bench.attention.flashinfer import FlashInfer, once
-from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.contest import Contender
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call
+from smkern.measure.attention import AttentionOperands
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 
 OUR_BACKENDS: dict[str, str | None] = {

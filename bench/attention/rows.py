@@ -14,7 +14,8 @@ from smkern.bench.attention.cases import (
     UNIFORM,
     UNIFORM_FP8,
 )
-from smkern.bench.summary import geomean, target_row
+from smkern.bench.summary import target_row
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 Row = dict[str, Any]

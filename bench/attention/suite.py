@@ -10,18 +10,9 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.attention.cases import (
-    BUDGETS,
-    CASES,
-    QUICK_BUDGETS,
-    QUICK_CASES,
-    AttentionCase,
-    AttentionGroup,
-    cases_named,
-)
+from smkern.bench.attention.cases import CASES, QUICK_CASES, AttentionGroup, cases_named
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.group import AttentionRunner
-from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.attention.providers import Peers
 from smkern.bench.attention.rows import summarize
 from smkern.bench.frame import Given, Sizes, suite_options
@@ -29,7 +20,8 @@ from smkern.bench.gemm import Deadline
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
 from smkern.bench.sitting import Sitting
-from smkern.bench.stage import Stage
+from smkern.measure.attention import BUDGETS, QUICK_BUDGETS, AttentionCase, AttentionOperands
+from smkern.measure.partitions import Partitions
 from smkern.profile import load_profile
 
 
@@ -46,8 +38,8 @@ def run(
     results.meta["flashinfer"] = flashinfer.version
     if flashinfer.reason is not None:
         click.echo(f"without FlashInfer, its cells are left out: {flashinfer.reason}", err=True)
-    with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
-        runner = AttentionRunner(stage, load_profile(), power_meter())
+    with Partitions({group.num_sms for group in groups}) as partitions, Progress() as progress:
+        runner = AttentionRunner(partitions, load_profile(), power_meter())
 
         def operands(case: AttentionCase) -> tuple[AttentionOperands, Peers]:
             ops = AttentionOperands(case)

@@ -25,8 +25,8 @@ from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.prompt import PromptTimes, time_prompt
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL
 from smkern.bench.power import PowerMeter
-from smkern.bench.stage import Place
-from smkern.bench.timing import (
+from smkern.measure.partitions import Place
+from smkern.measure.timing import (
     Case,
     Timing,
     current_stream,

@@ -12,8 +12,8 @@ from torch import Tensor
 from smkern import ops
 from smkern.bench.model.cases import CONTEXT, ModelPlan
 from smkern.bench.ops.sampling import Settings
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call, current_stream
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call, current_stream
 from smkern.models import (
     Arena,
     DecodeGraph,

@@ -7,7 +7,7 @@ from typing import Any
 
 from smkern import ops
 from smkern.bench.model.model import DecodeLoop, Model, draw_of
-from smkern.bench.timing import Call
+from smkern.measure.timing import Call
 from smkern.models import Step
 from smkern.models.layers import DenseLayer, MoeLayer
 

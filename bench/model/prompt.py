@@ -10,8 +10,8 @@ import torch
 
 from smkern import ops
 from smkern.bench.model.model import Model
-from smkern.bench.stage import Place
-from smkern.bench.timing import Timing, current_stream
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Timing, current_stream
 from smkern.models import Step
 from smkern.models.layers import DenseLayer
 

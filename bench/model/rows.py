@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from smkern.bench.model.cases import SINGLE_LIMIT, limit_of
-from smkern.bench.summary import geomean
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.cases import IntList, file_options
+from smkern.bench.cases import file_options
 from smkern.bench.cells import failed_cell
 from smkern.bench.contest import cell_head
 from smkern.bench.gemm import Deadline, report
@@ -25,10 +25,12 @@ from smkern.bench.model.cases import (
 )
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
-from smkern.bench.results import Results, collect_meta, open_results
-from smkern.bench.stage import Place, Stage, trim_memory
+from smkern.bench.results import Results, open_results
 from smkern.device import device_info
 from smkern.errors import SmkernError
+from smkern.measure.options import IntList
+from smkern.measure.partitions import Partitions, Place, trim_memory
+from smkern.measure.provenance import collect_meta
 from smkern.profile import load_profile
 
 Cell = dict[str, Any]
@@ -71,7 +73,7 @@ class Task:
 class ModelSitting:
     """One run of the suite; the file is written every few seconds and at the end."""
 
-    stage: Stage
+    partitions: Partitions
     results: Results
     path: Path
     deadline: Deadline
@@ -95,19 +97,19 @@ class ModelSitting:
             yield from self._launches(plan)
 
     def _decodes(self, plan: ModelPlan) -> Iterator[Task]:
-        total = self.stage.full.num_sms
+        total = self.partitions.full.num_sms
         for num_sms in plan.decode_budgets:
-            place = self.stage.at(num_sms)
+            place = self.partitions.at(num_sms)
             if place is None:
                 continue
             beside = self.overlap and not self.alone and num_sms < total
-            other = self.stage.at(total - num_sms) if beside else None
+            other = self.partitions.at(total - num_sms) if beside else None
             for case in plan.decode(overlaps=(self.overlap,)):
                 yield Task(DECODE, case, place, _decode(case, place, other))
 
     def _prefills(self, plan: ModelPlan) -> Iterator[Task]:
         for num_sms in sorted(plan.prefill_budgets, reverse=True):
-            place = self.stage.at(num_sms)
+            place = self.partitions.at(num_sms)
             if place is not None:
                 yield Task(PREFILL, plan.prompt, place, self._prefill(plan.prompt, place))
 
@@ -123,7 +125,7 @@ class ModelSitting:
 
     def _launches(self, plan: ModelPlan) -> Iterator[Task]:
         for num_sms in LAUNCH_BUDGETS:
-            place = self.stage.at(num_sms)
+            place = self.partitions.at(num_sms)
             for batch in LAUNCH_BATCHES:
                 if place is not None and batch in plan.batches and num_sms in plan.decode_budgets:
                     case = DecodeCase(plan.model, batch)
@@ -131,7 +133,7 @@ class ModelSitting:
 
     def _breakdowns(self, plan: ModelPlan) -> Iterator[Task]:
         for num_sms in plan.decode_budgets:
-            place = self.stage.at(num_sms)
+            place = self.partitions.at(num_sms)
             for batch in BREAKDOWN_BATCHES:
                 if place is not None and batch in plan.batches:
                     case = DecodeCase(plan.model, batch, overlap=self.overlap)
@@ -208,17 +210,21 @@ def run(
 
     total = device_info().num_sms
     with (
-        Stage(budgets_of(plans, total), placements=("spread",)) as stage,
+        Partitions(budgets_of(plans, total), placements=("spread",)) as partitions,
         Progress() as progress,
     ):
-        sitting = ModelSitting(stage, results, path, deadline, progress, overlap, breakdown, alone)
+        sitting = ModelSitting(
+            partitions, results, path, deadline, progress, overlap, breakdown, alone
+        )
         profile, meter = load_profile(), power_meter()
 
         def measurer(plan: ModelPlan) -> Measurer:
             model = Model(plan)
             others = [total - n for n in plan.decode_budgets if n < total]
             steps, prompts = (
-                dict.fromkeys(place.budget for n in counts if (place := stage.at(n)) is not None)
+                dict.fromkeys(
+                    place.budget for n in counts if (place := partitions.at(n)) is not None
+                )
                 for counts in (plan.decode_budgets, (*plan.prefill_budgets, *others))
             )
             compile_gemms(model.config, plan, steps, prompts)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from smkern.bench.append.cases import CASES as APPEND_CASES
-from smkern.bench.append.cases import AppendCase
 from smkern.bench.named import Group, named
-from smkern.bench.operands import MIN_TOTAL_BYTES
+from smkern.measure.append import AppendCase
+from smkern.measure.timing import sets_for
 
 BUDGETS = (16, 32, 48, 84, 116, 132)
 QUICK_BUDGETS = (16, 132)
@@ -43,7 +43,7 @@ class OpCase:
     @property
     def num_sets(self) -> int:
         """Operands to rotate over, so that a launch finds little of its own in L2; at most 64."""
-        return min(64, max(2, -(-MIN_TOTAL_BYTES // self.bytes_moved)))
+        return sets_for(self.bytes_moved)
 
     @property
     def about(self) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from smkern.bench.named import Group
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.providers import OpPeers
 from smkern.bench.ops.rows import is_losing
-from smkern.bench.timing import Call, Timing
+from smkern.measure.timing import Call, Timing
 
 Cell = dict[str, Any]
 
 
 @dataclass(slots=True)
 class OpRunner(Contest):
-    """Measures groups on a stage."""
+    """Measures groups in partitions."""
 
     budget_us: float = 25_000.0
 
@@ -27,10 +27,10 @@ class OpRunner(Contest):
 
         A group that loses to a peer is measured a second time; both results stand.
         """
-        place = self.stage.at(group.num_sms)
+        place = self.partitions.at(group.num_sms)
         if place is None:
             return []
-        places = dict.fromkeys((place, self.stage.at(group.num_sms, "default")))
+        places = dict.fromkeys((place, self.partitions.at(group.num_sms, "default")))
         contenders = [peers.ours(place)]
         contenders += [c for at in places if at is not None for c in peers.at(at)]
         cells = self._round(group, peers, contenders)

@@ -14,9 +14,9 @@ from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
 from smkern.bench.peers import flashinfer_with
 from smkern.bench.providers import dispatcher_of, precompile, settled_problem
-from smkern.bench.stage import Place
-from smkern.bench.timing import Call
 from smkern.device import Budget
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call
 from smkern.tuning.config import Epilogue, GemmProblem
 
 Build = Callable[[OpCase, Any, str], Rivals]

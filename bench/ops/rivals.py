@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.bench.timing import Call
+from smkern.measure.timing import Call
 
 Step = Callable[..., Sequence[Tensor]]
 """step(*set) computes on one set's operands and returns the results, written or made."""

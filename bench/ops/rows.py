@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smkern.bench.ops.cases import CASES
-from smkern.bench.summary import geomean
+from smkern.measure.timing import geomean
 
 Cell = dict[str, Any]
 

@@ -9,9 +9,7 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.append.cases import AppendCase
 from smkern.bench.append.group import AppendRunner
-from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import AppendPeers
 from smkern.bench.frame import Given, Sizes, suite_options
 from smkern.bench.gemm import Deadline
@@ -40,7 +38,8 @@ from smkern.bench.peers import noted, peers_named
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
 from smkern.bench.sitting import Sitting
-from smkern.bench.stage import Stage
+from smkern.measure.append import AppendCase, AppendOperands
+from smkern.measure.partitions import Partitions
 from smkern.profile import load_profile
 
 APPEND_PEERS = {"torch": "torch", "torch:compile": "torch:compile", "other": "flashinfer"}
@@ -60,11 +59,14 @@ def run(
     """Measure what `results` lacks; how many groups are left."""
     flashinfer = noted(find_flashinfer(), results.meta)
     groups = _there(groups, results)
-    with Stage({group.num_sms for group in groups}) as stage, Progress() as progress:
+    with Partitions({group.num_sms for group in groups}) as partitions, Progress() as progress:
         profile, meter = load_profile(), power_meter()
-        runner, appends = OpRunner(stage, profile, meter), AppendRunner(stage, profile, meter)
+        runner, appends = (
+            OpRunner(partitions, profile, meter),
+            AppendRunner(partitions, profile, meter),
+        )
         appends.budget_us = runner.budget_us
-        budgets = [place.budget for n in {g.num_sms for g in groups} if (place := stage.at(n))]
+        budgets = [place.budget for n in {g.num_sms for g in groups} if (place := partitions.at(n))]
         compile_gemms([group.case for group in groups], budgets)
 
         def operands(case: OpCase | AppendCase) -> tuple[Any, Any]:

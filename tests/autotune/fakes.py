@@ -42,8 +42,10 @@ class FakeDevice:
     def install(self, monkeypatch: Any) -> FakeDevice:
         gpu = {"gpu": self.profile.info.name}
         monkeypatch.setattr("time.monotonic", lambda: self.now_s)
-        monkeypatch.setattr("smkern.bench.results.collect_meta", lambda: META | gpu)
-        monkeypatch.setattr("smkern.bench.stage.trim_memory", lambda: self.log.append(("trim",)))
+        monkeypatch.setattr("smkern.measure.provenance.collect_meta", lambda: META | gpu)
+        monkeypatch.setattr(
+            "smkern.measure.partitions.trim_memory", lambda: self.log.append(("trim",))
+        )
         monkeypatch.setattr(pipeline, "Compiler", lambda workers: FakeCompiler(self))
         return self
 

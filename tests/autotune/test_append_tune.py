@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from smkern.autotune import append, main
 from smkern.autotune.attention_cases import MODELS, Heads
 from smkern.autotune.measure import best_cell
-from smkern.bench.append.cases import AppendCase
-from smkern.bench.append.operands import AppendOperands
-from smkern.bench.append.providers import our_call, problem_of_case
+from smkern.bench.append.providers import our_call
+from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
 from smkern.tuning.append import AppendConfig, Budget, choose, is_legal
 from smkern.tuning.append_table import CODEC, AppendKey, AppendTable, select_append
 from smkern.tuning.cells import CellFile, Tuned

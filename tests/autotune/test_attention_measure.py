@@ -11,9 +11,9 @@ from smkern.autotune import measure
 from smkern.autotune.attention import FAMILY, AttentionTuner
 from smkern.autotune.attention_cases import Heads, problem_of, tuned_cases
 from smkern.autotune.raw import Measurement
-from smkern.bench.attention.operands import AttentionOperands
-from smkern.bench.timing import Timing
 from smkern.errors import ArgumentError
+from smkern.measure.attention import AttentionOperands
+from smkern.measure.timing import Timing
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from smkern.tuning.attention.table import CODEC
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.autotune import fit, raw
-from smkern.bench.cases import SHAPES
+from smkern.measure.gemm import SHAPES
 from smkern.tuning import space, table
 from smkern.tuning.cost_constants import DEFAULTS
 

@@ -10,9 +10,9 @@ import torch
 from smkern.autotune import measure
 from smkern.autotune.gemm import GemmCase, GemmTuner, best_cell, gemm_family, listed
 from smkern.autotune.raw import Measurement
-from smkern.bench.operands import Operands
-from smkern.bench.timing import Timing
 from smkern.errors import ArgumentError
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.timing import Timing
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.table import Cell, CellKey, Table
@@ -46,7 +46,7 @@ class FakePlan:
 
 @dataclass
 class FakeDispatcher:
-    operands: Operands
+    operands: GemmOperands
     launches: list = field(default_factory=list)
     gemm_tuner: GemmTuner | None = None
 
@@ -79,7 +79,7 @@ def timed(monkeypatch):
 
 @pytest.fixture
 def tuner():
-    operands = Operands(128, 64, 32, device="cpu", num_sets=3)
+    operands = GemmOperands(128, 64, 32, device="cpu", num_sets=3)
     dispatcher = FakeDispatcher(operands)
     dispatcher.gemm_tuner = GemmTuner(dispatcher, operands)
     return dispatcher.gemm_tuner

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from smkern.autotune import main, moe, moe_cases
 from smkern.autotune.moe_cases import Experts, MoeCase
-from smkern.bench.attention.cases import QUICK_BUDGETS
 from smkern.device import Budget
+from smkern.measure.attention import QUICK_BUDGETS
 from smkern.ops.small_warmup import aligned
 from tests.bench.conftest import FakeCuda
 

@@ -7,7 +7,7 @@ import torch
 
 from smkern.autotune import places
 from smkern.autotune.places import absent_sides, ladder_sides, opened
-from smkern.bench import stage
+from smkern.measure import partitions
 from smkern.tuning.config import Budget
 
 
@@ -48,13 +48,15 @@ def fake_device(monkeypatch):
         def ladder(rungs=(8, 64, 120), **options):
             return FakeLadder(rungs, generous)
 
-        monkeypatch.setattr(stage, "ladder", ladder)
+        monkeypatch.setattr(partitions, "ladder", ladder)
         monkeypatch.setattr("smkern.partition.ladder", ladder)
 
-    for module in (places, stage):
+    for module in (places, partitions):
         monkeypatch.setattr(module, "device_info", lambda index=0: SimpleNamespace(num_sms=132))
         monkeypatch.setattr(module, "release_library_workspaces", lambda: None)
-    monkeypatch.setattr(stage, "budget_of_stream", lambda stream, device: Budget(132, "mask", True))
+    monkeypatch.setattr(
+        partitions, "budget_of_stream", lambda stream, device: Budget(132, "mask", True)
+    )
     stream = SimpleNamespace(cuda_stream=0)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

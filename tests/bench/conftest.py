@@ -1,4 +1,4 @@
-"""A stand-in for the parts of torch.cuda that `smkern.bench.timing` uses, on a virtual clock.
+"""A stand-in for the parts of torch.cuda that `smkern.measure.timing` uses, on a virtual clock.
 
 `FakeCuda.work_us(us)` is what a case's call does: it costs time when it runs eagerly, and is
 recorded when a graph is being captured.
@@ -41,7 +41,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: _Graph(self))
         for name in ("stream", "synchronize", "_sleep"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name), raising=False)
-        monkeypatch.setattr("smkern.bench.timing._clear_last_error", lambda: None)
+        monkeypatch.setattr("smkern.measure.timing._clear_last_error", lambda: None)
         return self
 
     def synchronize(self) -> None:

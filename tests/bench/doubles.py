@@ -1,12 +1,12 @@
-"""A stage of places on the virtual clock, and a meter that always reads the same."""
+"""Partitions on the virtual clock, and a meter that always reads the same."""
 
 from __future__ import annotations
 
-from smkern.bench.stage import Place
 from smkern.device import Budget
+from smkern.measure.partitions import Place
 
 
-class Stage:
+class Partitions:
     def __init__(self, budgets, cuda) -> None:
         self.places = {
             (n, p): Place(n, "green", p, cuda.new_stream(), Budget(n, "mask"))

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 import smkern.bench.append.suite as suite
 from smkern.bench.append import group as append_group
 from smkern.bench.append import providers as append_providers
-from smkern.bench.append.cases import BUDGETS, CASES, AppendCase, cases_named
+from smkern.bench.append.cases import BUDGETS, CASES, cases_named
 from smkern.bench.append.group import checked, summarize
-from smkern.bench.append.operands import AppendOperands
 from smkern.bench.append.providers import torch_call
 from smkern.bench.contest import Contender
 from smkern.bench.markdown import NOT_MEASURED
@@ -22,10 +21,11 @@ from smkern.bench.named import groups_of
 from smkern.bench.plots.append import draw
 from smkern.bench.readme_append import append_table
 from smkern.bench.results import Results
-from smkern.bench.stage import Place
 from smkern.device import Budget
+from smkern.measure.append import AppendCase, AppendOperands
+from smkern.measure.partitions import Place
 from smkern.profile import load_profile
-from tests.bench.doubles import Meter, Stage
+from tests.bench.doubles import Meter, Partitions
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -73,7 +73,7 @@ def on_cpu(cuda, monkeypatch, small_operands):
     """Our calls take 200 us and torch's 500; its compiler is not asked."""
     monkeypatch.setattr(suite, "CASES", TINY)
     monkeypatch.setattr("smkern.bench.append.cases.CASES", TINY)
-    monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
+    monkeypatch.setattr(suite, "Partitions", partial(Partitions, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
     monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)

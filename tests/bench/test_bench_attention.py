@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from smkern.bench.attention import providers as attention_providers
 from smkern.bench.attention.cases import (
-    BUDGETS,
     CASES,
     COLD,
     MIXED,
@@ -19,20 +18,19 @@ from smkern.bench.attention.cases import (
     SKEWED_LENGTHS,
     UNIFORM,
     UNIFORM_FP8,
-    AttentionCase,
     cases_named,
 )
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.group import AttentionRunner, checked
-from smkern.bench.attention.operands import AttentionOperands
 from smkern.bench.attention.providers import Peers
 from smkern.bench.attention.suite import command
 from smkern.bench.contest import Contender
 from smkern.bench.named import groups_of
 from smkern.bench.results import Results, cell_key
 from smkern.bench.sitting import pending
-from smkern.bench.stage import Place
 from smkern.device import Budget
+from smkern.measure.attention import BUDGETS, AttentionCase, AttentionOperands
+from smkern.measure.partitions import Place
 from smkern.profile import load_profile
 from smkern.tuning.attention.shapes import AttentionConfig
 
@@ -154,7 +152,7 @@ def place(stream, num_sms=16, placement="spread") -> Place:
     return Place(num_sms, "green", placement, stream, Budget(num_sms, "mask"))
 
 
-class FakeStage:
+class FakePartitions:
     def __init__(self, cuda) -> None:
         self.places = {p: place(cuda.new_stream(), placement=p) for p in ("spread", "default")}
 
@@ -179,13 +177,13 @@ class NoMeter:
 
 @pytest.fixture
 def runner(cuda) -> AttentionRunner:
-    return AttentionRunner(FakeStage(cuda), load_profile("h200"), NoMeter(), budget_us=2000.0)
+    return AttentionRunner(FakePartitions(cuda), load_profile("h200"), NoMeter(), budget_us=2000.0)
 
 
 def measured(runner, small, cuda, monkeypatch, peers, ours_us=50.0):
     import smkern.bench.attention.group as module
 
-    at = runner.stage.places
+    at = runner.partitions.places
     ours = [contender(small, cuda, "smkern", at["spread"], ours_us, layout="HND")]
     monkeypatch.setattr(module, "our_contenders", lambda ops, where: ours)
     monkeypatch.setattr(module, "plan_of", lambda ops, where, out=None: cuda.work_us(4.0))
@@ -199,7 +197,7 @@ def measured(runner, small, cuda, monkeypatch, peers, ours_us=50.0):
 
 
 def test_the_best_layout_and_place_of_a_peer_count(runner, small, cuda, monkeypatch):
-    at = runner.stage.places
+    at = runner.partitions.places
     peers = [
         contender(small, cuda, "flashinfer:fa2", at["spread"], 90.0, layout="HND"),
         contender(small, cuda, "flashinfer:fa2", at["spread"], 80.0, layout="NHD"),
@@ -222,7 +220,7 @@ def test_the_best_layout_and_place_of_a_peer_count(runner, small, cuda, monkeypa
 
 
 def test_a_group_that_loses_is_measured_again(runner, small, cuda, monkeypatch):
-    at = runner.stage.places
+    at = runner.partitions.places
     peers = [contender(small, cuda, "flashinfer:fa3", at["default"], 40.0)]
     cells = measured(runner, small, cuda, monkeypatch, peers)
     ours = next(c for c in cells if c["provider"] == "smkern" and c["op"] == "paged_attention")
@@ -232,7 +230,7 @@ def test_a_group_that_loses_is_measured_again(runner, small, cuda, monkeypatch):
 
 
 def test_a_provider_that_is_wrong_or_raises_has_an_error(runner, small, cuda, monkeypatch):
-    at = runner.stage.places
+    at = runner.partitions.places
 
     def refuse():
         raise RuntimeError("no kernel\nmore")

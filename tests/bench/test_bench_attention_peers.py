@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.bench.attention.cases import AttentionCase
 from smkern.bench.attention.flashinfer import FlashInfer
-from smkern.bench.attention.operands import AttentionOperands
+from smkern.measure.attention import AttentionCase, AttentionOperands
 
 MIXED = AttentionCase(
     "mixed", "mixed", (1, 1, 21), (37, 5, 40), num_q_heads=4, num_kv_heads=2, head_dim=16

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from smkern.bench import results as results_module
 from smkern.bench.attention.cases import (
-    BUDGETS,
     CASES,
     COLD,
     FOUR_PROMPTS,
@@ -18,13 +17,13 @@ from smkern.bench.attention.cases import (
     SKEWED,
     UNIFORM,
     UNIFORM_FP8,
-    AttentionCase,
 )
 from smkern.bench.attention.rows import DECODE_TBPS, summarize
 from smkern.bench.plots import attention as plots
 from smkern.bench.plots import command as plot_command
 from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
 from smkern.bench.results import Results, load_results
+from smkern.measure.attention import BUDGETS, AttentionCase
 
 Cell = dict[str, Any]
 

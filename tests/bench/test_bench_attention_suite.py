@@ -11,11 +11,10 @@ from click.testing import CliRunner
 import smkern.bench.attention.suite as suite
 from smkern.bench.attention import group as attention_group
 from smkern.bench.attention import providers as attention_providers
-from smkern.bench.attention.cases import AttentionCase
 from smkern.bench.attention.flashinfer import FlashInfer
-from smkern.bench.attention.operands import AttentionOperands
+from smkern.measure.attention import AttentionCase, AttentionOperands
 from smkern.profile import load_profile
-from tests.bench.doubles import Meter, Stage
+from tests.bench.doubles import Meter, Partitions
 
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -41,7 +40,7 @@ def on_cpu(cuda, monkeypatch):
 
     monkeypatch.setattr(suite, "CASES", TINY)
     monkeypatch.setattr("smkern.bench.attention.cases.CASES", TINY)
-    monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
+    monkeypatch.setattr(suite, "Partitions", partial(Partitions, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
     monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)

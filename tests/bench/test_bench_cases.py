@@ -3,8 +3,10 @@ from __future__ import annotations
 import click
 import pytest
 
-from smkern.bench.cases import BUDGETS, MS, SHAPES, IntList, ShapeList, gemm_groups
-from smkern.bench.stage import side_for
+from smkern.bench.cases import gemm_groups
+from smkern.measure.gemm import BUDGETS, MS, SHAPES
+from smkern.measure.options import IntList, ShapeList
+from smkern.measure.partitions import side_for
 
 
 def test_the_suite_is_every_shape_row_and_budget_once():

@@ -9,18 +9,19 @@ from click.testing import CliRunner
 from smkern.bench import batch_invariant, cliffs, gemm, host_cost
 from smkern.bench.cases import Group
 from smkern.bench.group import GroupRunner, note_again
-from smkern.bench.operands import Operands, sets_for
 from smkern.bench.power import PowerMeter
 from smkern.bench.results import Results, load_results
-from smkern.bench.stage import Place
 from smkern.device import Budget
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Place
+from smkern.measure.timing import sets_for
 from smkern.ops.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 
 N, K = 48, 32
 
 
-class FakeStage:
+class FakePartitions:
     """Every even budget has a spread place, multiples of 8 a default one; 132 is the chip."""
 
     def __init__(self, cuda) -> None:
@@ -37,19 +38,19 @@ class FakeStage:
 
 
 @pytest.fixture
-def stage(cuda) -> FakeStage:
-    return FakeStage(cuda)
+def partitions(cuda) -> FakePartitions:
+    return FakePartitions(cuda)
 
 
 @pytest.fixture
-def runner(stage) -> GroupRunner:
+def runner(partitions) -> GroupRunner:
     dispatcher = offline_dispatcher(load_profile("h200"), None)
-    return GroupRunner(stage, dispatcher, PowerMeter(lambda: (1980.0, 500.0)), budget_us=100.0)
+    return GroupRunner(partitions, dispatcher, PowerMeter(lambda: (1980.0, 500.0)), budget_us=100.0)
 
 
 @pytest.fixture
-def ops() -> Operands:
-    return Operands(N, K, 64, device="cpu", num_sets=2)
+def ops() -> GemmOperands:
+    return GemmOperands(N, K, 64, device="cpu", num_sets=2)
 
 
 def by_provider(cells):
@@ -89,19 +90,19 @@ def test_the_whole_chip_has_one_cublas_and_no_wrong_budget(runner, ops):
 
 
 def test_a_peer_that_cannot_launch_has_an_error_and_the_other_place_counts(
-    runner, ops, stage, monkeypatch
+    runner, ops, partitions, monkeypatch
 ):
     real = torch.mm
 
     def mm(*args, **kwargs):
-        if runner.stage.cuda.current is small.stream:
+        if runner.partitions.cuda.current is small.stream:
             raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
         return real(*args, **kwargs)
 
-    small = stage.at(16, "spread")
-    at = stage.at
+    small = partitions.at(16, "spread")
+    at = partitions.at
     monkeypatch.setattr(
-        stage, "at", lambda n, p="spread": small if (n, p) == (16, "spread") else at(n, p)
+        partitions, "at", lambda n, p="spread": small if (n, p) == (16, "spread") else at(n, p)
     )
     monkeypatch.setattr(torch, "mm", mm)
     cells = by_provider(runner.measure(Group(N, K, 7, 16), ops))
@@ -155,7 +156,7 @@ def cpu_operands(monkeypatch):
         monkeypatch.setattr(
             module,
             "by_shape",
-            lambda groups: [(Operands(N, K, 256, device="cpu", num_sets=2), list(groups))],
+            lambda groups: [(GemmOperands(N, K, 256, device="cpu", num_sets=2), list(groups))],
         )
 
 
@@ -187,7 +188,7 @@ def test_losing_groups_are_measured_once_more_and_then_rest(runner, tmp_path, cp
 
 
 def test_cliffs_measure_every_budget_and_name_what_cannot_run(runner, ops):
-    cliff = cliffs.Cliffs(runner.stage, runner.dispatcher, runner.meter)
+    cliff = cliffs.Cliffs(runner.partitions, runner.dispatcher, runner.meter)
     results = Results()
     cliffs.measure_case(cliff, ops, 7, (16, 17, 18, 132), results)
     cells = {cell["num_sms"]: cell for cell in results.cells}
@@ -198,17 +199,17 @@ def test_cliffs_measure_every_budget_and_name_what_cannot_run(runner, ops):
 
 def test_batch_invariant_cells_are_paired(runner, ops):
     cells = batch_invariant.measure(
-        Group(N, K, 7, 16), ops, runner.stage, runner.dispatcher, runner.meter
+        Group(N, K, 7, 16), ops, runner.partitions, runner.dispatcher, runner.meter
     )
     assert [c["provider"] for c in cells] == ["smkern", "batch-invariant"]
     assert cells[1]["over_dispatched"] > 0
 
 
 def test_operands_exceed_the_cache_and_differ():
-    assert sets_for(28672, 4096) == 2
-    assert sets_for(4096, 4096) * 4096 * 4096 * 2 >= 150e6
-    assert sets_for(1, 1) == 64
-    ops = Operands(N, K, 8, device="cpu", num_sets=2)
+    assert sets_for(2 * 28672 * 4096) == 2
+    assert sets_for(2 * 4096 * 4096) * 4096 * 4096 * 2 >= 150e6
+    assert sets_for(2) == 64
+    ops = GemmOperands(N, K, 8, device="cpu", num_sets=2)
     assert ops.w(0).data_ptr() == ops.w(2).data_ptr() != ops.w(1).data_ptr()
     assert ops.a(4, 0).shape == (4, K)
     assert torch.equal(ops.a(4, 1), ops.a(8, 1)[:4])

@@ -12,14 +12,14 @@ from click.testing import CliRunner
 import smkern
 from smkern.bench import host_cost
 from smkern.bench.host_timing import HostTime, host_time
-from smkern.bench.operands import Operands
 from smkern.bench.results import load_results
 from smkern.device import Budget
+from smkern.measure.gemm import GemmOperands
 from smkern.ops.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 
 
-class FakeStage:
+class FakePartitions:
     full = SimpleNamespace(budget=Budget(132, "grid", True))
 
     def __init__(self, *args, **kwargs) -> None:
@@ -48,8 +48,8 @@ def fake_gpu(cuda, monkeypatch):
     info = SimpleNamespace(num_sms=20, sm_granularity=2)
     patches = {
         (host_cost, "dispatcher_of"): lambda index: offline_dispatcher(profile, None),
-        (host_cost, "Stage"): FakeStage,
-        (host_cost, "Operands"): lambda n, k, m, num_sets: Operands(
+        (host_cost, "Partitions"): FakePartitions,
+        (host_cost, "GemmOperands"): lambda n, k, m, num_sets: GemmOperands(
             8, 8, 128, device="cpu", num_sets=num_sets
         ),
         (host_cost, "current_budget"): lambda index: Budget(20, "mask", True),

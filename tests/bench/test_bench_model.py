@@ -17,14 +17,14 @@ from smkern.bench.model.model import Model
 from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.overlap import forbid_overlap
 from smkern.bench.model.prepare import problems_of, wanted
-from smkern.bench.stage import Place
-from smkern.bench.timing import Timing
 from smkern.device import Budget
 from smkern.kernels import driver, frame
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Timing
 from smkern.models.presets import preset
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
-from tests.bench.doubles import Meter, Stage
+from tests.bench.doubles import Meter, Partitions
 
 PLAN = ModelPlan("qwen3-8b", (1, 2), 40, (16, 132), (116, 132))
 PROFILE = load_profile("h200")
@@ -40,7 +40,7 @@ def tiny(name: str = "qwen3-8b"):
     return config.replace(**SIZES, **inner, rope=Rope(64, theta=1e6))
 
 
-class FullStage(Stage):
+class FullStage(Partitions):
     """Places up to the whole chip."""
 
     def __init__(self, budgets, placements=("spread",), *, cuda) -> None:
@@ -61,7 +61,7 @@ def made_up(loads, **options):
 
 
 @pytest.fixture
-def stage(cuda, monkeypatch):
+def partitions(cuda, monkeypatch):
     monkeypatch.setattr(measure, "time_together", made_up)
     for module in ("cases", "model"):
         monkeypatch.setattr(f"smkern.bench.model.{module}.CONTEXT", 16)
@@ -70,7 +70,7 @@ def stage(cuda, monkeypatch):
 
 
 @pytest.fixture
-def model(stage):
+def model(partitions):
     return Model(PLAN, "cpu", tiny())
 
 
@@ -78,8 +78,8 @@ def measurer(model) -> Measurer:
     return Measurer(model, PROFILE, Meter(), rounds=1)
 
 
-def test_a_loop_finds_the_same_lengths_at_every_replay(model, stage):
-    loop = model.decode(2, stage.at(132))
+def test_a_loop_finds_the_same_lengths_at_every_replay(model, partitions):
+    loop = model.decode(2, partitions.at(132))
     for _ in range(40):
         loop.call(0)
     assert loop.graph.inputs.kv_lens.tolist() == [17, 17]
@@ -95,15 +95,15 @@ def test_pages_are_dealt_out_once(model):
     assert not torch.equal(*model.caches.layers[0])
 
 
-def test_logits_must_be_finite(model, stage):
+def test_logits_must_be_finite(model, partitions):
     model.decoder.weights.final_norm.fill_(float("nan"))
     with pytest.raises(ValueError, match="batch 1: logits are not finite"):
-        model.decode(1, stage.at(132))
+        model.decode(1, partitions.at(132))
 
 
-def test_a_decode_step_alone_and_beside_a_prompt(model, stage):
+def test_a_decode_step_alone_and_beside_a_prompt(model, partitions):
     case = next(iter(PLAN.decode(overlaps=(True,))))
-    cells = list(measurer(model).decode(case, stage.at(16), stage.at(116)))
+    cells = list(measurer(model).decode(case, partitions.at(16), partitions.at(116)))
     assert [(c["op"], c["case"]["beside"], c["num_sms"]) for c in cells] == [
         ("decode_step", None, 16),
         ("decode_step", "prefill 1x40", 16),
@@ -119,23 +119,23 @@ def test_a_decode_step_alone_and_beside_a_prompt(model, stage):
     assert cells[2]["beside_sms"] == 16
 
 
-def test_what_fails_beside_a_prompt_leaves_the_step_alone(model, stage, monkeypatch):
+def test_what_fails_beside_a_prompt_leaves_the_step_alone(model, partitions, monkeypatch):
     monkeypatch.setattr(Model, "prefill_step", lambda self: 1 / 0)
     case = next(iter(PLAN.decode(overlaps=(True,))))
-    alone, beside = measurer(model).decode(case, stage.at(16), stage.at(116))
+    alone, beside = measurer(model).decode(case, partitions.at(16), partitions.at(116))
     assert alone["us"] == 20_000.0
     assert beside["error"] == "ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-30b-a3b"])
-def test_every_kernel_of_the_floor_has_its_operator(stage, name):
+def test_every_kernel_of_the_floor_has_its_operator(partitions, name):
     config = tiny(name)
     if config.moe is not None:
         from smkern.models import MoeConfig
 
         config = config.replace(moe=MoeConfig(4, 2, 32))
     model = Model(PLAN, "cpu", config)
-    loop = model.decode(2, stage.at(132))
+    loop = model.decode(2, partitions.at(132))
     calls = operator_calls(model, loop)
     kernels = kernels_of(config, PLAN.prompt.forward, l2_bytes=1)
     assert {kernel.name for kernel in kernels} == set(calls) - {"plan", "embedding"}
@@ -144,30 +144,30 @@ def test_every_kernel_of_the_floor_has_its_operator(stage, name):
     assert torch.isfinite(loop.graph.logits).all()
 
 
-def test_the_breakdown_times_each_operator(model, stage, cuda, monkeypatch):
+def test_the_breakdown_times_each_operator(model, partitions, cuda, monkeypatch):
     def timed(cases, rounds, while_busy, errors):
         return {name: Timing((10.0,)) for name in cases}
 
     monkeypatch.setattr(measure, "time_interleaved", timed)
     case = next(iter(PLAN.decode(overlaps=(True,))))
-    cells = list(measurer(model).breakdown(case, stage.at(16)))
+    cells = list(measurer(model).breakdown(case, partitions.at(16)))
     counts = {cell["case"]["kernel"]: cell["count"] for cell in cells}
     assert (counts["qkv"], counts["head"], counts["plan"]) == (2, 1, 1)
     assert all(cell["us"] == 10.0 for cell in cells), cells
 
 
-def test_a_prompt_beside_its_gemms(model, stage, monkeypatch):
+def test_a_prompt_beside_its_gemms(model, partitions, monkeypatch):
     times = prompt.PromptTimes(Timing((2e3,)), Timing((1e3,)), 10**9)
     monkeypatch.setattr(measure, "time_prompt", lambda *a: times)
-    (cell,) = measurer(model).prefill(PLAN.prompt, stage.at(116), 2e-4)
+    (cell,) = measurer(model).prefill(PLAN.prompt, partitions.at(116), 2e-4)
     flops = cell["tflops"] * 2e3
     assert cell["gemm_tflops"] == pytest.approx(1.0)
     assert cell["of_gemm"] == pytest.approx(flops / 2e3, abs=1e-3)
     assert cell["of_chip"] == pytest.approx(cell["tflops_per_sm"] / 2e-4, rel=1e-3)
 
 
-def test_a_prompt_s_passes(model, stage):
-    times = prompt.time_prompt(model, model.prefill_step().planned(), stage.at(132), Meter())
+def test_a_prompt_s_passes(model, partitions):
+    times = prompt.time_prompt(model, model.prefill_step().planned(), partitions.at(132), Meter())
     hidden, qkv, inner = 64, 4 * 64, 96
     assert times.gemm_flops == 2 * 2 * 40 * hidden * (qkv + 2 * 64 + 3 * inner)
     assert len(times.whole.us_all) == len(times.gemms.us_all) == prompt.ROUNDS
@@ -187,10 +187,10 @@ def test_gemms_to_compile():
 
 
 @pytest.fixture
-def on_cpu(stage, cuda, monkeypatch):
+def on_cpu(partitions, cuda, monkeypatch):
     monkeypatch.setattr(suite, "PLANS", (PLAN,))
     monkeypatch.setattr(suite, "QUICK_PLANS", (PLAN,))
-    monkeypatch.setattr(suite, "Stage", partial(FullStage, cuda=cuda))
+    monkeypatch.setattr(suite, "Partitions", partial(FullStage, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
     monkeypatch.setattr(suite, "device_info", lambda: PROFILE.info)

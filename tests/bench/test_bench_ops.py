@@ -11,8 +11,6 @@ import torch
 from click.testing import CliRunner
 
 import smkern.bench.ops.suite as suite
-from smkern.bench.append.cases import AppendCase
-from smkern.bench.append.operands import AppendOperands
 from smkern.bench.contest import cell_head
 from smkern.bench.markdown import NOT_MEASURED
 from smkern.bench.named import groups_of
@@ -24,10 +22,11 @@ from smkern.bench.ops.rows import summarize
 from smkern.bench.plots.ops import draw
 from smkern.bench.readme_ops import ops_table, sample_table
 from smkern.bench.results import Results
-from smkern.bench.stage import Place
 from smkern.device import Budget
+from smkern.measure.append import AppendCase, AppendOperands
+from smkern.measure.partitions import Place
 from smkern.profile import load_profile
-from tests.bench.doubles import Meter, Stage
+from tests.bench.doubles import Meter, Partitions
 
 TINY = (
     cases.norm("rms_norm", 5, 64),
@@ -188,7 +187,7 @@ def on_cpu(cuda, monkeypatch):
     monkeypatch.setattr(AppendCase, "num_sets", 2)
     monkeypatch.setattr(suite, "AppendOperands", partial(AppendOperands, device="cpu"))
     monkeypatch.setattr("smkern.bench.append.providers.selection", lambda *a: {})
-    monkeypatch.setattr(suite, "Stage", partial(Stage, cuda=cuda))
+    monkeypatch.setattr(suite, "Partitions", partial(Partitions, cuda=cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
     monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)

@@ -9,11 +9,11 @@ from smkern.bench.results import (
     Results,
     ResultsError,
     cell_key,
-    collect_meta,
     command,
     load_results,
     open_results,
 )
+from smkern.measure.provenance import collect_meta
 from tests.bench.synthetic import cell
 
 META = {"gpu": "NVIDIA H200", "date": "2026-11-21T00:00:00Z", "command": "x", "smkern_commit": "a"}

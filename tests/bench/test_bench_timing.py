@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.bench.timing import (
+from smkern.measure.timing import (
     Case,
     Timing,
     calls_for,

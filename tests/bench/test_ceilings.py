@@ -12,8 +12,8 @@ from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profil
 from smkern.bench.ceilings import SHARES, Sitting, command, counts, ship_profile, sides
 from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
-from smkern.bench.stage import Place
-from smkern.bench.timing import Timing
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Timing
 from smkern.profile import load_profile, save_profile
 
 TOTAL = 132
@@ -121,7 +121,7 @@ def test_without_a_gpu_it_is_said(monkeypatch, tmp_path):
     assert not out.exists()
 
 
-class FakeStage:
+class FakePartitions:
     full = Place(TOTAL, "full", None, None, None)
 
     def at(self, num_sms: int, placement: str = "spread") -> Place | None:
@@ -163,13 +163,13 @@ def sitting(monkeypatch) -> Sitting:
         def __call__(self) -> None:
             return None
 
-    return Sitting(FakeStage(), reader, dense, Results(), Meter(), {})
+    return Sitting(FakePartitions(), reader, dense, Results(), Meter(), {})
 
 
 def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(sitting, tmp_path):
-    stage = sitting.stage
-    sitting.alone(stage.at(16), dense=True)
-    sitting.beside(stage.at(16), stage.at(116))
+    partitions = sitting.partitions
+    sitting.alone(partitions.at(16), dense=True)
+    sitting.beside(partitions.at(16), partitions.at(116))
     cells = sitting.results.cells
     assert [(c["op"], c["num_sms"], c["case"]["beside"], c["provider"]) for c in cells] == [
         ("read", 16, None, "reader:2x1024x8"),
@@ -186,7 +186,7 @@ def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(sitting, tmp
 
 
 def test_every_count_meets_its_complement_in_both_placements(sitting):
-    pairs = list(sides(sitting.stage, TOTAL, SHARES))
+    pairs = list(sides(sitting.partitions, TOTAL, SHARES))
     assert all(a.num_sms + b.num_sms == TOTAL for a, b in pairs)
     assert all(a.placement == b.placement for a, b in pairs)
     assert len(pairs) == 2 * 2 * len(SHARES)

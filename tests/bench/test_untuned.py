@@ -7,9 +7,9 @@ import json
 import pytest
 
 from smkern.bench import untuned
-from smkern.bench.cases import SHAPES
 from smkern.bench.untuned import LeftOut, check_unseen, fitted_shapes, shapes, untuned_groups
 from smkern.errors import TableError
+from smkern.measure.gemm import SHAPES
 from smkern.tuning.cost_constants import NAMES, CostConstants
 from smkern.tuning.table import load_tables
 

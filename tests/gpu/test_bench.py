@@ -7,11 +7,11 @@ import torch
 from click.testing import CliRunner
 
 from smkern.bench import gemm, host_cost
-from smkern.bench.operands import Operands
 from smkern.bench.providers import cublas_call
 from smkern.bench.results import load_results
-from smkern.bench.timing import Case, measure, ratio, time_interleaved
 from smkern.device import device_info
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.timing import Case, measure, ratio, time_interleaved
 
 QUICK = ["--shapes", "4096x4096", "--ms", "64,2048"]
 
@@ -27,7 +27,7 @@ def test_a_spin_takes_the_cycles_it_was_told():
 
 
 def test_cublas_reads_weights_at_a_rate_that_hbm_has():
-    ops = Operands(28672, 4096, 8)
+    ops = GemmOperands(28672, 4096, 8)
     timing = measure({"mm": cublas_call(ops, 8)}, torch.cuda.Stream(), iters=4, rounds=5)["mm"]
     tbps = 28672 * 4096 * 2 / timing.us_median / 1e6
     assert 1.0 < tbps < 4.9

@@ -15,8 +15,8 @@ from smkern.bench.ops import suite as ops_suite
 from smkern.bench.ops.cases import CASES
 from smkern.bench.power import power_meter
 from smkern.bench.results import load_results
-from smkern.bench.stage import Stage
 from smkern.device import device_info
+from smkern.measure.partitions import Partitions
 from smkern.models import preset
 from smkern.profile import load_profile
 
@@ -24,14 +24,14 @@ DECODE_SMS = 32
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def partitions() -> Iterator[Partitions]:
     total = device_info().num_sms
-    with Stage((DECODE_SMS, total - DECODE_SMS, total), placements=("spread",)) as made:
+    with Partitions((DECODE_SMS, total - DECODE_SMS, total), placements=("spread",)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def measurer(stage: Stage) -> Measurer:
+def measurer(partitions: Partitions) -> Measurer:
     config = preset("qwen3-8b").replace(
         num_layers=3, hidden_size=1024, intermediate_size=2048, vocab_size=4096, num_q_heads=8,
         num_kv_heads=2,
@@ -40,8 +40,10 @@ def measurer(stage: Stage) -> Measurer:
     return Measurer(Model(plan, config=config), load_profile(), power_meter(), rounds=1)
 
 
-def test_a_decode_step_alone_and_beside_a_prompt(stage: Stage, measurer: Measurer) -> None:
-    place, other = stage.at(DECODE_SMS), stage.at(stage.full.num_sms - DECODE_SMS)
+def test_a_decode_step_alone_and_beside_a_prompt(
+    partitions: Partitions, measurer: Measurer
+) -> None:
+    place, other = partitions.at(DECODE_SMS), partitions.at(partitions.full.num_sms - DECODE_SMS)
     assert place is not None
     cells = list(measurer.decode(DecodeCase("qwen3-8b", 4), place, other))
     assert [cell.get("error") for cell in cells] == [None] * 3
@@ -51,26 +53,26 @@ def test_a_decode_step_alone_and_beside_a_prompt(stage: Stage, measurer: Measure
     assert prompt["tokens_per_ms"] > 0
 
 
-def test_a_decode_step_on_the_whole_chip(stage: Stage, measurer: Measurer) -> None:
-    (cell,) = measurer.decode(DecodeCase("qwen3-8b", 4), stage.full, None)
+def test_a_decode_step_on_the_whole_chip(partitions: Partitions, measurer: Measurer) -> None:
+    (cell,) = measurer.decode(DecodeCase("qwen3-8b", 4), partitions.full, None)
     assert 0.02 < cell["fraction_of_ceiling"] < 1.05
 
 
-def test_a_prompt_and_its_gemms(stage: Stage, measurer: Measurer) -> None:
-    (cell,) = measurer.prefill(measurer.model.plan.prompt, stage.full, None)
+def test_a_prompt_and_its_gemms(partitions: Partitions, measurer: Measurer) -> None:
+    (cell,) = measurer.prefill(measurer.model.plan.prompt, partitions.full, None)
     assert cell["of_chip"] == 1.0
     assert 0.05 < cell["of_gemm"] < 1.5
 
 
-def test_a_layer_s_launch(stage: Stage, measurer: Measurer) -> None:
-    place = stage.at(DECODE_SMS)
+def test_a_layer_s_launch(partitions: Partitions, measurer: Measurer) -> None:
+    place = partitions.at(DECODE_SMS)
     assert place is not None
     (cell,) = measurer.launch(DecodeCase("qwen3-8b", 4), place)
     assert 5 < cell["value"] < 1000
 
 
-def test_every_operator_by_itself(stage: Stage, measurer: Measurer) -> None:
-    place = stage.at(DECODE_SMS)
+def test_every_operator_by_itself(partitions: Partitions, measurer: Measurer) -> None:
+    place = partitions.at(DECODE_SMS)
     assert place is not None
     case = DecodeCase("qwen3-8b", 4)
     cells = list(measurer.breakdown(case, place))

@@ -1,4 +1,4 @@
-"""Random operands of one weight shape, in enough sets that no call finds its inputs in L2."""
+"""GEMMs that are measured: shapes, rows, budgets, and operands in more sets than L2 holds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-MIN_TOTAL_BYTES = 150_000_000
-"""All weights of a shape together: 2.5 times an H200's L2."""
+from smkern.measure.timing import sets_for
 
+Shape = tuple[int, int]
+"""(n, k) of the weight [n, k]."""
 
-def sets_for(n: int, k: int, element_bytes: int = 2) -> int:
-    """How many weights [n, k] exceed `MIN_TOTAL_BYTES` together; at least 2, at most 64."""
-    return min(64, max(2, -(-MIN_TOTAL_BYTES // (n * k * element_bytes))))
+SHAPES: tuple[Shape, ...] = (
+    (6144, 4096),
+    (4096, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (24576, 4096),
+    (4096, 12288),
+)
+MS = (1, 8, 16, 32, 64, 77, 128, 256, 512, 1000, 1024, 2048, 3001, 4096, 8192)
+BUDGETS = (16, 32, 48, 60, 72, 84, 100, 116, 132)
 
 
 @dataclass(slots=True)
-class Operands:
+class GemmOperands:
     """Weights, activations and outputs of one (n, k), shared by all rows m and all providers.
 
     Set i holds a weight [n, k], an activation buffer and an output buffer; a(m, i) and out(m, i)
@@ -37,7 +45,7 @@ class Operands:
     _references: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.num_sets = self.num_sets or sets_for(self.n, self.k)
+        self.num_sets = self.num_sets or sets_for(2 * self.n * self.k)
         generator = torch.Generator(self.device).manual_seed(self.n * 31 + self.k)
 
         def random(*size: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,9 @@ import torch
 
 Call = Callable[[int], Any]
 """call(i) enqueues one call on the current stream, on buffer set i (modulo the sets there are)."""
+
+MIN_TOTAL_BYTES = 150_000_000
+"""What rotated operands come to together: 2.5 times an H200's L2."""
 
 _HEAD_START_CYCLES = 1_200_000
 """About 0.6 ms of spinning, so that the host is ahead of the device from the first replay on."""
@@ -65,6 +68,17 @@ def ratio(numerator: Timing, denominator: Timing) -> float:
         return numerator.us_median / denominator.us_median
     pairs = zip(numerator.us_all, denominator.us_all, strict=True)
     return statistics.median(a / b for a, b in pairs)
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """Geometric mean; None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def sets_for(bytes_moved: int, *, least: int = 2, most: int = 64) -> int:
+    """Operand sets to rotate over: a call that moves `bytes_moved` finds none of its own in L2."""
+    return min(most, max(least, -(-MIN_TOTAL_BYTES // bytes_moved)))
 
 
 def calls_for(expected_us: float, *, target_us: float = 250.0, at_most: int = 48) -> int:

@@ -61,7 +61,7 @@ def _smaller(num_sms: int, total: int) -> tuple[int, Side]:
 
 
 @dataclass(slots=True)
-class Stage:
+class Partitions:
     """The places of several budgets; a context manager that makes and closes their ladders.
 
     Args:
@@ -76,7 +76,7 @@ class Stage:
     _places: dict[tuple[int, Placement], Place] = field(init=False, default_factory=dict)
     _stack: ExitStack = field(init=False, default_factory=ExitStack)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Partitions:
         total = device_info(self.device).num_sms
         stream = torch.cuda.Stream(self.device)
         whole = budget_of_stream(stream.cuda_stream, self.device)

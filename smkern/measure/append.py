@@ -1,4 +1,4 @@
-"""Fused qkv rows, caches and tables of one append case, and the result that it must have."""
+"""Appends to the cache that are measured: tokens, bytes, operands, and the right result."""
 
 from __future__ import annotations
 
@@ -8,13 +8,108 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smkern.bench.append.cases import AppendCase
+from smkern.measure.timing import sets_for
+from smkern.ops.append.call import Call as Arguments
+from smkern.ops.append.call import is_aligned, problem_of
 from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
+from smkern.tuning.append import AppendProblem
 
+Kind = Literal["plain", "rope", "norm-rope", "fp8"]
 Layout = Literal["HND", "NHD"]
+
+PREFIX = 64
+"""Keys that each request has before."""
 EPS = 1e-6
 K_SCALE, V_SCALE = 0.02, 0.03
+TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
+"""|x - reference| / |reference|: bf16 rounds to 2e-3, e4m3 to 3e-2."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCase:
+    """The append of one step: a token a request (decode) or requests of up to 2,048 (prefill).
+
+    "plain" is K and V alone; "rope" turns q and k, "norm-rope" norms them before; "fp8" that, into
+    an fp8 cache. `rotary_dim`: dimensions that turn; 0: all.
+    """
+
+    kind: Kind
+    tokens: int
+    num_q_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    page_size: int = 16
+    rotary_dim: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.tokens}"
+
+    @property
+    def is_decode(self) -> bool:
+        return self.tokens <= 64
+
+    @property
+    def q_lens(self) -> tuple[int, ...]:
+        if self.is_decode:
+            return (1,) * self.tokens
+        longest = min(self.tokens, 2048)
+        return (longest,) * (self.tokens // longest)
+
+    @property
+    def kv_lens(self) -> tuple[int, ...]:
+        return tuple(PREFIX + q_len for q_len in self.q_lens)
+
+    @property
+    def turns(self) -> bool:
+        return self.kind != "plain"
+
+    @property
+    def norms(self) -> bool:
+        return self.kind in ("norm-rope", "fp8")
+
+    @property
+    def cache_dtype(self) -> Literal["bf16", "fp8"]:
+        return "fp8" if self.kind == "fp8" else "bf16"
+
+    @property
+    def bytes_moved(self) -> int:
+        """q, k and v read and written once, and a token's cosines and sines in fp32."""
+        written = 1 if self.kind == "fp8" else 2
+        head = self.tokens * self.head_dim
+        kv = 2 * head * self.num_kv_heads * (2 + written)
+        return kv + (head * self.num_q_heads * 4 + head * 4 if self.turns else 0)
+
+    @property
+    def flops(self) -> int:
+        """None that count."""
+        return 0
+
+    @property
+    def num_sets(self) -> int:
+        """Operands to rotate over, so that a launch finds little of its own in L2; at most 64."""
+        return sets_for(self.bytes_moved)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The `case` of a results cell; the same for every provider."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "batch": len(self.q_lens),
+            "tokens": self.tokens,
+            "q_heads": self.num_q_heads if self.turns else 0,
+            "kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "page_size": self.page_size,
+            "dtype": "bf16",
+            "cache_dtype": self.cache_dtype,
+        }
+
+    @property
+    def op(self) -> str:
+        return "qk_norm_rope_append" if self.turns else "append_kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +246,20 @@ class AppendOperands:
         norm = torch.linalg.vector_norm
         errors = [float(norm(x - y) / norm(y)) for x, y in zip(got, self.wanted(), strict=True)]
         return float("nan") if any(x != x for x in errors) else max(errors)
+
+
+def call_of(ops: AppendOperands, index: int) -> Arguments:
+    """What our operator is given of a set."""
+    one, case = ops.sets[index], ops.case
+    k, v = one.cache("HND")
+    options: dict[str, Any] = dict(ops.where)
+    if case.turns:
+        options |= ops.turning | {"out": one.out}
+    q = one.q if case.turns else None
+    return Arguments(q, one.k, one.v, k, v, ops.table, ops.kv_lens, **options)
+
+
+def problem_of_case(ops: AppendOperands) -> AppendProblem:
+    """What dispatch sees of a case."""
+    call = call_of(ops, 0)
+    return problem_of(call, len(ops.case.kv_lens), aligned=is_aligned(call))

@@ -1,22 +1,111 @@
-"""Paged caches, queries and outputs of one attention case, and the result it must have."""
+"""Attention steps that are measured: lengths, bytes and FLOPs, operands, and the right result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from smkern.bench.attention.cases import AttentionCase
+from smkern.measure.timing import sets_for
 
+Kind = Literal["decode", "prefill", "mixed"]
+CacheDtype = Literal["bf16", "fp8"]
 Layout = Literal["HND", "NHD"]
+
+BUDGETS = (16, 24, 32, 48, 64, 84, 100, 116, 132)
+QUICK_BUDGETS = (16, 132)
 
 REFERENCE_ELEMENTS = 1 << 28
 """Scores that the reference computes at once, in fp32: 1 GB."""
 GENERATED_ELEMENTS = 1 << 27
 """Elements of a cache that are drawn at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One attention step over a paged cache, causal.
+
+    `q_lens` and `kv_lens` are the requests' new tokens and lengths, new tokens included. Decode
+    requests come first in a mixed case.
+    """
+
+    name: str
+    kind: Kind
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    cache_dtype: CacheDtype = "bf16"
+    num_q_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    page_size: int = 16
+
+    @property
+    def batch(self) -> int:
+        return len(self.kv_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the step."""
+        return sum(self.q_lens)
+
+    @property
+    def cu_q_lens(self) -> tuple[int, ...]:
+        starts = [0]
+        for q_len in self.q_lens:
+            starts.append(starts[-1] + q_len)
+        return tuple(starts)
+
+    @property
+    def num_decode(self) -> int:
+        """Leading requests of one query token."""
+        return next((i for i, q_len in enumerate(self.q_lens) if q_len > 1), self.batch)
+
+    @property
+    def is_dense(self) -> bool:
+        """Equal requests with nothing cached: what an operator without pages can compute."""
+        return (
+            self.kind == "prefill" and len(set(self.kv_lens)) == 1 and self.q_lens == self.kv_lens
+        )
+
+    @property
+    def bytes_moved(self) -> int:
+        """K and V of all keys once, q once, the output once."""
+        element_bytes = 1 if self.cache_dtype == "fp8" else 2
+        kv = 2 * sum(self.kv_lens) * self.num_kv_heads * self.head_dim * element_bytes
+        return kv + 2 * 2 * self.num_tokens * self.num_q_heads * self.head_dim
+
+    @property
+    def flops(self) -> int:
+        """Two products over every visible (query, key) pair."""
+        pairs = sum(
+            q * kv - q * (q - 1) // 2 for q, kv in zip(self.q_lens, self.kv_lens, strict=True)
+        )
+        return 4 * self.head_dim * self.num_q_heads * pairs
+
+    @property
+    def num_sets(self) -> int:
+        """Caches to rotate over, so that a launch finds nothing of its own in L2; at most 16."""
+        return sets_for(self.bytes_moved, least=1, most=16)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The `case` of a results cell; the same for every provider."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "batch": self.batch,
+            "tokens": self.num_tokens,
+            "kv_tokens": sum(self.kv_lens),
+            "q_heads": self.num_q_heads,
+            "kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "page_size": self.page_size,
+            "dtype": "bf16",
+            "cache_dtype": self.cache_dtype,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What the benchmarks and the tuner share: operands past L2, partitions, device times."""

@@ -1,0 +1,61 @@
+"""Command-line options that name numbers and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from smkern.measure.gemm import Shape
+
+
+class IntList(click.ParamType):
+    """Integers and ranges: `16,32`, `16-132:2` (every second from 16 to 132)."""
+
+    name = "integers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = [number for part in str(value).split(",") for number in _range(part)]
+        except ValueError:
+            self.fail(f"{value!r} is no list of integers; write 16,32 or 16-132:2", param, ctx)
+        if not numbers or min(numbers) < 1:
+            self.fail(f"{value!r} names a number below 1", param, ctx)
+        return tuple(numbers)
+
+
+class ShapeList(click.ParamType):
+    """Weights as NxK: `6144x4096,4096x14336`."""
+
+    name = "shapes"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Shape, ...]:
+        if isinstance(value, tuple):
+            return value
+        shapes = []
+        for part in str(value).split(","):
+            sizes = part.lower().split("x")
+            if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
+                self.fail(f"{part!r} is no NxK; write 6144x4096", param, ctx)
+            shapes.append((int(sizes[0]), int(sizes[1])))
+        return tuple(shapes)
+
+
+def _range(part: str) -> list[int]:
+    span, _, step = part.partition(":")
+    first, _, last = span.partition("-")
+    return list(range(int(first), int(last or first) + 1, int(step or 1)))
+
+
+def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorators as one, the first outermost."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
