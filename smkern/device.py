@@ -9,9 +9,12 @@ import re
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from smkern.errors import BudgetError, DeviceError
+
+if TYPE_CHECKING:
+    import torch
 
 Confinement = Literal["mask", "grid"]
 
@@ -146,6 +149,32 @@ def device_info(index: int | None = None) -> DeviceInfo:
     Raises:
         DeviceError: no GPU, no driver, or none of that index.
     """
+    return _facts(_gpu(index))
+
+
+def torch_device(device: torch.device | str | None = None) -> torch.device:
+    """A device for tensors that is known to be there, a GPU with its index.
+
+    Args:
+        device: as torch takes it ("cpu", "cuda", "cuda:1"); by default the current GPU, or the CPU
+            where there is none.
+
+    Raises:
+        DeviceError: a GPU that torch does not see, or no name of a device.
+    """
+    import torch
+
+    if device is None:
+        device = "cuda" if has_gpu() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f'device={device!r}: give "cpu", "cuda" or "cuda:<index>"') from error
+    return torch.device("cuda", _gpu(place.index)) if place.type == "cuda" else place
+
+
+def _gpu(index: int | None) -> int:
+    """The index of a GPU that is there; torch's current one by default."""
     import torch
 
     if not has_gpu():
@@ -153,7 +182,12 @@ def device_info(index: int | None = None) -> DeviceInfo:
             "torch sees no GPU: partitions and kernels need one (sm_80 or later, driver 550 or "
             "later for green contexts). CPU tensors run the reference; plans use a shipped profile"
         )
-    return _facts(torch.cuda.current_device() if index is None else index)
+    if index is None:
+        return torch.cuda.current_device()
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        raise DeviceError(f"no GPU {index}: this machine has 0 to {count - 1}")
+    return index
 
 
 _ATTRIBUTES = ("CLOCK_RATE", "MEMORY_CLOCK_RATE", "GLOBAL_MEMORY_BUS_WIDTH")
@@ -183,9 +217,6 @@ class Chip:
 def _facts(index: int) -> DeviceInfo:
     import torch
 
-    count = torch.cuda.device_count()
-    if not 0 <= index < count:
-        raise DeviceError(f"no GPU {index}: this machine has 0 to {count - 1}")
     facts = torch.cuda.get_device_properties(index)
     major, minor = facts.major, facts.minor
     step = 2 if major >= 9 else 4 if (major, minor) >= (8, 0) else 2

@@ -3,12 +3,25 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import smkern
 from smkern import device
-from smkern.device import ASSUMED_CLOCK_MHZ, Chip, DeviceInfo, device_info, gpu_folder
+from smkern.device import (
+    ASSUMED_CLOCK_MHZ,
+    Chip,
+    DeviceInfo,
+    device_info,
+    gpu_folder,
+    torch_device,
+)
 from smkern.errors import DeviceError
+from smkern.kv import KvPool, KvSizes, PageTables
+from smkern.models import Arena, Weights, preset
+from smkern.ops import Rope
+from smkern.partition import budget_of_stream, current_budget
 from tests import gpus
 
 H200 = {"CLOCK_RATE": 1_980_000, "MEMORY_CLOCK_RATE": 3_201_000, "GLOBAL_MEMORY_BUS_WIDTH": 6016}
@@ -150,6 +163,50 @@ def test_a_gpu_that_is_not_there(monkeypatch, index):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(DeviceError, match=f"no GPU {index}: this machine has 0 to 0"):
         device_info(index)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+SIZES = KvSizes(1, num_kv_heads=1, head_dim=64)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Weights.random(preset("qwen3-8b"), device="cuda"),
+        lambda: Weights.from_tensors(preset("qwen3-8b"), {}, device="cuda:0"),
+        lambda: Arena(preset("qwen3-8b"), max_tokens=4, device=torch.device("cuda")),
+        lambda: KvPool(SIZES, num_pages=8),
+        lambda: PageTables(2, 4, device="cuda"),
+        lambda: Rope(64).table(8, "cuda"),
+        lambda: smkern.CudaDevice(),
+        lambda: smkern.ladder(),
+        lambda: smkern.split(decode=32, backend="grid"),
+        smkern.current_num_sms,
+        current_budget,
+        lambda: budget_of_stream(0, 0),
+        lambda: smkern.warmup(["gemm"], shapes=[(64, 64)]),
+        device_info,
+        lambda: torch_device("cuda"),
+    ],
+)
+def test_whoever_takes_a_device_says_that_there_is_no_gpu(no_gpu, make):
+    with pytest.raises(DeviceError, match=r"no GPU.*CPU tensors|no GPU.*explain_gemm"):
+        make()
+
+
+def test_a_device_for_tensors(monkeypatch, no_gpu):
+    assert torch_device() == torch_device("cpu") == torch.device("cpu")
+    with pytest.raises(DeviceError, match='device=\'gpu\': give "cpu", "cuda" or'):
+        torch_device("gpu")
+    gpus.install(monkeypatch, gpus.H200, gpus.A100)
+    assert torch_device() == torch_device("cuda") == torch.device("cuda:0")
+    assert torch_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(DeviceError, match="no GPU 2: this machine has 0 to 1"):
+        torch_device("cuda:2")
 
 
 def test_without_a_gpu_the_error_says_what_runs_anyway(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.kv.books import BookPool
 from smkern.kv.storage import KvSizes, allocate_storage, layer_views, pages_in_free_memory
 from smkern.kv.tables import PageTables
@@ -66,7 +67,7 @@ class KvPool(BookPool):
         device: torch.device | str = "cuda",
         reuse: bool = True,
     ) -> None:
-        where = torch.device(device)
+        where = torch_device(device)
         if num_pages is None:
             num_pages = pages_in_free_memory(sizes, where, memory_fraction)
         self.sizes = sizes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.errors import ArgumentError
 from smkern.kv.staging import Staging
 from smkern.ops.attention.numbers import as_int
@@ -44,7 +45,7 @@ class PageTables:
     def __init__(self, rows: int, max_pages: int, *, device: torch.device | str) -> None:
         self.rows = as_int("rows", rows, 1)
         self.max_pages = as_int("max_pages", max_pages, 1)
-        self.tensor = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        self.tensor = torch.zeros(rows, max_pages, dtype=torch.int32, device=torch_device(device))
         self._staging = Staging(self.tensor.device)
         self._writes: list[tuple[Tensor, Sequence[int]]] = []
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.errors import ArgumentError
 from smkern.models.config import ModelConfig
 
@@ -104,7 +105,7 @@ class Arena:
         self.config = config
         self.max_tokens = max_tokens
         self.max_batch = batch
-        self._whole = _allocate(config, max_tokens, batch, torch.device(device))
+        self._whole = _allocate(config, max_tokens, batch, torch_device(device))
         self.device = self._whole.hidden.device  # with its index, as tensors say it
 
     @property

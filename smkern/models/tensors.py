@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.models.config import ModelConfig
 from smkern.models.layers import Layer, empty_layer, layer_fields
 
@@ -26,7 +27,7 @@ class WeightTensors:
     @classmethod
     def empty(cls, config: ModelConfig, device: torch.device | str = "cpu") -> Self:
         """Weights that hold nothing yet."""
-        place = torch.device(device)
+        place = torch_device(device)
 
         def make(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=config.dtype, device=place)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.errors import ArgumentError
 
 MAX_TABLE_STEP = 1 << 16
@@ -201,7 +202,7 @@ class Rope:
             angles = torch.arange(begin, end, dtype=torch.float64)[:, None] * frequencies
             table[begin:end, :half] = (angles.cos() * self.attention_factor).to(dtype)
             table[begin:end, half:] = (angles.sin() * self.attention_factor).to(dtype)
-        return table.to(torch.get_default_device() if device is None else device)
+        return table.to(torch.get_default_device() if device is None else torch_device(device))
 
     def _frequencies(self) -> Tensor:
         """[rotary_dim / 2] fp64 on the CPU."""

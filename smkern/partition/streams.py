@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from smkern.device import Budget, device_info
+from smkern.device import Budget, device_info, torch_device
 from smkern.errors import DeviceError, PartitionError
 
 _DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread: none can have a green context
@@ -114,7 +114,7 @@ def current_budget(device: int | None = None) -> Budget:
     """What work on torch's current stream may use."""
     import torch
 
-    index = torch.cuda.current_device() if device is None else device
+    index = torch_device("cuda").index if device is None else device
     return stream_budgets(index).budget(torch.cuda.current_stream(index).cuda_stream)
 
 
@@ -136,5 +136,4 @@ def current_num_sms(device: int | None = None) -> int:
         ...     smkern.current_num_sms()
         32
     """
-    device_info(device)
     return current_budget(device).num_sms

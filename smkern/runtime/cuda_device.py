@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smkern.device import device_info
+from smkern.device import device_info, torch_device
 from smkern.errors import ArgumentError, DeviceError
 from smkern.partition import Ladder, Partition
 from smkern.runtime.device import Event, Work
@@ -175,7 +175,7 @@ class CudaDevice:
         splits = [] if ladder is None else list(ladder)
         sides = [split.decode for split in splits] if partition is None else [partition]
         if device is None:
-            device = sides[0].device if sides else torch.cuda.current_device()
+            device = sides[0].device if sides else torch_device("cuda").index
         elif sides and sides[0].device != device:
             what = "ladder" if partition is None else "partition"
             raise ArgumentError(

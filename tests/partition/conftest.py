@@ -147,6 +147,7 @@ def fake_machine(driver: FakeDriver | None = None, info: DeviceInfo = INFO) -> I
             "Stream": _pooled,
             "CUDAGraph": FakeGraph,
             "graph": _captured,
+            "is_available": lambda: True,
             "current_device": lambda: 0,
             "current_stream": lambda device=None: machine.current,
             "set_stream": machine.enter,
