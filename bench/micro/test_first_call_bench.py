@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smkern.bench.fake_layer import FakeLayer, without_driver
+from smkern.bench.micro.fake_layer import FakeLayer, without_driver
 
 LENGTHS = range(600, 4000)
 KNOWN, ROUNDS = 40, 100

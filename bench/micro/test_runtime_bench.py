@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.bench.runtime.fake_gpu import RUNNING, WAITING, Crowd
+from smkern.bench.micro.fake_gpu import RUNNING, WAITING, Crowd
 from smkern.policies.check import check
 
 ROUNDS = 300

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smkern.bench.results import Results
@@ -18,7 +17,6 @@ from smkern.bench.runtime.cases import (
     HOST,
     IDLE_CHUNK,
     MEMORY,
-    MISMATCHES,
     MIXED_IDLE,
     OURS,
     OVERHEAD,
@@ -26,7 +24,6 @@ from smkern.bench.runtime.cases import (
     QUEUES,
     SERVED,
     SERVED_RATE,
-    SOAK_MINUTES,
     STEADY,
     STOCK,
     STOCK_RUNGS,
@@ -40,7 +37,6 @@ from smkern.bench.runtime.rig import Rig
 from smkern.bench.runtime.rows import gains, of
 
 if TYPE_CHECKING:
-    from smkern.bench.runtime.correct import Equality
     from smkern.models import Weights
 
 
@@ -56,8 +52,6 @@ class Task:
     provider: str
     about: Mapping[str, Any]
     measure: Callable[[], Iterator[Cell]]
-    is_again: bool = False
-    """Whether it goes on where the file's cell left off."""
     is_once: bool = False
     """Whether the first of several rounds is enough: what it counts does not turn with the chip."""
 
@@ -69,8 +63,6 @@ class Tasks:
     plan: RuntimePlan
     seconds: float
     stack: ExitStack
-    soak_file: Path
-    soak_s: float
     results: Results
     _rigs: dict[str, Rig] = field(default_factory=dict)
     _model: Any = None
@@ -262,33 +254,6 @@ def _served(tasks: Tasks) -> Iterator[Task]:
         )
 
 
-def _tokens(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.correct import EQUALITIES, about_of, token_cells
-
-    if tasks.plan.model not in SERVED:
-        return
-
-    for wanted in EQUALITIES:
-        about = about_of(wanted)
-
-        def cells(wanted: Equality = wanted) -> Iterator[Cell]:
-            return token_cells(tasks.plan, tasks.weights, wanted)
-
-        yield Task(MISMATCHES, OURS, about, cells, is_once=True)
-
-
-def _soak(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.correct import soak_cells
-
-    if tasks.plan.model not in SERVED:
-        return
-
-    def cells() -> Iterator[Cell]:
-        return soak_cells(tasks.plan, tasks.weights, tasks.soak_file, tasks.soak_s)
-
-    yield Task(SOAK_MINUTES, OURS, {}, cells, is_again=True, is_once=True)
-
-
 def nearest(plan: RuntimePlan, rung: int) -> int:
     """The plan's rung next to one."""
     return min(plan.rungs, key=lambda known: abs(known - rung))
@@ -306,7 +271,5 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
     "host": _host,
     "ablation": _ablation,
     "served": _served,
-    "tokens": _tokens,
-    "soak": _soak,
 }
 """Name to its tasks, in the order in which they are run."""

@@ -18,7 +18,6 @@ from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
-from smkern.bench.runtime.soak import JUDGED_S, WARM_S
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
 from smkern.errors import SmkernError
 from smkern.measure.options import IntList
@@ -65,7 +64,7 @@ class RuntimeSitting:
             if self.deadline.passed:
                 (self.cut if is_later else self.left).append(f"{plan.model} {task.name}")
                 continue
-            if not (self.again or task.is_again) and self._is_done(plan, task):
+            if not self.again and self._is_done(plan, task):
                 continue
             began = time.monotonic()
             self._measure(plan, task)
@@ -123,14 +122,11 @@ def run_plan(
     plan: RuntimePlan,
     subjects: Sequence[str],
     seconds: float,
-    soak_s: float,
     rounds: int = 1,
 ) -> None:
     """All subjects of a model, some rounds of them, that what they measure with made once."""
     with ExitStack() as stack:
-        tasks = Tasks(
-            plan, seconds, stack, sitting.path.with_suffix(".soak"), soak_s, sitting.results
-        )
+        tasks = Tasks(plan, seconds, stack, sitting.results)
         for number in range(1, rounds + 1):
             sitting.rounds.number = number
             if rounds > 1:
@@ -156,10 +152,6 @@ def options_of(plans: Sequence[RuntimePlan], **given: Any) -> Iterator[RuntimePl
 @click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20")
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Of a steady figure.")
 @click.option(
-    "--soak-s", type=float, default=240.0, show_default=True,
-    help=f"Of a soak's segment; memory is judged in one of {WARM_S + JUDGED_S:g} s or more.",
-)  # fmt: skip
-@click.option(
     "--rounds", type=click.IntRange(min=1), default=1, show_default=True,
     help="All subjects by turns so often; a cell is the median.",
 )  # fmt: skip
@@ -174,7 +166,6 @@ def command(
     rungs: tuple[int, ...] | None,
     limits: tuple[int, ...] | None,
     seconds: float,
-    soak_s: float,
     rounds: int,
     again: bool,
     time_limit_s: float | None,
@@ -186,7 +177,7 @@ def command(
         results = open_results(out, resume=resume, meta=collect_meta())
         sitting = RuntimeSitting(results, out, Deadline.after(time_limit_s), again=again)
         for plan in options_of(plans, rungs=rungs, limits_ms=limits):
-            run_plan(sitting, plan, subjects, 0.5 if quick else seconds, soak_s, rounds)
+            run_plan(sitting, plan, subjects, 0.5 if quick else seconds, rounds)
         sitting.save()
     except (SmkernError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -196,6 +187,13 @@ def command(
     left = f"; left: {', '.join(sitting.left)} (go on with --resume)" if sitting.left else ""
     cut = f"; left of later rounds: {', '.join(sitting.cut)}" if sitting.cut else ""
     click.echo(f"{len(results.by_key)} cells in {out}{left}{cut}")
+
+
+NOW_TESTS = {
+    "tokens": "tests/gpu/runtime/test_bit_equal.py",
+    "soak": "tests/gpu/runtime/test_soak.py",
+}
+"""Rows of the suite's file that are a test's, by the subject that they were."""
 
 
 def subjects_named(only: str | None) -> tuple[str, ...]:
@@ -208,6 +206,11 @@ def subjects_named(only: str | None) -> tuple[str, ...]:
         return tuple(SUBJECTS)
     names = tuple(name for name in only.split(",") if name)
     for name in names:
+        if name in NOW_TESTS:
+            raise ValueError(
+                f"{name!r} is measured by a test: SMKERN_RESULTS=<results file> python -m pytest "
+                f"{NOW_TESTS[name]}, in a checkout; there are {', '.join(SUBJECTS)} here"
+            )
         if name not in SUBJECTS:
             raise ValueError(f"no subject is named {name!r}; there are {', '.join(SUBJECTS)}")
     return tuple(name for name in SUBJECTS if name in names)

@@ -160,6 +160,12 @@ def test_no_subject_by_that_name(tmp_path):
     assert "no subject is named 'speed'; there are queues," in result.output
 
 
+def test_what_became_a_test_is_named():
+    result = CliRunner().invoke(suite.command, ["--only", "soak"])
+    assert result.exit_code == 1
+    assert "python -m pytest tests/gpu/runtime/test_soak.py" in result.output
+
+
 def test_the_mixed_forward_computes_what_a_prompt_alone_does(small):
     model = small_model()
     with small_rig(model, PLAN, "smkern", 0.01) as rig:

@@ -83,13 +83,13 @@ def test_gains_say_how_many_rounds_there_were():
     assert (twice["rounds"], mixed["rounds"]) == (2, 1)
 
 
-def test_what_is_served_is_chosen_once(tmp_path):
+def test_what_is_served_is_chosen_once():
     """A later round may find another rung the best; rates on two rungs have no median."""
     results = Results()
     chunks = PLAN.cell("aggregated", "smkern", 18.0, "tokens/ms", limit_ms=15, margin=1.0)
     results.add(chunks | {"tbt_p50_ms": 14.0, "tbt_p99_ms": 14.5, "chunk": 256})
     with ExitStack() as stack:
-        tasks = Tasks(PLAN, 0.1, stack, tmp_path / "x", 1.0, results)
+        tasks = Tasks(PLAN, 0.1, stack, results)
         assert list(tasks.of("served")) == []
         results.add(steady(24.0, rung=24))
         assert len(list(tasks.of("served"))) == 1
@@ -137,7 +137,7 @@ class Visits:
 def run(script, monkeypatch, tmp_path, rounds, results=None, most=99, **more):
     path = tmp_path / "runtime.json"
     sitting = RuntimeSitting(results or Results(), path, Visits(most), say=str, **more)
-    run_plan(sitting, PLAN, script.subjects(monkeypatch), 0.1, 1.0, rounds)
+    run_plan(sitting, PLAN, script.subjects(monkeypatch), 0.1, rounds)
     return sitting, {c["case"]["name"]: c for c in load_results(path).cells}
 
 

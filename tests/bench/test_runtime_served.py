@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from smkern.bench.runtime.cases import PLANS
-from smkern.bench.runtime.correct import Equality, soak_cells, token_cells
 from smkern.bench.runtime.prepare import budgets_of, step_problems
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells, served_cells
 from smkern.bench.runtime.serving import Crowd, Sizes
@@ -70,60 +68,6 @@ def test_the_steady_state_through_the_multiplexer():
 def test_memory_of_graphs_of_which_a_cpu_has_none():
     (cell,) = memory_cells(PLAN, weights(), sizes=SIZES)
     assert (cell["value"], cell["graphs"], cell["unit"]) == (0.0, 0, "MiB")
-
-
-def test_tokens_are_those_of_each_request_alone():
-    sizes = replace(SIZES, rungs=(16, 48), batch_invariant=True, num_pages=20, max_context=96)
-    wanted = Equality(24, layers=2, sizes=sizes, longest=40)
-    (cell,) = token_cells(PLAN, weights, wanted)
-    assert (cell["value"], cell["failed"], cell["wrong"]) == (0, [], [])
-    assert cell["case"]["layers"] == 2
-    assert (cell["case"]["requests"], cell["tokens"] > 24) == (24, True)
-
-
-def test_fast_tokens_differ_only_where_rounding_decides():
-    sizes = replace(SIZES, rungs=(16, 48), num_pages=20, max_context=96)
-    wanted = Equality(12, layers=2, sizes=sizes, longest=40, is_fast=True)
-    (cell,) = token_cells(PLAN, weights, wanted)
-    assert cell["case"] == {
-        "model": "qwen3-8b",
-        "name": "token_mismatches",
-        "requests": 12,
-        "layers": 2,
-        "mode": "fast",
-    }
-    assert (cell["value"], cell["failed"], cell["clear"] > 0) == (0, [], True)
-
-
-def test_a_soak_is_carried_on(tmp_path):
-    path = tmp_path / "runtime.soak"
-    sizes = replace(SIZES, rungs=(16, 48), num_pages=20, max_context=96)
-    for count in (1, 2):
-        minutes, leaks = soak_cells(
-            PLAN, weights, path, 0.2, sizes=sizes, layers=2, say=lambda line: None, longest=40
-        )
-        assert minutes["segments"] == count
-        assert (leaks["value"], leaks["leaks"]) == (None, []), "too short to tell"
-    assert (minutes["value"], minutes["unjudged_minutes"] > 0) == (0, True)
-    assert minutes["requests"] > 12
-
-
-def test_a_soak_remembers_what_raised(tmp_path):
-    path = tmp_path / "runtime.soak"
-    sizes = replace(SIZES, rungs=(16, 48), num_pages=20, max_context=96)
-    some = {"sizes": sizes, "layers": 2, "longest": 40}
-
-    def hot(line):
-        raise RuntimeError("hot")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smkern.bench.runtime.soak.SAMPLE_S", 0.01)
-        cells = soak_cells(PLAN, weights, path, 0.2, say=hot, **some)
-        assert [next(cells)["value"], next(cells)["value"]] == [0, 1]
-        with pytest.raises(RuntimeError, match="hot"):
-            next(cells)
-    _, leaks = soak_cells(PLAN, weights, path, 0.2, say=lambda line: None, **some)
-    assert (leaks["value"], leaks["leaks"]) == (1, ["segment 0: RuntimeError: hot"])
 
 
 def test_every_bucket_and_both_sides_are_compiled():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smkern.bench.fake_layer import FakeLayer, Launched, without_driver
+from smkern.bench.micro.fake_layer import FakeLayer, Launched, without_driver
 from smkern.ops.kept import model_rows
 
 BUDGETS = (16, 92)

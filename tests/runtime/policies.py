@@ -1,14 +1,12 @@
-"""Policies for tests that follow a script, or misbehave."""
+"""Policies for tests: they follow a script, misbehave, or do anything that is allowed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 from typing import Any
 
-from smkern.bench.runtime.random_policy import RandomPolicy
 from smkern.policies import Decision, Snapshot
-
-__all__ = ["RandomPolicy", "Scripted", "Sometimes"]
 
 
 class Scripted:
@@ -52,3 +50,88 @@ class Sometimes:
         if turn in self._turns:
             return self._spoil(snapshot)
         return self._policy.decide(snapshot)
+
+
+class RandomPolicy:
+    """Splits, batches, chunks, groups, look-ahead and preemptions drawn at random, all legal.
+
+    Args:
+        seed: Seed of the draws.
+        steps: Decode steps to look ahead, at most.
+        idle: How often it decides to do less than it could.
+        preempt: How often a running batch is preempted where it may be.
+        stay: How often it stays on the rung that it has.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        steps: int = 8,
+        idle: float = 0.15,
+        preempt: float = 0.3,
+        stay: float = 0.6,
+    ) -> None:
+        self._random = Random(seed)
+        self._steps = steps
+        self._idle = idle
+        self._preempt = preempt
+        self._stay = stay
+        self.asked = 0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Anything that may be done now."""
+        self.asked += 1
+        draw = self._random
+        rung = snapshot.rung
+        if draw.random() > self._stay:
+            rung = draw.choice([None, *snapshot.rungs])
+        preempt = (
+            snapshot.prefill is not None
+            and snapshot.preempted is None
+            and draw.random() < self._preempt
+        )
+        ids: tuple[int, ...] = ()
+        if (snapshot.prefill is None or preempt) and not self._rests():
+            ids = self._batch(snapshot)
+        return Decision(
+            rung=rung,
+            prefill=ids,
+            chunk_tokens=self._chunk(snapshot),
+            layers=self._layers(snapshot, bool(ids)),
+            steps=draw.randint(1, self._steps),
+            join="gang" if self._rests() else "polled",
+            preempt=preempt and bool(ids),
+            pause_decode=self._rests(),
+        )
+
+    def _rests(self) -> bool:
+        return self._random.random() < self._idle
+
+    def _batch(self, snapshot: Snapshot) -> tuple[int, ...]:
+        """Some of those that wait; mostly the first ones."""
+        taken = snapshot.batch + sum(
+            len(batch.ids) for batch in (snapshot.prefill, snapshot.preempted) if batch is not None
+        )
+        most = min(snapshot.max_prefill, snapshot.max_running - taken, len(snapshot.waiting))
+        if most < 1:
+            return ()
+        ids = [waiting.id for waiting in snapshot.waiting]
+        if self._random.random() < 0.3:
+            self._random.shuffle(ids)
+        return tuple(ids[: self._random.randint(1, most)])
+
+    def _chunk(self, snapshot: Snapshot) -> int | None:
+        if self._random.random() < 0.4:
+            return None
+        return self._random.randint(1, snapshot.max_tokens)
+
+    def _layers(self, snapshot: Snapshot, begins: bool) -> int:
+        left = snapshot.num_layers
+        if not begins:
+            if snapshot.prefill is None:
+                return 0
+            left -= snapshot.prefill.layers_launched
+        if left < 1 or self._rests():
+            return 0
+        return self._random.randint(1, left)

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from smkern.bench.runtime.cases import PLANS
-from smkern.bench.runtime.correct import EQUALITIES, Equality, about_of, token_cells
 from smkern.models import Weights, preset
-
-(PLAN,) = (plan for plan in PLANS if plan.model == "qwen3-8b")
+from tests.runtime.equality import EQUALITIES, Equality, check_tokens
+from tests.runtime.results import PLAN, record, token_cell
 
 
 def weights(layers: int | None) -> Weights:
-    """Random ones of Qwen3-8B, of so many of its layers."""
+    """Random weights of Qwen3-8B, of so many of its layers."""
     config = preset(PLAN.model)
     config = config if layers is None else config.replace(num_layers=layers)
     return Weights.random(config, 5, "cuda")
 
 
-@pytest.mark.parametrize("wanted", EQUALITIES, ids=lambda wanted: str(about_of(wanted)))
+@pytest.mark.parametrize("wanted", EQUALITIES, ids=lambda wanted: str(wanted.about))
 def test_tokens(wanted: Equality) -> None:
     """Random splits, lengths, preemptions, cancellations, and look-ahead of 1 to 8 steps."""
-    cell: dict[str, Any]
-    (cell,) = token_cells(PLAN, weights, wanted)
-    print(cell)
-    assert not cell["failed"], cell["failed"]
-    assert cell["value"] == 0, f"(request, token): {cell.get('wrong')}"
-    assert cell["tokens"] > 5 * wanted.requests
-    if wanted.is_fast:
-        assert cell["clear"] > cell["tokens"] // 4, "rounding decides nearly everything"
+    verdict = check_tokens(weights(wanted.layers), wanted)
+    print(verdict)
+    record([token_cell(wanted, verdict)])
+    assert not verdict.failed, verdict.failed[:4]
+    assert verdict.mismatches == 0, f"(request, token): {verdict.wrong}"
+    assert verdict.tokens > 5 * wanted.requests
+    if verdict.clear is not None:
+        assert verdict.clear > verdict.tokens // 4, "rounding decides nearly everything"
     else:
-        assert cell["cancelled"]
-        assert cell["preemptions"], "pages never ran out"
-        assert cell["switches"]
+        assert verdict.cancelled
+        assert verdict.preemptions, "pages never ran out"
+        assert verdict.switches
     torch.cuda.empty_cache()

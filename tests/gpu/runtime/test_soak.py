@@ -1,27 +1,35 @@
-"""A minute of a soak on a GPU: random splits, cancellations, pages that run out.
+"""A soak on a GPU: random splits, cancellations, pages that run out; a minute unless told more.
 
-The soak's twenty minutes are segments of `smkern bench runtime --only soak --soak-s 480`.
+`tests/runtime/soak.py` says how segments of it become the soak's twenty minutes.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from smkern.bench.runtime.cases import SOAK_LEAKS, SOAK_MINUTES
-from smkern.bench.runtime.correct import soak_cells
-from smkern.bench.runtime.soak import Soak
-from tests.gpu.runtime.test_bit_equal import PLAN, weights
+from tests.gpu.runtime.test_bit_equal import weights
+from tests.runtime.results import PLAN, record, soak_cells
+from tests.runtime.soak import SIZES, Soak, run_segment
+
+LAYERS = 4
+SECONDS = float(os.environ.get("SMKERN_SOAK_S", "60"))
 
 
-def test_a_minute(tmp_path: Path) -> None:
-    path = tmp_path / "soak.json"
-    cells = {cell["case"]["name"]: cell for cell in soak_cells(PLAN, weights, path, 60.0)}
-    leaks, minutes = cells[SOAK_LEAKS], cells[SOAK_MINUTES]
-    assert not leaks["leaks"]
-    assert minutes["unjudged_minutes"] >= 1, "too short to tell a leak of memory"
+def test_a_segment(tmp_path: Path) -> None:
+    path = Path(os.environ.get("SMKERN_SOAK_FILE", tmp_path / "runtime.soak"))
+    model = f"{PLAN.model} of {LAYERS} layers"
+    try:
+        run_segment(weights(LAYERS), SIZES, path, model, SECONDS)
+    finally:  # a segment that raised is a failure of the soak for good
+        state = Soak.load(path, model)
+        if state.segments:
+            record(soak_cells(state, LAYERS))
+    segment = state.segments[-1]
+    assert not state.leaks
+    assert segment.seconds >= SECONDS
     for name in ("preemptions", "switches", "cancelled"):
-        assert minutes[name], name
-    assert minutes["tokens"] > 10_000
-    (segment,) = Soak.load(path, minutes["case"]["model"] + " of 4 layers").segments
+        assert getattr(segment, name), name
+    assert segment.tokens > 10_000
     assert segment.left is not None
     assert segment.left.held_pages == 0

@@ -1,4 +1,12 @@
-"""A soak: saturated for minutes, in segments, with what was counted carried over."""
+"""A soak: saturated for minutes, in segments of a process each; what was counted is carried over.
+
+A segment on a GPU, which adds to the file of the segments before it and writes its rows
+(`soak_minutes`, `soak_leaks`) into a results file; a run of `smkern bench runtime --resume` may
+measure the others into it:
+
+    SMKERN_SOAK_S=480 SMKERN_SOAK_FILE=bench/results/h200/runtime.soak \\
+    SMKERN_RESULTS=bench/results/h200/runtime.json python -m pytest tests/gpu/runtime/test_soak.py
+"""
 
 from __future__ import annotations
 
@@ -9,19 +17,27 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
 
-from smkern.bench.runtime.equality import GAP_S, Asked, workload
+from smkern.bench.runtime.prepare import compile_steps
+from smkern.bench.runtime.serving import Sizes, open_executor
+from smkern.models import Weights
 from smkern.runtime.live import Handle
 from smkern.runtime.multiplexer import Multiplexer
+from tests.runtime.alone import RequestSpec, workload
+from tests.runtime.equality import GAP_S, PROMPTS
+from tests.runtime.policies import RandomPolicy
 
+SIZES = Sizes(
+    (16, 48, 96), max_running=64, max_prefill=8, max_tokens=2048, max_context=1024,
+    num_pages=160, reuse=True,
+)  # fmt: skip
 SAMPLE_S = 5.0
 WARM_S = 90.0
-"""Of a segment: what is loaded, pooled and kept up to a bound in it belongs to no leak. The last to
-be full are the timeline's 20,000 launches and decisions."""
+"""The warm part of a segment: what is loaded, pooled and kept up to a bound in it is no leak. The
+last to be full are the timeline's 20,000 launches and decisions."""
 GROWTH = 0.01
 """More than this share of the memory at the end of the warm part is a leak."""
 JUDGED_S = 60.0
@@ -36,12 +52,12 @@ class Footprint:
     """What the runtime holds at a moment.
 
     Attributes:
-        at_s: Of the segment.
+        at_s: Seconds since the segment began.
         host_bytes: Resident memory of the process.
-        device_bytes: That torch has allocated on the GPU.
+        device_bytes: Memory that torch has allocated on the GPU.
         graphs: Decode graphs.
-        held_pages: Pages of requests.
-        live: Requests that were not over.
+        held_pages: Pages held by requests.
+        live: Requests that are not over.
     """
 
     at_s: float
@@ -54,7 +70,13 @@ class Footprint:
 
 @dataclass(slots=True)
 class Segment:
-    """What came of one process's part of a soak."""
+    """What came of one process's part of a soak.
+
+    Attributes:
+        longest_quiet_s: The longest time without a token while requests were there.
+        left: The footprint when all had ended.
+        leaks: What leaked, failed, raised or stood still.
+    """
 
     seconds: float = 0.0
     requests: int = 0
@@ -64,10 +86,8 @@ class Segment:
     preemptions: int = 0
     switches: int = 0
     longest_quiet_s: float = 0.0
-    """The longest time without a token while requests were there."""
     footprints: list[Footprint] = field(default_factory=list)
     left: Footprint | None = None
-    """When all had ended."""
     leaks: list[str] = field(default_factory=list)
 
     @property
@@ -81,6 +101,22 @@ class Segment:
         warm = self.warm
         return bool(warm) and warm[-1].at_s - warm[0].at_s >= JUDGED_S
 
+    def find_leaks(self) -> list[str]:
+        """What it lost: pages, memory, graphs, requests, or time."""
+        leaks = [f"failed: {reason}" for reason in self.failed[:4]]
+        assert self.left is not None
+        if self.left.held_pages:
+            leaks.append(f"{self.left.held_pages} pages are held by nobody")
+        if len(self.warm) >= 2:
+            first, last = self.warm[0], self.warm[-1]
+            for name in ("host_bytes", "device_bytes", "graphs"):
+                before, after = getattr(first, name), getattr(last, name)
+                if after > before * (1 + GROWTH):
+                    leaks.append(f"{name} grew from {before} to {after} in {last.at_s:.0f} s")
+        if self.longest_quiet_s > SAMPLE_S:
+            leaks.append(f"no token for {self.longest_quiet_s:.1f} s")
+        return leaks
+
 
 @dataclass(slots=True)
 class Soak:
@@ -88,8 +124,8 @@ class Soak:
 
     Attributes:
         model: A preset's name, and its layers.
-        next_seed: Of the requests to come, so that no segment repeats another's.
-        segments: Done so far.
+        next_seed: Seed of the requests to come, so that no segment repeats another's.
+        segments: Segments so far.
     """
 
     model: str
@@ -142,8 +178,42 @@ class Soak:
         ]
 
 
+def run_segment(
+    made: Weights, sizes: Sizes, path: Path, model: str, seconds: float, **options: Any
+) -> Soak:
+    """One more segment of the soak that a file holds; the file is written back in any case.
+
+    Args:
+        made: Weights of the model.
+        sizes: Sizes of the executor.
+        path: The file.
+        model: The model's name in it.
+        seconds: How long the segment saturates the runtime.
+        options: Options of `soak`.
+    """
+    state = Soak.load(path, model)
+    seed = len(state.segments)
+    compile_steps(made.config, sizes, PROMPTS)
+    with open_executor(made, sizes) as executor:
+        executor.warm()
+        executor.capture(contexts=[sizes.max_context])
+        mux = Multiplexer(
+            executor,
+            policy=RandomPolicy(seed, idle=0.05),
+            preemption="recompute" if seed % 2 else "keep",
+            stall_timeout_s=20.0,
+        )
+        try:
+            soak(mux, executor, state, seconds, **options)
+            mux.close()
+        finally:
+            state.save(path)
+    return state
+
+
 def soak(
     mux: Multiplexer,
+    executor: Any,
     state: Soak,
     seconds: float,
     *,
@@ -154,21 +224,40 @@ def soak(
 ) -> Segment:
     """Serve at saturation for so long, then to the end; the segment is added to the soak.
 
+    What it raises counts as a leak of the soak for good.
+
     Args:
         mux: The runtime; its policy and pages make the pressure.
+        executor: The runtime's executor.
         state: The soak so far.
-        seconds: Of this segment.
+        seconds: Length of this segment.
         clock: Seconds.
-        rest: Lets time go by where a step gave nothing.
+        rest: Lets time go by after a step without output.
         say: Told a line a sample.
-        options: Of `workload`: `longest` and `answer`.
+        options: `longest` and `answer` of `workload`.
     """
     segment = Segment()
     state.segments.append(segment)
-    load = _Load(mux, state, segment, options)
-    executor = mux._executor
-    began = last_token = clock()
-    sampled, checked = began, began
+    load = _Load(mux, executor.config.vocab_size, state, segment, options)
+    try:
+        _saturate(load, executor, seconds, clock, rest, say)
+        segment.leaks = segment.find_leaks()
+    except Exception as error:
+        segment.leaks.append(f"{type(error).__name__}: {error}")
+        raise
+    return segment
+
+
+def _saturate(
+    load: _Load,
+    executor: Any,
+    seconds: float,
+    clock: Callable[[], float],
+    rest: Callable[[float], object],
+    say: Callable[[str], object],
+) -> None:
+    mux, segment = load.mux, load.segment
+    began = last_token = sampled = checked = clock()
     while (now := clock()) - began < seconds:
         load.top_up(2 * executor.max_running)
         if load.step():
@@ -178,7 +267,7 @@ def soak(
         segment.longest_quiet_s = max(segment.longest_quiet_s, clock() - last_token)
         if now - sampled >= SAMPLE_S:
             sampled = now
-            segment.footprints.append(footprint(mux, now - began, load.live))
+            segment.footprints.append(footprint(mux, executor, now - began, load.live))
             say(f"{segment.footprints[-1]} {segment.tokens} tokens")
         if now - checked >= CHECK_S:
             checked = now
@@ -192,27 +281,24 @@ def soak(
         rest(GAP_S)
     segment.seconds = clock() - began
     executor.pool.check()
-    segment.left = footprint(mux, segment.seconds, load.live)
+    segment.left = footprint(mux, executor, segment.seconds, load.live)
     stats = mux.stats()
     segment.preemptions, segment.switches = stats.preemptions, stats.switches.count
-    segment.leaks = leaks_of(segment)
-    return segment
 
 
 class _Load:
     """Requests without end."""
 
     def __init__(
-        self, mux: Multiplexer, state: Soak, segment: Segment, options: dict[str, Any]
+        self, mux: Multiplexer, vocab: int, state: Soak, segment: Segment, options: dict[str, Any]
     ) -> None:
-        self._mux = mux
+        self.mux = mux
+        self.segment = segment
+        self._vocab = vocab
         self._state = state
-        self._segment = segment
         self._options = options
-        self._vocab = mux._executor.config.vocab_size
-        self._draw = Random(state.next_seed)
-        self._asked: list[Asked] = []
-        self._handles: dict[int, tuple[Handle, Asked]] = {}
+        self._asked: list[RequestSpec] = []
+        self._handles: dict[int, tuple[Handle, RequestSpec]] = {}
 
     @property
     def live(self) -> int:
@@ -226,39 +312,38 @@ class _Load:
                 self._asked = workload(self._state.next_seed, PART, self._vocab, **self._options)
                 self._state.next_seed += 1
             one = self._asked.pop()
-            handle = self._mux.submit(list(one.prompt), one.params, priority=one.priority)
+            handle = self.mux.submit(list(one.prompt), one.params, priority=one.priority)
             self._handles[handle.id] = handle, one
-            self._segment.requests += 1
+            self.segment.requests += 1
             if one.cancel_after == 0:
                 self._cancel(handle)
 
     def step(self) -> int:
         """One step of the runtime; how many tokens came."""
         tokens = 0
-        for output in self._mux.step():
+        for output in self.mux.step():
             known = self._handles.get(output.id)
             if known is None:
                 continue  # it was cancelled
             handle, one = known
             tokens += output.token is not None
             if output.error is not None:
-                self._segment.failed.append(str(output.error))
+                self.segment.failed.append(str(output.error))
             if handle.done:
                 del self._handles[output.id]
             elif len(handle.tokens) == one.cancel_after:
                 self._cancel(handle)
-        self._segment.tokens += tokens
+        self.segment.tokens += tokens
         return tokens
 
     def _cancel(self, handle: Handle) -> None:
         handle.cancel()
         if self._handles.pop(handle.id, None) is not None:
-            self._segment.cancelled += 1
+            self.segment.cancelled += 1
 
 
-def footprint(mux: Multiplexer, at_s: float, live: int) -> Footprint:
+def footprint(mux: Multiplexer, executor: Any, at_s: float, live: int) -> Footprint:
     """What the runtime holds now."""
-    executor = mux._executor
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return Footprint(
         at_s,
@@ -276,22 +361,3 @@ def resident_bytes() -> int:
     if statm.is_file():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def leaks_of(segment: Segment) -> list[str]:
-    """What a segment lost: pages, memory, graphs, requests, or time."""
-    leaks = [f"failed: {reason}" for reason in segment.failed[:4]]
-    left = segment.left
-    assert left is not None
-    if left.held_pages:
-        leaks.append(f"{left.held_pages} pages are held by nobody")
-    warm = segment.warm
-    if len(warm) >= 2:
-        first, last = warm[0], warm[-1]
-        for name in ("host_bytes", "device_bytes", "graphs"):
-            before, after = getattr(first, name), getattr(last, name)
-            if after > before * (1 + GROWTH):
-                leaks.append(f"{name} grew from {before} to {after} in {last.at_s:.0f} s")
-    if segment.longest_quiet_s > SAMPLE_S:
-        leaks.append(f"no token for {segment.longest_quiet_s:.1f} s")
-    return leaks
