@@ -17,7 +17,7 @@ from smkern.autotune.shortlist import shortlist
 from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.timing import Call
-from smkern.ops.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.profile import Profile
 from smkern.tuning import space
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
@@ -216,7 +216,7 @@ def select(
 
 
 def _dispatcher(index: int) -> Dispatcher:
-    from smkern.ops.eager import eager_gemm
+    from smkern.ops.gemm.eager import eager_gemm
 
     return eager_gemm(index).dispatcher
 
@@ -231,8 +231,8 @@ def _tasks(
     problem: GemmProblem, budget: Budget, configs: Sequence[GemmConfig], dispatcher: Dispatcher
 ) -> Tasks:
     """The candidates' variants; one that does not compile is named where it is measured."""
-    from smkern.kernels.compile import compile_variant
-    from smkern.kernels.variants import variant_of
+    from smkern.kernels.gemm_compile import compile_variant
+    from smkern.kernels.gemm_variants import variant_of
 
     major, minor = dispatcher.profile.info.capability
     launched = [(problem, config) for config in configs]

@@ -14,8 +14,8 @@ from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
+from smkern.ops.operator import Operator
 from smkern.ops.reference.moe import places
-from smkern.ops.small import Small
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import MoeProblem, PermuteProblem, TopkProblem, UnpermuteProblem
 
@@ -82,7 +82,7 @@ def routed(tokens: int, model: Experts, seed: int, device: str = "cuda") -> Tens
     return logits.topk(model.top_k, 1).indices.int()
 
 
-def calls_of(case: MoeCase, device: str = "cuda") -> tuple[Small[Any], list[Any]]:
+def calls_of(case: MoeCase, device: str = "cuda") -> tuple[Operator[Any], list[Any]]:
     """The operator, and calls with results, each on rows and choices of its own.
 
     Grouped products share one model's weights, which no L2 holds.
@@ -126,7 +126,7 @@ def calls_of(case: MoeCase, device: str = "cuda") -> tuple[Small[Any], list[Any]
             random(rows, model.intermediate), weights, offsets, False, empty(rows, model.hidden)
         )
 
-    ops: dict[Op, Small[Any]] = {
+    ops: dict[Op, Operator[Any]] = {
         "topk_softmax": TOPK, "moe_permute": PERMUTE, "moe_unpermute": UNPERMUTE,
         "gate_up": GROUPED, "down": GROUPED,
     }  # fmt: skip

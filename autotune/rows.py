@@ -12,10 +12,10 @@ from torch import Tensor
 from smkern.autotune.family import Family, cell_file, ranked
 from smkern.autotune.small import small_tasks, small_tuner
 from smkern.measure.timing import MIN_TOTAL_BYTES
+from smkern.ops.operator import Operator
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
-from smkern.ops.small import Small
 from smkern.tuning.rows import RowsOp, RowsProblem, candidates, choose, predict_us
 from smkern.tuning.rows_table import CODEC, FILE, RowsKey, RowsTable, select_rows
 
@@ -60,7 +60,7 @@ def tuned_cases(*, rows: Sequence[int] = ROWS) -> list[RowsCase]:
     return [RowsCase(op, n, width) for op, some in widths.items() for width in some for n in rows]
 
 
-def calls_of(case: RowsCase, device: str = "cuda") -> tuple[Small[RowsProblem], list[Any]]:
+def calls_of(case: RowsCase, device: str = "cuda") -> tuple[Operator[RowsProblem], list[Any]]:
     """The operator, and calls with results, each on rows of its own."""
     generator = torch.Generator(device).manual_seed(case.rows)
 

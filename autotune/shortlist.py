@@ -88,6 +88,6 @@ def parse_epilogue(text: str) -> Epilogue:
     Raises:
         ArgumentError: a part is none of bias, residual, silu, gelu.
     """
-    from smkern.ops.warmup_gemm import epilogue_from
+    from smkern.ops.gemm.warmup import epilogue_from
 
     return Epilogue(swiglu=True) if text == "swiglu" else epilogue_from(text)

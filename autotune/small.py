@@ -1,4 +1,4 @@
-"""Cells of small operators: any that `smkern.ops.small` frames."""
+"""Cells of the operators that `smkern.ops.operator` declares."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.device import Budget
 from smkern.measure.timing import Call
-from smkern.ops.small import Small
-from smkern.ops.small_dispatch import Compile, SmallDispatcher
-from smkern.ops.small_warmup import aligned
+from smkern.ops.operator import Operator
+from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
+from smkern.ops.operator_warmup import aligned
 
 
 class SmallTuner(Tuner[Any, Any]):
@@ -32,8 +32,8 @@ class SmallTuner(Tuner[Any, Any]):
 
     def __init__(
         self,
-        op: Small[Any],
-        dispatcher: SmallDispatcher[Any, Any],
+        op: Operator[Any],
+        dispatcher: OperatorDispatcher[Any, Any],
         calls: Sequence[Any],
         *,
         tolerance: float = 0.01,
@@ -92,7 +92,7 @@ class SmallTuner(Tuner[Any, Any]):
 
 
 def small_tuner(
-    calls: Callable[[Any, str], tuple[Small[Any], list[Any]]], **options: Any
+    calls: Callable[[Any, str], tuple[Operator[Any], list[Any]]], **options: Any
 ) -> Callable[[Sequence[Any], Any, str], SmallTuner]:
     """A family's `tuner`.
 

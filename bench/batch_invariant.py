@@ -22,7 +22,7 @@ from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, trim_memory
 from smkern.measure.provenance import collect_meta
 from smkern.measure.timing import Case, calls_for, geomean, ratio, time_interleaved
-from smkern.ops.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher
 
 OP = "gemm_batch_invariant"
 SHAPES = ((6144, 4096), (28672, 4096), (4096, 14336))

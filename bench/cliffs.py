@@ -28,7 +28,7 @@ from smkern.measure.gemm import GemmOperands, Shape
 from smkern.measure.partitions import Partitions, trim_memory
 from smkern.measure.provenance import collect_meta
 from smkern.measure.timing import Case, Timing, calls_for, time_interleaved
-from smkern.ops.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher
 
 OP = "gemm_cliffs"
 SHAPES: tuple[Shape, ...] = ((6144, 4096), (4096, 14336))

@@ -27,7 +27,7 @@ from smkern.bench.results import FOLDER, Results, load_results
 from smkern.device import Budget
 from smkern.errors import DeviceError, SmkernError
 from smkern.measure.provenance import collect_meta
-from smkern.ops.dispatch import Explanation, offline_dispatcher
+from smkern.ops.gemm.dispatch import Explanation, offline_dispatcher
 from smkern.profile import Profile
 from smkern.tuning.config import STREAM_K, GemmConfig, GemmProblem
 from smkern.tuning.table import load_tables

@@ -29,7 +29,7 @@ from smkern.measure.timing import (
     ratio,
     time_within,
 )
-from smkern.ops.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher
 
 Cell = dict[str, Any]
 

@@ -13,8 +13,8 @@ import click
 import torch
 from torch import Tensor
 
+from smkern.kernels.gemm_schedule import MAX_COUNTERS, make_schedule
 from smkern.kernels.gemm_triton import gemm_pointer
-from smkern.kernels.launch import MAX_COUNTERS, make_schedule
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
 
 

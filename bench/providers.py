@@ -14,7 +14,7 @@ from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
-from smkern.ops.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.space import LIBRARIES
 
@@ -28,7 +28,7 @@ OUR_BACKENDS: dict[str, str | None] = {
 
 def dispatcher_of(device: int = 0) -> Dispatcher:
     """The dispatcher behind `smkern.gemm` on a device that is present."""
-    from smkern.ops.eager import eager_gemm
+    from smkern.ops.gemm.eager import eager_gemm
 
     return eager_gemm(device).dispatcher
 
@@ -65,8 +65,8 @@ def compile_configs(
 
     One that does not compile is left to its cell, which will name the error.
     """
-    from smkern.kernels.compile import precompile as compile_all
-    from smkern.kernels.variants import variant_of
+    from smkern.kernels.gemm_compile import precompile as compile_all
+    from smkern.kernels.gemm_variants import variant_of
 
     major, minor = dispatcher.profile.info.capability
     variants = {

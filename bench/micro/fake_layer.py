@@ -16,12 +16,12 @@ from unittest.mock import patch
 import torch
 
 from smkern.device import Budget
-from smkern.kernels import append_launch, cuda_source, driver, frame, launch, rows_launch
+from smkern.kernels import append_launch, cuda_source, driver, gemm_frame, gemm_launch, rows_launch
 from smkern.kernels.append_launch import AppendKernels
 from smkern.kernels.attention import cuda, maps
 from smkern.kernels.attention.launch import AttentionKernels
 from smkern.kernels.compile import Artifact
-from smkern.kernels.launch import GemmKernels
+from smkern.kernels.gemm_launch import GemmKernels
 from smkern.kernels.rows_launch import RowsKernels
 from smkern.models import Arena, preset
 from smkern.models.layers import empty_layer
@@ -32,13 +32,13 @@ from smkern.ops.attention.call import Call as AttentionCall
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention
 from smkern.ops.attention.plan import PlanNumbers
-from smkern.ops.dispatch import Dispatcher
-from smkern.ops.eager import EagerGemm
+from smkern.ops.gemm.dispatch import Dispatcher
+from smkern.ops.gemm.eager import EagerGemm
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.rows.call import RmsNorm
 from smkern.ops.rows.dispatch import of_step
 from smkern.ops.rows.operators import RMS_NORM
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_eager import EagerSmall
 from smkern.ops.streams import Streams
 from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.swiglu.unfused import RowsSilu
@@ -90,9 +90,9 @@ def without_driver(launched: list[Launched] | None = None) -> Iterator[None]:
         (driver, "libcuda", lambda: lib),
         (driver, "launch_kernel", lambda: plain),
         (driver, "_launch_kernel_ex", lambda: overlapping),
-        (frame, "replace_address", lambda: _DONE),
+        (gemm_frame, "replace_address", lambda: _DONE),
         (maps, "replace_address", lambda: _DONE),
-        (launch, "compile_variant", _artifact),
+        (gemm_launch, "compile_variant", _artifact),
         (append_launch, "compile_append", _artifact),
         (rows_launch, "compile_source", _artifact),
         (cuda, "compile_cuda", lambda *_: b""),
@@ -147,7 +147,7 @@ class FakeLayer:
         streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: budget, lambda: False)
         space = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         rows_table = load_rows_table(gpu)
-        rows: Any = SmallDispatcher(
+        rows: Any = OperatorDispatcher(
             profile, lambda: RowsKernels(CAPABILITY),
             lambda problem, where: select_rows(problem, where, profile, rows_table), of_step,
         )  # fmt: skip
@@ -157,7 +157,7 @@ class FakeLayer:
         )  # fmt: skip
         self.gemm = EagerGemm(-1, gemms, space, streams)
         self.swiglu = EagerSwiglu(-1, gemms, space, streams)
-        self.norm = EagerSmall(RMS_NORM, -1, rows, streams, space)
+        self.norm = EagerOperator(RMS_NORM, -1, rows, streams, space)
         self.append = EagerAppend(
             -1, AppendDispatcher(profile, lambda: AppendKernels(0, CAPABILITY),
                                  load_append_table(gpu)), streams,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smkern.device import Budget
-from smkern.ops.dispatch import offline_dispatcher
+from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning import cost_model
 from smkern.tuning.config import GemmProblem

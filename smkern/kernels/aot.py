@@ -11,7 +11,7 @@ from typing import Any
 
 from smkern.kernels.compile import Artifact, check_shared
 from smkern.kernels.driver import check, launcher, load_function
-from smkern.kernels.launch import ledger
+from smkern.kernels.ledger import ledger
 
 _MAX_BOUND = 1024
 

@@ -7,7 +7,7 @@ The schedule is the same as `gemm_ws`'s; X is the operand on the matrix unit's r
 import triton
 import triton.language as tl
 
-from smkern.kernels import schedule as _schedule
+from smkern.kernels import gemm_tiles as _schedule
 
 _num_segments = triton.jit(_schedule._num_segments)
 _segment = triton.jit(_schedule._segment)

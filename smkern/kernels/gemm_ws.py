@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from smkern.kernels import schedule as _schedule
+from smkern.kernels import gemm_tiles as _schedule
 from smkern.kernels.gemm_ws_copy import PAIR, box_rows, boxes_shape, copy_warp
 
 _num_segments = gluon.jit(_schedule._num_segments)

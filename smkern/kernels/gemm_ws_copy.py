@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from smkern.kernels import schedule as _schedule
+from smkern.kernels import gemm_tiles as _schedule
 
 _num_segments = gluon.jit(_schedule._num_segments)
 _segment = gluon.jit(_schedule._segment)

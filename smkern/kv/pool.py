@@ -9,7 +9,7 @@ from smkern.device import torch_device
 from smkern.kv.books import BookPool
 from smkern.kv.storage import KvSizes, allocate_storage, layer_views, pages_in_free_memory
 from smkern.kv.tables import PageTables
-from smkern.ops.attention.numbers import as_int
+from smkern.ops.checks import as_int
 
 
 class KvPool(BookPool):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, OutOfPagesError
-from smkern.ops.attention.numbers import MAX_SIZE, as_float, as_int, check_page_size
+from smkern.ops.checks import MAX_SIZE, as_float, as_int, check_page_size
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 

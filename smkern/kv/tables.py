@@ -10,7 +10,7 @@ from torch import Tensor
 from smkern.device import torch_device
 from smkern.errors import ArgumentError
 from smkern.kv.staging import Staging
-from smkern.ops.attention.numbers import as_int
+from smkern.ops.checks import as_int
 
 
 class PageTables:

@@ -20,7 +20,7 @@ from smkern.models.architecture import (
 )
 from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
-from smkern.ops.attention.numbers import HEAD_DIMS
+from smkern.ops.checks import HEAD_DIMS
 from smkern.ops.rope import Rope
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K
 from smkern.tuning.rows import MAX_WIDTH

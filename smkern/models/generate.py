@@ -25,7 +25,7 @@ from smkern.models.request import Completion, Piece, Request
 from smkern.models.sampling import SamplingParams
 from smkern.models.text import Tokenizer, has_tokenizer, load_tokenizer
 from smkern.models.weights import Weights
-from smkern.ops.attention.numbers import as_int
+from smkern.ops.checks import as_int
 from smkern.ops.warming import Bar
 from smkern.partition import Partition
 

@@ -17,9 +17,9 @@ from smkern.ops import (
     SwigluCalls,
     validate,
 )
-from smkern.ops.small_warmup import joined
+from smkern.ops.gemm.warmup import GemmCalls, epilogue_from
+from smkern.ops.operator_warmup import joined
 from smkern.ops.warming import Target, Warmable, Work
-from smkern.ops.warmup_gemm import GemmCalls, epilogue_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from smkern.ops.attention import (
     paged_attention,
     plan_attention,
 )
-from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.gemm import gemm
+from smkern.ops.gemm.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.moe import grouped_gemm, moe_permute, moe_unpermute, topk_softmax
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.rope import Linear, Llama3, Rope, Yarn

@@ -14,7 +14,7 @@ from smkern.ops import validate
 from smkern.tuning.config import Budget
 
 if TYPE_CHECKING:
-    from smkern.ops.warmup_tune import Cell
+    from smkern.ops.gemm.warmup_tune import Cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import torch
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.ops import validate
+from smkern.ops.gemm.warmup import GemmCalls, epilogue_from
+from smkern.ops.gemm.warmup_tune import places_of
+from smkern.ops.gemm.warmup_tune import tune as tune_cells
 from smkern.ops.warming import Bar, Target, Warmable, Work, as_budgets
-from smkern.ops.warmup_gemm import GemmCalls, epilogue_from
-from smkern.ops.warmup_tune import places_of
-from smkern.ops.warmup_tune import tune as tune_cells
 from smkern.tuning.config import Epilogue
 
 OPERATORS = ("gemm", "attention", "append")

@@ -12,7 +12,7 @@ from smkern.errors import ArgumentError, DeviceError, SmkernError
 from smkern.models.admission import Admission, Prompt
 from smkern.models.sampling import SamplingParams
 from smkern.models.text import Tokenizer
-from smkern.ops.attention.numbers import as_int
+from smkern.ops.checks import as_int
 from smkern.policies import Aggregated, Policy
 from smkern.runtime.books import Books, Preemption, no_pages
 from smkern.runtime.conductor import Act, Conductor

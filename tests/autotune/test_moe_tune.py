@@ -12,7 +12,7 @@ from smkern.autotune import main, moe, moe_cases
 from smkern.autotune.moe_cases import Experts, MoeCase
 from smkern.device import Budget
 from smkern.measure.attention import QUICK_BUDGETS
-from smkern.ops.small_warmup import aligned
+from smkern.ops.operator_warmup import aligned
 from tests.bench.conftest import FakeCuda
 
 SMALL = Experts(64, 24, 8, 2)

@@ -15,7 +15,7 @@ from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Place
 from smkern.measure.timing import sets_for
-from smkern.ops.dispatch import offline_dispatcher
+from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 
 N, K = 48, 32

@@ -15,7 +15,7 @@ from smkern.bench.host_timing import HostTime, host_time
 from smkern.bench.results import load_results
 from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
-from smkern.ops.dispatch import offline_dispatcher
+from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 
 

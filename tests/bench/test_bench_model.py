@@ -18,7 +18,7 @@ from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.overlap import forbid_overlap
 from smkern.bench.model.prepare import problems_of, wanted
 from smkern.device import Budget
-from smkern.kernels import driver, frame
+from smkern.kernels import driver, gemm_frame
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.models.presets import preset
@@ -247,8 +247,8 @@ def test_launches_that_never_overlap(monkeypatch):
         told.append(overlap)
 
     monkeypatch.setattr(driver, "launcher", launcher)
-    monkeypatch.setattr(frame, "launcher", launcher)
+    monkeypatch.setattr(gemm_frame, "launcher", launcher)
     forbid_overlap()
-    frame.launcher(1, 2, overlap=True)
+    gemm_frame.launcher(1, 2, overlap=True)
     driver.launcher(1, 2, overlap=True)
     assert told == [False, False]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import smkern
-from smkern.ops.eager import eager_gemm
+from smkern.ops.gemm.eager import eager_gemm
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from tests.gpu.smid_trace import Traced
 

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from smkern.kernels.compile import precompile
-from smkern.kernels.variants import variant_of
-from smkern.ops.eager import EagerGemm, eager_gemm
+from smkern.kernels.gemm_compile import precompile
+from smkern.kernels.gemm_variants import variant_of
+from smkern.ops.gemm.eager import EagerGemm, eager_gemm
 from smkern.ops.reference import gemm as reference
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 

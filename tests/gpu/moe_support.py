@@ -14,8 +14,8 @@ import smkern
 from smkern.kernels.compile import compile_all
 from smkern.kernels.grouped_launch import GroupedKernels
 from smkern.kernels.moe_launch import MoeKernels
+from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference import moe as reference
-from smkern.ops.small_dispatch import Compile
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import MoeProblem
 from tests.gpu.gemm_support import GUARD, framed

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from smkern.kernels.compile import compile_all
 from smkern.kernels.rows_launch import RowsVariant, variant_of
+from smkern.ops.operator_dispatch import Compile
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, op_of, result_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
-from smkern.ops.small_dispatch import Compile
 from smkern.tuning.rows import RowsProblem, shapes_of
 
 OPERATORS = {op.name: op for op in (RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)}

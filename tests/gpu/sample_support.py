@@ -8,7 +8,7 @@ import torch
 
 from smkern.kernels.compile import compile_all
 from smkern.kernels.sample import variants_of
-from smkern.ops.small_dispatch import Compile
+from smkern.ops.operator_dispatch import Compile
 from smkern.tuning.sample import SampleProblem
 
 

@@ -17,9 +17,9 @@ from triton.backends.compiler import GPUTarget
 
 from smkern.kernels import compile as compiling
 from smkern.kernels.driver import load_function
-from smkern.kernels.frame import Frame
-from smkern.kernels.launch import GemmPlan
-from smkern.kernels.variants import Variant, variant_of
+from smkern.kernels.gemm_frame import Frame
+from smkern.kernels.gemm_launch import GemmPlan
+from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES
 

@@ -50,7 +50,7 @@ def test_capture_and_replay_on_an_ordinary_stream():
 
 def test_every_replay_starts_from_zero_counters():
     """A replay that was cut short must not spoil the next one."""
-    from smkern.ops.eager import eager_gemm
+    from smkern.ops.gemm.eager import eager_gemm
 
     a, w, out = _tensors(SPLIT)
     want = smkern.gemm(a, w)
@@ -158,7 +158,7 @@ def test_overlapping_partitions_with_half_the_sms_held(config):
 
 def _prepared(case, x, config, budget):
     """A launch with all memory allocated, to be called while the device is busy."""
-    from smkern.ops.eager import eager_gemm
+    from smkern.ops.gemm.eager import eager_gemm
 
     plan = eager_gemm(torch.cuda.current_device()).dispatcher.prepare(case.problem, config, budget)
     room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")

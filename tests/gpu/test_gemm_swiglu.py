@@ -8,7 +8,7 @@ from torch.library import opcheck
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
-from smkern.ops.eager import eager_gemm
+from smkern.ops.gemm.eager import eager_gemm
 from smkern.tuning import space
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.gemm_support import precompile_all

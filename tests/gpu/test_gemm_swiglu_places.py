@@ -7,7 +7,7 @@ import torch
 
 import smkern
 from smkern.errors import WarmupError
-from smkern.ops.eager import eager_gemm
+from smkern.ops.gemm.eager import eager_gemm
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.confinement import check_dispatched, check_partition_graphs, replay_product
 from tests.gpu.gemm_support import Holder, finishes, precompile_all

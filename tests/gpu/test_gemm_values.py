@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smkern
-from smkern.ops.eager import eager_gemm
+from smkern.ops.gemm.eager import eager_gemm
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
 from tests.gpu.gemm_support import Case, Operands, check, operands, precompile_all, run_config
 

@@ -12,7 +12,7 @@ import torch
 import smkern
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.moe.grouped import GROUPED, Grouped, grouped_dispatcher
-from smkern.ops.small_warmup import aligned
+from smkern.ops.operator_warmup import aligned
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.gemm_support import framed

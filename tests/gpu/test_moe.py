@@ -16,9 +16,9 @@ from smkern.kernels.moe_launch import MoeKernels
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
+from smkern.ops.operator_eager import eager_operator
+from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import moe as reference
-from smkern.ops.small_eager import eager_small
-from smkern.ops.small_warmup import aligned
 from smkern.tuning.moe import Budget, PermuteProblem, TopkProblem, UnpermuteProblem, candidates
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.attention.support import at_most
@@ -326,7 +326,7 @@ def chain(pdl: bool, tokens: int, side: Any = None) -> Tensor:
     runs = []
     for op, call in calls:
         problem = op.problem(call, True)
-        dispatcher = eager_small(op, 0).dispatcher
+        dispatcher = eager_operator(op, 0).dispatcher
         config = replace(dispatcher.select(problem, budget), pdl=pdl)
         room = [scratch.data_ptr()] if op.workspace(problem, budget) else []
         given = [0 if call[at] is None else call[at].data_ptr() for at in op.places]

@@ -17,15 +17,15 @@ from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
+from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import moe as reference
-from smkern.ops.small_warmup import aligned
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import MoeConfig
 from tests.gpu.attention.support import at_most
 from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
 from tests.gpu.moe_support import BF16, NAN, capability, routed, same_bits
-from tests.gpu.small_trace import Notes
+from tests.gpu.operator_trace import Notes
 
 TOKENS, EXPERTS, TOP_K, HIDDEN, INNER = 700, 32, 4, 1024, 256
 LAUNCHES = {"moe_permute-counted": 2}

@@ -13,8 +13,8 @@ import smkern
 from smkern.device import Budget
 from smkern.errors import ArgumentError, BudgetError, WarmupError
 from smkern.kernels.rows_launch import RowsKernels
+from smkern.ops.operator_eager import eager_operator
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, numbers_of, problem_of
-from smkern.ops.small_eager import eager_small
 from smkern.tuning.rows import candidates
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.attention.support import at_most
@@ -154,7 +154,7 @@ def test_a_rows_bits_are_its_own(op: str) -> None:
     problem = problem_of(given, True)
     assert problem is not None
     kernels, stream = RowsKernels(capability()), torch.cuda.current_stream().cuda_stream
-    whole = eager_small(OPERATORS[op], 0).streams.budget(stream, 0).num_sms
+    whole = eager_operator(OPERATORS[op], 0).streams.budget(stream, 0).num_sms
     for budget in (Budget(whole, "mask", True), Budget(at_most(9), "grid", True)):
         for config in candidates(problem, budget):
             given.out.fill_(torch.nan)
@@ -229,7 +229,7 @@ def chain(pdl: bool, budget: Budget, rows: int, side: Any = None) -> torch.Tenso
     call = call._replace(out=call.x)
     problem = problem_of(call, True)
     assert problem is not None
-    dispatcher = eager_small(OPERATORS["add_rms_norm"], 0).dispatcher
+    dispatcher = eager_operator(OPERATORS["add_rms_norm"], 0).dispatcher
     config = replace(dispatcher.select(problem, budget), pdl=pdl)
     launch = dispatcher.launch_by(config, problem, budget, False)
     torch.cuda.synchronize()

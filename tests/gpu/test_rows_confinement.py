@@ -16,8 +16,8 @@ from smkern.tuning.rows import RowsConfig
 from tests.gpu.attention.support import at_most
 from tests.gpu.confinement import check_capped, check_masked, check_replayed
 from tests.gpu.gemm_support import Holder, finishes
+from tests.gpu.operator_trace import Notes
 from tests.gpu.rows_support import OPERATORS, capability, check, cloned, make
-from tests.gpu.small_trace import Notes
 
 EACH = pytest.mark.parametrize("op", OPERATORS)
 WIDTH, ROWS = 4096, 700

@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from smkern.kernels.gemm_glu_triton import gemm_glu_pointer, gemm_glu_tma
-from smkern.kernels.launch import MAX_COUNTERS, make_schedule
+from smkern.kernels.gemm_schedule import MAX_COUNTERS, make_schedule
 from smkern.ops.reference.swiglu import gemm_swiglu as reference
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 

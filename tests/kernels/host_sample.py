@@ -22,10 +22,10 @@ from torch import Tensor
 from smkern.kernels import sample as kernels
 from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import SampleKernels, SampleVariant
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_eager import EagerSmall
 from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.rules import COUNTER_BYTES
@@ -114,7 +114,7 @@ class HostDevice:
     launches: list[tuple[int, int, bool]] = field(default_factory=list)
     loaded: int = 0
     kernels: SampleKernels = field(default_factory=lambda: SampleKernels(90))
-    eager: EagerSmall[SampleProblem] = field(init=False)
+    eager: EagerOperator[SampleProblem] = field(init=False)
     workspaces: Workspaces = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,8 +124,8 @@ class HostDevice:
         )  # fmt: skip
         self.workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         profile: Any = FakeProfile()
-        dispatcher = SmallDispatcher(profile, lambda: self.kernels, self._select)
-        self.eager = EagerSmall(SAMPLE, -1, dispatcher, streams, self.workspaces)
+        dispatcher = OperatorDispatcher(profile, lambda: self.kernels, self._select)
+        self.eager = EagerOperator(SAMPLE, -1, dispatcher, streams, self.workspaces)
 
     def __call__(self, logits: Tensor, **options: Any) -> Tensor:
         """A launch; counters must be left at zero."""

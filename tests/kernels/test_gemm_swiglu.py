@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from smkern.kernels import frame
-from smkern.kernels.compile import Artifact, compile_variant
-from smkern.kernels.launch import GemmPlan
-from smkern.kernels.variants import variant_of
+from smkern.kernels import gemm_frame
+from smkern.kernels.compile import Artifact
+from smkern.kernels.gemm_compile import compile_variant
+from smkern.kernels.gemm_launch import GemmPlan
+from smkern.kernels.gemm_variants import variant_of
 from smkern.tuning import space
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 
@@ -73,13 +74,13 @@ def test_the_loop_is_the_plain_gemms(config, tmp_path):
 def test_the_weights_map_brings_pairs_of_eight_rows(swap, monkeypatch):
     """Of w [2I, K]: [K, 8 rows, gate or up, I / 8], boxes with as many rows as the tile."""
     made = []
-    monkeypatch.setattr(frame, "encode_tensor_map", lambda *given: made.append(given[1:]))
-    monkeypatch.setattr(frame, "replace_address", lambda: None)
-    monkeypatch.setattr(frame, "launcher", lambda *_, overlap: None)
+    monkeypatch.setattr(gemm_frame, "encode_tensor_map", lambda *given: made.append(given[1:]))
+    monkeypatch.setattr(gemm_frame, "replace_address", lambda: None)
+    monkeypatch.setattr(gemm_frame, "launcher", lambda *_, overlap: None)
     config = GemmConfig("ws", 64, 128, 64, 4, 4, swap=swap)
     problem = GemmProblem(50, 1040, 72, epilogue=SWIGLU)
     variant = variant_of(problem, config, 90)
-    frame_of = partial(frame.Frame, variant, compile_variant(variant), None)
+    frame_of = partial(gemm_frame.Frame, variant, compile_variant(variant), None)
     GemmPlan(problem, config, Budget(4, "grid"), variant, frame_of).bind(72, 80, 520, 0)
     weights, rows = made
     assert rows == ("bf16", (72, 50), (144,), (64, 64), 3)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from smkern.kernels import moe_permute_triton, moe_triton
-from smkern.kernels.launch import COUNTER_BYTES
 from smkern.kernels.moe_launch import (
     _SIGNATURES,
     MoeKernels,
@@ -29,6 +28,7 @@ from smkern.tuning.moe import (
     candidates,
     group_tokens,
 )
+from smkern.tuning.space import COUNTER_BYTES
 from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from smkern.device import Budget
-from smkern.kernels import launch
+from smkern.kernels import gemm_launch
 from smkern.kernels.append_launch import compile_append
 from smkern.kernels.append_launch import variant_of as append_variant
 from smkern.kernels.compile import Artifact
+from smkern.kernels.gemm_launch import GemmKernels
 from smkern.kernels.grouped_launch import variant_of as grouped_variant
-from smkern.kernels.launch import GemmKernels
 from smkern.kernels.rows_launch import variant_of as rows_variant
-from smkern.ops.dispatch import Dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.append import AppendProblem
 from smkern.tuning.append_table import select_append
 from smkern.tuning.config import Epilogue, GemmProblem
@@ -69,7 +69,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
 
     monkeypatch.setattr(triton, "compile", spied)
     monkeypatch.setattr(
-        launch, "load_function", lambda cubin, name, shared: seen.cubins.append((cubin, shared))
+        gemm_launch,
+        "load_function",
+        lambda cubin, name, shared: seen.cubins.append((cubin, shared)),
     )
     return seen
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
+from smkern.kernels import gemm_tiles as device
 from smkern.kernels import make_schedule
-from smkern.kernels import schedule as device
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import ModelCalls, preset
+from smkern.ops.gemm.warmup import GemmCalls
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.swiglu import SwigluCalls
-from smkern.ops.warmup_gemm import GemmCalls
 
 
 def _shapes(name: str) -> dict[str, list[tuple[int, int]]]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.ops.dispatch import Dispatcher
-from smkern.ops.eager import EagerGemm
+from smkern.ops.gemm.dispatch import Dispatcher
+from smkern.ops.gemm.eager import EagerGemm
 from smkern.ops.reference import gemm as reference
 from smkern.ops.reference import swiglu
 from smkern.ops.streams import Streams

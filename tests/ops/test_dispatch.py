@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops.kept import model_rows
+from smkern.ops.bounded_cache import model_rows
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
 MASK, SPREAD, GRID = Budget(32, "mask", True), Budget(32, "mask", False), Budget(32, "grid", True)

@@ -17,11 +17,11 @@ from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.moe.warmup import MoeCalls
+from smkern.ops.operator import Operator
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
+from smkern.ops.operator_warmup import work_of
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import Small
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_eager import EagerSmall
-from smkern.ops.small_warmup import work_of
 from smkern.ops.streams import Streams
 from smkern.ops.warming import Target
 from smkern.ops.workspace import Workspaces
@@ -29,7 +29,7 @@ from smkern.tuning.config import Budget
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import PermuteProblem, UnpermuteProblem, candidates
 from tests.ops.conftest import FakeProfile
-from tests.ops.small_cases import memory
+from tests.ops.operator_cases import memory
 
 BF16 = torch.bfloat16
 WHOLE = Budget(132, "mask", True)
@@ -47,7 +47,7 @@ def integers(*values: int) -> Tensor:
 class FakeKernels:
     """A family's kernels that work on raw addresses, as theirs would be given them."""
 
-    def __init__(self, op: Small[Any]) -> None:
+    def __init__(self, op: Operator[Any]) -> None:
         self.op = op
         self.real: Any = (GroupedKernels if op is GROUPED else MoeKernels)(90)
         self.loaded: set[Any] = set()
@@ -108,7 +108,7 @@ class FakeKernels:
 class FakeDevice:
     """One operator on a device that is not there."""
 
-    def __init__(self, op: Small[Any]) -> None:
+    def __init__(self, op: Operator[Any]) -> None:
         self.kernels, self.is_capturing = FakeKernels(op), False
         profile: Any = FakeProfile()
         streams = Streams(
@@ -119,9 +119,9 @@ class FakeDevice:
             found: Any = configs_of(problem, 90) if op is GROUPED else candidates(problem, budget)
             return found[0]
 
-        dispatcher: Any = SmallDispatcher(profile, lambda: self.kernels, select)
+        dispatcher: Any = OperatorDispatcher(profile, lambda: self.kernels, select)
         spaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
-        self.eager: EagerSmall[Any] = EagerSmall(op, -1, dispatcher, streams, spaces)
+        self.eager: EagerOperator[Any] = EagerOperator(op, -1, dispatcher, streams, spaces)
 
 
 def strided(x: Tensor, pad: int = 8) -> Tensor:
@@ -220,7 +220,7 @@ def test_calls_after_a_warmup_load_nothing(aligned: bool, hidden: int) -> None:
 
     moved, gated = filled(tokens * 4, hidden), filled(tokens * 4, inner)
     offsets, index = torch.zeros(17).int(), torch.zeros(tokens * 4).int()
-    later: list[tuple[Small[Any], Any]] = [
+    later: list[tuple[Operator[Any], Any]] = [
         (PERMUTE, Permute(filled(tokens, hidden), torch.zeros(tokens, 4).int(), 16)),
         (GROUPED, Grouped(moved, filled(16, 2 * inner, hidden), offsets, True)),
         (GROUPED, Grouped(gated, filled(16, hidden, inner), offsets)),

@@ -10,7 +10,7 @@ from smkern.device import DeviceInfo
 from smkern.errors import TableError
 from smkern.ops.append.dispatch import load_append_dispatcher
 from smkern.ops.attention.dispatch import load_attention_dispatcher
-from smkern.ops.eager import load_dispatcher
+from smkern.ops.gemm.eager import load_dispatcher
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.moe.grouped import grouped_dispatcher
 from smkern.ops.rows.dispatch import rows_dispatcher

@@ -10,14 +10,14 @@ import torch
 import smkern
 from smkern.errors import ArgumentError, BudgetError
 from smkern.kernels.rows_launch import PARAMETERS
+from smkern.ops.operator import Operator
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
+from smkern.ops.operator_library import schema_of
+from smkern.ops.operator_warmup import work_of
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, numbers_of, problem_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.rows.warmup import RowsCalls
-from smkern.ops.small import Small
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_eager import EagerSmall
-from smkern.ops.small_library import schema_of
-from smkern.ops.small_warmup import work_of
 from smkern.ops.streams import Streams
 from smkern.ops.warming import Target
 from smkern.tuning.config import Budget
@@ -180,13 +180,13 @@ class FakeKernels:
         return lambda *given: self.launches.append((problem, *given))
 
 
-def eager(op: Small[Any], kernels: FakeKernels) -> EagerSmall[Any]:
+def eager(op: Operator[Any], kernels: FakeKernels) -> EagerOperator[Any]:
     profile: Any = FakeProfile()
     streams = Streams(
         lambda: -1, lambda index: 7, lambda raw, index: Budget(132, "mask", True), lambda: False
     )
-    dispatcher: Any = SmallDispatcher(profile, lambda: kernels, lambda p, b: RowsConfig())
-    return EagerSmall(op, -1, dispatcher, streams)
+    dispatcher: Any = OperatorDispatcher(profile, lambda: kernels, lambda p, b: RowsConfig())
+    return EagerOperator(op, -1, dispatcher, streams)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def eager(op: Small[Any], kernels: FakeKernels) -> EagerSmall[Any]:
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_a_launch_has_the_kernels_parameters(op: Small[Any], call: Any) -> None:
+def test_a_launch_has_the_kernels_parameters(op: Operator[Any], call: Any) -> None:
     kernels = FakeKernels()
     out = eager(op, kernels)(call)
     ((problem, stream, *values),) = kernels.launches

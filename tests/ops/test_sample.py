@@ -12,10 +12,10 @@ from torch.library import opcheck
 
 import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError, WarmupError
+from smkern.ops.operator_warmup import work_of
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import SCHEMA, Sample, choices_of
 from smkern.ops.sample.operators import SAMPLE
-from smkern.ops.small_warmup import work_of
 from smkern.ops.warming import Target
 from smkern.tuning.sample import MAX_VOCAB, Budget
 from tests.kernels.host_sample import HostDevice, needs_compiler

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from smkern.bench.micro.fake_layer import FakeLayer, Launched, without_driver
-from smkern.ops.kept import model_rows
+from smkern.ops.bounded_cache import model_rows
 
 BUDGETS = (16, 92)
 PARTS = ("plan", "input_norm", "qkv", "append", "attention", "o", "post_norm", "gate_up", "down")

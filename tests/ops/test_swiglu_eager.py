@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, WarmupError
+from smkern.ops.gemm.warmup import GemmCalls, choices
 from smkern.ops.reference.swiglu import gemm_swiglu as reference
 from smkern.ops.rows.call import SiluAndMul, problem_of
 from smkern.ops.swiglu import SwigluCalls, warmup
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.warming import Target
-from smkern.ops.warmup_gemm import GemmCalls, choices
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.space import COUNTER_BYTES

@@ -8,17 +8,11 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError
-from smkern.kernels.variants import variant_of
+from smkern.kernels.gemm_variants import variant_of
 from smkern.ops import warmup as public_warmup
-from smkern.ops.dispatch import offline_dispatcher
+from smkern.ops.gemm.dispatch import offline_dispatcher
+from smkern.ops.gemm.warmup import GemmCalls, choices, epilogue_from, launch_once, rows_to_visit
 from smkern.ops.warming import Bar, as_budgets
-from smkern.ops.warmup_gemm import (
-    GemmCalls,
-    choices,
-    epilogue_from,
-    launch_once,
-    rows_to_visit,
-)
 from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.table import load_tables

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import warmup_gemm, warmup_tune
+from smkern.ops.gemm import warmup, warmup_tune
+from smkern.ops.gemm.warmup import GemmCalls
+from smkern.ops.gemm.warmup_tune import MUST_GAIN, ROUNDS, cells_of, places_of, tune
 from smkern.ops.swiglu import warmup as swiglu_warmup
 from smkern.ops.swiglu.warmup import SwigluCalls
 from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
-from smkern.ops.warmup_gemm import GemmCalls
-from smkern.ops.warmup_tune import MUST_GAIN, ROUNDS, cells_of, places_of, tune
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
 MASK, WHOLE, GRID = Budget(32, "mask", True), Budget(132, "mask", True), Budget(24, "grid", True)
@@ -145,7 +145,7 @@ def test_what_a_table_serves_is_not_measured(make_device):
 
 
 def test_a_warmup_compiles_what_it_measures(device, clock, monkeypatch):
-    monkeypatch.setattr(warmup_gemm, "eager_gemm", lambda index: device.eager)
+    monkeypatch.setattr(warmup, "eager_gemm", lambda index: device.eager)
     monkeypatch.setattr(swiglu_warmup, "eager_swiglu", lambda index: device.eager_swiglu)
     gemm = GemmCalls([(512, 256)], 40, ["bf16"], [Epilogue(residual=True)], [False, True])
     for calls, n in ((gemm, 512), (SwigluCalls([(64, 128)], 40), 128)):
@@ -165,7 +165,7 @@ def test_a_warmup_compiles_what_it_measures(device, clock, monkeypatch):
 
 
 def test_without_tune_a_warmup_measures_nothing(device, monkeypatch):
-    monkeypatch.setattr(warmup_gemm, "eager_gemm", lambda index: device.eager)
+    monkeypatch.setattr(warmup, "eager_gemm", lambda index: device.eager)
     work = GemmCalls([(512, 256)], 40, ["bf16"], [Epilogue()], [False]).work(
         Target(-1, 132, [MASK], [True])
     )

@@ -142,7 +142,7 @@ def test_splits_have_work_for_every_piece_and_fit_one_wave(tiles, ctas, steps):
 
 @pytest.mark.parametrize("kernel", ["ws", "tma"])
 def test_workspace_is_what_the_launch_reserves_at_most(kernel):
-    launch = pytest.importorskip("smkern.kernels.launch")
+    launch = pytest.importorskip("smkern.kernels.gemm_schedule")
     for problem in (GemmProblem(64, 6144, 4096), GemmProblem(1000, 4096, 14336)):
         for num_sms in (16, 72, 132):
             budget = Budget(num_sms, "mask", True)

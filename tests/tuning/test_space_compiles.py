@@ -5,8 +5,8 @@ import pytest
 from smkern.tuning import space
 from smkern.tuning.config import Epilogue, GemmProblem
 
-compiler = pytest.importorskip("smkern.kernels.compile")
-variants = pytest.importorskip("smkern.kernels.variants")
+compiler = pytest.importorskip("smkern.kernels.gemm_compile")
+variants = pytest.importorskip("smkern.kernels.gemm_variants")
 
 CORNERS = {
     "largest tile": ("ws", 128, 256, 1, False),

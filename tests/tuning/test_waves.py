@@ -55,7 +55,7 @@ def test_stream_k_leaves_whole_waves_and_cuts_few_pieces(tiles, ctas):
 
 
 def test_stream_k_agrees_with_the_launch():
-    launch = pytest.importorskip("smkern.kernels.launch")
+    launch = pytest.importorskip("smkern.kernels.gemm_schedule")
     for tiles in range(1, 400):
         for ctas in (1, 7, 16, 132):
             assert launch._streamed_tiles(tiles, ctas) == streamed_tiles(tiles, ctas)

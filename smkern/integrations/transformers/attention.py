@@ -14,7 +14,7 @@ from smkern.integrations.transformers.mask import StepMask, mask_request, patter
 from smkern.integrations.transformers.pages import Pages, as_pages, page_table
 from smkern.integrations.transformers.step import MaskRequest, Pattern, Step, make_step
 from smkern.ops.attention import Plan, paged_attention, plan_attention
-from smkern.ops.attention.numbers import HEAD_DIMS
+from smkern.ops.checks import HEAD_DIMS
 from smkern.partition import current_num_sms
 
 _MAX_PLANS = 16

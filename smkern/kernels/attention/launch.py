@@ -17,7 +17,7 @@ from smkern.kernels.attention.cuda import (
 )
 from smkern.kernels.attention.triton_compile import AttentionVariant, compile_variant, variants_of
 from smkern.kernels.attention.triton_launch import Loaded, prepare_triton
-from smkern.kernels.launch import ledger
+from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import check, launch_kernel, load_function
-from smkern.kernels.launch import ledger
+from smkern.kernels.ledger import ledger
 from smkern.tuning.config import Budget, Dtype
 
 _POINTERS = ("outs_ptr", "lses_ptr", "out_ptr", "lse_ptr")

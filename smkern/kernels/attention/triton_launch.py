@@ -23,7 +23,7 @@ from smkern.kernels.attention.triton_compile import (
 )
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import check, launch_kernel, load_function
-from smkern.kernels.launch import ledger
+from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, Budget
 
 if TYPE_CHECKING:

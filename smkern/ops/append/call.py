@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers, shared
+from smkern.ops import checks
+from smkern.ops.attention import shared
 from smkern.ops.attention.shared import FP8, writable
 from smkern.tuning.append import VECTOR, AppendProblem
 
@@ -63,7 +64,7 @@ def check_call(call: Call) -> int:
         ArgumentError: naming the argument, its value, what is wanted and what to do.
     """
     _check_rows(call)
-    batch = numbers.check_lengths(call.kv_lens, call.cu_q_lens)
+    batch = checks.check_lengths(call.kv_lens, call.cu_q_lens)
     if call.cu_q_lens is None and call.k.shape[0] != batch:
         raise ArgumentError(
             f"k has {call.k.shape[0]} tokens for {batch} requests: without cu_q_lens each request "
@@ -81,7 +82,7 @@ def check_call(call: Call) -> int:
     for name in _ON_DEVICE:
         x = getattr(call, name)
         if isinstance(x, Tensor):
-            numbers.check_device(name, x, call.k_cache.device, "k_cache")
+            checks.check_device(name, x, call.k_cache.device, "k_cache")
     return batch
 
 
@@ -127,8 +128,8 @@ def _check_rows(call: Call) -> None:
     rows = (("k", call.k), ("v", call.v)) + (() if call.plain else (("q", call.q),))
     for name, x in rows:
         kind = "q_heads" if name == "q" else "kv_heads"
-        numbers.check_tensor(name, x, 3, f"[tokens, {kind}, head_dim]")
-        numbers.check_inner(name, x)
+        checks.check_tensor(name, x, 3, f"[tokens, {kind}, head_dim]")
+        checks.check_inner(name, x)
     k = call.k
     if k.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise ArgumentError(
@@ -147,10 +148,10 @@ def _check_rows(call: Call) -> None:
             f"v has shape {list(call.v.shape)}, k {list(k.shape)}: they must be of one shape"
         )
     heads = k.shape[1] if call.plain else call.q.shape[1]
-    numbers.check_head_counts(heads, k.shape[1], k.shape[2])
-    if k.shape[0] * max(heads, 1) > numbers.MAX_SIZE:
+    checks.check_head_counts(heads, k.shape[1], k.shape[2])
+    if k.shape[0] * max(heads, 1) > checks.MAX_SIZE:
         raise ArgumentError(
-            f"{k.shape[0]} tokens of {heads} heads are more than {numbers.MAX_SIZE} rows: split "
+            f"{k.shape[0]} tokens of {heads} heads are more than {checks.MAX_SIZE} rows: split "
             "the step"
         )
 
@@ -158,8 +159,8 @@ def _check_rows(call: Call) -> None:
 def _check_caches(call: Call) -> None:
     k, k_cache, v_cache = call.k, call.k_cache, call.v_cache
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        numbers.check_tensor(name, x, 4, _CACHE)
-        numbers.check_inner(name, x)
+        checks.check_tensor(name, x, 4, _CACHE)
+        checks.check_inner(name, x)
         if x.dtype not in (k.dtype, FP8):
             raise ArgumentError(
                 f"{name} is {x.dtype}, k is {k.dtype}: a cache has k's dtype or {FP8}; convert one"
@@ -175,7 +176,7 @@ def _check_caches(call: Call) -> None:
             f"k has {k.shape[1]} heads of {k.shape[2]}, the caches {k_cache.shape[2]} of "
             f"{k_cache.shape[3]}: they must agree"
         )
-    numbers.check_page_size(k_cache.shape[1])
+    checks.check_page_size(k_cache.shape[1])
 
 
 def _check_options(call: Call) -> None:
@@ -185,14 +186,14 @@ def _check_options(call: Call) -> None:
         raise ArgumentError(f"{given} is given without {absent}: pass both, or neither")
     if call.q_norm is not None:
         for name in ("q_norm", "k_norm"):
-            numbers.check_tensor(name, getattr(call, name), 1, "[head_dim]")
-            numbers.check_vector(name, getattr(call, name), dim, call.q_norm.dtype, "[head_dim]")
+            checks.check_tensor(name, getattr(call, name), 1, "[head_dim]")
+            checks.check_vector(name, getattr(call, name), dim, call.q_norm.dtype, "[head_dim]")
         if call.q_norm.dtype not in (dtype, torch.float32):
             raise ArgumentError(
                 f"q_norm is {call.q_norm.dtype}, k is {dtype}: weights have k's dtype or "
                 "torch.float32; convert them"
             )
-        if numbers.as_float("eps", call.eps) < 0:
+        if checks.as_float("eps", call.eps) < 0:
             raise ArgumentError(f"eps={call.eps!r}: pass a number of at least 0")
     if call.cos_sin is not None:
         _check_cos_sin(call.cos_sin, dim, dtype)
@@ -203,14 +204,14 @@ def _check_options(call: Call) -> None:
         )
     if call.positions is not None:
         positions = call.positions
-        numbers.check_tensor("positions", positions, 1, "[tokens]")
+        checks.check_tensor("positions", positions, 1, "[tokens]")
         kind = positions.dtype if positions.dtype is torch.int64 else torch.int32
-        numbers.check_vector("positions", positions, call.k.shape[0], kind, "[tokens]")
+        checks.check_vector("positions", positions, call.k.shape[0], kind, "[tokens]")
 
 
 def _check_cos_sin(table: Any, dim: int, dtype: torch.dtype) -> None:
-    numbers.check_tensor("cos_sin", table, 2, "[max_position, rotary_dim]")
-    numbers.check_inner("cos_sin", table)
+    checks.check_tensor("cos_sin", table, 2, "[max_position, rotary_dim]")
+    checks.check_inner("cos_sin", table)
     if table.dtype not in (torch.float32, dtype):
         raise ArgumentError(
             f"cos_sin is {table.dtype}, k is {dtype}: it has k's dtype or torch.float32; make it "

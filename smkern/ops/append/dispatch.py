@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import WarmupError
-from smkern.ops.kept import keep, model_rows
+from smkern.ops.bounded_cache import keep, model_rows
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget
 from smkern.tuning.append_table import AppendTable, Selection, load_append_table, select_append
 

@@ -22,7 +22,7 @@ from smkern.ops.append.call import Call, check_call, is_aligned, problem_of
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import AppendDispatcher, Launch, load_append_dispatcher
 from smkern.ops.attention.host import host_budget
-from smkern.ops.kept import MAX_CACHED, keep, kind
+from smkern.ops.bounded_cache import MAX_CACHED, keep, kind
 from smkern.ops.reference import append as reference
 from smkern.ops.streams import Streams, runtime_streams
 

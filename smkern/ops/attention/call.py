@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers, shared
+from smkern.ops import checks
+from smkern.ops.attention import shared
 from smkern.ops.attention.plan import Plan, differences
 from smkern.ops.attention.shared import FP8
 from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
@@ -64,7 +65,7 @@ def check_call(call: Call) -> AttentionShape:
     if call.backend is not None and call.backend not in BACKENDS:
         raise ArgumentError(f"backend={call.backend!r}: use None or one of {list(BACKENDS)}")
     _check_q_and_caches(call.q, call.k_cache, call.v_cache)
-    batch = numbers.check_lengths(call.kv_lens, call.cu_q_lens)
+    batch = checks.check_lengths(call.kv_lens, call.cu_q_lens)
     shared.check_table(call.page_table, call.page_indptr, batch)
     pages, columns = call.k_cache.shape[0], call.page_table.shape[-1]
     if batch and not (pages and columns):
@@ -75,7 +76,7 @@ def check_call(call: Call) -> AttentionShape:
     for name in ("kv_lens", "cu_q_lens", "page_table", "page_indptr", "sinks", "out", "lse"):
         x = getattr(call, name)
         if isinstance(x, Tensor):
-            numbers.check_device(name, x, call.q.device, "q")
+            checks.check_device(name, x, call.q.device, "q")
     _check_options(call)
     _check_outputs(call)
     shape = _shape(call, batch)
@@ -119,16 +120,16 @@ def problem_from(
 
 
 def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
-    numbers.check_tensor("q", q, 3, _Q)
-    numbers.check_inner("q", q)
+    checks.check_tensor("q", q, 3, _Q)
+    checks.check_inner("q", q)
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise ArgumentError(
             f"q is {q.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU tensors)"
         )
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        numbers.check_tensor(name, x, 4, _CACHE)
-        numbers.check_inner(name, x)
-        numbers.check_device(name, x, q.device, "q")
+        checks.check_tensor(name, x, 4, _CACHE)
+        checks.check_inner(name, x)
+        checks.check_device(name, x, q.device, "q")
         if x.dtype not in (q.dtype, FP8):
             raise ArgumentError(
                 f"{name} is {x.dtype}, q is {q.dtype}: a cache has q's dtype or {FP8}; convert one"
@@ -138,19 +139,19 @@ def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
         raise ArgumentError(
             f"q has head_dim {q.shape[2]}, the caches have {k_cache.shape[3]}: they must agree"
         )
-    numbers.check_head_counts(q.shape[1], k_cache.shape[2], q.shape[2])
-    numbers.check_page_size(k_cache.shape[1])
+    checks.check_head_counts(q.shape[1], k_cache.shape[2], q.shape[2])
+    checks.check_page_size(k_cache.shape[1])
 
 
 def _check_options(call: Call) -> None:
     if call.scale is not None:
-        numbers.as_float("scale", call.scale, positive=True)
+        checks.as_float("scale", call.scale, positive=True)
     if call.window is not None:
-        numbers.as_int("window", call.window, 1)
+        checks.as_int("window", call.window, 1)
     if call.softcap is not None:
-        numbers.as_float("softcap", call.softcap, positive=True)
+        checks.as_float("softcap", call.softcap, positive=True)
     if call.sinks is not None:
-        numbers.check_vector("sinks", call.sinks, call.q.shape[1], torch.float32, "[q_heads]")
+        checks.check_vector("sinks", call.sinks, call.q.shape[1], torch.float32, "[q_heads]")
     for name in ("k_scale", "v_scale"):
         value, positive = getattr(call, name), name == "k_scale"
         shared.check_scale(name, value, call.k_cache, positive=positive, owner=("q", call.q))
@@ -161,7 +162,7 @@ def _check_outputs(call: Call) -> None:
     if out is not None:
         shared.check_out(out, q)
     if lse is not None:
-        numbers.check_tensor("lse", lse, 2, "[tokens, q_heads]")
+        checks.check_tensor("lse", lse, 2, "[tokens, q_heads]")
         if lse.shape != q.shape[:2] or lse.dtype is not torch.float32 or not lse.is_contiguous():
             raise ArgumentError(
                 f"lse is {list(lse.shape)} {lse.dtype} with strides {lse.stride()}: wanted "
@@ -194,14 +195,14 @@ def _shape(call: Call, batch: int) -> AttentionShape:
         most = plan.shape.max_q_len
     columns, page_size = call.page_table.shape[-1], call.k_cache.shape[1]
     rows = batch if call.page_indptr is None else 1
-    longest = min(columns * page_size, numbers.MAX_SIZE)
+    longest = min(columns * page_size, checks.MAX_SIZE)
     return AttentionShape(
         batch=batch,
         num_q_heads=call.q.shape[1],
         num_kv_heads=call.k_cache.shape[2],
         head_dim=call.q.shape[2],
         page_size=page_size,
-        max_q_len=numbers.as_int("max_q_len", most, 1),
+        max_q_len=checks.as_int("max_q_len", most, 1),
         max_kv_len=longest,
         max_tokens=tokens,
         max_total_kv=min(rows * columns * page_size, batch * longest),

@@ -11,8 +11,8 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.items import OVERFLOW
 from smkern.ops.attention.call import Call
-from smkern.ops.attention.numbers import as_float
 from smkern.ops.attention.plan import Plan
+from smkern.ops.checks import as_float
 from smkern.tuning.attention.shapes import AttentionShape
 
 

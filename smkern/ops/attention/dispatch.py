@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments
-from smkern.ops.kept import keep, model_rows
+from smkern.ops.bounded_cache import keep, model_rows
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,

@@ -35,7 +35,7 @@ from smkern.ops.attention.plan import (
     empty_plan,
     shape_of_plan,
 )
-from smkern.ops.kept import keep, kind
+from smkern.ops.bounded_cache import keep, kind
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 

@@ -13,11 +13,11 @@ from smkern.device import Confinement
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.attention.call import BACKENDS, problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher, offline_dispatcher
 from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
-from smkern.ops.explain import imagined_budget
+from smkern.ops.gemm.explain import imagined_budget
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 
@@ -101,7 +101,7 @@ def shape_from_numbers(batch: Any, given: PlanNumbers) -> AttentionShape:
     Raises:
         ArgumentError: naming the number, its value and what is wanted.
     """
-    count = numbers.as_int("batch", batch, 1)
+    count = checks.as_int("batch", batch, 1)
     lens = torch.empty(count, dtype=torch.int32, device="meta")
     starts = None
     if given.max_q_len != 1:

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops import validate
-from smkern.ops.attention import numbers
+from smkern.ops import checks, validate
 from smkern.ops.attention.aliasing import check_overlap
 from smkern.ops.attention.host import host_budget
 from smkern.ops.attention.shared import writable
-from smkern.ops.kept import keep
+from smkern.ops.bounded_cache import keep
 from smkern.ops.namespace import NAMESPACE
 from smkern.ops.reference import attention as reference
 from smkern.ops.streams import Streams, runtime_streams
@@ -122,8 +121,8 @@ def _stacked(name: str, x: Any) -> Tensor:
 
 def check_states(outs: Tensor, lses: Tensor, out: Any, lse: Any) -> None:
     """Raise ArgumentError unless these are states and places for their merge."""
-    numbers.check_tensor("outs", outs, 4, "[n, tokens, heads, head_dim]")
-    numbers.check_inner("outs", outs)
+    checks.check_tensor("outs", outs, 4, "[n, tokens, heads, head_dim]")
+    checks.check_inner("outs", outs)
     validate.dtype_name(outs.dtype)
     if outs.shape[0] < 1 or not 1 <= outs.shape[3] <= MAX_HEAD_DIM:
         raise ArgumentError(
@@ -134,9 +133,9 @@ def check_states(outs: Tensor, lses: Tensor, out: Any, lse: Any) -> None:
     if lse is not None:
         _check_sums("lse", lse, outs.shape[1:3], outs.device)
     if out is not None:
-        numbers.check_tensor("out", out, 3, "[tokens, heads, head_dim]")
-        numbers.check_inner("out", out)
-        numbers.check_device("out", out, outs.device, "outs")
+        checks.check_tensor("out", out, 3, "[tokens, heads, head_dim]")
+        checks.check_inner("out", out)
+        checks.check_device("out", out, outs.device, "outs")
         if out.shape != outs.shape[1:] or out.dtype is not outs.dtype or not writable(out):
             raise ArgumentError(
                 f"out is {list(out.shape)} {out.dtype} with strides {out.stride()}: wanted "
@@ -145,8 +144,8 @@ def check_states(outs: Tensor, lses: Tensor, out: Any, lse: Any) -> None:
 
 
 def _check_sums(name: str, x: Any, shape: torch.Size, device: torch.device) -> None:
-    numbers.check_tensor(name, x, len(shape), "fp32, outs' shape without head_dim")
-    numbers.check_device(name, x, device, "outs")
+    checks.check_tensor(name, x, len(shape), "fp32, outs' shape without head_dim")
+    checks.check_device(name, x, device, "outs")
     if x.shape != shape or x.dtype is not torch.float32 or not x.is_contiguous():
         raise ArgumentError(
             f"{name} is {list(x.shape)} {x.dtype} with strides {x.stride()}: wanted {list(shape)} "

@@ -12,13 +12,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
-from smkern.ops.attention.numbers import (
-    MAX_SIZE,
-    as_int,
-    check_head_counts,
-    check_lengths,
-    check_page_size,
-)
+from smkern.ops.checks import MAX_SIZE, as_int, check_head_counts, check_lengths, check_page_size
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 

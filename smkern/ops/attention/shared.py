@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 
 FP8 = torch.float8_e4m3fn
 
@@ -24,16 +24,16 @@ def check_pair(k_cache: Tensor, v_cache: Tensor) -> None:
 def check_table(page_table: Any, page_indptr: Any, batch: int) -> None:
     """[batch, max_pages], or flat [total] with `page_indptr` [batch + 1]; int32."""
     if page_indptr is None:
-        numbers.check_tensor("page_table", page_table, 2, "[batch, max_pages] without page_indptr")
+        checks.check_tensor("page_table", page_table, 2, "[batch, max_pages] without page_indptr")
         if page_table.shape[0] != batch:
             raise ArgumentError(
                 f"page_table has {page_table.shape[0]} rows, kv_lens {batch} requests: pass a row "
                 "for each request"
             )
     else:
-        numbers.check_tensor("page_table", page_table, 1, "[total] with page_indptr")
-        numbers.check_vector("page_indptr", page_indptr, batch + 1, torch.int32, "[batch + 1]")
-    numbers.check_inner("page_table", page_table)
+        checks.check_tensor("page_table", page_table, 1, "[total] with page_indptr")
+        checks.check_vector("page_indptr", page_indptr, batch + 1, torch.int32, "[batch + 1]")
+    checks.check_inner("page_table", page_table)
     if page_table.dtype is not torch.int32:
         raise ArgumentError(
             f"page_table is {page_table.dtype}, wanted torch.int32: convert it by .to(torch.int32)"
@@ -52,20 +52,20 @@ def check_scale(
             f"{name} at None"
         )
     if not isinstance(value, Tensor):
-        numbers.as_float(name, value, positive=positive)
+        checks.as_float(name, value, positive=positive)
     elif value.numel() != 1 or value.dtype is not torch.float32:
         raise ArgumentError(
             f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
             "torch.float32 on the device"
         )
     else:
-        numbers.check_device(name, value, owner[1].device, owner[0])
+        checks.check_device(name, value, owner[1].device, owner[0])
 
 
 def check_out(out: Any, q: Tensor) -> None:
     """[tokens, q_heads, head_dim] as q, of addresses of its own."""
-    numbers.check_tensor("out", out, 3, "[tokens, q_heads, head_dim]")
-    numbers.check_inner("out", out)
+    checks.check_tensor("out", out, 3, "[tokens, q_heads, head_dim]")
+    checks.check_inner("out", out)
     if out.shape != q.shape or out.dtype is not q.dtype:
         raise ArgumentError(
             f"out is {list(out.shape)} {out.dtype}, q {list(q.shape)} {q.dtype}: they must agree"

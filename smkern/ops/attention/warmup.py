@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smkern.kernels.attention.args import AttentionArguments
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.attention.call import problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention, eager_attention
@@ -65,7 +65,7 @@ class AttentionCalls:
 
     def problems(self) -> list[AttentionProblem]:
         """The smallest problem of every path and width of decode item that calls can have."""
-        longest = numbers.as_int("max_q_len", self.max_q_len, 1)
+        longest = checks.as_int("max_q_len", self.max_q_len, 1)
         steps = [[count] for count in range(1, min(longest, DECODE_MAX_Q) + 1)]
         if longest > DECODE_MAX_Q:
             steps += [[DECODE_MAX_Q + 1], [DECODE_MAX_Q + 1, 1]]

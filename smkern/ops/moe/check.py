@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K, VECTOR
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -17,8 +17,8 @@ MAX_CHOICES = 2**30
 
 def check_rows(name: str, x: Any, layout: str) -> None:
     """Raise ArgumentError unless x is a matrix of activations: rows may be apart."""
-    numbers.check_tensor(name, x, 2, layout)
-    numbers.check_inner(name, x)
+    checks.check_tensor(name, x, 2, layout)
+    checks.check_inner(name, x)
     if x.dtype not in NAMES:
         raise ArgumentError(
             f"{name} is {x.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
@@ -28,8 +28,8 @@ def check_rows(name: str, x: Any, layout: str) -> None:
 
 def check_table(name: str, x: Any, dtype: torch.dtype, layout: str, *, dense: bool) -> None:
     """Raise ArgumentError unless x is a matrix of choices: weights or experts."""
-    numbers.check_tensor(name, x, 2, layout)
-    numbers.check_inner(name, x)
+    checks.check_tensor(name, x, 2, layout)
+    checks.check_inner(name, x)
     if x.dtype is not dtype:
         raise ArgumentError(f"{name} is {x.dtype}, wanted {dtype}: convert it by .to({dtype})")
     if dense and x.shape[0] > 1 and x.stride(0) != x.shape[1]:
@@ -55,12 +55,12 @@ def check_same_count(name: str, x: Tensor, of: str, y: Tensor) -> None:
 
 def check_experts(num_experts: Any) -> int:
     """Raise ArgumentError for a count of experts that is not served."""
-    return numbers.as_int("num_experts", num_experts, 1, MAX_EXPERTS)
+    return checks.as_int("num_experts", num_experts, 1, MAX_EXPERTS)
 
 
 def check_top_k(name: str, top_k: Any, most: int = MAX_TOP_K) -> int:
     """Raise ArgumentError for a count of choices that is not served."""
-    return numbers.as_int(name, top_k, 1, min(most, MAX_TOP_K))
+    return checks.as_int(name, top_k, 1, min(most, MAX_TOP_K))
 
 
 def check_choices(tokens: int, top_k: int) -> None:

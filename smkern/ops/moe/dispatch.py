@@ -6,14 +6,14 @@ from functools import cache
 from typing import Any
 
 from smkern.device import Budget
-from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.profile import load_profile
 from smkern.tuning.moe import MoeConfig, MoeProblem
 from smkern.tuning.moe_table import load_moe_table, select_moe
 
 
 @cache
-def moe_dispatcher(index: int) -> SmallDispatcher[Any, MoeConfig]:
+def moe_dispatcher(index: int) -> OperatorDispatcher[Any, MoeConfig]:
     """Routing's and the permutations' dispatcher of a device that is present."""
     profile = load_profile(index)
     table = load_moe_table(profile.info.name)
@@ -27,4 +27,4 @@ def moe_dispatcher(index: int) -> SmallDispatcher[Any, MoeConfig]:
     def select(problem: MoeProblem, budget: Budget) -> MoeConfig:
         return select_moe(problem, budget, profile, table)
 
-    return SmallDispatcher(profile, kernels, select)
+    return OperatorDispatcher(profile, kernels, select)

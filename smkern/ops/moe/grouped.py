@@ -10,13 +10,13 @@ from torch import Tensor
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import run
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import Shapes, Small
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_library import register
-from smkern.ops.small_run import run
 from smkern.profile import load_profile
 from smkern.tuning.grouped import GroupedConfig, GroupedProblem
 from smkern.tuning.grouped_table import load_grouped_table, select_grouped
@@ -37,8 +37,8 @@ class Grouped(NamedTuple):
 def _check(call: Grouped) -> None:
     a, w = call.a, call.w
     check_rows("a", a, "[rows, k]")
-    numbers.check_tensor("w", w, 3, "[experts, n, k]")
-    numbers.check_inner("w", w)
+    checks.check_tensor("w", w, 3, "[experts, n, k]")
+    checks.check_inner("w", w)
     check_same("w", w, "a", a)
     check_experts(w.shape[0])
     if w.shape[2] != a.shape[1] or not w.shape[1] or not w.shape[2]:
@@ -51,12 +51,12 @@ def _check(call: Grouped) -> None:
             f"w has {w.shape[1]} rows an expert: swiglu=True wants as many gate rows as up rows; "
             "pass an even number, or swiglu=False"
         )
-    if w.shape[0] * w.shape[1] > numbers.MAX_SIZE:
+    if w.shape[0] * w.shape[1] > checks.MAX_SIZE:
         raise ArgumentError(
-            f"w has {w.shape[0]} x {w.shape[1]} rows, the largest number is {numbers.MAX_SIZE}: "
+            f"w has {w.shape[0]} x {w.shape[1]} rows, the largest number is {checks.MAX_SIZE}: "
             "split the experts"
         )
-    numbers.check_vector(
+    checks.check_vector(
         "expert_offsets", call.expert_offsets, w.shape[0] + 1, torch.int32, "[experts + 1]"
     )
 
@@ -85,7 +85,7 @@ def _problem(call: Grouped, aligned: bool) -> GroupedProblem | None:
 
 
 @cache
-def grouped_dispatcher(index: int) -> SmallDispatcher[GroupedProblem, GroupedConfig]:
+def grouped_dispatcher(index: int) -> OperatorDispatcher[GroupedProblem, GroupedConfig]:
     """The grouped GEMM's dispatcher of a device that is present."""
     profile = load_profile(index)
     table = load_grouped_table(profile.info.name)
@@ -99,10 +99,10 @@ def grouped_dispatcher(index: int) -> SmallDispatcher[GroupedProblem, GroupedCon
     def select(problem: GroupedProblem, budget: Budget) -> GroupedConfig:
         return select_grouped(problem, budget, profile, table)
 
-    return SmallDispatcher(profile, kernels, select)
+    return OperatorDispatcher(profile, kernels, select)
 
 
-GROUPED: Small[GroupedProblem] = Small(
+GROUPED: Operator[GroupedProblem] = Operator(
     name="grouped_gemm",
     call=Grouped,
     schema="Tensor a, Tensor w, Tensor expert_offsets, *, bool swiglu=False",

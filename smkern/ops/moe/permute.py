@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.moe.check import (
     check_choices,
     check_experts,
@@ -21,10 +21,10 @@ from smkern.ops.moe.check import (
     whole,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import run
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import Shapes, Small
-from smkern.ops.small_library import register
-from smkern.ops.small_run import run
 from smkern.tuning.moe import PermuteProblem
 
 
@@ -76,7 +76,7 @@ def _workspace(problem: PermuteProblem, budget: Any) -> int:
     return workspace_bytes(problem)
 
 
-PERMUTE: Small[PermuteProblem] = Small(
+PERMUTE: Operator[PermuteProblem] = Operator(
     name="moe_permute",
     call=Permute,
     schema="Tensor x, Tensor experts, int num_experts",
@@ -134,7 +134,7 @@ def moe_permute(
     """
     rows, offsets, index = results_of(out, "rows", "expert_offsets", "index")
     if num_experts.__class__ is not int and not torch.compiler.is_compiling():
-        num_experts = numbers.as_int("num_experts", num_experts, 1)
+        num_experts = checks.as_int("num_experts", num_experts, 1)
     found: tuple[Tensor, Tensor, Tensor] = run(
         PERMUTE, Permute(x, experts, num_experts, rows, offsets, index, num_sms)
     )

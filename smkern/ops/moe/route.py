@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.moe.check import (
     NAMES,
     check_choices,
@@ -17,10 +17,10 @@ from smkern.ops.moe.check import (
     results_of,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import run
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import Shapes, Small
-from smkern.ops.small_library import register
-from smkern.ops.small_run import run
 from smkern.tuning.moe import TopkProblem
 
 
@@ -60,7 +60,7 @@ def _numbers(call: Topk) -> tuple[int, ...]:
     return (*strides, call.logits.shape[0])
 
 
-TOPK: Small[TopkProblem] = Small(
+TOPK: Operator[TopkProblem] = Operator(
     name="topk_softmax",
     call=Topk,
     schema="Tensor logits, int top_k, *, bool renormalize=True",
@@ -119,7 +119,7 @@ def topk_softmax(
     """
     weights, experts = results_of(out, "weights", "experts")
     if top_k.__class__ is not int and not torch.compiler.is_compiling():
-        top_k = numbers.as_int("top_k", top_k, 1)
+        top_k = checks.as_int("top_k", top_k, 1)
     found: tuple[Tensor, Tensor] = run(
         TOPK, Topk(logits, top_k, renormalize, weights, experts, num_sms)
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.moe.check import (
     check_choices,
     check_rows,
@@ -20,10 +20,10 @@ from smkern.ops.moe.check import (
     whole,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import run
 from smkern.ops.reference import moe as reference
-from smkern.ops.small import Shapes, Small
-from smkern.ops.small_library import register
-from smkern.ops.small_run import run
 from smkern.tuning.moe import UnpermuteProblem
 
 
@@ -44,7 +44,7 @@ def _check(call: Unpermute) -> None:
     tokens, top_k = call.weights.shape
     check_top_k("weights.shape[1]", top_k)
     check_choices(tokens, top_k)
-    numbers.check_vector("index", call.index, tokens * top_k, torch.int32, "[tokens * top_k]")
+    checks.check_vector("index", call.index, tokens * top_k, torch.int32, "[tokens * top_k]")
     if call.residual is not None:
         check_rows("residual", call.residual, "[tokens, hidden]")
         check_same("residual", call.residual, "y", call.y)
@@ -80,7 +80,7 @@ def _numbers(call: Unpermute) -> tuple[int, ...]:
     return y, residual, out, call.weights.stride(0), call.y.shape[0]
 
 
-UNPERMUTE: Small[UnpermuteProblem] = Small(
+UNPERMUTE: Operator[UnpermuteProblem] = Operator(
     name="moe_unpermute",
     call=Unpermute,
     schema="Tensor y, Tensor index, Tensor weights, *, Tensor? residual=None",

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.moe.check import check_experts, check_top_k
 from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
 from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
-from smkern.ops.small import Small
-from smkern.ops.small_check import check_small
-from smkern.ops.small_warmup import joined, work_of
+from smkern.ops.operator import Operator
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_warmup import joined, work_of
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.moe import VECTOR
 
@@ -55,13 +55,13 @@ class MoeCalls:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate"):
-            numbers.as_int(name, getattr(self, name), 1)
+            checks.as_int(name, getattr(self, name), 1)
         check_experts(self.num_experts)
         check_top_k("top_k", self.top_k, self.num_experts)
         for op, call in self.calls(torch.device("meta"), True):
-            check_small(op, call)
+            check_operator(op, call)
 
-    def calls(self, device: torch.device, aligned: bool) -> list[tuple[Small[Any], Any]]:
+    def calls(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Any]]:
         """A call of one token of each operator, on tensors of its own."""
         k, hidden, inner, experts = self.top_k, self.hidden, self.intermediate, self.num_experts
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.tuning.rows import MAX_WIDTH, VECTOR, WHOLE, RowsOp, RowsProblem
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -70,14 +70,14 @@ def check_norm(call: RmsNorm | AddRmsNorm) -> None:
                 f"residual has shape {list(call.residual.shape)}, x {list(x.shape)}: they must "
                 "agree"
             )
-    numbers.check_tensor("weight", weight, 1, "[hidden]")
+    checks.check_tensor("weight", weight, 1, "[hidden]")
     if weight.dtype not in (x.dtype, torch.float32):
         raise ArgumentError(
             f"weight is {weight.dtype}, x is {x.dtype}: it has x's dtype or torch.float32; convert "
             "it"
         )
-    numbers.check_vector("weight", weight, x.shape[1], weight.dtype, "[hidden]")
-    if numbers.as_float("eps", call.eps) < 0:
+    checks.check_vector("weight", weight, x.shape[1], weight.dtype, "[hidden]")
+    if checks.as_float("eps", call.eps) < 0:
         raise ArgumentError(f"eps={call.eps!r}: pass a number of at least 0")
 
 
@@ -93,7 +93,7 @@ def check_silu(call: SiluAndMul) -> None:
 def check_embedding(call: Embedding) -> None:
     """Raise ArgumentError for an `embedding` that cannot be served."""
     ids = call.ids
-    numbers.check_tensor("ids", ids, 1, "[tokens]")
+    checks.check_tensor("ids", ids, 1, "[tokens]")
     if ids.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(f"ids is {ids.dtype}: use torch.int32 or torch.int64")
     _check_rows("table", call.table, "[rows, hidden]", call.table)
@@ -126,10 +126,9 @@ def problem_of(call: Any, aligned: bool) -> RowsProblem | None:
         )
     if not rows or not width:
         return None
-    if rows * -(-width // _FEWEST) > numbers.MAX_SIZE:
+    if rows * -(-width // _FEWEST) > checks.MAX_SIZE:
         raise ArgumentError(
-            f"{rows} rows of {width} elements are more than {numbers.MAX_SIZE} items: split the "
-            "step"
+            f"{rows} rows of {width} elements are more than {checks.MAX_SIZE} items: split the step"
         )
     kind: Any = _NAMES[dtype]
     weight: Any = _NAMES[call.weight.dtype] if hasattr(call, "weight") else kind
@@ -177,8 +176,8 @@ def _steps_are_whole(call: Any) -> bool:
 
 
 def _check_rows(name: str, x: Any, layout: str, like: Any) -> None:
-    numbers.check_tensor(name, x, 2, layout)
-    numbers.check_inner(name, x)
+    checks.check_tensor(name, x, 2, layout)
+    checks.check_inner(name, x)
     if x.dtype not in _NAMES:
         raise ArgumentError(
             f"{name} is {x.dtype}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from smkern.ops.kept import model_rows
-from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.bounded_cache import model_rows
+from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.tuning.rows import RowsConfig, RowsProblem
 
 
 @cache
-def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
+def rows_dispatcher(index: int) -> OperatorDispatcher[RowsProblem, RowsConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.profile import load_profile
     from smkern.tuning.rows_table import load_rows_table, select_rows
@@ -27,7 +27,7 @@ def rows_dispatcher(index: int) -> SmallDispatcher[RowsProblem, RowsConfig]:
 
     table = load_rows_table(profile.info.name)
     select = partial(select_rows, profile=profile, table=table)
-    return SmallDispatcher(profile, kernels, select, of_step)
+    return OperatorDispatcher(profile, kernels, select, of_step)
 
 
 def of_step(problem: RowsProblem) -> RowsProblem:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from smkern.ops.operator import Operator
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import run
 from smkern.ops.reference import rows as reference
 from smkern.ops.rows.call import (
     AddRmsNorm,
@@ -18,12 +21,9 @@ from smkern.ops.rows.call import (
     result_of,
 )
 from smkern.ops.rows.dispatch import rows_dispatcher
-from smkern.ops.small import Small
-from smkern.ops.small_library import register
-from smkern.ops.small_run import run
 from smkern.tuning.rows import RowsProblem
 
-RMS_NORM: Small[RowsProblem] = Small(
+RMS_NORM: Operator[RowsProblem] = Operator(
     name="rms_norm",
     call=RmsNorm,
     schema="Tensor x, Tensor weight, *, float eps=1e-06",
@@ -37,7 +37,7 @@ RMS_NORM: Small[RowsProblem] = Small(
     vectors=("x", "weight", "out"),
     in_place=(("out", "x"),),
 )
-ADD_RMS_NORM: Small[RowsProblem] = Small(
+ADD_RMS_NORM: Operator[RowsProblem] = Operator(
     name="add_rms_norm",
     call=AddRmsNorm,
     schema="Tensor x, Tensor(a!) residual, Tensor weight, *, float eps=1e-06",
@@ -53,7 +53,7 @@ ADD_RMS_NORM: Small[RowsProblem] = Small(
     vectors=("x", "residual", "weight", "out"),
     in_place=(("out", "x"),),
 )
-SILU_AND_MUL: Small[RowsProblem] = Small(
+SILU_AND_MUL: Operator[RowsProblem] = Operator(
     name="silu_and_mul",
     call=SiluAndMul,
     schema="Tensor x",
@@ -66,7 +66,7 @@ SILU_AND_MUL: Small[RowsProblem] = Small(
     dispatcher=rows_dispatcher,
     vectors=("x", "out"),
 )
-EMBEDDING: Small[RowsProblem] = Small(
+EMBEDDING: Operator[RowsProblem] = Operator(
     name="embedding",
     call=Embedding,
     schema="Tensor ids, Tensor table",

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError
+from smkern.ops.operator import Operator
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_warmup import joined, work_of
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, problem_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
-from smkern.ops.small import Small
-from smkern.ops.small_check import check_small
-from smkern.ops.small_warmup import joined, work_of
 from smkern.ops.warming import Target, Work, room
 
 
@@ -52,14 +52,14 @@ class RowsCalls:
         if not made:
             raise ArgumentError("RowsCalls() names no width: give hidden, added, gated or embedded")
         for op, call in made:
-            check_small(op, call)
+            check_operator(op, call)
             if problem_of(call, True) is None:
                 raise ArgumentError(f"{op.name} of width 0: give widths of at least 1")
 
-    def calls(self, device: torch.device, aligned: bool) -> list[tuple[Small[Any], Any]]:
+    def calls(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Any]]:
         """A call of one row of each kind, on tensors of its own."""
         kind = self.dtype
-        found: list[tuple[Small[Any], Any]] = []
+        found: list[tuple[Operator[Any], Any]] = []
 
         def row(width: int) -> torch.Tensor:
             return room((1, width), kind, aligned, device)

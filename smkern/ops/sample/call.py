@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention import numbers
+from smkern.ops import checks
 from smkern.ops.reference.sample import GREEDY_BELOW, Choice
 from smkern.tuning.sample import MAX_ROWS, MAX_VOCAB, SampleProblem
 
@@ -53,8 +53,8 @@ _DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds"
 def check_sample(call: Sample) -> None:
     """Raise ArgumentError for a call that cannot be served."""
     logits = call.logits
-    numbers.check_tensor("logits", logits, 2, "[batch, vocab]")
-    numbers.check_inner("logits", logits)
+    checks.check_tensor("logits", logits, 2, "[batch, vocab]")
+    checks.check_inner("logits", logits)
     batch, vocab = logits.shape
     if logits.dtype not in _NAMES:
         raise ArgumentError(
@@ -69,7 +69,7 @@ def check_sample(call: Sample) -> None:
     for name, dtype in _PER_ROW.items():
         x = getattr(call, name)
         if isinstance(x, Tensor):
-            numbers.check_vector(name, x, batch, dtype, "[batch]")
+            checks.check_vector(name, x, batch, dtype, "[batch]")
     _check_numbers(call)
     _check_state(call, batch)
 
@@ -121,22 +121,22 @@ def row_bytes(logits: Tensor) -> int:
 
 def _check_numbers(call: Sample) -> None:
     temperature = call.temperature
-    if _is_number(temperature) and numbers.as_float("temperature", temperature) < 0:
+    if _is_number(temperature) and checks.as_float("temperature", temperature) < 0:
         raise ArgumentError(
             f"temperature={temperature!r}: pass a number of at least 0 (below {GREEDY_BELOW} the "
             "best token is chosen)"
         )
     if _is_number(call.top_k):
-        numbers.as_int("top_k", call.top_k, 0)
-    if _is_number(call.top_p) and not 0 < numbers.as_float("top_p", call.top_p) <= 1:
+        checks.as_int("top_k", call.top_k, 0)
+    if _is_number(call.top_p) and not 0 < checks.as_float("top_p", call.top_p) <= 1:
         raise ArgumentError(f"top_p={call.top_p!r}: pass a number above 0 and at most 1 (1: all)")
-    if _is_number(call.min_p) and not 0 <= numbers.as_float("min_p", call.min_p) <= 1:
+    if _is_number(call.min_p) and not 0 <= checks.as_float("min_p", call.min_p) <= 1:
         raise ArgumentError(f"min_p={call.min_p!r}: pass a number of 0 (all) to 1")
     if _is_number(call.seeds):
-        numbers.as_int("seeds", call.seeds, -_MAX_INT64 - 1, _MAX_INT64)
+        checks.as_int("seeds", call.seeds, -_MAX_INT64 - 1, _MAX_INT64)
     if _is_number(call.steps):
-        numbers.as_int("steps", call.steps, 0)
-    numbers.as_int("pad_token", call.pad_token, -(2**31))
+        checks.as_int("steps", call.steps, 0)
+    checks.as_int("pad_token", call.pad_token, -(2**31))
     draws = isinstance(temperature, Tensor) or (temperature or 0.0) >= GREEDY_BELOW
     if draws and call.seeds is None:
         raise ArgumentError(
@@ -149,17 +149,17 @@ def _check_state(call: Sample, batch: int) -> None:
     finished, stop = call.finished, call.stop_tokens
     for name in ("lengths", "max_lengths"):
         if getattr(call, name) is not None:
-            numbers.check_tensor(name, getattr(call, name), 1, "[batch]")
+            checks.check_tensor(name, getattr(call, name), 1, "[batch]")
     if finished is not None:
-        numbers.check_tensor("finished", finished, 1, "[batch]")
+        checks.check_tensor("finished", finished, 1, "[batch]")
         kind = torch.uint8 if finished.dtype is torch.uint8 else torch.bool
-        numbers.check_vector("finished", finished, batch, kind, "[batch]")
+        checks.check_vector("finished", finished, batch, kind, "[batch]")
     if call.max_lengths is not None and call.lengths is None:
         raise ArgumentError("max_lengths is given without lengths: pass lengths, int32 [batch]")
     if stop is not None:
         dims = 1 if isinstance(stop, Tensor) and stop.dim() == 1 else 2
-        numbers.check_tensor("stop_tokens", stop, dims, "[batch, n] or [n]")
-        numbers.check_inner("stop_tokens", stop)
+        checks.check_tensor("stop_tokens", stop, dims, "[batch, n] or [n]")
+        checks.check_inner("stop_tokens", stop)
         if stop.dtype is not torch.int32:
             raise ArgumentError(
                 f"stop_tokens is {stop.dtype}, wanted torch.int32: convert it by .int()"

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smkern.ops.operator import Operator
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import run
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import (
     SCHEMA,
@@ -18,16 +23,11 @@ from smkern.ops.sample.call import (
     problem_of,
 )
 from smkern.ops.sample.check import check_memory
-from smkern.ops.small import Small
-from smkern.ops.small_check import check_small
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_library import register
-from smkern.ops.small_run import run
 from smkern.tuning.sample import Budget, SampleConfig, SampleProblem, workspace_bytes
 
 
 @cache
-def sample_dispatcher(index: int) -> SmallDispatcher[SampleProblem, SampleConfig]:
+def sample_dispatcher(index: int) -> OperatorDispatcher[SampleProblem, SampleConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.profile import load_profile
     from smkern.tuning.sample_table import load_sample_table, select_sample
@@ -41,7 +41,9 @@ def sample_dispatcher(index: int) -> SmallDispatcher[SampleProblem, SampleConfig
         return SampleKernels(10 * major + minor)
 
     table = load_sample_table(profile.info.name)
-    return SmallDispatcher(profile, kernels, partial(select_sample, profile=profile, table=table))
+    return OperatorDispatcher(
+        profile, kernels, partial(select_sample, profile=profile, table=table)
+    )
 
 
 def by_reference(call: Sample) -> Tensor:
@@ -63,7 +65,7 @@ def _workspace(problem: SampleProblem, budget: Budget) -> int:
     return workspace_bytes(problem)
 
 
-SAMPLE: Small[SampleProblem] = Small(
+SAMPLE: Operator[SampleProblem] = Operator(
     name="sample",
     call=Sample,
     schema=SCHEMA,
@@ -170,7 +172,7 @@ def sample(
         stop_tokens, pad_token, out, num_sms,
     )  # fmt: skip
     if check:
-        check_small(SAMPLE, call)
+        check_operator(SAMPLE, call)
         check_memory(call)
     found: Tensor = run(SAMPLE, call)
     return found

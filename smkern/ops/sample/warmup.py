@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_warmup import work_of
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
-from smkern.ops.small_check import check_small
-from smkern.ops.small_warmup import work_of
 from smkern.ops.warming import Target, Work, room
 
 
@@ -36,7 +36,7 @@ class SampleCalls:
 
     def __post_init__(self) -> None:
         for call in self.calls(torch.device("meta"), True):
-            check_small(SAMPLE, call)
+            check_operator(SAMPLE, call)
 
     def calls(self, device: torch.device, aligned: bool) -> list[Sample]:
         """A call of one row for each dtype, on tensors of its own."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import validate
-from smkern.ops.eager import EagerGemm, eager_gemm
+from smkern.ops.gemm.eager import EagerGemm, eager_gemm
 from smkern.tuning.config import Epilogue
 
 SWIGLU = Epilogue(swiglu=True)

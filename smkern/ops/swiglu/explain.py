@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from smkern.ops import validate
-from smkern.ops.dispatch import Explanation
-from smkern.ops.explain import explain_product
+from smkern.ops.gemm.dispatch import Explanation
+from smkern.ops.gemm.explain import explain_product
 from smkern.ops.swiglu.eager import SWIGLU
 from smkern.tuning.config import Confinement
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from smkern.ops.plans import Plan, Silu
-from smkern.ops.small_dispatch import SmallDispatcher
+from smkern.ops.gemm.plans import Plan, Silu
+from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.tuning import space
 from smkern.tuning.config import Budget, GemmProblem
 from smkern.tuning.rows import VECTOR, RowsConfig, RowsProblem
@@ -18,7 +18,7 @@ class RowsSilu:
         dispatcher: The device's, of operators over rows.
     """
 
-    def __init__(self, dispatcher: SmallDispatcher[RowsProblem, RowsConfig]) -> None:
+    def __init__(self, dispatcher: OperatorDispatcher[RowsProblem, RowsConfig]) -> None:
         self._dispatcher = dispatcher
 
     def is_loaded(self, problem: GemmProblem) -> bool:

@@ -9,9 +9,9 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.ops import validate
+from smkern.ops.gemm.warmup import GemmCalls, work_of
 from smkern.ops.swiglu.eager import SWIGLU, eager_swiglu
 from smkern.ops.warming import Target, Work
-from smkern.ops.warmup_gemm import GemmCalls, work_of
 
 
 @dataclass(frozen=True, slots=True)

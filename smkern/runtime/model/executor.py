@@ -13,7 +13,7 @@ from smkern.latency import Size
 from smkern.models.arena import Arena
 from smkern.models.layered import LayeredModel
 from smkern.models.request import Request
-from smkern.ops.attention.numbers import as_int
+from smkern.ops.checks import as_int
 from smkern.partition import Ladder, Partition
 from smkern.runtime.device import Device, Work
 from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smkern.kernels.slots_launch import FIELDS, SlotLayout
 from smkern.models.graph import DecodeInputs
-from smkern.ops.attention.numbers import as_int
+from smkern.ops.checks import as_int
 
 STOP_TOKENS = 8
 """Stop tokens of a row, unless told otherwise; the host looks for all that a request has."""

@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import (
@@ -17,11 +17,9 @@ from smkern.kernels.driver import (
     launcher,
     replace_address,
 )
-from smkern.kernels.variants import Variant
+from smkern.kernels.gemm_schedule import Schedule
+from smkern.kernels.gemm_variants import Variant
 from smkern.tuning.space import COUNTER_BYTES
-
-if TYPE_CHECKING:
-    from smkern.kernels.launch import Schedule
 
 _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 # What a call changes, 8 bytes each.

@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops.kept import keep, model_rows
-from smkern.ops.plans import Kernels, Library, Plan, Silu
+from smkern.ops.bounded_cache import keep, model_rows
+from smkern.ops.gemm.plans import Kernels, Library, Plan, Silu
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants
@@ -30,7 +30,7 @@ by the model: its own error."""
 def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
     """What a launch needs, counters included, as its plan says too. No GPU needed."""
     from smkern.kernels.cublaslt import WORKSPACE_BYTES
-    from smkern.kernels.launch import make_schedule
+    from smkern.kernels.gemm_schedule import make_schedule
 
     if config.kernel == "cublaslt":
         return space.COUNTER_BYTES + WORKSPACE_BYTES

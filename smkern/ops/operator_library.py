@@ -12,12 +12,12 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops.namespace import NAMESPACE
-from smkern.ops.small import Small
-from smkern.ops.small_check import check_small
-from smkern.ops.small_eager import run_here
+from smkern.ops.operator import Operator
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_eager import run_here
 
 
-def register(*ops: Small[Any]) -> torch.library.Library:
+def register(*ops: Operator[Any]) -> torch.library.Library:
     """Define operators with their CPU, CUDA and fake implementations.
 
     Returns:
@@ -31,7 +31,7 @@ def register(*ops: Small[Any]) -> torch.library.Library:
     return library
 
 
-def schema_of(op: Small[Any], *, returns: bool) -> str:
+def schema_of(op: Operator[Any], *, returns: bool) -> str:
     """The functional operator's schema, or that of the one that writes into given results."""
     first, _, rest = f"{op.schema}, ".partition("*, ")
     if not returns:
@@ -42,10 +42,10 @@ def schema_of(op: Small[Any], *, returns: bool) -> str:
     return f"{name}({first}*, {rest}SymInt? num_sms=None) -> {result}"
 
 
-def through_library(op: Small[Any], call: Any) -> Any:
+def through_library(op: Operator[Any], call: Any) -> Any:
     """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
     if not torch.compiler.is_compiling() and not isinstance(call[0], Tensor):
-        check_small(op, call)  # which refuses it
+        check_operator(op, call)  # which refuses it
     given = op.results_of(call)
     absent = sum(x is None for x in given)  # `count` would compare tensors
     if absent not in (0, len(given)):
@@ -78,7 +78,7 @@ def _names(arguments: str) -> list[str]:
     return [part.split("=")[0].split()[-1] for part in parts]
 
 
-def _define(library: torch.library.Library, op: Small[Any], name: str, *, returns: bool) -> None:
+def _define(library: torch.library.Library, op: Operator[Any], name: str, *, returns: bool) -> None:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     library.define(schema_of(op, returns=returns), tags=tags)
     positional = _names(op.schema.partition("*, ")[0])
@@ -111,9 +111,9 @@ def _define(library: torch.library.Library, op: Small[Any], name: str, *, return
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
 
 
-def _checked(op: Small[Any], call: Any) -> Any:
+def _checked(op: Operator[Any], call: Any) -> Any:
     """The results' shapes; symbolic sizes are held to nothing here, they are checked in the run."""
     tensors = [x for x in call if isinstance(x, Tensor)]
     if all(type(n) is int for x in tensors for n in (*x.shape, *x.stride())):
-        return check_small(op, call)
+        return check_operator(op, call)
     return op.shapes(call)

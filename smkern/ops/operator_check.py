@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.ops import checks as checks
 from smkern.ops.aliasing import span_bytes
-from smkern.ops.attention import numbers as checks
 from smkern.ops.attention.aliasing import overlaps
 from smkern.ops.attention.shared import writable
-from smkern.ops.kept import kind
-from smkern.ops.small import Shapes, Small
+from smkern.ops.bounded_cache import kind
+from smkern.ops.operator import Operator, Shapes
 
 
-def check_small(op: Small[Any], call: Any) -> Shapes:
+def check_operator(op: Operator[Any], call: Any) -> Shapes:
     """Check all of a call but `num_sms` and addresses; shape and dtype of each result.
 
     Raises:
@@ -56,7 +56,7 @@ def _check_result(name: str, x: Any, shape: Any, dtype: torch.dtype) -> None:
         )
 
 
-def check_pair(op: Small[Any], call: Any, pair: tuple[int, int, bool]) -> None:
+def check_pair(op: Operator[Any], call: Any, pair: tuple[int, int, bool]) -> None:
     """Raise ArgumentError where something written shares an address with something else."""
     mine, other, may = pair
     x, y = call[mine], call[other]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from smkern.ops import aliasing, validate
-from smkern.ops.dispatch import Dispatcher, epilogue_of
-from smkern.ops.kept import keep
+from smkern.ops.bounded_cache import keep
+from smkern.ops.gemm.dispatch import Dispatcher, epilogue_of
 from smkern.ops.reference import gemm as reference
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, check_workspace, scratch_of_streams
@@ -249,7 +249,7 @@ def load_dispatcher(index: int) -> Dispatcher:
     major, minor = profile.info.capability
 
     def kernels() -> Any:
-        from smkern.kernels.launch import GemmKernels
+        from smkern.kernels.gemm_launch import GemmKernels
 
         return GemmKernels(index, 10 * major + minor)
 

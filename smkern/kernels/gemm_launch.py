@@ -5,92 +5,19 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
-from smkern.errors import ArgumentError
-from smkern.kernels.compile import Artifact, compile_variant
+from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import load_function, may_overlap
-from smkern.kernels.frame import Frame, Launch, Operands
-from smkern.kernels.variants import Variant, variant_of
-from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
+from smkern.kernels.gemm_compile import compile_variant
+from smkern.kernels.gemm_frame import Frame, Launch, Operands
+from smkern.kernels.gemm_schedule import make_schedule
+from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.kernels.ledger import ledger
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.space import COUNTER_BYTES
 
-COUNTER_BYTES = 65_536
-"""Head of a workspace: int32 arrival counters, zero before and after every launch."""
-MAX_COUNTERS = COUNTER_BYTES // 4
 _MAX_FRAMES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """How many variants were compiled (or fetched from disk) and how many modules were loaded."""
-
-    compilations: int
-    module_loads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Run-time numbers of a launch; `smkern.kernels.schedule` is what the kernel does with them."""
-
-    num_ctas: int
-    tiles_x: int
-    tiles_y: int
-    k_iters: int
-    whole_tiles: int
-    stream_iters: int
-    quantum: int
-    group: int
-
-    @property
-    def partial_slots(self) -> int:
-        return 2 * self.num_ctas if self.stream_iters else 0
-
-
-def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> Schedule:
-    """Deal the tiles of `problem` to at most `budget` SMs; pure arithmetic, no GPU."""
-    tiles_m = -(-problem.m // config.block_m)
-    tiles_n = -(-problem.n // config.block_n)
-    tiles = tiles_m * tiles_n
-    k_iters = max(1, -(-problem.k // config.block_k))
-    ctas = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
-    if config.max_ctas:
-        ctas = min(ctas, config.max_ctas)
-    if config.split == 1:
-        stream = 0
-    elif config.split == STREAM_K:
-        stream = _streamed_tiles(tiles, ctas)
-    else:
-        stream = tiles
-        ctas = min(ctas, tiles * config.split)
-    if stream > MAX_COUNTERS:
-        raise ArgumentError(
-            f"split {config.split} of {tiles} tiles needs {stream} counters; the limit is "
-            f"{MAX_COUNTERS}. Use split 1 or stream-K for so large an output."
-        )
-    ctas = min(ctas, tiles if stream == 0 else stream * k_iters + tiles - stream)
-    quantum = max(1, -(-stream * k_iters // ctas))
-    if stream == tiles:
-        ctas = -(-stream * k_iters // quantum)
-    across, along = (tiles_n, tiles_m) if config.swap else (tiles_m, tiles_n)
-    return Schedule(
-        num_ctas=ctas,
-        tiles_x=across,
-        tiles_y=along,
-        k_iters=k_iters,
-        whole_tiles=tiles - stream,
-        stream_iters=stream * k_iters,
-        quantum=quantum,
-        group=min(config.group_m, across),
-    )
-
-
-def _streamed_tiles(tiles: int, ctas: int) -> int:
-    """Tiles that stream-K spreads: the partial wave, and a full one if its pieces were small."""
-    rest = tiles % ctas
-    if rest == 0 or tiles < ctas:
-        return 0 if rest == 0 else tiles
-    return rest if 4 * rest >= ctas else rest + ctas
 
 
 class GemmPlan:
@@ -146,20 +73,6 @@ class GemmPlan:
             early,
         ))  # fmt: skip
         return frame.bind(problem.m, self.schedule)
-
-
-@cache
-def ledger() -> list[object]:
-    """Every kernel variant that this process has compiled (or fetched from disk) and loaded."""
-    return []
-
-
-def counters() -> Counters:
-    """How many kernels this process has compiled and loaded so far: it only grows.
-
-    In a serving loop it must stand still; `smkern.warmup` makes it so.
-    """
-    return Counters(compilations=len(ledger()), module_loads=len(ledger()))
 
 
 class GemmKernels:

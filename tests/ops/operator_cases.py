@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops.small import Small
-from smkern.ops.small_dispatch import SmallDispatcher
-from smkern.ops.small_eager import EagerSmall
+from smkern.ops.operator import Operator
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget
@@ -89,10 +89,10 @@ class FakeKernels:
         return launch
 
 
-class FakeSmall:
+class FakeOperator:
     """One operator on one device: its streams (a number each) and whether a capture is on."""
 
-    def __init__(self, op: Small[Any], capability: tuple[int, int] = (9, 0)) -> None:
+    def __init__(self, op: Operator[Any], capability: tuple[int, int] = (9, 0)) -> None:
         self.kernels = FakeKernels()
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "mask", True), 8: Budget(32, "mask", False)}
@@ -104,13 +104,13 @@ class FakeSmall:
             lambda: self.is_capturing,
         )
         workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
-        self.dispatcher: SmallDispatcher[Problem, str] = SmallDispatcher(
+        self.dispatcher: OperatorDispatcher[Problem, str] = OperatorDispatcher(
             profile, lambda: self.kernels, lambda problem, budget: "only"
         )
-        self.eager = EagerSmall(op, -1, self.dispatcher, streams, workspaces)
+        self.eager = EagerOperator(op, -1, self.dispatcher, streams, workspaces)
 
 
-def scale(name: str = "test_scale", **options: Any) -> Small[Problem]:
+def scale(name: str = "test_scale", **options: Any) -> Operator[Problem]:
     """The operator, its defaults changed by options."""
     given: dict[str, Any] = {
         "name": name,
@@ -128,4 +128,4 @@ def scale(name: str = "test_scale", **options: Any) -> Small[Problem]:
         "vectors": ("x", "out"),
         "in_place": (("out", "x"),),
     }  # fmt: skip
-    return Small(**given | options)
+    return Operator(**given | options)

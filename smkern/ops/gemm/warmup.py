@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import validate, warmup_tune
-from smkern.ops.dispatch import Dispatcher
-from smkern.ops.eager import EagerGemm, eager_gemm
-from smkern.ops.kept import model_rows
+from smkern.ops import validate
+from smkern.ops.bounded_cache import model_rows
+from smkern.ops.gemm import warmup_tune
+from smkern.ops.gemm.dispatch import Dispatcher
+from smkern.ops.gemm.eager import EagerGemm, eager_gemm
 from smkern.ops.warming import Target, Work
 from smkern.tuning import space
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
@@ -133,8 +134,8 @@ def _work_of(eager: EagerGemm, wanted: Iterable[Choice]) -> Work:
     cuBLASLt picks its kernels by problem and budget, so each of its choices is launched, and so is
     each unfused SwiGLU.
     """
-    from smkern.kernels.compile import compile_variant
-    from smkern.kernels.variants import variant_of
+    from smkern.kernels.gemm_compile import compile_variant
+    from smkern.kernels.gemm_variants import variant_of
 
     dispatcher = eager.dispatcher
     major, minor = dispatcher.profile.info.capability

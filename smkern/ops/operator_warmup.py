@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any
 
 from smkern.ops.aliasing import pointer
-from smkern.ops.small import Small
-from smkern.ops.small_check import check_small
-from smkern.ops.small_dispatch import Compile, Variant
-from smkern.ops.small_eager import EagerSmall, eager_small
+from smkern.ops.operator import Operator
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_dispatch import Compile, Variant
+from smkern.ops.operator_eager import EagerOperator, eager_operator
 from smkern.ops.warming import Target, Work
 
 
 def work_of(
-    op: Small[Any], calls: Sequence[Any], target: Target, eager: EagerSmall[Any] | None = None
+    op: Operator[Any], calls: Sequence[Any], target: Target, eager: EagerOperator[Any] | None = None
 ) -> Work:
     """What an operator needs on a device for calls like these, each of which loads its kind.
 
@@ -25,12 +25,12 @@ def work_of(
         target: Where.
         eager: Instead of the device's own.
     """
-    eager = eager or eager_small(op, target.index)
+    eager = eager or eager_operator(op, target.index)
     kernels = eager.dispatcher.kernels()
     variants: dict[Variant, None] = {}
     new: dict[Variant, None] = {}
     for call in calls:
-        check_small(op, call)
+        check_operator(op, call)
         problem = op.problem(call, aligned(op, call))
         if problem is None:
             continue
@@ -57,10 +57,10 @@ def joined(works: Sequence[Work]) -> Work:
     )
 
 
-def aligned(op: Small[Any], call: Any) -> bool:
+def aligned(op: Operator[Any], call: Any) -> bool:
     """Whether the tensors whose alignment chooses kernels begin at whole 16 bytes."""
     return not any(pointer(getattr(call, name)) % 16 for name in op.vectors)
 
 
-def _launch_once(eager: EagerSmall[Any], call: Any) -> None:
+def _launch_once(eager: EagerOperator[Any], call: Any) -> None:
     eager(call)

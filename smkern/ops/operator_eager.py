@@ -13,10 +13,10 @@ from torch.nn import Parameter
 
 from smkern.ops import validate
 from smkern.ops.aliasing import span_bytes
-from smkern.ops.kept import MAX_CACHED, keep
-from smkern.ops.small import Shapes, Small
-from smkern.ops.small_check import check_pair, check_small
-from smkern.ops.small_dispatch import Launch, P, SmallDispatcher
+from smkern.ops.bounded_cache import MAX_CACHED, keep
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_check import check_operator, check_pair
+from smkern.ops.operator_dispatch import Launch, OperatorDispatcher, P
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, scratch_of_streams
 
@@ -41,7 +41,7 @@ class Record:
     apart: set[tuple[int, int, int]] = field(default_factory=set)
 
 
-class EagerSmall(Generic[P]):
+class EagerOperator(Generic[P]):
     """Launches one operator on one device.
 
     Args:
@@ -54,9 +54,9 @@ class EagerSmall(Generic[P]):
 
     def __init__(
         self,
-        op: Small[P],
+        op: Operator[P],
         index: int,
-        dispatcher: SmallDispatcher[P, Any],
+        dispatcher: OperatorDispatcher[P, Any],
         streams: Streams,
         workspaces: Workspaces | None = None,
     ) -> None:
@@ -125,7 +125,7 @@ class EagerSmall(Generic[P]):
     def prepare(self, call: Any, budget: Any, aligned: bool, capturing: bool) -> Record:
         """Validate a combination of numbers and prepare its launch."""
         op = self.op
-        shapes = check_small(op, call)
+        shapes = check_operator(op, call)
         info = self.dispatcher.profile.info
         validate.check_capability(call[0].device, info.capability)
         budget = validate.resolve_budget(call[-1], budget, info.num_sms)
@@ -155,7 +155,7 @@ class EagerSmall(Generic[P]):
             raise
 
 
-def with_results(op: Small[Any], call: Any, shapes: Shapes, device: Any = None) -> Any:
+def with_results(op: Operator[Any], call: Any, shapes: Shapes, device: Any = None) -> Any:
     """The call with the results made that it does not bring."""
     made = {
         name: torch.empty(shape, dtype=dtype, device=device or call[0].device)
@@ -165,9 +165,9 @@ def with_results(op: Small[Any], call: Any, shapes: Shapes, device: Any = None) 
     return call._replace(**made)
 
 
-def run_on_cpu(op: Small[Any], call: Any) -> Any:
+def run_on_cpu(op: Operator[Any], call: Any) -> Any:
     """The reference, with the checks that the GPU path makes; a budget only has to be positive."""
-    check_small(op, call)
+    check_operator(op, call)
     if call[-1] is not None:
         validate.as_num_sms(call[-1])
     for pair in op.pairs:
@@ -183,18 +183,18 @@ def run_on_cpu(op: Small[Any], call: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def run_here(op: Small[Any], call: Any) -> Any:
+def run_here(op: Operator[Any], call: Any) -> Any:
     """On the device of the first argument, or by the reference on the CPU."""
     if call[0].is_cuda:
-        return eager_small(op, call[0].get_device())(call)
+        return eager_operator(op, call[0].get_device())(call)
     return run_on_cpu(op, call)
 
 
 @cache
-def eager_small(op: Small[Any], index: int) -> EagerSmall[Any]:
+def eager_operator(op: Operator[Any], index: int) -> EagerOperator[Any]:
     """The eager path of an operator on a device, made at its first call, kept for the process."""
     streams = runtime_streams()
-    return EagerSmall(op, index, op.dispatcher(index), streams, _workspaces(index))
+    return EagerOperator(op, index, op.dispatcher(index), streams, _workspaces(index))
 
 
 @cache

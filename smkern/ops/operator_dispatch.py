@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from smkern.device import Budget
 from smkern.errors import WarmupError
-from smkern.ops.kept import keep
+from smkern.ops.bounded_cache import keep
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -48,7 +48,7 @@ class Kernels(Protocol[P_contra, C_contra]):
         ...
 
 
-class SmallDispatcher(Generic[P, C]):
+class OperatorDispatcher(Generic[P, C]):
     """Chooses and prepares a family's launches for one device, each combination once.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smkern.ops import aliasing, validate
-from smkern.ops.eager import eager_gemm
+from smkern.ops.gemm.eager import eager_gemm
 from smkern.ops.namespace import NAMESPACE
 from smkern.ops.reference import gemm as reference
 

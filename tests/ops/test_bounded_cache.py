@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import dispatch, kept
-from smkern.ops.kept import keep
+from smkern.ops import bounded_cache
+from smkern.ops.bounded_cache import keep
+from smkern.ops.gemm import dispatch
 from smkern.tuning.config import Budget, GemmProblem
 
 MASK = Budget(32, "mask", False)
@@ -15,7 +16,7 @@ MASK = Budget(32, "mask", False)
 
 @pytest.fixture
 def most(monkeypatch) -> int:
-    monkeypatch.setattr(kept, "MAX_CACHED", 8)
+    monkeypatch.setattr(bounded_cache, "MAX_CACHED", 8)
     return 8
 
 

@@ -1,4 +1,4 @@
-"""GEMM with an SM budget: the public operator, and what may be asked about it."""
+"""GEMM with an SM budget: the public operator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from smkern.ops import library, validate
-from smkern.ops.eager import eager_gemm
-from smkern.ops.explain import explain_gemm, gemm_workspace_bytes
+from smkern.ops import validate
+from smkern.ops.gemm import library
+from smkern.ops.gemm.eager import eager_gemm
 
 _PLAIN = frozenset({Tensor, Parameter, NoneType})
 _is_compiling = torch.compiler.is_compiling
@@ -151,6 +151,3 @@ def _on_host(
     return library.gemm_cpu(
         a, w, bias, residual, activation, batch_invariant, backend, num_sms, out, workspace
     )
-
-
-__all__ = ["explain_gemm", "gemm", "gemm_workspace_bytes"]

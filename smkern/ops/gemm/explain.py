@@ -10,7 +10,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.ops import validate
-from smkern.ops.dispatch import Dispatcher, Explanation, offline_dispatcher
+from smkern.ops.gemm.dispatch import Dispatcher, Explanation, offline_dispatcher
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 
 
@@ -29,7 +29,7 @@ def dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
     if not torch.cuda.is_available():
         dispatcher = _shipped_dispatcher()
         return dispatcher, Budget(dispatcher.profile.info.num_sms, "mask", True)
-    from smkern.ops.eager import eager_gemm
+    from smkern.ops.gemm.eager import eager_gemm
 
     eager = eager_gemm(torch.cuda.current_device() if device is None else device)
     stream = eager.streams.current_stream(eager.index)

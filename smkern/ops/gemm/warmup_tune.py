@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smkern.ops.eager import EagerGemm
+from smkern.ops.gemm.eager import EagerGemm
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 
 ROWS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -1,7 +1,7 @@
 """A frame for small operators: all that a family would otherwise spell out in eight files.
 
-A family declares a `Small` for each of its operators and calls `run` (small_run.py) with a call of
-it:
+A family declares an `Operator` for each of its operators and calls `run` (operator_run.py) with a
+call of it:
 
     class Scale(NamedTuple):               # the arguments in the schema's order, the results
         x: Any                             # (None: to be made), `num_sms` last
@@ -9,17 +9,17 @@ it:
         out: Any = None
         num_sms: Any = None
 
-    SCALE = Small(
+    SCALE = Operator(
         name="scale", call=Scale, schema="Tensor x, *, float by=1.0", results=("out",),
         check=check_scale,                 # raises ArgumentError; sees no address
         shapes=lambda call: ((call.x.shape, call.x.dtype),),  # of each result
         problem=problem_of_scale,          # (call, aligned) -> what chooses kernels; None: no work
         numbers=lambda call: (call.x.stride(0), call.by),  # behind the addresses of the launch
         reference=lambda call: reference.scale(call.x, call.by),
-        dispatcher=scale_dispatcher,       # cached: index -> SmallDispatcher (small_dispatch.py)
+        dispatcher=scale_dispatcher,       # cached: index -> OperatorDispatcher
         vectors=("x", "out"),              # their addresses decide `aligned`
     )
-    LIBRARY = register(SCALE)              # small_library.py: torch.ops.smkern.scale, scale_out
+    LIBRARY = register(SCALE)              # operator_library.py: torch.ops.smkern.scale, scale_out
 
     def scale(x, *, by=1.0, out=None, num_sms=None):
         \"\"\"The public docstring.\"\"\"
@@ -47,7 +47,7 @@ from typing import Any, Generic
 
 import torch
 
-from smkern.ops.small_dispatch import P, SmallDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher, P
 
 Shapes = tuple[tuple[Any, torch.dtype], ...]
 """Shape and dtype of each result."""
@@ -60,7 +60,7 @@ def _no_workspace(problem: Any, budget: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Small(Generic[P]):
+class Operator(Generic[P]):
     """One operator: what it is called with, what must hold, what runs. See the module.
 
     Args:
@@ -88,7 +88,7 @@ class Small(Generic[P]):
     problem: Callable[[Any, bool], P | None]
     numbers: Callable[[Any], tuple[Any, ...]]
     reference: Callable[[Any], Any]
-    dispatcher: Callable[[int], SmallDispatcher[P, Any]]
+    dispatcher: Callable[[int], OperatorDispatcher[P, Any]]
     vectors: tuple[str, ...] = ()
     in_place: tuple[tuple[str, str], ...] = ()
     workspace: Callable[[P, Any], int] = _no_workspace

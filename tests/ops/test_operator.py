@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
-from smkern.ops.small_eager import run_on_cpu
-from smkern.ops.small_library import register, schema_of, through_library
-from smkern.ops.small_run import run
-from smkern.ops.small_warmup import joined, work_of
+from smkern.ops.operator_eager import run_on_cpu
+from smkern.ops.operator_library import register, schema_of, through_library
+from smkern.ops.operator_run import run
+from smkern.ops.operator_warmup import joined, work_of
 from smkern.ops.warming import Target
 from smkern.tuning.config import Budget
-from tests.ops.small_cases import Call, FakeSmall, scale
+from tests.ops.operator_cases import Call, FakeOperator, scale
 
 
 @pytest.fixture
-def device() -> FakeSmall:
-    return FakeSmall(scale())
+def device() -> FakeOperator:
+    return FakeOperator(scale())
 
 
 def rows(count: int = 3, cols: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +30,7 @@ def wanted(x: torch.Tensor, total: torch.Tensor, by: float = 1.0) -> torch.Tenso
     return x * by + total
 
 
-def test_a_combination_is_prepared_once_and_launched_each_time(device: FakeSmall) -> None:
+def test_a_combination_is_prepared_once_and_launched_each_time(device: FakeOperator) -> None:
     for _ in range(3):
         x, total = rows()
         expected, grown = wanted(x, total, 2.0), total + x
@@ -41,7 +41,7 @@ def test_a_combination_is_prepared_once_and_launched_each_time(device: FakeSmall
 
 
 @pytest.mark.parametrize("change", ["cols", "by", "budget", "stream"])
-def test_another_number_is_another_combination(device: FakeSmall, change: str) -> None:
+def test_another_number_is_another_combination(device: FakeOperator, change: str) -> None:
     device.eager(Call(*rows()))
     if change == "stream":
         device.stream = 8
@@ -53,7 +53,7 @@ def test_another_number_is_another_combination(device: FakeSmall, change: str) -
     assert len(device.eager._records) == 2
 
 
-def test_budgets(device: FakeSmall) -> None:
+def test_budgets(device: FakeOperator) -> None:
     device.stream = 8
     device.eager(Call(*rows()))
     device.eager(Call(*rows(), num_sms=8))
@@ -66,22 +66,22 @@ def test_budgets(device: FakeSmall) -> None:
 
 def test_an_old_device_is_refused() -> None:
     with pytest.raises(DeviceError, match=r"7\.5"):
-        FakeSmall(scale(), (7, 5)).eager(Call(*rows()))
+        FakeOperator(scale(), (7, 5)).eager(Call(*rows()))
 
 
-def test_alignment_is_the_vectors_own(device: FakeSmall) -> None:
+def test_alignment_is_the_vectors_own(device: FakeOperator) -> None:
     x, total = rows()
     device.eager(Call(x, torch.zeros(25)[1:].view(3, 8)))
     device.eager(Call(torch.zeros(25)[1:].view(3, 8), total))
     assert [problem.aligned for problem, *_ in device.kernels.prepared] == [True, False]
 
 
-def test_no_rows_launch_nothing(device: FakeSmall) -> None:
+def test_no_rows_launch_nothing(device: FakeOperator) -> None:
     assert device.eager(Call(*rows(0))).shape == (0, 8)
     assert not device.kernels.launches
 
 
-def test_a_capture_may_not_load(device: FakeSmall) -> None:
+def test_a_capture_may_not_load(device: FakeOperator) -> None:
     device.is_capturing = True
     with pytest.raises(WarmupError, match=r"smkern\.warmup\(calls"):
         device.eager(Call(*rows()))
@@ -91,7 +91,7 @@ def test_a_capture_may_not_load(device: FakeSmall) -> None:
     device.eager(Call(*rows()))
 
 
-def test_results_that_are_given_and_strided(device: FakeSmall) -> None:
+def test_results_that_are_given_and_strided(device: FakeOperator) -> None:
     x, total = torch.randn(3, 20)[:, :8], torch.randn(3, 8)
     out = torch.full((3, 12), torch.nan)
     expected = wanted(x, total)
@@ -113,14 +113,14 @@ def test_results_that_are_given_and_strided(device: FakeSmall) -> None:
         ([1], "not a torch.Tensor"),
     ],
 )
-def test_bad_results(device: FakeSmall, out: Any, message: str) -> None:
+def test_bad_results(device: FakeOperator, out: Any, message: str) -> None:
     for call in (device.eager, lambda call: run_on_cpu(scale(), call)):
         with pytest.raises(ArgumentError, match=message):
             call(Call(*rows(), out=out))
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
-def test_overlaps(device: FakeSmall, on_cpu: bool) -> None:
+def test_overlaps(device: FakeOperator, on_cpu: bool) -> None:
     run_it: Any = (lambda call: run_on_cpu(scale(), call)) if on_cpu else device.eager
     whole = torch.zeros(6, 8)
     for call in (
@@ -135,13 +135,13 @@ def test_overlaps(device: FakeSmall, on_cpu: bool) -> None:
     run_it(Call(apart[:, :8], apart[:, 8:], out=apart[:, :8]))
 
 
-def test_a_changed_tensor_has_addresses_of_its_own(device: FakeSmall) -> None:
+def test_a_changed_tensor_has_addresses_of_its_own(device: FakeOperator) -> None:
     with pytest.raises(ArgumentError, match="total has strides"):
         device.eager(Call(torch.zeros(3, 8), torch.zeros(1, 8).expand(3, 8)))
 
 
 def test_a_workspace_comes_before_the_numbers() -> None:
-    device = FakeSmall(scale(workspace=lambda problem, budget: 1024))
+    device = FakeOperator(scale(workspace=lambda problem, budget: 1024))
     device.eager(Call(*rows()))
     (launch,) = device.kernels.launches
     assert launch[1] > 0
@@ -205,7 +205,7 @@ def test_bad_first_argument_and_cpu(registered: Any) -> None:
     assert torch.equal(x, expected)
 
 
-def test_the_work_of_a_warmup(device: FakeSmall) -> None:
+def test_the_work_of_a_warmup(device: FakeOperator) -> None:
     target = Target(-1, 132, [], (True,))
     made = [Call(*rows()), Call(*rows(3, 16)), Call(*rows(5))]
     work = work_of(device.eager.op, made, target, device.eager)

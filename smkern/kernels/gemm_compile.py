@@ -1,0 +1,182 @@
+"""Ahead-of-time compilation of GEMM variants, without a GPU, through Triton's disk cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from smkern.kernels.compile import Artifact, check_shared, compile_all
+from smkern.kernels.gemm_variants import Variant
+
+_POINTERS = ("out_ptr", "bias_ptr", "residual_ptr")
+_NUMBERS = (
+    "m", "n", "out_stride", "residual_stride", "tiles_x", "tiles_y", "k_iters",
+    "whole_tiles", "stream_iters", "quantum", "group",
+)  # fmt: skip
+
+
+def compile_variant(variant: Variant) -> Artifact:
+    """Compile one variant (or take it from Triton's cache). Needs no GPU.
+
+    Raises `DeviceError` when the variant does not fit the device's shared memory.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source, options = (_ws_source if variant.kernel == "ws" else _triton_source)(variant)
+    kernel = triton.compile(
+        source, target=GPUTarget("cuda", variant.capability, 32), options=options
+    )
+    meta = kernel.metadata
+    check_shared(str(variant), meta.shared, variant.capability)
+    descriptors = meta.tensordesc_meta or []
+    return Artifact(
+        name=meta.name,
+        cubin=kernel.asm["cubin"],
+        num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared,
+        swizzles=tuple(d["swizzle"] for d in descriptors),
+        boxes=tuple(tuple(d["block_size"]) for d in descriptors),
+        unit=variant.unit,
+    )
+
+
+def precompile(
+    variants: Iterable[Variant], *, workers: int, done: Callable[[int, int], None] | None = None
+) -> int:
+    """Compile variants into Triton's disk cache with `workers` processes; returns how many.
+
+    `done(finished, total)` is called after each.
+    """
+    wanted = sorted(set(variants))
+    compile_all([partial(compile_variant, v) for v in wanted], workers=workers, done=done)
+    return len(wanted)
+
+
+def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: dict[str, str]):
+    """Types and alignment promises of a kernel's parameters, in Triton's notation."""
+    signature: dict[str, str] = dict(operands)
+    signature.update(dict.fromkeys(_POINTERS, "*" + variant.dtype))
+    signature.update({"partials": "*fp32", "counters": "*i32"})
+    signature.update(dict.fromkeys(_NUMBERS, "i32"))
+    if variant.kernel == "pointer":
+        signature.update(dict.fromkeys(("x_stride", "y_stride", "k"), "i32"))
+    elif variant.kernel == "ws":
+        signature["early"] = "i32"
+    signature.update(dict.fromkeys(constants, "constexpr"))
+    if variant.kernel == "pointer" and variant.unit == 8:
+        aligned_operands = ["x_ptr", "y_ptr"]
+    else:
+        aligned_operands = []
+    aligned = ["partials", "counters", *aligned_operands] + (
+        list(_POINTERS) if variant.unit == 8 else []
+    )
+    attrs = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    return signature, attrs
+
+
+def _constants(variant: Variant) -> dict[str, Any]:
+    return {
+        "BLOCK_X": variant.block_x,
+        "BLOCK_Y": variant.block_y,
+        "BLOCK_K": variant.block_k,
+        "STAGES": variant.num_stages,
+        "STREAM": variant.stream,
+        "SWAP": variant.swap,
+        "BIAS": variant.bias,
+        "RESIDUAL": variant.residual,
+        "ACT": variant.activation,
+    }
+
+
+def _triton_source(variant: Variant):
+    from triton.compiler import ASTSource
+
+    from smkern.kernels import gemm_glu_triton, gemm_triton
+
+    if variant.swiglu:
+        kernels = gemm_glu_triton.gemm_glu_tma, gemm_glu_triton.gemm_glu_pointer
+    else:
+        kernels = gemm_triton.gemm_tma, gemm_triton.gemm_pointer
+    fn = kernels[0] if variant.kernel == "tma" else kernels[1]
+    if variant.kernel == "tma":
+        x, y = variant.block_x, variant.block_y
+        if variant.swiglu:  # the gate's rows and up's come one after the other
+            x, y = (x // 2, y) if variant.swap else (x, y // 2)
+        operands = {
+            f"{side}_desc": f"tensordesc<{variant.dtype}[{block}, {variant.block_k}]>"
+            for side, block in (("x", x), ("y", y))
+        }
+    else:
+        operands = {"x_ptr": "*" + variant.dtype, "y_ptr": "*" + variant.dtype}
+    constants = _constants(variant) | {"UNIT": variant.unit}
+    signature, attrs = _signature(fn, variant, constants, operands)
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    return ASTSource(fn, signature, constants, attrs), options
+
+
+def _ws_source(variant: Variant):
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from smkern.kernels.gemm_ws import gemm_ws
+    from smkern.kernels.gemm_ws_copy import PAIR
+
+    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[variant.dtype]
+    warps, x, extra = variant.num_warps, variant.block_x, variant.extra_y
+    y = variant.block_y - extra
+    operands = {}
+    for side, rows, is_weights in (("x", x, variant.swap), ("y", extra or y, not variant.swap)):
+        box = [rows, variant.block_k]
+        if is_weights and variant.interleaves:
+            box = [rows // PAIR.value, 2, PAIR.value // 2, variant.block_k]
+        layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+        operands[f"{side}_desc"] = f"tensordesc<{variant.dtype}{box},{layout!r}>"
+    warps_x = warps if x >= 16 * warps else 4
+    warps_y = warps // warps_x
+
+    def mma(columns: int) -> Any:
+        return gl.NVMMADistributedLayout(
+            version=[3, 0],
+            warps_per_cta=[warps_x, warps_y],
+            instr_shape=[16, min(columns // warps_y, 256), 16],
+        )
+
+    part = min(part_columns(variant), extra or y)
+    constants = _constants(variant) | {
+        "BLOCK_Y": y,
+        "EXTRA_Y": extra,
+        "EAGER": variant.eager,
+        "PART_Y": part,
+        "MMA": mma(y),
+        "EXTRA_MMA": mma(extra or y),
+        "LAYOUT": _store_layout(gl, *_stored(variant, x, part), warps, variant.swap),
+        "COPY_REGS": 24,
+    }
+    signature, attrs = _signature(gemm_ws, variant, constants, operands)
+    threads = 32 * (warps + 4)  # the copying warp's group is four warps wide
+    registers = 65_536 // (threads * variant.ctas_per_sm) // 8 * 8
+    options: dict[str, Any] = {"num_warps": warps, "maxnreg": min(registers, 255)}
+    return GluonASTSource(gemm_ws, signature, constants, attrs), options
+
+
+def part_columns(variant: Variant) -> int:
+    """How many columns the epilogue stages in shared memory at a time: 64 elements a thread."""
+    return max(16, min(variant.block_y, 64 * 32 * variant.num_warps // variant.block_x))
+
+
+def _stored(variant: Variant, x: int, y: int) -> tuple[int, int]:
+    """What is stored of x by y accumulators: SwiGLU makes one of a gate and an up."""
+    if not variant.swiglu:
+        return x, y
+    return (x // 2, y) if variant.swap else (x, y // 2)
+
+
+def _store_layout(gl: Any, x: int, y: int, warps: int, swap: bool) -> Any:
+    """16 bytes a thread, contiguous along the output's rows (X when swapped)."""
+    if swap:
+        lanes = min(32, x // 8)
+        return gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, warps], [0, 1])
+    lanes = min(32, y // 8)
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [warps, 1], [1, 0])

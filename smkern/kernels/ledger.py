@@ -1,0 +1,28 @@
+"""The kernels that this process has compiled and loaded, of all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """How many variants were compiled (or fetched from disk) and how many modules were loaded."""
+
+    compilations: int
+    module_loads: int
+
+
+@cache
+def ledger() -> list[object]:
+    """Every kernel variant that this process has compiled (or fetched from disk) and loaded."""
+    return []
+
+
+def counters() -> Counters:
+    """How many kernels this process has compiled and loaded so far: it only grows.
+
+    In a serving loop it must stand still; `smkern.warmup` makes it so.
+    """
+    return Counters(compilations=len(ledger()), module_loads=len(ledger()))
