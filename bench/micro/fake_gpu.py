@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.kv import BookPool, KvSizes
+from smkern.kv import KvSizes, PagePool
 from smkern.models import SamplingParams, preset
 from smkern.policies import FixedSplit
 from smkern.runtime.device import Event, Work
-from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.host_device import host_us
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.row_updates import Records
@@ -96,7 +96,7 @@ class _NoSender:
         pass
 
 
-class _NoMemory(BookPool):
+class _NoMemory(PagePool):
     """Pages with no memory behind them."""
 
     device = torch.device("cpu")
@@ -147,12 +147,12 @@ class FakeExecutor(ModelExecutor):
         self.graphs: Any = _NoGraphs()
         self._table._sender = _NoSender()
 
-    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
-        return PrefillRun(tuple(pieces), slot)
+    def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
+        return PrefillRun(tuple(chunks), slot)
 
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
         if first + count == self.config.num_layers:
-            drawing = tuple(piece.request for piece in run.pieces if piece.draws)
+            drawing = tuple(chunk.request for chunk in run.chunks if chunk.draws)
             run.draw = Draw(drawing, lambda: [7] * len(drawing))
         return Work("prefill", lambda place: None)
 
@@ -174,7 +174,7 @@ class Crowd:
         for index in range(RUNNING):
             # lengths differ, so that in each step 8 requests get a page
             self.mux.submit([1 + index % 100] * (CONTEXT - index % PAGE), self.endless)
-        while len(self.mux._books.running) < RUNNING:
+        while len(self.mux._queues.running) < RUNNING:
             self.device.end_all()
             self.mux.step()
         once = SamplingParams(max_new_tokens=1, ignore_eos=True)

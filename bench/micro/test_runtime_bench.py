@@ -24,7 +24,7 @@ def crowd() -> Crowd:
 def test_from_the_end_of_a_step_to_the_next_launch(benchmark, waiting, steps):
     """`control_us` is in extra_info: the timed step also hands out the tokens behind the launch."""
     crowd = Crowd(waiting, steps)
-    crowd.mux._conductor.control_us.clear()
+    crowd.mux._scheduler.control_us.clear()
     benchmark.pedantic(crowd.mux.step, setup=crowd.end_a_step, rounds=ROUNDS, warmup_rounds=10)
     control_us = sorted(crowd.mux.control_us)
     assert control_us
@@ -41,13 +41,13 @@ def test_poll_and_read(benchmark, crowd):
 
 
 def test_snapshot(benchmark, crowd):
-    found = benchmark(crowd.mux._conductor._snapshot, "decode")
+    found = benchmark(crowd.mux._scheduler._snapshot, "decode")
     assert found.batch == RUNNING
 
 
 def test_decide_and_check(benchmark, crowd):
-    snapshot = crowd.mux._conductor._snapshot("decode")
-    policy = crowd.mux._conductor._policy
+    snapshot = crowd.mux._scheduler._snapshot("decode")
+    policy = crowd.mux._scheduler._policy
     assert benchmark(lambda: check(policy.decide(snapshot), snapshot)).steps == 1
 
 
@@ -58,7 +58,7 @@ def test_launch_decode(benchmark, crowd):
         crowd.mux._poll()
 
     benchmark.pedantic(
-        crowd.mux._launches.decode, args=(1,), setup=setup, rounds=ROUNDS, warmup_rounds=10
+        crowd.mux._launcher.decode, args=(1,), setup=setup, rounds=ROUNDS, warmup_rounds=10
     )
 
 
@@ -67,7 +67,7 @@ def test_hand_out_behind_the_launch(benchmark, crowd):
         crowd.mux.step()
         crowd.end_a_step()
         crowd.mux._poll()
-        crowd.mux._launches.decode(1)
+        crowd.mux._launcher.decode(1)
 
     benchmark.pedantic(crowd.mux._delivery.hand_out, setup=setup, rounds=ROUNDS, warmup_rounds=10)
 

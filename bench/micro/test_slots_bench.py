@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smkern.kv import BookPool
+from smkern.kv import PagePool
 from smkern.models import SamplingParams
 from smkern.models.request import Request
+from smkern.runtime.model.input_batch import InputBatch, RowState
 from smkern.runtime.model.row_updates import Records
-from smkern.runtime.model.slots import RowState, SlotTable
 
 RUNNING, CONTEXT, PAGE, ROUNDS = 128, 4096, 16, 1000
 
@@ -33,8 +33,8 @@ class Batch:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         pages = CONTEXT // PAGE
         state = RowState.make(max_running=RUNNING, max_prefill=16, max_pages=pages, device=device)
-        self.pool = BookPool(RUNNING * pages, PAGE, reuse=False)
-        self.table = SlotTable(state, self.pool, sender=Unsent() if device == "cpu" else None)
+        self.pool = PagePool(RUNNING * pages, PAGE, reuse=False)
+        self.table = InputBatch(state, self.pool, sender=Unsent() if device == "cpu" else None)
         self.lengths = [1 + index % PAGE for index in range(RUNNING)]
         self.requests = [
             Request(i, SamplingParams(), i, frozenset([2]), CONTEXT, [7] * length, length)

@@ -1,7 +1,7 @@
 """The paged KV cache: a pool of pages, prefix reuse, page tables on the device."""
 
-from smkern.kv.books import BookPool
 from smkern.kv.ledger import PoolUsage
+from smkern.kv.page_pool import PagePool
 from smkern.kv.pool import KvPool
 from smkern.kv.prefix import BlockChain, Event
 from smkern.kv.staging import Staging
@@ -10,7 +10,7 @@ from smkern.kv.tables import PageTables
 
 __all__ = [
     "KvPool",
-    "BookPool",
+    "PagePool",
     "KvSizes",
     "PageTables",
     "BlockChain",

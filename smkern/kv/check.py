@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from smkern.errors import PoolCorruptError
-from smkern.kv.ledger import PageLedger, RequestPages
+from smkern.kv.ledger import BlockManager, RequestPages
 
 
-def check_ledger(ledger: PageLedger) -> None:
+def check_ledger(ledger: BlockManager) -> None:
     """Check that every page is in one state, and that each reference has one owner.
 
     O(pages): for tests and for a look at a running pool, not for each step.
@@ -29,7 +29,7 @@ def _fail(what: str) -> None:
     )
 
 
-def _check_references(ledger: PageLedger) -> None:
+def _check_references(ledger: BlockManager) -> None:
     owners: Counter[int] = Counter()
     for held in ledger.requests.values():
         owners.update(held.pages)
@@ -43,7 +43,7 @@ def _check_references(ledger: PageLedger) -> None:
             _fail(f"page {page} counts {refs} references, {owners[page]} owners hold it")
 
 
-def _check_states(ledger: PageLedger) -> None:
+def _check_states(ledger: BlockManager) -> None:
     states = ledger.states
     free, cached = states.free_pages(), states.cached_pages()
     for kind, pages in (("free", free), ("cached", cached)):
@@ -61,7 +61,7 @@ def _check_states(ledger: PageLedger) -> None:
         _fail(f"{lost} of {states.num_pages} pages are neither held, cached nor free")
 
 
-def _check_index(ledger: PageLedger) -> None:
+def _check_index(ledger: BlockManager) -> None:
     states, index = ledger.states, ledger.index
     named = {page for _, page in index.items()}
     if len(named) != len(index):
@@ -76,7 +76,7 @@ def _check_index(ledger: PageLedger) -> None:
             _fail(f"page {page} is cached, but no block is known by it")
 
 
-def _check_request(ledger: PageLedger, name: str, held: RequestPages) -> None:
+def _check_request(ledger: BlockManager, name: str, held: RequestPages) -> None:
     size = ledger.page_size
     if len(set(held.pages)) != len(held.pages):
         _fail(f"request {name} holds a page twice: {held.pages}")

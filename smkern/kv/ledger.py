@@ -47,7 +47,7 @@ class PoolUsage(NamedTuple):
     free: int
 
 
-class PageLedger:
+class BlockManager:
     """The books of a KV pool: plain Python, no tensors.
 
     Every call does O(1) work a page that it touches. A call that raises changed nothing. Not for

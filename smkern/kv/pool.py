@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from smkern.device import torch_device
-from smkern.kv.books import BookPool
+from smkern.kv.page_pool import PagePool
 from smkern.kv.storage import KvSizes, allocate_storage, layer_views, pages_in_free_memory
 from smkern.kv.tables import PageTables
 from smkern.ops.checks import as_int
 
 
-class KvPool(BookPool):
+class KvPool(PagePool):
     """Pages of keys and values for all layers of a model, shared by requests.
 
     A request is any hashable name. `allocate` gives it pages, those of a prefix that is in the

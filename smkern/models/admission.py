@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from smkern.errors import OutOfPagesError, RequestError
-from smkern.kv import BookPool
+from smkern.kv import PagePool
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.models.sampling import MAX_SEED, SamplingParams
@@ -48,7 +48,7 @@ class Admission:
     def __init__(
         self,
         config: ModelConfig,
-        pool: BookPool,
+        pool: PagePool,
         max_context: int,
         find_tokenizer: Callable[[bool], Tokenizer | None],
         seeds: Random,

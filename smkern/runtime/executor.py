@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from smkern.kv import BookPool
+from smkern.kv import PagePool
 from smkern.latency import Chunk
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.runtime.device import Device, Work
 
 
-class Piece(NamedTuple):
+class PrefillChunk(NamedTuple):
     """The next `count` tokens of a prompt from `start` on; all before are in its pages.
 
     `draws`: all its tokens are computed behind it, so that the next is drawn.
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
     request: Request
     start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a piece
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a chunk
     draws: bool
 
     @property
@@ -35,9 +35,9 @@ class Piece(NamedTuple):
         return self.request.ids[self.start : self.end]
 
 
-def chunks_of(pieces: Sequence[Piece]) -> tuple[Chunk, ...]:
+def size_chunks(chunks: Sequence[PrefillChunk]) -> tuple[Chunk, ...]:
     """Pieces as a predictor sees them."""
-    return tuple([Chunk(piece.count, piece.start) for piece in pieces])
+    return tuple([Chunk(chunk.count, chunk.start) for chunk in chunks])
 
 
 @dataclass(slots=True, eq=False)
@@ -59,21 +59,21 @@ class PrefillRun:
     """A batch of prompts on its way through the layers.
 
     Attributes:
-        pieces: A piece a request.
+        chunks: A chunk a request.
         slot: 0: the running batch; 1: the one that preempts it. Each has buffers of its own.
         state: The executor's own.
-        draw: What its last launch draws for the pieces that draw; set by `prefill` with the head.
-        chunks: Of the pieces, one object for the sizes of all its launches.
+        draw: What its last launch draws for the chunks that draw; set by `prefill` with the head.
+        cost: The chunks as a predictor sees them.
     """
 
-    pieces: tuple[Piece, ...]
+    chunks: tuple[PrefillChunk, ...]
     slot: int
     state: Any = None
     draw: Draw | None = None
-    chunks: tuple[Chunk, ...] = field(init=False)
+    cost: tuple[Chunk, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chunks = chunks_of(self.pieces)
+        self.cost = size_chunks(self.chunks)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +109,8 @@ class Executor(Protocol):
     Every method prepares work and returns without waiting; what is prepared is launched in the
     order of the calls, or dropped. The pages of all that is written are there before.
 
-    One may have `foresee(requests, steps)` as well: called behind a launch of decode whose requests
-    will go on as they did, to prepare their next steps while the device computes.
+    One may have `prepare_next(requests, steps)` as well: called behind a launch of decode whose
+    requests will go on as they did, to prepare their next steps while the device computes.
 
     Attributes:
         device: What it launches on.
@@ -132,9 +132,9 @@ class Executor(Protocol):
     def device(self) -> Device: ...
 
     @property
-    def pool(self) -> BookPool: ...
+    def pool(self) -> PagePool: ...
 
-    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+    def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
         """Prepare a batch of prompts; nothing is launched. A slot holds one batch at a time."""
         ...
 
@@ -154,9 +154,11 @@ class Executor(Protocol):
         """
         ...
 
-    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], requests: Sequence[Request]
+    ) -> tuple[Work, Draw]:
         """One forward of prompts' chunks and one token of each decoding request, on the whole
-        device. The draw has the pieces that draw, then the requests."""
+        device. The draw has the chunks that draw, then the requests."""
         ...
 
     def forget(self, request: Request) -> None:

@@ -14,17 +14,17 @@ from smkern.models.sampling import SamplingParams
 from smkern.models.text import Tokenizer
 from smkern.ops.checks import as_int
 from smkern.policies import Aggregated, Policy
-from smkern.runtime.books import Books, Preemption, no_pages
-from smkern.runtime.conductor import Act, Conductor
-from smkern.runtime.deliver import Delivery
 from smkern.runtime.executor import Executor, MemoryReport
-from smkern.runtime.flights import LaunchError
+from smkern.runtime.in_flight import LaunchError
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.launches import Launches
+from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.live import Handle, Live, Output
+from smkern.runtime.output_processor import OutputProcessor
+from smkern.runtime.queues import Preemption, RequestQueues, no_pages_error
+from smkern.runtime.scheduler import Outcome, Scheduler
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
-from smkern.runtime.waits import Arrivals, Patience, as_time, catch_up
+from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, catch_up
 
 STALL_S = 60.0
 BLOCKED_US = 1e3  # between two looks where nothing is on its way and nothing can be launched
@@ -98,24 +98,24 @@ class Multiplexer:
             on_launch=timeline.launched,
             on_over=timeline.over,
         )
-        self._books = Books(
+        self._queues = RequestQueues(
             executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way
         )
-        self._launches = Launches(
-            executor, self._lanes, self._books, batch_invariant, lambda: self._delivery.hand_out()
+        self._launcher = BatchLauncher(
+            executor, self._lanes, self._queues, batch_invariant, lambda: self._outputs.flush()
         )
         self._meter = StatsMeter(timeline, config=executor.config)
-        self._delivery = Delivery(self._launches, self._meter, self._finished)
+        self._outputs = OutputProcessor(self._launcher, self._meter, self._finished)
         self._lives: dict[int, Live] = {}
-        self._conductor = Conductor(
-            Aggregated() if policy is None else policy, executor, self._lanes, self._books,
-            self._launches, self._lives, timeline,
+        self._scheduler = Scheduler(
+            Aggregated() if policy is None else policy, executor, self._lanes, self._queues,
+            self._launcher, self._lives, timeline,
         )  # fmt: skip
         self._admission = Admission(
             executor.config, executor.pool, executor.max_context, lambda needed: tokenizer,
             Random(seed),
         )  # fmt: skip
-        self._patience = Patience(stall_timeout_s)
+        self._watchdog = Watchdog(stall_timeout_s)
         self._future = Arrivals()
         self._count = 0
         self._preemptions = 0
@@ -183,7 +183,7 @@ class Multiplexer:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, runs, or is on its way."""
-        return not (self._lives or self._launches.flights or self._unread)
+        return not (self._lives or self._launcher.in_flight or self._unread)
 
     # The loop.
 
@@ -219,29 +219,29 @@ class Multiplexer:
             self._poll()
             if self._changed:
                 self._changed = False
-                if self._launches.crew is None or self._books.paused:
-                    self._delivery.hand_out()
-                self._books.resume()
+                if self._launcher.steady is None or self._queues.paused:
+                    self._outputs.flush()
+                self._queues.resume()
                 self._decide(began)
-            elif not self._launches.flights:
+            elif not self._launcher.in_flight:
                 self._unblock() if self._lives else catch_up(self._executor, self.timeline)
         finally:
-            self._delivery.hand_out()
-        outputs, self._delivery.outputs = [*self._unread, *self._delivery.outputs], []
+            self._outputs.flush()
+        outputs, self._outputs.outputs = [*self._unread, *self._outputs.outputs], []
         self._unread.clear()
         return outputs
 
     @property
     def errors(self) -> Sequence[tuple[float, SmkernError]]:
         """The last errors of the policy, with their times on the device's clock."""
-        return tuple(self._conductor.errors)
+        return tuple(self._scheduler.errors)
 
     @property
     def control_us(self) -> Sequence[float]:
         """Host time of the last steps that launched decode: polled, decided and launched; what is
         done behind it, prefill's launches and the tokens of a step by which nobody ends, is left
         out."""
-        return tuple(self._conductor.control_us)
+        return tuple(self._scheduler.control_us)
 
     def stats(self) -> Stats:
         """Tokens, waits, bubbles, switches and work so far."""
@@ -264,23 +264,23 @@ class Multiplexer:
 
     def close(self) -> None:
         """Cancel everything, wait for what is launched, destroy the graphs. Twice is fine."""
-        if self._is_closed and not self._launches.flights:
+        if self._is_closed and not self._launcher.in_flight:
             return
         self._is_closed = True
         for live in list(self._lives.values()):
             live.is_cancelled = True
             self._end(live)
-        while self._launches.flights:
+        while self._launcher.in_flight:
             self._poll()
-            if self._launches.flights:
+            if self._launcher.in_flight:
                 self._lanes.wait()
-        for batch in (self._launches.batch, self._launches.preempted):
+        for batch in (self._launcher.batch, self._launcher.preempted):
             for live in () if batch is None else batch.lives:
-                self._books.release(live)
+                self._queues.release(live)
         self._executor.close()
 
     def _arrive(self, live: Live) -> None:
-        self._books.wait(live)
+        self._queues.wait(live)
         self._meter.arrived(live.id, live.arrival_us, prompt_tokens=live.request.prompt_len)
         self._changed = True
 
@@ -291,7 +291,7 @@ class Multiplexer:
 
     def _wait(self) -> None:
         until_us = self._future.next_us
-        if not self._launches.flights and until_us is None:
+        if not self._launcher.in_flight and until_us is None:
             if not self._lives:
                 return
             until_us = self._lanes.device.now_us() + BLOCKED_US
@@ -309,10 +309,10 @@ class Multiplexer:
             self._device_failed(error)
             return
         for ticket in over:
-            self._delivery.over(ticket, self._launches.flights.pop(ticket))
+            self._outputs.over(ticket, self._launcher.in_flight.pop(ticket))
         self._changed = self._changed or bool(over)
-        now_us, flights = self._lanes.device.now_us(), self._launches.flights
-        self._patience.look(now_us, bool(over), flights, self._books.has_any)
+        now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
+        self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
 
     def _finished(self, live: Live) -> None:
         if live.error is None:
@@ -323,23 +323,23 @@ class Multiplexer:
     def _decide(self, began: float) -> None:
         """Let what can be launched be decided and launched."""
         try:
-            if self._conductor.act(began) is Act.STUCK:
+            if self._scheduler.act(began) is Outcome.STUCK:
                 self._unblock(is_stuck=True)
         except LaunchError as error:
-            self._delivery.hand_out()
-            self._launches.fence(lives=error.lives)
+            self._outputs.flush()
+            self._launcher.fence(lives=error.lives)
             self._fail(error.lives, error)
 
     # What goes wrong.
 
     def _unblock(self, *, is_stuck: bool = False) -> None:
         """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
-        batch, pool = self._launches.batch, self._books.pool
+        batch, pool = self._launcher.batch, self._queues.pool
         self._changed = not is_stuck or (batch is None and not pool.poll())
         if batch is None:
-            live = self._books.unblock(is_stuck=is_stuck)
+            live = self._queues.unblock(is_stuck=is_stuck)
             if live is not None:
-                self._fail([live], no_pages(live, pool))
+                self._fail([live], no_pages_error(live, pool))
 
     def _gave_way(self, live: Live, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""
@@ -350,14 +350,14 @@ class Multiplexer:
 
     def _fail(self, lives: Sequence[Live], error: SmkernError) -> None:
         """These requests, and those of their batches, end with an error; the others go on."""
-        lives = self._launches.lose(lives)
+        lives = self._launcher.lose(lives)
         for live in lives:
             if live.stage != "done":
                 live.error = error
-                self._delivery.outputs.append(Output(live.id, None, error=error))
+                self._outputs.outputs.append(Output(live.id, None, error=error))
                 self._end(live, computing=False)
             else:  # cancelled before
-                self._books.release(live)
+                self._queues.release(live)
                 self._executor.forget(live.request)
         self.timeline.note("failed", error=str(error), requests=[live.id for live in lives])
         self._changed = True
@@ -366,13 +366,13 @@ class Multiplexer:
         """The device reported an error of a launch: it has failed; after an error that stays, as
         CUDA's do, all that is on its way has."""
         gone = self._lanes.abandon(self._lanes.failed)
-        if not self._launches.fence(gone):
+        if not self._launcher.fence(gone):
             gone += self._lanes.abandon()
         self.timeline.abandoned(gone)
-        flights = [self._launches.flights.pop(ticket) for ticket in gone]
-        lost = dict.fromkeys(live for flight in flights for live in flight.lives)
+        in_flight = [self._launcher.in_flight.pop(ticket) for ticket in gone]
+        lost = dict.fromkeys(live for launch in in_flight for live in launch.lives)
         self._fail(list(lost), error)
-        self._books.pool.forget_prefixes()  # what was to be written is named already
+        self._queues.pool.forget_prefixes()  # what was to be written is named already
 
     def _end(self, live: Live, *, computing: bool = True) -> None:
         """A request leaves; its pages come back once nothing reads or writes them.
@@ -384,11 +384,11 @@ class Multiplexer:
         if live.stage == "done":
             return
         in_batch = live.stage == "prefill" and computing
-        self._books.commit(live)
-        self._books.drop(live)
+        self._queues.commit(live)
+        self._queues.drop(live)
         live.stage = "done"
-        if not in_batch:  # else `Launches.joined` releases it
-            self._books.release(live)
+        if not in_batch:  # else `BatchLauncher.joined` releases it
+            self._queues.release(live)
             self._executor.forget(live.request)
         del self._lives[live.id]
         reason = "failed" if live.error else "cancelled" if live.is_cancelled else None

@@ -9,10 +9,10 @@ from smkern.models.layered import LayeredModel
 from smkern.models.text import Tokenizer
 from smkern.partition import Ladder
 from smkern.policies import Policy
-from smkern.runtime.books import Preemption
 from smkern.runtime.device import Device
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES, ModelExecutor
 from smkern.runtime.multiplexer import STALL_S, Multiplexer
+from smkern.runtime.queues import Preemption
 from smkern.runtime.timeline.timeline import Timeline
 
 

@@ -14,7 +14,7 @@ from smkern.models import SamplingParams
 from smkern.models.request import Request
 from smkern.partition import Ladder
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, Piece
+from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
@@ -50,10 +50,10 @@ class Serving:
         """Layers of one prompt, of another beside decode steps, a third in two mixed forwards."""
         first, second, third = self.requests
         executor, half = self.executor, third.prompt_len // 2
-        run = executor.begin([Piece(first, 0, first.prompt_len, True)], 0)
+        run = executor.begin([PrefillChunk(first, 0, first.prompt_len, True)], 0)
         self._launch("prefill", executor.prefill(run, 0, self.num_layers))
         self._take(run.draw)
-        run = executor.begin([Piece(second, 0, second.prompt_len, True)], 0)
+        run = executor.begin([PrefillChunk(second, 0, second.prompt_len, True)], 0)
         decode = executor.decode([first], 2)
         for index in range(self.num_layers):
             self._launch("prefill", executor.prefill(run, index, 1))
@@ -64,11 +64,11 @@ class Serving:
         self._take(run.draw)
         self.lanes.aim(None)
         rest = third.prompt_len - half
-        for piece, beside in (
-            (Piece(third, 0, half, False), [first, second]),
-            (Piece(third, half, rest, True), [second]),
+        for chunk, beside in (
+            (PrefillChunk(third, 0, half, False), [first, second]),
+            (PrefillChunk(third, half, rest, True), [second]),
         ):
-            work, draw = executor.mixed([piece], beside)
+            work, draw = executor.mixed([chunk], beside)
             self._launch("decode", work)
             self._take(draw)
         self._steps([first, second, third], 2)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from smkern.kernels.slots_launch import RECORD, launch_interpreted
+from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import HostSender, Records, RowUpdate
-from smkern.runtime.model.slots import SlotTable
 from tests.runtime.model.slot_rows import Play, new_pool, new_state
 
 
@@ -38,7 +38,7 @@ class InterpretedSender:
 @pytest.mark.parametrize(("seed", "ctas"), [(0, 1), (1, 3), (2, 16)])
 def test_rows_hold_what_their_requests_have(seed: int, ctas: int) -> None:
     pool, state = new_pool(), new_state()
-    play = Play(SlotTable(state, pool, sender=InterpretedSender(state, ctas)), pool, Random(seed))
+    play = Play(InputBatch(state, pool, sender=InterpretedSender(state, ctas)), pool, Random(seed))
     for _ in range(15):
         play.turn()
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from smkern.errors import OutOfPagesError
 from smkern.kv.check import check_ledger
-from smkern.kv.ledger import PageLedger
+from smkern.kv.ledger import BlockManager
 from smkern.kv.prefix import BlockChain
 
 PAGES, SIZE = 8, 2
@@ -47,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = PageLedger(PAGES, SIZE)
+        self.ledger = BlockManager(PAGES, SIZE)
         self.running: dict[int, Running] = {}
         self.memory: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.readers: list[tuple[FakeEvent, dict[int, tuple[str, tuple[int, ...]]]]] = []
@@ -192,7 +192,7 @@ TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=
 
 @pytest.mark.parametrize("pages", [1, 3])
 def test_released_page_waits_for_its_event(pages: int) -> None:
-    ledger, event = PageLedger(pages, SIZE), FakeEvent()
+    ledger, event = BlockManager(pages, SIZE), FakeEvent()
     tokens = list(range(pages * SIZE))
     ledger.allocate("a", BlockChain(tokens, SIZE), len(tokens))
     ledger.release("a", event)
@@ -204,7 +204,7 @@ def test_released_page_waits_for_its_event(pages: int) -> None:
 
 
 def test_cached_block_of_a_read_release_is_shared_but_not_written() -> None:
-    ledger, event = PageLedger(2, SIZE), FakeEvent()
+    ledger, event = BlockManager(2, SIZE), FakeEvent()
     ledger.allocate("a", BlockChain([1, 2, 3], SIZE), 3)
     ledger.commit("a", [1, 2, 3])
     first = ledger.get("a").pages[0]
@@ -215,7 +215,7 @@ def test_cached_block_of_a_read_release_is_shared_but_not_written() -> None:
 
 
 def test_block_is_found_only_once_it_is_written() -> None:
-    ledger, event = PageLedger(4, SIZE), FakeEvent()
+    ledger, event = BlockManager(4, SIZE), FakeEvent()
     ledger.allocate("a", BlockChain([1, 2, 3], SIZE), 3)
     ledger.commit("a", [1, 2, 3], event)
     assert ledger.match(BlockChain([1, 2, 9], SIZE)) == []
@@ -224,7 +224,7 @@ def test_block_is_found_only_once_it_is_written() -> None:
 
 
 def test_evicts_the_longest_unused_and_the_end_of_a_prefix_first() -> None:
-    ledger = PageLedger(4, 1)
+    ledger = BlockManager(4, 1)
     for name, prompt in (("old", [1, 2]), ("new", [3, 4])):
         ledger.allocate(name, BlockChain(prompt, 1), 2)
         ledger.commit(name, prompt)
@@ -238,7 +238,7 @@ def test_evicts_the_longest_unused_and_the_end_of_a_prefix_first() -> None:
 
 
 def test_a_shared_page_of_the_cache_is_not_counted_as_free_too() -> None:
-    ledger = PageLedger(3, 1)
+    ledger = BlockManager(3, 1)
     ledger.allocate("a", BlockChain([1, 2, 3], 1), 3)
     ledger.commit("a", [1, 2, 3])
     ledger.release("a")
@@ -250,7 +250,7 @@ def test_a_shared_page_of_the_cache_is_not_counted_as_free_too() -> None:
 
 def test_a_million_pages_are_cheap() -> None:
     """No call looks at all pages: what one takes is the same in a pool of any size."""
-    ledger = PageLedger(1_000_000, 16)
+    ledger = BlockManager(1_000_000, 16)
     held = ledger.allocate("a", BlockChain([7], 16), 16)
     assert held.pages == [0]
     ledger.release("a")

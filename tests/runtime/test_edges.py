@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledEr
 from smkern.models import SamplingParams
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.device import Work
-from smkern.runtime.flights import Both, Written
+from smkern.runtime.in_flight import Both, Written
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
@@ -158,13 +158,13 @@ def test_nobody_is_admitted_before_who_is_paused() -> None:
     while first.stage != "running":
         world.step()
         world.wait(20.0)
-    books = world.mux._books
-    books.drop(first)
+    queues = world.mux._queues
+    queues.drop(first)
     first.stage = "paused"
-    books.paused.append(first)
-    assert not books.admit(world.submit([2], 2)._live)
+    queues.paused.append(first)
+    assert not queues.admit(world.submit([2], 2)._live)
     urgent = world.submit([3], 2, priority=1)._live
-    assert books.admit(urgent)
+    assert queues.admit(urgent)
     world.finish()
 
 

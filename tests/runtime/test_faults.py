@@ -234,7 +234,7 @@ def while_prefilling(world: World) -> int:
 
 def with_its_last_layers_launched(world: World) -> int:
     id_ = while_prefilling(world)
-    run_until(world, lambda: world.mux._launches.batch is None or _stage(world, id_) != "prefill")
+    run_until(world, lambda: world.mux._launcher.batch is None or _stage(world, id_) != "prefill")
     return id_
 
 
@@ -296,7 +296,7 @@ def test_cancelling_a_whole_batch_between_its_layers() -> None:
     """Nothing else is there, and its pages come back all the same."""
     world = World(FixedSplit(48, layers=1, max_prefill_tokens=48, move=False))
     ids = [world.submit(text, 4).id for text in ([1] * 20, [2] * 20)]
-    run_until(world, lambda: world.mux._launches.batch and world.mux._launches.batch.layers == 2)
+    run_until(world, lambda: world.mux._launcher.batch and world.mux._launcher.batch.layers == 2)
     for id_ in ids:
         world.cancel(id_)
     world.finish()
@@ -306,9 +306,9 @@ def test_cancelling_a_batch_and_the_one_that_it_preempted() -> None:
     policy = FixedSplit(48, layers=1, preempt_shorter_than=10, max_prefill_tokens=48)
     world = World(policy)
     long = world.submit([1] * 40, 4)
-    run_until(world, lambda: world.mux._launches.batch)
+    run_until(world, lambda: world.mux._launcher.batch)
     short = world.submit([2] * 3, 4)
-    run_until(world, lambda: world.mux._launches.preempted)
+    run_until(world, lambda: world.mux._launcher.preempted)
     third = world.submit([3] * 5, 4)
     world.cancel(long.id)
     world.cancel(short.id)
@@ -404,11 +404,11 @@ def test_a_policy_that_does_nothing_stops_nobody(lazy: Decision) -> None:
 def test_a_policy_that_asked_is_not_blamed_where_nothing_could_be_launched(monkeypatch) -> None:
     world = World()
     world.submit([1, 2, 3], 6)
-    launches, refused = world.mux._launches, []
+    launches, refused = world.mux._launcher, []
     decode = launches.decode
 
     def short_of_pages(steps: int) -> int:
-        if not launches.flights and not refused:
+        if not launches.in_flight and not refused:
             refused.append(steps)
             return 0
         return decode(steps)

@@ -12,7 +12,7 @@ import pytest
 from smkern.errors import ArgumentError
 from smkern.models.request import Request
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
-from smkern.runtime.launches import cut
+from smkern.runtime.launcher import cut
 from smkern.runtime.sim.rows import AFTER_END
 from tests.models.generation import Letters
 from tests.runtime.policies import RandomPolicy, Scripted
@@ -151,11 +151,11 @@ def test_every_prompt_ends_in_chunks_of_eighteen() -> None:
 @pytest.mark.parametrize("chunk", [9, 12, 17, 18, 40])
 def test_small_chunks_stop_nobody_in_the_invariant_mode(chunk: int) -> None:
     world = World(Aggregated(chunk_tokens=chunk), batch_invariant=True, end_probability=0.0)
-    pieces: list[tuple[Request, int]] = []
+    chunks: list[tuple[Request, int]] = []
     mixed = world.executor.mixed
 
     def spy(given: Any, requests: Any) -> Any:
-        pieces.extend((piece.request, piece.count) for piece in given)
+        chunks.extend((chunk.request, chunk.count) for chunk in given)
         return mixed(given, requests)
 
     world.executor.mixed = spy  # type: ignore[method-assign]
@@ -163,7 +163,7 @@ def test_small_chunks_stop_nobody_in_the_invariant_mode(chunk: int) -> None:
     for length in lengths:
         world.submit([length] * length, 12)
     world.finish(most_steps=3000)
-    assert all(count > 8 or request.prompt_len <= 8 for request, count in pieces)
+    assert all(count > 8 or request.prompt_len <= 8 for request, count in chunks)
     assert len(world.ended) == len(lengths)
 
 
@@ -247,9 +247,9 @@ def test_steps_follow_each_other_without_a_gap() -> None:
     world.submit([1] * 10, 40)
     list(world.mux.run())
     spans = sorted(
-        flight.event.times_us() for flight in world.watch.flights if flight.job.kind == "decode"
+        flight.event.times_us() for flight in world.watch.in_flight if flight.job.kind == "decode"
     )
-    world.watch.flights.clear()
+    world.watch.in_flight.clear()
     gaps = [later[0] - earlier[1] for earlier, later in pairwise(spans)]
     assert max(gaps, default=0.0) == 0.0
 
@@ -290,14 +290,14 @@ def test_gangs_meet_at_their_ends(seed: int) -> None:
 
     world = World(Gangs(seed))
     asked: list[int] = []
-    decide = world.mux._conductor._policy.decide
+    decide = world.mux._scheduler._policy.decide
 
     def spy(snapshot: Snapshot) -> Decision:
-        asked.append(world.watch.in_flight)
+        asked.append(world.watch.num_in_flight)
         decision: Decision = decide(snapshot)
         return decision
 
-    world.mux._conductor._policy.decide = spy  # type: ignore[method-assign]
+    world.mux._scheduler._policy.decide = spy  # type: ignore[method-assign]
     for text in prompts(10, seed):
         world.submit(text, 8)
     world.finish()

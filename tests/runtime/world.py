@@ -13,7 +13,7 @@ from smkern.runtime.live import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
-from tests.runtime.books import WatchedExecutor
+from tests.runtime.watched import WatchedExecutor
 
 RUNGS = (16, 48, 96)
 END = 7
@@ -164,7 +164,7 @@ class World:
         assert self.executor.pool.requests == ()
         assert self.executor.pool.usage.held == 0, self.executor.pool
         if self.executor.device.lost_by is None:  # what was on a lost device never ends
-            assert self.watch.in_flight == 0
+            assert self.watch.num_in_flight == 0
         self.check()
 
     def _enter(self, output: Output) -> None:

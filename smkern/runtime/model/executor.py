@@ -16,15 +16,15 @@ from smkern.models.request import Request
 from smkern.ops.checks import as_int
 from smkern.partition import Ladder, Partition
 from smkern.runtime.device import Device, Work
-from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun
+from smkern.runtime.executor import Draw, MemoryReport, PrefillChunk, PrefillRun
 from smkern.runtime.host_device import HostDevice
+from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.mixed import MixedRunner
 from smkern.runtime.model.prefill import PrefillRunner, Prompts
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.seats import Seating, Seats
-from smkern.runtime.model.slots import Guest, RowUpdate, SlotTable
 from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
 from smkern.runtime.place import Lane, Place
 
@@ -35,13 +35,13 @@ DECODE_LAUNCHES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Foreseen:
+class _Prepared:
     """Decode steps that were prepared while the device computed those before.
 
     `at`: Steps of this arrangement that were launched before them.
     """
 
-    seated: Seating
+    seated: DecodeBatch
     at: int
     works: list[tuple[Work, Draw]]
 
@@ -126,20 +126,20 @@ class ModelExecutor:
         self.config = config
         self.pool = pool
         self.device: Device = device if device is not None else _device_for(model, ladder)
-        # Batches and mixed steps have guests' rows of their own: a mixed step's guests move to
-        # slots on the decode lane while the next batch is seated on the prefill lane.
+        # Batches and mixed steps have prefill rows of their own: a mixed step's move to slots
+        # on the decode lane while the next batch is seated on the prefill lane.
         self._state = RowState.make(
             max_running=max_running,
             max_prefill=2 * max_prefill,
             max_pages=pool.pages_for(self.max_context),
             device=model.device,
         )
-        self._table = SlotTable(self._state, pool, in_order=True)
-        self._seats = Seats(self._table)
-        self._foreseen: _Foreseen | None = None
+        self._table = InputBatch(self._state, pool, in_order=True)
+        self._decode_slots = DecodeSlots(self._table)
+        self._prepared: _Prepared | None = None
         slots = self._state.inputs(self._state.first_slot, max_running)
         self._tokens = slots.token_ids
-        self._prefill_table = SlotTable(self._state, pool)
+        self._prefill_table = InputBatch(self._state, pool)
         caches = self._caches = [pool.layer(i) for i in range(config.num_layers)]
         self._arenas = [
             Arena(config, max_tokens + max_running, max_prefill + max_running, model.device),
@@ -169,14 +169,14 @@ class ModelExecutor:
         )
         self.synchronize()  # the buffers are made on this stream, and used on others
 
-    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+    def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
         """Prepare a batch of prompts; nothing is launched. A slot holds one batch at a time.
 
         Raises:
-            ArgumentError: more pieces or tokens than fit, or a slot that is not free.
+            ArgumentError: more chunks or tokens than fit, or a slot that is not free.
         """
-        self._check_pieces(pieces)
-        return self._prefill.begin(pieces, slot)
+        self._check_chunks(chunks)
+        return self._prefill.begin(chunks, slot)
 
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
         """Layers first..first+count of a batch; see `Executor`.
@@ -194,13 +194,17 @@ class ModelExecutor:
         """
         if not requests or steps < 1:
             return []
-        found, self._foreseen = self._foreseen, None
-        if found is not None and self._seats.stays(found.seated) and found.is_for(requests, steps):
+        found, self._prepared = self._prepared, None
+        if (
+            found is not None
+            and self._decode_slots.stays(found.seated)
+            and found.is_for(requests, steps)
+        ):
             return found.works
-        seated = self._seats.arrange(requests, steps)
+        seated = self._decode_slots.arrange(requests, steps)
         return self._steps(seated, self._table.take(), steps)
 
-    def foresee(self, requests: Sequence[Request], steps: int) -> None:
+    def prepare_next(self, requests: Sequence[Request], steps: int) -> None:
         """The next decode steps are of the same requests as the last, and have their pages: they
         are prepared while the device computes, and `decode` returns them if it is asked for them.
 
@@ -210,61 +214,63 @@ class ModelExecutor:
         meanwhile gives its pages back, and they may be another's before the entries are written;
         but an update that ends the row, or seats another there, is in front of all that reads it.
         """
-        self._foreseen = None
-        seated = self._seats.go_on(tuple(requests), steps)
+        self._prepared = None
+        seated = self._decode_slots.go_on(tuple(requests), steps)
         if seated is None:
             return
         update = self._table.take()
-        self._foreseen = _Foreseen(seated, seated.steps, self._steps(seated, update, steps))
+        self._prepared = _Prepared(seated, seated.steps, self._steps(seated, update, steps))
         behind: Any = getattr(self.device, "behind", None)
         if behind is not None and update.has_any:
             # What was not sent goes with the next step, which says so if it cannot be.
             with suppress(Exception):
                 behind("decode", update.send)
 
-    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], requests: Sequence[Request]
+    ) -> tuple[Work, Draw]:
         """One forward of prompts' chunks and a token of each decoding request; see `Executor`.
 
         Raises:
             ArgumentError: more than fits, or a batch of prefill slot 0 that has layers to go.
         """
-        self._check_pieces(pieces)
+        self._check_chunks(chunks)
         if self._slots[0].is_busy:
             raise ArgumentError(
                 "prefill slot 0 holds a batch that has layers to go, and a mixed forward needs its "
                 "buffers: launch its layers first"
             )
-        seated = self._seats.arrange(requests, 1)
+        seated = self._decode_slots.arrange(requests, 1)
         rows, lengths = seated.rows, seated.lengths
-        first = self._state.first_slot - len(pieces)
-        self._table.seat_guests(
+        first = self._state.first_slot - len(chunks)
+        self._table.write_prefill_rows(
             [
-                Guest(first + i, piece.request, piece.end, piece.draws)
-                for i, piece in enumerate(pieces)
+                PrefillRow(first + i, chunk.request, chunk.end, chunk.draws)
+                for i, chunk in enumerate(chunks)
             ]
         )
-        self._seats.drop_guests()  # their rows are these
+        self._decode_slots.drop_prefill_rows()  # their rows are these
         update = self._table.take()
-        drawing = [i for i, piece in enumerate(pieces) if piece.draws]
-        picked = [*drawing, *range(len(pieces), len(pieces) + len(rows))]
+        drawing = [i for i, chunk in enumerate(chunks) if chunk.draws]
+        picked = [*drawing, *range(len(chunks), len(chunks) + len(rows))]
         read = Read(self._reads, picked)
-        kept = tuple(pieces)
+        kept = tuple(chunks)
 
         def launch(place: Place) -> None:
             self._mixed.run(kept, rows, lengths, update, read)
             seated.steps += 1
             for i in drawing:
                 length = kept[i].end + 1
-                self._seats.drew(kept[i].request, first + i, length)
+                self._decode_slots.drew(kept[i].request, first + i, length)
 
-        about = {"requests": [piece.request.index for piece in kept]}
+        about = {"requests": [chunk.request.index for chunk in kept]}
         size = self._mixed.size(kept, lengths)
         work = Work("mixed", launch, size, self._mixed.launches, about)
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
     def forget(self, request: Request) -> None:
         """A request has left, or gave its pages back: what is kept of it is dropped."""
-        self._seats.forget(request)
+        self._decode_slots.forget(request)
         self._prefill.forget(request)
 
     def capture(
@@ -343,12 +349,12 @@ class ModelExecutor:
 
     def close(self) -> None:
         """Wait for all that was launched, and destroy the graphs. Closing twice is fine."""
-        self._foreseen = None
+        self._prepared = None
         with suppress(RuntimeError):  # behind an error of the device nothing runs
             self.synchronize()
         self.graphs.close()
 
-    def _steps(self, seated: Seating, update: RowUpdate, steps: int) -> list[tuple[Work, Draw]]:
+    def _steps(self, seated: DecodeBatch, update: RowUpdate, steps: int) -> list[tuple[Work, Draw]]:
         """The next decode steps of an arrangement, the first behind what is sent of its rows."""
         rows, batch = seated.rows, len(seated.rows)
         longest, total, layers = seated.longest, seated.total, self.config.num_layers
@@ -373,11 +379,11 @@ class ModelExecutor:
         find: Any = getattr(self.device, "partition", None)
         return None if find is None else find(place)
 
-    def _check_pieces(self, pieces: Sequence[Piece]) -> None:
-        tokens = sum(piece.count for piece in pieces)
-        if not 1 <= len(pieces) <= self.max_prefill or tokens > self.max_tokens:
+    def _check_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
+        tokens = sum(chunk.count for chunk in chunks)
+        if not 1 <= len(chunks) <= self.max_prefill or tokens > self.max_tokens:
             raise ArgumentError(
-                f"{len(pieces)} pieces of {tokens} tokens: the buffers hold 1 to "
+                f"{len(chunks)} chunks of {tokens} tokens: the buffers hold 1 to "
                 f"{self.max_prefill} of {self.max_tokens} in all; cut the batch, or raise "
                 "max_prefill or max_tokens"
             )

@@ -12,12 +12,12 @@ from smkern.latency import Size
 from smkern.models.layered import LayeredModel, forward
 from smkern.models.request import Request
 from smkern.models.step import Caches, Step
-from smkern.runtime.executor import Piece, chunks_of
+from smkern.runtime.executor import PrefillChunk, size_chunks
 from smkern.runtime.model import sizes
+from smkern.runtime.model.input_batch import RowUpdate
 from smkern.runtime.model.prefill import Prompts, reserve
 from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.slots import RowUpdate
 
 
 class MixedRunner:
@@ -56,10 +56,10 @@ class MixedRunner:
         def zeros(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=state.device)
 
-        self._chunks = state.max_prefill
+        self._max_chunks = state.max_prefill
         self._token_ids = zeros(max_tokens + state.max_running)
-        self._kv_lens = zeros(self._chunks + state.max_running)
-        self._cu_q_lens = zeros(self._chunks + state.max_running + 1)
+        self._kv_lens = zeros(self._max_chunks + state.max_running)
+        self._cu_q_lens = zeros(self._max_chunks + state.max_running + 1)
         self._no_keys = zeros(1)[0]
 
     @property
@@ -70,15 +70,15 @@ class MixedRunner:
         """Take the pinned memory of the longest forward, as often as several are on their way."""
         reserve(self._staging, self._token_ids)
 
-    def size(self, pieces: Sequence[Piece], lengths: Sequence[int]) -> Size:
+    def size(self, chunks: Sequence[PrefillChunk], lengths: Sequence[int]) -> Size:
         """What the forward is made of.
 
         Args:
-            pieces: The chunks.
+            chunks: The chunks.
             lengths: Keys of each request that decodes.
         """
         layers = self._model.config.num_layers
-        return Size(chunks_of(pieces), layers, layers, True, len(lengths), sum(lengths))
+        return Size(size_chunks(chunks), layers, layers, True, len(lengths), sum(lengths))
 
     @property
     def launches(self) -> int:
@@ -88,7 +88,7 @@ class MixedRunner:
 
     def run(
         self,
-        pieces: Sequence[Piece],
+        chunks: Sequence[PrefillChunk],
         requests: Sequence[Request],
         lengths: Sequence[int],
         update: RowUpdate,
@@ -97,7 +97,7 @@ class MixedRunner:
         """Launch the forward on the current stream.
 
         Args:
-            pieces: The chunks, by row in front of the slots.
+            chunks: The chunks, by row in front of the slots.
             requests: Those that decode, by slot.
             lengths: Bounds of their keys.
             update: Seats both.
@@ -105,26 +105,26 @@ class MixedRunner:
         """
         read.reserve()  # once it has drawn, what runs has advanced: nothing may raise any more
         update.send()
-        step = self._step(pieces, requests, lengths).planned_in(self._prompts.plans)
+        step = self._step(chunks, requests, lengths).planned_in(self._prompts.plans)
         logits = forward(self._model, step)
-        rows = self._state.inputs(self._state.first_slot - len(pieces), step.batch)
+        rows = self._state.inputs(self._state.first_slot - len(chunks), step.batch)
         rows.draw(logits, step.kv_lens, num_sms=step.num_sms)
         read.copy(Source.of(rows.token_ids))
 
     def _step(
-        self, pieces: Sequence[Piece], requests: Sequence[Request], lengths: Sequence[int]
+        self, chunks: Sequence[PrefillChunk], requests: Sequence[Request], lengths: Sequence[int]
     ) -> Step:
-        num_chunks, batch, first = len(pieces), len(requests), self._state.first_slot
-        counts = [piece.count for piece in pieces]
-        ends = [piece.end for piece in pieces]
-        tokens = [id_ for piece in pieces for id_ in piece.ids]
+        num_chunks, batch, first = len(chunks), len(requests), self._state.first_slot
+        counts = [chunk.count for chunk in chunks]
+        ends = [chunk.end for chunk in chunks]
+        tokens = [id_ for chunk in chunks for id_ in chunk.ids]
         begin, split = self._max_tokens - len(tokens), self._max_tokens
-        rows = slice(self._chunks - num_chunks, self._chunks + batch)
+        rows = slice(self._max_chunks - num_chunks, self._max_chunks + batch)
         cu_q_lens = self._cu_q_lens[: num_chunks + batch + 1]
         self._staging.send(
             [
                 (self._token_ids[begin:split], tokens),
-                (self._kv_lens[rows.start : self._chunks], ends),
+                (self._kv_lens[rows.start : self._max_chunks], ends),
                 (cu_q_lens, [0, *accumulate([*counts, *[1] * batch])]),
             ]
         )
@@ -136,7 +136,7 @@ class MixedRunner:
                 slots.finished,
                 self._no_keys,
                 slots.kv_lens,
-                out=self._kv_lens[self._chunks : rows.stop],
+                out=self._kv_lens[self._max_chunks : rows.stop],
             )
         return Step.make(
             self._prompts.arena,

@@ -17,11 +17,11 @@ from smkern.models.request import Request
 from smkern.models.step import Caches, Step
 from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.model import sizes
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.slots import Guest, RowUpdate, SlotTable
 from smkern.runtime.place import Place
 
 
@@ -148,7 +148,7 @@ class PrefillRunner:
         model: LayeredModel,
         caches: Caches,
         state: RowState,
-        table: SlotTable,
+        table: InputBatch,
         slots: Sequence[Prompts],
         reads: Reads,
         max_context: int,
@@ -163,11 +163,11 @@ class PrefillRunner:
         self._max_context = max_context
         self._staging = Staging(state.device)
 
-    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+    def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
         """Prepare a batch; nothing is launched.
 
         Raises:
-            ArgumentError: a slot whose batch has layers to go, or pieces that do not fit.
+            ArgumentError: a slot whose batch has layers to go, or chunks that do not fit.
         """
         prompts = self._slots[slot]
         if prompts.is_busy:
@@ -175,16 +175,16 @@ class PrefillRunner:
                 f"prefill slot {slot} holds a batch that has layers to go: launch them, or forget "
                 "its requests"
             )
-        counts = [piece.count for piece in pieces]
-        lengths = [piece.end for piece in pieces]
-        rows = range(prompts.first_row, prompts.first_row + len(pieces))
-        self._table.seat_guests(
+        counts = [chunk.count for chunk in chunks]
+        lengths = [chunk.end for chunk in chunks]
+        rows = range(prompts.first_row, prompts.first_row + len(chunks))
+        self._table.write_prefill_rows(
             [
-                Guest(row, piece.request, length, piece.draws)
-                for row, piece, length in zip(rows, pieces, lengths, strict=True)
+                PrefillRow(row, chunk.request, length, chunk.draws)
+                for row, chunk, length in zip(rows, chunks, lengths, strict=True)
             ]
         )
-        tokens = [id_ for piece in pieces for id_ in piece.ids]
+        tokens = [id_ for chunk in chunks for id_ in chunk.ids]
         inputs = self._state.inputs(rows.start, len(rows))
         step = Step.make(
             prompts.arena,
@@ -192,15 +192,15 @@ class PrefillRunner:
             kv_lens=inputs.kv_lens,
             page_table=inputs.page_table,
             caches=self._caches,
-            cu_q_lens=prompts.cu_q_lens[: len(pieces) + 1],
+            cu_q_lens=prompts.cu_q_lens[: len(chunks) + 1],
             num_sms=prompts.num_sms,
             **sizes.bounds(counts, lengths, self._max_context),
         )
         staged = _Staged(self._staging, prompts, tokens, [0, *accumulate(counts)])
-        requests = [piece.request for piece in pieces]
+        requests = [chunk.request for chunk in chunks]
         batch = PromptBatch(prompts, requests, step, self._table.take(), staged)
         prompts.batch = batch
-        return PrefillRun(tuple(pieces), slot, batch)
+        return PrefillRun(tuple(chunks), slot, batch)
 
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
         """Layers first..first+count of a batch, with what is in front of the first layer, and with
@@ -219,11 +219,11 @@ class PrefillRunner:
         if self._slots[run.slot].batch is not batch:
             raise ArgumentError(f"the batch of prefill slot {run.slot} is gone: begin it anew")
         is_last = first + count == config.num_layers
-        drawing = [row for row, piece in enumerate(run.pieces) if piece.draws]
+        drawing = [row for row, chunk in enumerate(run.chunks) if chunk.draws]
         read = None
         if is_last and drawing:
             read = Read(self._reads, drawing)
-            run.draw = Draw(tuple(run.pieces[row].request for row in drawing), read)
+            run.draw = Draw(tuple(run.chunks[row].request for row in drawing), read)
 
         def launch(place: Place) -> None:
             step = batch.step()
@@ -234,7 +234,7 @@ class PrefillRunner:
             if is_last:
                 batch.is_done = True
             if read is not None:
-                rows = self._state.inputs(batch.prompts.first_row, len(run.pieces))
+                rows = self._state.inputs(batch.prompts.first_row, len(run.chunks))
                 rows.draw(self._model.head(step), step.kv_lens, num_sms=step.num_sms)
                 read.copy(Source.of(rows.token_ids))
 
@@ -243,7 +243,7 @@ class PrefillRunner:
             launch,
             sizes.prefill_size(config, run, count, read is not None),
             count * sizes.layer_launches(config) + (first == 0) * 5 + is_last * 6,
-            {"first": first, "requests": [piece.request.index for piece in run.pieces]},
+            {"first": first, "requests": [chunk.request.index for chunk in run.chunks]},
         )
 
     def warm(self) -> None:

@@ -14,7 +14,7 @@ ROOMS = 64
 """Reads that may be under way before more pinned memory is taken."""
 
 
-class Room(NamedTuple):
+class TokenBuffer(NamedTuple):
     """Memory of one read, looked up when it is taken: not between a step and the next.
 
     `memory`: [width] int32, on the host. `address`: of it. `numbers`: a view of it.
@@ -55,7 +55,7 @@ class Reads:
     def __init__(self, device: torch.device, width: int) -> None:
         self._pins = device.type == "cuda"
         self._width = width
-        self._free: list[Room] = []
+        self._free: list[TokenBuffer] = []
         self._num_bytes = 0
         self._grow()
 
@@ -64,7 +64,7 @@ class Reads:
         """Host memory, bytes."""
         return self._num_bytes
 
-    def room(self) -> Room:
+    def room(self) -> TokenBuffer:
         """Memory, until it is given back."""
         self.reserve()
         return self._free.pop()
@@ -74,14 +74,14 @@ class Reads:
         if not self._free:
             self._grow()
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: TokenBuffer) -> None:
         """The copy into it is over, and was read."""
         self._free.append(room)
 
     def _grow(self) -> None:
         rooms = torch.zeros(ROOMS, self._width, dtype=torch.int32, pin_memory=self._pins)
         self._num_bytes += rooms.nbytes
-        self._free += [Room(x, x.data_ptr(), x.numpy().data) for x in rooms.unbind()]
+        self._free += [TokenBuffer(x, x.data_ptr(), x.numpy().data) for x in rooms.unbind()]
 
 
 class Read:
@@ -98,7 +98,7 @@ class Read:
         self._reads = reads
         self._rows = rows
         self._count = 0
-        self._room: Room | None = None
+        self._room: TokenBuffer | None = None
         self._tokens: list[int] | None = None
 
     def reserve(self) -> None:

@@ -61,7 +61,7 @@ class CudaSender:
         )  # fmt: skip
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._read: tuple[int, torch.cuda.Event] | None = None
-        """The last send that read a guest's row: its stream and its end."""
+        """The last send that read a prefill row: its stream and its end."""
         # the arrays were filled on the stream that was current then, not on those of the lanes
         torch.cuda.current_stream(self._index).synchronize()
 
@@ -85,7 +85,7 @@ class CudaSender:
         stream = self._streams.get(raw)
         if stream is None:  # torch makes one in some microseconds
             stream = self._streams[raw] = torch.cuda.current_stream(self._index)
-        self._order_guests(records, stream)
+        self._order_prefill_rows(records, stream)
         words = records.words + records.numbers
         stage.host[: len(words)] = array("i", words)
         code = copy_async()(stage.device_address, stage.host_address, _WORD * len(words), raw)
@@ -98,8 +98,8 @@ class CudaSender:
         if records.sources and min(records.sources) < self._state.first_slot:
             self._read = raw, stage.over
 
-    def _order_guests(self, records: Records, stream: torch.cuda.Stream) -> None:
-        """Let a guest's row be overwritten behind the move that reads it on another stream."""
+    def _order_prefill_rows(self, records: Records, stream: torch.cuda.Stream) -> None:
+        """Let a prefill row be overwritten behind the move that reads it on another stream."""
         if self._read is None or self._read[0] == stream.cuda_stream:
             return
         if min(records.targets) < self._state.first_slot:

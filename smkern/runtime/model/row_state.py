@@ -20,12 +20,12 @@ _ALIGNED_ROWS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowState:
-    """Arrays with a row a request: guests of prefill batches first, then the slots that decode.
+    """Arrays with a row a request: rows of prefill batches first, then the slots that decode.
 
-    With C = max_prefill and B = max_running, rows [0, C) are the guests of prefill slot 1 (the
+    With C = max_prefill and B = max_running, rows [0, C) are those of prefill slot 1 (the
     batch that preempts), [C, 2C) those of prefill slot 0 and of mixed steps, [2C, 2C + B) the
-    slots. Guests are the last rows of their part: the chunks of a mixed step and the requests that
-    decode are one range of rows, [2C - chunks, 2C + batch), and nothing is gathered.
+    slots. Prefill rows are the last rows of their part: the chunks of a mixed step and the requests
+    that decode are one range of rows, [2C - chunks, 2C + batch), and nothing is gathered.
 
     A row means what `DecodeInputs` says. All rows are finished at first.
 
@@ -39,7 +39,7 @@ class RowState:
 
     Example:
         >>> state = RowState.make(max_running=4, max_prefill=2, max_pages=8, device="cpu")
-        >>> state.first_slot, state.guest_rows(0, 1), state.guest_rows(1, 2)
+        >>> state.first_slot, state.prefill_rows(0, 1), state.prefill_rows(1, 2)
         (4, range(3, 4), range(0, 2))
         >>> state.inputs(3, 5).token_ids.shape
         torch.Size([5])
@@ -115,7 +115,7 @@ class RowState:
         """Device memory, bytes."""
         return self.words.nbytes + self.finished.nbytes + self.page_table.nbytes
 
-    def guest_rows(self, slot: int, count: int) -> range:
+    def prefill_rows(self, slot: int, count: int) -> range:
         """The rows of a prefill batch (or of a mixed step's chunks: slot 0) of `count` requests.
 
         Args:

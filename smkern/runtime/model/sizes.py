@@ -46,4 +46,4 @@ def layer_launches(config: ModelConfig) -> int:
 
 def prefill_size(config: ModelConfig, run: PrefillRun, layers: int, head: bool) -> Size:
     """Some layers of a batch of prompts."""
-    return Size(run.chunks, layers, config.num_layers, head)
+    return Size(run.cost, layers, config.num_layers, head)

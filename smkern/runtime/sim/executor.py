@@ -10,7 +10,7 @@ from smkern.latency import Chunk, Size
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, MemoryReport, Piece, PrefillRun, chunks_of
+from smkern.runtime.executor import Draw, MemoryReport, PrefillChunk, PrefillRun, size_chunks
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.event import SimEvent
@@ -120,22 +120,22 @@ class SimExecutor:
         """The tokens that a request draws, whatever the schedule."""
         return self._source.completion(request)
 
-    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+    def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
         """Prepare a batch of prompts.
 
         Raises:
             HazardError: the slot's buffers hold another batch, or this one is too large.
         """
-        self._check_batch(pieces)
+        self._check_batch(chunks)
         old = self._slots.get(slot)
         if slot not in (0, 1) or (old is not None and self._is_running(old)):
             raise self._pool.hazard(
-                f"slot {slot} for {[piece.request for piece in pieces]}: there are 0 and 1, "
+                f"slot {slot} for {[chunk.request for chunk in chunks]}: there are 0 and 1, "
                 f"{sorted(self._slots)} hold batches"
             )
-        run = self._slots[slot] = PrefillRun(tuple(pieces), slot, _State())
-        for piece in pieces:
-            run.state.rows.append(self._rows.row(piece.request, piece.start))
+        run = self._slots[slot] = PrefillRun(tuple(chunks), slot, _State())
+        for chunk in chunks:
+            run.state.rows.append(self._rows.row(chunk.request, chunk.start))
         return run
 
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
@@ -146,7 +146,7 @@ class SimExecutor:
                 missing or not written yet.
         """
         is_last = first + count >= self.config.num_layers
-        drawing = tuple(piece.request for piece in run.pieces if piece.draws)
+        drawing = tuple(chunk.request for chunk in run.chunks if chunk.draws)
         launch = _Launch()
         if is_last:
             run.draw = self._draw(drawing, launch)
@@ -160,17 +160,17 @@ class SimExecutor:
                 )
             if first == 0:
                 self._rows.overwrite(run.slot)
-            for piece in run.pieces:
-                if self._rows.get(piece.request) is not None:  # else it has left
-                    self._rows.chunk(piece, event, first == 0)
+            for chunk in run.chunks:
+                if self._rows.get(chunk.request) is not None:  # else it has left
+                    self._rows.chunk(chunk, event, first == 0)
             run.state.layers += count
             if is_last:
                 del self._slots[run.slot]
-                last = [piece for piece in run.pieces if piece.draws]
-                launch.tokens = [self._rows.end_of_prompt(piece, run.slot) for piece in last]
+                last = [chunk for chunk in run.chunks if chunk.draws]
+                launch.tokens = [self._rows.end_of_prompt(chunk, run.slot) for chunk in last]
 
-        size = self._size(run.chunks, (), 0, count, bool(drawing) and is_last)
-        about = {"first": first, "requests": [piece.request.index for piece in run.pieces]}
+        size = self._size(run.cost, (), 0, count, bool(drawing) and is_last)
+        about = {"first": first, "requests": [chunk.request.index for chunk in run.chunks]}
         return Work("prefill", start, size, count * LAYER_LAUNCHES, about)
 
     def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
@@ -190,16 +190,18 @@ class SimExecutor:
             works.append((Work("decode", start, size, 1, about), self._draw(rows, launch)))
         return works
 
-    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], requests: Sequence[Request]
+    ) -> tuple[Work, Draw]:
         """One forward of chunks and decode rows; see `Executor`.
 
         Raises:
             HazardError: too much for the buffers; when it is launched: see the class.
         """
-        self._check_batch(pieces)
+        self._check_batch(chunks)
         self._check_rows(requests)
         rows, num_layers = tuple(requests), self.config.num_layers
-        drawing = tuple(piece.request for piece in pieces if piece.draws)
+        drawing = tuple(chunk.request for chunk in chunks if chunk.draws)
         launch = _Launch()
 
         def start(place: Place) -> None:
@@ -208,13 +210,13 @@ class SimExecutor:
                 raise self._pool.hazard("a mixed step while slot 0, whose rows it uses, is busy")
             drawn = [self._rows.step(request, event) for request in rows]
             self._rows.overwrite(0)
-            for piece in pieces:
-                self._rows.row(piece.request, piece.start)
-                self._rows.chunk(piece, event, True)
-            launch.tokens = [self._rows.end_of_prompt(p, 0) for p in pieces if p.draws] + drawn
+            for chunk in chunks:
+                self._rows.row(chunk.request, chunk.start)
+                self._rows.chunk(chunk, event, True)
+            launch.tokens = [self._rows.end_of_prompt(p, 0) for p in chunks if p.draws] + drawn
 
-        size = self._size(chunks_of(pieces), rows, 0, num_layers, bool(drawing))
-        about = {"requests": [piece.request.index for piece in pieces], "batch": len(rows)}
+        size = self._size(size_chunks(chunks), rows, 0, num_layers, bool(drawing))
+        about = {"requests": [chunk.request.index for chunk in chunks], "batch": len(rows)}
         work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about)
         return work, self._draw((*drawing, *rows), launch)
 
@@ -241,8 +243,8 @@ class SimExecutor:
 
     def _is_running(self, run: PrefillRun) -> bool:
         """Whether a batch's layers are still to come, and any of its requests is there."""
-        rows = zip(run.pieces, run.state.rows, strict=True)
-        return any(self._rows.get(piece.request) is row for piece, row in rows)
+        rows = zip(run.chunks, run.state.rows, strict=True)
+        return any(self._rows.get(chunk.request) is row for chunk, row in rows)
 
     def _event(self, lane: Lane, place: Place, sides: tuple[str, ...]) -> SimEvent:
         """The event of the launch that is being made."""
@@ -277,17 +279,17 @@ class SimExecutor:
             kv += len(request.ids) if row is None else row.computed + 1
         return Size(chunks, layers, self.config.num_layers, head, len(rows), kv + ahead * len(rows))
 
-    def _check_batch(self, pieces: Sequence[Piece]) -> None:
-        tokens = sum(piece.count for piece in pieces)
-        if not 0 < len(pieces) <= self.max_prefill or tokens > self.max_tokens:
+    def _check_batch(self, chunks: Sequence[PrefillChunk]) -> None:
+        tokens = sum(chunk.count for chunk in chunks)
+        if not 0 < len(chunks) <= self.max_prefill or tokens > self.max_tokens:
             raise self._pool.hazard(
-                f"{len(pieces)} prompts of {tokens} new tokens: 1 to {self.max_prefill} of "
+                f"{len(chunks)} prompts of {tokens} new tokens: 1 to {self.max_prefill} of "
                 f"{self.max_tokens} in all"
             )
-        for piece in pieces:
-            end = piece.end
-            if piece.count < 1 or piece.draws != (end == len(piece.request.ids)):
-                raise self._pool.hazard(f"{piece}, of {len(piece.request.ids)} tokens")
+        for chunk in chunks:
+            end = chunk.end
+            if chunk.count < 1 or chunk.draws != (end == len(chunk.request.ids)):
+                raise self._pool.hazard(f"{chunk}, of {len(chunk.request.ids)} tokens")
 
     def _check_rows(self, requests: Sequence[Request]) -> None:
         if len(requests) > self.max_running or len(set(requests)) < len(requests):

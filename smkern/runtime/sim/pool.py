@@ -1,11 +1,11 @@
-"""The books of a simulated executor: what a launch may read and write, and when pages come back."""
+"""The pages of a simulated executor: what a launch may read and write, and when pages come back."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 from smkern.errors import SmkernError
-from smkern.kv import BookPool, Event
+from smkern.kv import Event, PagePool
 from smkern.runtime.place import Lane
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.event import SimEvent
@@ -15,11 +15,11 @@ class HazardError(SmkernError, RuntimeError):
     """A launch or a release that a GPU would have turned into wrong tokens without a word."""
 
 
-class SimPool(BookPool):
-    """Books that know which launches read and write their pages.
+class SimPool(PagePool):
+    """A pool that knows which launches read and write their pages.
 
     Args:
-        num_pages, page_size, reuse: As in `BookPool`.
+        num_pages, page_size, reuse: As in `PagePool`.
         device: Whose launches these are.
 
     Attributes:
@@ -92,7 +92,7 @@ class SimPool(BookPool):
             self._writers[page] = event
 
     def release(self, request: Hashable, event: Event | None = None) -> None:
-        """As in `BookPool`.
+        """As in `PagePool`.
 
         Raises:
             HazardError: a launch that reads or writes the pages is not over, and no event was

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smkern.models.request import Request
-from smkern.runtime.executor import Piece
+from smkern.runtime.executor import PrefillChunk
 from smkern.runtime.sim.event import SimEvent
 from smkern.runtime.sim.pool import SimPool
 from smkern.runtime.sim.tokens import TokenSource
@@ -23,7 +23,7 @@ class Row:
         computed: Tokens whose keys and values are written, or are by what is launched.
         drawn: Tokens that it has, the prompt's included.
         is_finished: Whether it ended on the device.
-        guest: The rows where its prefill drew its token: a slot's, until it is seated.
+        prefill row: The rows where its prefill drew its token: a slot's, until it is seated.
         is_overwritten: Whether others took these rows before.
     """
 
@@ -31,7 +31,7 @@ class Row:
     computed: int
     drawn: int = 0
     is_finished: bool = False
-    guest: int | None = None
+    prefill_row: int | None = None
     is_overwritten: bool = False
 
 
@@ -76,13 +76,13 @@ class SimRows:
                 f"a decode step of {request!r}, of which {row.computed} tokens are computed and "
                 f"{row.drawn} drawn: its prompt is not through"
             )
-        if row.guest is not None:
+        if row.prefill_row is not None:
             if row.is_overwritten and len(request.ids) < row.drawn:
                 raise self._pool.hazard(
-                    f"{request!r} takes its seat after slot {row.guest}, where its token lay, was "
-                    "used again, and before the host read it"
+                    f"{request!r} takes its seat after slot {row.prefill_row}, where its token "
+                    "lay, was used again, and before the host read it"
                 )
-            row.guest = None
+            row.prefill_row = None
         self._pool.use(request, event)
         if row.is_finished:
             return AFTER_END
@@ -91,32 +91,32 @@ class SimRows:
         row.computed = row.drawn
         return self._advance(request, row)
 
-    def chunk(self, piece: Piece, event: SimEvent, is_first: bool) -> None:
+    def chunk(self, chunk: PrefillChunk, event: SimEvent, is_first: bool) -> None:
         """A launch computes a prompt's chunk, or some layers of it, the first of them or others.
 
         Raises:
             HazardError: what is in front of it is not computed, or its pages are not to be written.
         """
-        row, stop = self._rows[piece.request], piece.end
+        row, stop = self._rows[chunk.request], chunk.end
         if is_first:
-            if row.computed != piece.start:
+            if row.computed != chunk.start:
                 raise self._pool.hazard(
-                    f"a chunk of {piece.request!r} from {piece.start} on, of which "
+                    f"a chunk of {chunk.request!r} from {chunk.start} on, of which "
                     f"{row.computed} tokens are computed"
                 )
-            self._pool.read(piece.request, piece.start, event)
-        self._pool.use(piece.request, event)
-        self._write(piece.request, piece.start, stop, event)
+            self._pool.read(chunk.request, chunk.start, event)
+        self._pool.use(chunk.request, event)
+        self._write(chunk.request, chunk.start, stop, event)
         row.computed = stop
 
-    def end_of_prompt(self, piece: Piece, slot: int) -> int:
+    def end_of_prompt(self, chunk: PrefillChunk, slot: int) -> int:
         """The token behind a prompt's last chunk."""
-        row = self._rows.get(piece.request)
+        row = self._rows.get(chunk.request)
         if row is None:  # it has left
             return AFTER_END
-        row.guest, row.is_overwritten = slot, False
-        row.drawn = piece.end
-        return self._advance(piece.request, row)
+        row.prefill_row, row.is_overwritten = slot, False
+        row.drawn = chunk.end
+        return self._advance(chunk.request, row)
 
     def row(self, request: Request, computed: int) -> Row:
         """What is known of a request, with so many tokens computed where nothing was."""
@@ -129,7 +129,7 @@ class SimRows:
     def overwrite(self, slot: int) -> None:
         """A slot's rows are used by others from now on."""
         for row in self._rows.values():
-            if row.guest == slot:
+            if row.prefill_row == slot:
                 row.is_overwritten = True
 
     def _advance(self, request: Request, row: Row) -> int:

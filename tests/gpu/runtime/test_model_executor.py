@@ -14,7 +14,7 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane, Place
@@ -55,9 +55,9 @@ class Run:
         self.drawn: dict[Request, list[int]] = {request: [] for request in self.requests}
         self.draws: dict[Ticket, Draw] = {}
 
-    def piece(self, request: Request, start: int = 0, count: int | None = None) -> Piece:
+    def chunk(self, request: Request, start: int = 0, count: int | None = None) -> PrefillChunk:
         count = request.prompt_len - start if count is None else count
-        return Piece(request, start, count, start + count == request.prompt_len)
+        return PrefillChunk(request, start, count, start + count == request.prompt_len)
 
     def poll(self) -> None:
         """Tokens of what is over; the host knows them from now on."""
@@ -86,8 +86,8 @@ class Run:
         work = self.executor.prefill(batch, first, count)
         self.launch("prefill", work, batch.draw)
 
-    def prefill(self, pieces: Sequence[Piece], slot: int = 0) -> None:
-        batch = self.executor.begin(pieces, slot)
+    def prefill(self, chunks: Sequence[PrefillChunk], slot: int = 0) -> None:
+        batch = self.executor.begin(chunks, slot)
         self.layers(batch, 0, self.executor.config.num_layers)
         self.drain()
 
@@ -130,7 +130,7 @@ def alone(decoder: Decoder, prompts: list[list[int]]) -> list[list[int]]:
     with executor(decoder) as made:
         run = Run(made, prompts)
         for request in run.requests:
-            run.prefill([run.piece(request)])
+            run.prefill([run.chunk(request)])
             for _ in range(NEW - 1):
                 run.decode([request], 1)
                 run.drain()
@@ -146,9 +146,9 @@ def test_decode_beside_layers_on_moving_splits(decoder, prompts, alone, captured
             made.capture()
             made.warm()
         run, random = Run(made, prompts), Random(3)
-        run.prefill([run.piece(x) for x in run.requests[:2]])
+        run.prefill([run.chunk(x) for x in run.requests[:2]])
         for at in (2, 4, 6):
-            batch = made.begin([run.piece(x) for x in run.requests[at : at + 2]], at // 2 % 2)
+            batch = made.begin([run.chunk(x) for x in run.requests[at : at + 2]], at // 2 % 2)
             for layer in range(made.config.num_layers):
                 run.lanes.aim(random.choice([None, *RUNGS]))
                 run.poll()
@@ -175,21 +175,21 @@ def test_steps_that_are_foreseen(decoder, prompts, alone, captured: bool):
             made.warm()
         run, random = Run(made, prompts), Random(5)
         for at in (0, 2, 4, 6):
-            run.prefill([run.piece(x) for x in run.requests[at : at + 2]])
+            run.prefill([run.chunk(x) for x in run.requests[at : at + 2]])
         steps = 1
         while run.unfinished:
             run.lanes.aim(random.choice([None, *RUNGS]))
             some = tuple(run.unfinished)
             run.decode(some, steps)
-            foreseen = random.randint(1, 4)
-            made.foresee(some, foreseen)
-            steps = random.choice([foreseen, 1])
+            prepared = random.randint(1, 4)
+            made.prepare_next(some, prepared)
+            steps = random.choice([prepared, 1])
             run.drain()
         assert run.finish() == alone
 
 
-@pytest.mark.parametrize("chunk", [20, 100, 1000])
-def test_mixed_steps_ahead_of_the_host(decoder, prompts, alone, chunk: int):
+@pytest.mark.parametrize("chunk_tokens", [20, 100, 1000])
+def test_mixed_steps_ahead_of_the_host(decoder, prompts, alone, chunk_tokens: int):
     with executor(decoder) as made:
         made.capture([None], contexts=[2048])
         run = Run(made, prompts)
@@ -197,23 +197,23 @@ def test_mixed_steps_ahead_of_the_host(decoder, prompts, alone, chunk: int):
         done = dict.fromkeys(run.requests, 0)
         waiting, running = list(run.requests), []
         while waiting or running:
-            pieces, room = [], chunk
+            chunks, room = [], chunk_tokens
             for request in waiting[:4]:
                 count = _cut(request.prompt_len - done[request], room)
                 if not count:
                     break
-                pieces.append(run.piece(request, done[request], count))
+                chunks.append(run.chunk(request, done[request], count))
                 done[request] += count
                 room -= count
-            mixed = [made.mixed(pieces, running)] if pieces else []
+            mixed = [made.mixed(chunks, running)] if chunks else []
             for work, draw in mixed or made.decode(running, 2):
                 run.launch("decode", work, draw)
                 for request in draw.requests:
                     left[request] -= 1
-            for piece in pieces:
-                if piece.draws:
-                    waiting.remove(piece.request)
-                    running.append(piece.request)
+            for chunk in chunks:
+                if chunk.draws:
+                    waiting.remove(chunk.request)
+                    running.append(chunk.request)
             running = [x for x in running if left[x] > 0]
             while run.lanes.queued("decode") > 3:
                 run.lanes.wait()
@@ -234,14 +234,14 @@ def test_a_batch_that_preempts_and_moves(decoder, prompts, alone):
     with executor(decoder) as made:
         made.capture(batches=[2, 4, 8])
         run = Run(made, prompts)
-        outer = made.begin([run.piece(x) for x in run.requests[:4]], 0)
+        outer = made.begin([run.chunk(x) for x in run.requests[:4]], 0)
         for layer, rung in enumerate((16, None)):
             run.drain()
             run.lanes.aim(rung)
             run.layers(outer, layer, 1)
             run.drain()
             run.lanes.aim(40)
-            run.prefill([run.piece(x) for x in run.requests[4 + 2 * layer :][:2]], slot=1)
+            run.prefill([run.chunk(x) for x in run.requests[4 + 2 * layer :][:2]], slot=1)
             run.decode([x for x in run.unfinished if run.drawn[x]], 3)
         run.drain()
         if made.config.num_layers > 2:
@@ -261,8 +261,8 @@ def test_serving_allocates_and_loads_nothing(decoder, prompts):
         def serve() -> None:
             run = Run(made, prompts)
             run.lanes.aim(40)
-            run.prefill([run.piece(x) for x in run.requests[:2]])
-            batch = made.begin([run.piece(x) for x in run.requests[2:4]], 0)
+            run.prefill([run.chunk(x) for x in run.requests[:2]])
+            batch = made.begin([run.chunk(x) for x in run.requests[2:4]], 0)
             for layer in range(made.config.num_layers):
                 run.decode(run.requests[:2], 2)
                 run.layers(batch, layer, 1)
@@ -286,8 +286,8 @@ def test_graphs_over_their_limit_go(decoder, prompts, alone):
         made.graphs._evict()
         assert made.memory_report().graph_bytes <= report.graph_bytes // 2
         run = Run(made, prompts)
-        run.prefill([run.piece(x) for x in run.requests[:4]])
-        run.prefill([run.piece(x) for x in run.requests[4:]])
+        run.prefill([run.chunk(x) for x in run.requests[:4]])
+        run.prefill([run.chunk(x) for x in run.requests[4:]])
         while run.unfinished:
             run.decode(run.unfinished, 5)
             run.drain()
@@ -320,8 +320,8 @@ def test_graphs_share_all_but_their_nodes(decoder, prompts, alone):
         # a graph of torch's keeps some words of its own, and nothing else is made on these streams
         assert sum(x["allocated_size"] for x in segments if x["stream"] in streams) < 1 << 16
         run = Run(made, prompts)
-        run.prefill([run.piece(x) for x in run.requests[:4]])
-        run.prefill([run.piece(x) for x in run.requests[4:]])
+        run.prefill([run.chunk(x) for x in run.requests[:4]])
+        run.prefill([run.chunk(x) for x in run.requests[4:]])
         at = 0
         while run.unfinished:
             # graphs of other places and buckets one behind another, each from the same memory
@@ -337,7 +337,7 @@ def test_graphs_share_all_but_their_nodes(decoder, prompts, alone):
 def test_times_are_on_the_hosts_clock(decoder, prompts):
     with executor(decoder) as made:
         run = Run(made, prompts)
-        run.prefill([run.piece(run.requests[0])])
+        run.prefill([run.chunk(run.requests[0])])
         run.decode(run.requests[:1], 4)
         tickets = list(run.draws)
         run.drain()

@@ -12,8 +12,8 @@ import torch
 import smkern
 from smkern.models import SamplingParams
 from smkern.models.request import Request
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowState
 from smkern.runtime.model.row_sender import STAGES
-from smkern.runtime.model.slots import Guest, RowState, SlotTable
 from tests.runtime.model.slot_rows import Play, new_pool, new_state
 
 LONG = 200_000_000
@@ -34,11 +34,11 @@ def a_request(index: int, length: int) -> Request:
     return Request(index, SamplingParams(), index, frozenset(), 500, [index] * length, length)
 
 
-def a_table(running: int = 4, max_pages: int = 400) -> SlotTable:
+def a_table(running: int = 4, max_pages: int = 400) -> InputBatch:
     state = RowState.make(
         max_running=running, max_prefill=2, max_pages=max_pages, device="cuda", max_stop_tokens=2
     )
-    return SlotTable(state, EndlessPool())
+    return InputBatch(state, EndlessPool())
 
 
 @pytest.mark.parametrize("place", ["device", "partition"])
@@ -46,7 +46,7 @@ def test_rows_hold_what_their_requests_have(place: str, ladder: smkern.Ladder) -
     partition = ladder.split(decode=16).decode if place == "partition" else nullcontext()
     for seed in range(3):
         pool, state = new_pool(), new_state("cuda")
-        play = Play(SlotTable(state, pool), pool, Random(seed))
+        play = Play(InputBatch(state, pool), pool, Random(seed))
         with partition:
             for _ in range(10):
                 play.turn()
@@ -84,8 +84,8 @@ def test_a_long_context_moves_whole() -> None:
 def test_a_guests_row_is_overwritten_behind_its_move_on_another_stream() -> None:
     table = a_table()
     old, new = a_request(1, 300), a_request(2, 350)
-    (row,) = table.state.guest_rows(0, 1)
-    table.seat_guests([Guest(row, old, 300, draws=True)])
+    (row,) = table.state.prefill_rows(0, 1)
+    table.write_prefill_rows([PrefillRow(row, old, 300, draws=True)])
     table.take().send()
     decode, prefill = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -94,7 +94,7 @@ def test_a_guests_row_is_overwritten_behind_its_move_on_another_stream() -> None
         table.arrange([old], [301], {old: row})
         table.take().send()
     with torch.cuda.stream(prefill):
-        table.seat_guests([Guest(row, new, 350, draws=True)])
+        table.write_prefill_rows([PrefillRow(row, new, 350, draws=True)])
         table.take().send()
     torch.cuda.synchronize()
     inputs = table.state.inputs(row, 2)
@@ -110,7 +110,7 @@ def test_nothing_is_loaded_or_allocated_by_an_update() -> None:
     for count in (1, 64, 40, 3, 0, 64):
         table.arrange(requests[:count], [50] * count)
         table.take().send()
-        table.seat_guests([Guest(0, a_request(99, 9), 9, draws=False)])
+        table.write_prefill_rows([PrefillRow(0, a_request(99, 9), 9, draws=False)])
         table.take().send()
     assert smkern.counters() == counters
     assert torch.cuda.memory_allocated() == memory

@@ -22,7 +22,7 @@ from smkern.models.step import Step
 from smkern.runtime import ModelExecutor
 from smkern.runtime.device import Event, Work
 from smkern.runtime.host_device import host_us
-from smkern.runtime.model.reads import Read, Room, Source
+from smkern.runtime.model.reads import Read, Source, TokenBuffer
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import LANES, Lane, Place
 
@@ -191,11 +191,11 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
 
     def copy(read: Read, source: Source) -> None:
         read._count, read._room = source.batch, executor._reads.room()
-        room: Room = read._room
+        room: TokenBuffer = read._room
         device.late(lambda: room.memory[: source.batch].copy_(source.tokens))
 
     def launch(place: Place, batch: int, longest: int) -> None:
-        seated = executor._seats._now.rows
+        seated = executor._decode_slots._now.rows
         assert len(seated) == batch
 
         def run() -> None:
@@ -207,14 +207,14 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
         device.may_fail()
 
     def run_mixed(
-        pieces: Any, requests: Sequence[Request], lengths: Any, update: Any, read: Read
+        chunks: Any, requests: Sequence[Request], lengths: Any, update: Any, read: Read
     ) -> None:
-        state, count = executor._state, len(pieces) + len(requests)
-        rows = state.inputs(state.first_slot - len(pieces), count)
+        state, count = executor._state, len(chunks) + len(requests)
+        rows = state.inputs(state.first_slot - len(chunks), count)
 
         def run() -> None:
             check_rows(executor, requests, max(lengths, default=0))
-            step = mixed._step(pieces, requests, lengths).planned_in(mixed._prompts.plans)
+            step = mixed._step(chunks, requests, lengths).planned_in(mixed._prompts.plans)
             rows.draw(forward(mixed._model, step), step.kv_lens)
 
         update.send()

@@ -7,18 +7,18 @@ from random import Random
 
 import torch
 
-from smkern.kv import BookPool
+from smkern.kv import PagePool
 from smkern.models import SamplingParams
 from smkern.models.graph import DecodeInputs
 from smkern.models.request import Request
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.slots import Guest, SlotTable
 
 RUNNING, PREFILL, CONTEXT, PAGE, STOP = 6, 3, 48, 4, 2
 
 
-def new_pool() -> BookPool:
-    return BookPool(16 * CONTEXT // PAGE, PAGE, reuse=False)
+def new_pool() -> PagePool:
+    return PagePool(16 * CONTEXT // PAGE, PAGE, reuse=False)
 
 
 def new_state(device: str = "cpu") -> RowState:
@@ -43,7 +43,7 @@ class Life:
     token: int
     length: int
     finished: bool = False
-    guest: int | None = None
+    prefill_row: int | None = None
     seated: bool = False
 
 
@@ -51,8 +51,8 @@ class Life:
 class Play:
     """Turns of a runtime that knows no token before it reads it: rows, and what they must hold."""
 
-    table: SlotTable
-    pool: BookPool
+    table: InputBatch
+    pool: PagePool
     rng: Random
     lives: list[Life] = field(default_factory=list)
     drawn: int = 1000
@@ -68,10 +68,12 @@ class Play:
             self.leave(life)
         if self.rng.random() < 0.5:
             self.prefill(self.rng.randint(1, PREFILL), slot=self.rng.randint(0, 1))
-        guests = [x for x in self.lives if x.guest is not None and self.rng.random() < 0.8]
+        prefill_rows = [
+            x for x in self.lives if x.prefill_row is not None and self.rng.random() < 0.8
+        ]
         stay = [x for x in self.lives if x.seated and self.rng.random() < 0.9]
-        back = [x for x in self.lives if not (x.seated or x.finished) and x.guest is None]
-        self.decode((stay + guests + back)[:RUNNING], self.rng.randint(0, 3))
+        back = [x for x in self.lives if not (x.seated or x.finished) and x.prefill_row is None]
+        self.decode((stay + prefill_rows + back)[:RUNNING], self.rng.randint(0, 3))
 
     def leave(self, life: Life) -> None:
         self.table.forget(life.request)
@@ -79,9 +81,11 @@ class Play:
         self.lives.remove(life)
 
     def prefill(self, count: int, slot: int) -> None:
-        """A batch of prompts in one or two pieces; all of it draws."""
-        rows = self.state.guest_rows(slot, count)
-        for life in [x for x in self.lives if x.guest in self.state.guest_rows(slot, PREFILL)]:
+        """A batch of prompts in one or two chunks; all of it draws."""
+        rows = self.state.prefill_rows(slot, count)
+        for life in [
+            x for x in self.lives if x.prefill_row in self.state.prefill_rows(slot, PREFILL)
+        ]:
             self.leave(life)
         new = [new_request(self.count + i, self.rng) for i in range(count)]
         self.count += count
@@ -94,7 +98,8 @@ class Play:
             self.assert_lengths(rows, halves)
         self.seat(rows, new, [len(x.ids) for x in new], draws=True)
         lives = [
-            Life(x, x.ids[-1], len(x.ids), guest=row) for x, row in zip(new, rows, strict=True)
+            Life(x, x.ids[-1], len(x.ids), prefill_row=row)
+            for x, row in zip(new, rows, strict=True)
         ]
         self.lives += lives
         self.check(rows[0], lives)
@@ -102,8 +107,10 @@ class Play:
         self.step(lives)
 
     def seat(self, rows: range, new: list[Request], lengths: list[int], *, draws: bool) -> None:
-        guests = zip(rows, new, lengths, strict=True)
-        self.table.seat_guests([Guest(*guest, draws=draws) for guest in guests])
+        prefill_rows = zip(rows, new, lengths, strict=True)
+        self.table.write_prefill_rows(
+            [PrefillRow(*prefill_row, draws=draws) for prefill_row in prefill_rows]
+        )
         self.table.take().send()
 
     def assert_lengths(self, rows: range, lengths: list[int]) -> None:
@@ -116,15 +123,15 @@ class Play:
         lengths = [min(x.length + steps, CONTEXT) for x in lives]
         for life, length in zip(lives, lengths, strict=True):
             self.pool.extend(life.request, length)
-            if not life.seated and life.guest is None:
+            if not life.seated and life.prefill_row is None:
                 life.request.ids += [life.token] * (life.length - len(life.request.ids))
-        guests = {x.request: x.guest for x in lives if x.guest is not None}
-        order = self.table.arrange(list(by_request), lengths, guests)
+        prefill_rows = {x.request: x.prefill_row for x in lives if x.prefill_row is not None}
+        order = self.table.arrange(list(by_request), lengths, prefill_rows)
         assert set(order) == set(by_request)
         self.table.take().send()
         for life in self.lives:
             life.seated = life.request in by_request
-            life.guest = None if life.seated else life.guest
+            life.prefill_row = None if life.seated else life.prefill_row
         seated = [by_request[request] for request in order]
         first = self.state.first_slot
         self.check(first, seated)

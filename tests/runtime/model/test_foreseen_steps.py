@@ -13,7 +13,7 @@ from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.policies import FixedSplit
 from smkern.runtime import ModelExecutor, Multiplexer
-from smkern.runtime.executor import Draw, Piece
+from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import Lane, Place
@@ -94,8 +94,8 @@ class Rig:
             self.requests.append(request)
 
     def prefill(self, *requests: Request) -> None:
-        pieces = [Piece(request, 0, len(request.ids), True) for request in requests]
-        run = self.executor.begin(pieces, 0)
+        chunks = [PrefillChunk(request, 0, len(request.ids), True) for request in requests]
+        run = self.executor.begin(chunks, 0)
         self.launch([(self.executor.prefill(run, 0, CONFIG.num_layers), None)])
         self.take(run.draw)
 
@@ -117,7 +117,7 @@ class Rig:
         if ahead is not None:
             self.extend(requests, ahead)
             self.notes.clear()
-            self.executor.foresee(requests, ahead)
+            self.executor.prepare_next(requests, ahead)
         return notes
 
     def extend(self, requests: tuple[Request, ...], steps: int) -> None:
@@ -145,7 +145,7 @@ def test_rows_hear_of_pages_behind_the_step_before(alone: list[list[int]]):
     while len(some[0].ids) < some[0].prompt_len + NEW:
         assert rig.notes in ([], ["behind", "rows"])
         early += bool(rig.notes)
-        works = rig.executor._foreseen.works  # type: ignore[union-attr]
+        works = rig.executor._prepared.works  # type: ignore[union-attr]
         assert rig.decode(*some) == ["step"]
         assert works[0][1].requests == tuple(some)
     assert early > NEW // 2
@@ -179,7 +179,7 @@ def test_the_next_step_sends_what_could_not_be_sent_early(alone: list[list[int]]
         rig.extend(tuple(who), 1)
         fails = draw.random() < 0.6
         rig.fails = lambda fails=fails: fails  # type: ignore[misc]
-        rig.executor.foresee(who, 1)
+        rig.executor.prepare_next(who, 1)
         if not fails:
             assert not rig.executor._table._unsent
     rig.fails = lambda: False
@@ -219,27 +219,27 @@ def other_order(rig: Rig, some: list[Request]) -> list[Request]:
 
 
 def mixed(rig: Rig, some: list[Request]) -> list[Request]:
-    piece = Piece(rig.requests[3], 0, rig.requests[3].prompt_len, True)
+    chunk = PrefillChunk(rig.requests[3], 0, rig.requests[3].prompt_len, True)
     rig.extend(tuple(some), 1)
-    rig.launch([rig.executor.mixed([piece], some)])
+    rig.launch([rig.executor.mixed([chunk], some)])
     return [*some, rig.requests[3]]
 
 
 def mixed_with_a_chunk(rig: Rig, some: list[Request]) -> list[Request]:
     """A step of the same requests that was not foreseen."""
     rig.extend(tuple(some), 1)
-    rig.launch([rig.executor.mixed([Piece(rig.requests[3], 0, 2, False)], some)])
+    rig.launch([rig.executor.mixed([PrefillChunk(rig.requests[3], 0, 2, False)], some)])
     return some
 
 
 def mixed_without_one(rig: Rig, some: list[Request]) -> list[Request]:
     rig.extend(tuple(some), 1)
-    rig.launch([rig.executor.mixed([Piece(rig.requests[3], 0, 2, False)], some[1:])])
+    rig.launch([rig.executor.mixed([PrefillChunk(rig.requests[3], 0, 2, False)], some[1:])])
     return some
 
 
 def mixed_that_is_dropped(rig: Rig, some: list[Request]) -> list[Request]:
-    rig.executor.mixed([Piece(rig.requests[3], 0, 2, False)], some)
+    rig.executor.mixed([PrefillChunk(rig.requests[3], 0, 2, False)], some)
     return some
 
 
@@ -274,7 +274,7 @@ def test_what_comes_between(change: Any, fails: bool, steps: int, alone: list[li
         rig.decode(*some, ahead=None)
         rig.extend(tuple(some), steps)
         rig.fails = lambda: fails
-        rig.executor.foresee(some, steps)
+        rig.executor.prepare_next(some, steps)
         rig.fails = lambda: False
         some = change(rig, some)
         rig.decode(*some)
@@ -286,12 +286,12 @@ def test_other_steps_are_prepared_anew(alone: list[list[int]]):
     some = tuple(rig.requests[:2])
     rig.prefill(*some)
     rig.decode(*some, ahead=3)
-    foreseen = rig.executor._foreseen
-    assert foreseen is not None
+    prepared = rig.executor._prepared
+    assert prepared is not None
     rig.extend(some, 3)
     asked = rig.executor.decode(some, 2)
-    assert asked is not foreseen.works
-    assert [work.size for work, _ in asked] == [work.size for work, _ in foreseen.works][:2]
+    assert asked is not prepared.works
+    assert [work.size for work, _ in asked] == [work.size for work, _ in prepared.works][:2]
     rig.launch(asked)
     rig.finish(alone, list(some))
 
@@ -302,9 +302,9 @@ def test_any_sequence_of_requests_gets_them(kind: Any):
     some = rig.requests[:2]
     rig.prefill(*some)
     rig.decode(*some, ahead=2)
-    foreseen = rig.executor._foreseen
-    assert foreseen is not None
-    assert rig.executor.decode(kind(some), 2) is foreseen.works
+    prepared = rig.executor._prepared
+    assert prepared is not None
+    assert rig.executor.decode(kind(some), 2) is prepared.works
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

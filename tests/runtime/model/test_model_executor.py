@@ -13,7 +13,7 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, Piece
+from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
@@ -59,9 +59,9 @@ class Run:
             pool.allocate(request, request.ids, num_tokens=request.max_tokens_held)
         self.drawn: dict[Request, list[int]] = {request: [] for request in self.requests}
 
-    def piece(self, request: Request, start: int = 0, count: int | None = None) -> Piece:
+    def chunk(self, request: Request, start: int = 0, count: int | None = None) -> PrefillChunk:
         count = request.prompt_len - start if count is None else count
-        return Piece(request, start, count, start + count == request.prompt_len)
+        return PrefillChunk(request, start, count, start + count == request.prompt_len)
 
     def launch(self, lane: Lane, work: Work) -> None:
         self.lanes.poll()
@@ -81,8 +81,8 @@ class Run:
         for request, tokens in self.drawn.items():
             request.ids[request.prompt_len :] = tokens
 
-    def prefill(self, pieces: Sequence[Piece], group: int = 1, slot: int = 0) -> None:
-        run = self.executor.begin(pieces, slot)
+    def prefill(self, chunks: Sequence[PrefillChunk], group: int = 1, slot: int = 0) -> None:
+        run = self.executor.begin(chunks, slot)
         for first in range(0, self.executor.config.num_layers, group):
             self.launch("prefill", self.executor.prefill(run, first, group))
         self.take(run.draw)
@@ -105,10 +105,10 @@ def test_layers_then_steps(
     group: int, steps: int, prompts: list[list[int]], alone: list[list[int]]
 ):
     run = Run(prompts)
-    run.prefill([run.piece(x) for x in run.requests[:2]], group)
+    run.prefill([run.chunk(x) for x in run.requests[:2]], group)
     run.decode(run.requests[:2], 2)
-    run.prefill([run.piece(x) for x in run.requests[2:4]], group)
-    run.prefill([run.piece(x) for x in run.requests[4:]], group)
+    run.prefill([run.chunk(x) for x in run.requests[2:4]], group)
+    run.prefill([run.chunk(x) for x in run.requests[4:]], group)
     while any(len(tokens) < NEW for tokens in run.tokens()):
         run.decode([x for x in run.requests if len(run.drawn[x]) < NEW], steps)
     assert run.tokens() == alone
@@ -117,10 +117,10 @@ def test_layers_then_steps(
 def test_chunks_and_a_batch_that_preempts(prompts: list[list[int]], alone: list[list[int]]):
     run = Run(prompts)
     long, short = run.requests[2], run.requests[0]
-    run.prefill([run.piece(long, 0, 13)])
-    outer = run.executor.begin([run.piece(long, 13), run.piece(run.requests[3])], 0)
+    run.prefill([run.chunk(long, 0, 13)])
+    outer = run.executor.begin([run.chunk(long, 13), run.chunk(run.requests[3])], 0)
     run.launch("prefill", run.executor.prefill(outer, 0, 1))
-    run.prefill([run.piece(short), run.piece(run.requests[1])], slot=1)
+    run.prefill([run.chunk(short), run.chunk(run.requests[1])], slot=1)
     run.decode([short, run.requests[1]], 2)
     run.launch("prefill", run.executor.prefill(outer, 1, 1))
     run.take(outer.draw)
@@ -131,9 +131,9 @@ def test_chunks_and_a_batch_that_preempts(prompts: list[list[int]], alone: list[
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-@pytest.mark.parametrize("chunk", [5, 16, 64])
+@pytest.mark.parametrize("chunk_tokens", [5, 16, 64])
 def test_mixed_steps_ahead_of_the_host(
-    chunk: int, ahead: int, prompts: list[list[int]], alone: list[list[int]]
+    chunk_tokens: int, ahead: int, prompts: list[list[int]], alone: list[list[int]]
 ):
     """Whole generations, of which the host hears `ahead` launches late."""
     run = Run(prompts)
@@ -143,25 +143,25 @@ def test_mixed_steps_ahead_of_the_host(
     late: list[Draw] = []
     running: list[Request] = []
     while waiting or running:
-        pieces, room = [], chunk
+        chunks, room = [], chunk_tokens
         for request in list(waiting):
             count = min(request.prompt_len - done[request], room)
-            if count == 0 or len(pieces) == 4:
+            if count == 0 or len(chunks) == 4:
                 break
-            pieces.append(run.piece(request, done[request], count))
+            chunks.append(run.chunk(request, done[request], count))
             done[request] += count
             room -= count
-        mixed = [run.executor.mixed(pieces, running)] if pieces else []
+        mixed = [run.executor.mixed(chunks, running)] if chunks else []
         works = mixed or run.executor.decode(running, 2)
         for work, draw in works:
             run.launch("decode", work)
             late.append(draw)
             for request in draw.requests:
                 left[request] -= 1
-        for piece in pieces:
-            if piece.draws:
-                waiting.remove(piece.request)
-                running.append(piece.request)
+        for chunk in chunks:
+            if chunk.draws:
+                waiting.remove(chunk.request)
+                running.append(chunk.request)
         running = [x for x in running if left[x] > 0]
         while len(late) > ahead:
             run.take(late.pop(0))
@@ -175,8 +175,8 @@ def test_a_mixed_forward_without_memory_for_its_tokens_leaves_the_rows(
 ):
     run = Run(prompts)
     first, second = run.requests[:2]
-    run.prefill([run.piece(first)])
-    work, _ = run.executor.mixed([run.piece(second)], [first])
+    run.prefill([run.chunk(first)])
+    work, _ = run.executor.mixed([run.chunk(second)], [first])
 
     def none() -> None:
         raise MemoryError("no pinned memory")
@@ -202,18 +202,18 @@ def test_random_orders(prompts: list[list[int]], alone: list[list[int]]):
             ready = [x for x in run.requests if run.drawn[x] and len(run.drawn[x]) < NEW]
             some = random.sample(ready, random.randint(0, len(ready)))
             fresh = [x for x in run.requests if not run.drawn[x]]
-            pieces = []
+            chunks = []
             for request in random.sample(fresh, min(len(fresh), random.randint(0, 3))):
                 count = random.randint(1, min(20, request.prompt_len - done[request]))
-                pieces.append(run.piece(request, done[request], count))
+                chunks.append(run.chunk(request, done[request], count))
                 done[request] += count
-            if pieces and random.random() < 0.5:
-                work, draw = run.executor.mixed(pieces, some)
+            if chunks and random.random() < 0.5:
+                work, draw = run.executor.mixed(chunks, some)
                 run.launch("decode", work)
                 run.take(draw)
                 continue
-            if pieces:
-                run.prefill(pieces, slot=random.randint(0, 1))
+            if chunks:
+                run.prefill(chunks, slot=random.randint(0, 1))
             run.decode(some, random.randint(1, 4))
             if some and random.random() < 0.3:
                 run.executor.forget(random.choice(some))
@@ -224,7 +224,7 @@ def test_rows_that_end_on_the_device(prompts: list[list[int]], alone: list[list[
     run = Run(prompts[:2])
     first, second = run.requests
     first.stop_token_ids = frozenset({alone[0][3]})
-    run.prefill([run.piece(first), run.piece(second)])
+    run.prefill([run.chunk(first), run.chunk(second)])
     draws = [draw for work, draw in _launched(run, [first, second], NEW - 1)]
     for draw in draws:
         run.take(draw)
@@ -243,19 +243,19 @@ def _launched(run: Run, requests: Sequence[Request], steps: int) -> list[tuple[W
 
 def test_what_cannot_be(prompts: list[list[int]]):
     run = Run(prompts, max_prefill=2, max_tokens=30)
-    pieces = [run.piece(x) for x in run.requests]
-    with pytest.raises(ArgumentError, match="3 pieces of 46 tokens: the buffers hold 1 to 2 of 30"):
-        run.executor.begin(pieces[:3], 0)
-    batch = run.executor.begin(pieces[:2], 0)
+    chunks = [run.chunk(x) for x in run.requests]
+    with pytest.raises(ArgumentError, match="3 chunks of 46 tokens: the buffers hold 1 to 2 of 30"):
+        run.executor.begin(chunks[:3], 0)
+    batch = run.executor.begin(chunks[:2], 0)
     with pytest.raises(ArgumentError, match="layers 1 to 3 of 2"):
         run.executor.prefill(batch, 1, 2)
     with pytest.raises(ArgumentError, match="prefill slot 0 holds a batch"):
-        run.executor.begin(pieces[3:4], 0)
+        run.executor.begin(chunks[3:4], 0)
     with pytest.raises(ArgumentError, match="a mixed forward needs its buffers"):
-        run.executor.mixed(pieces[3:4], [])
-    for piece in pieces[:2]:
-        run.executor.forget(piece.request)
-    run.executor.begin(pieces[3:4], 0)
+        run.executor.mixed(chunks[3:4], [])
+    for chunk in chunks[:2]:
+        run.executor.forget(chunk.request)
+    run.executor.begin(chunks[3:4], 0)
     with pytest.raises(ArgumentError, match="the batch of prefill slot 0 is gone"):
         run.executor.prefill(batch, 0, 1)
     assert run.executor.decode([], 3) == []

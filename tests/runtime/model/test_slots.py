@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
-from smkern.kv import BookPool
+from smkern.kv import PagePool
 from smkern.models.request import Request
+from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowState
 from smkern.runtime.model.row_updates import STAGE_WORDS, Records
-from smkern.runtime.model.slots import Guest, RowState, SlotTable
 from tests.runtime.model.slot_rows import (
     CONTEXT,
     PREFILL,
@@ -44,11 +44,11 @@ def a_request(index: int, length: int = 3) -> Request:
 
 
 def seated(
-    count: int, pool: BookPool | None = None
-) -> tuple[SlotTable, list[Request], CountingSender]:
+    count: int, pool: PagePool | None = None
+) -> tuple[InputBatch, list[Request], CountingSender]:
     """A table in which so many requests of 3 tokens sit, and what it sends from then on."""
     pool, sender = pool or new_pool(), CountingSender()
-    table = SlotTable(new_state(), pool, sender=sender)
+    table = InputBatch(new_state(), pool, sender=sender)
     requests = [a_request(i) for i in range(count)]
     for request in requests:
         pool.allocate(request, request.ids, num_tokens=CONTEXT)
@@ -62,7 +62,7 @@ def seated(
 @given(st.integers(0, 10**6))
 def test_rows_hold_what_their_requests_have(seed: int) -> None:
     pool = new_pool()
-    play = Play(SlotTable(new_state(), pool), pool, Random(seed))
+    play = Play(InputBatch(new_state(), pool), pool, Random(seed))
     for _ in range(12):
         play.turn()
         pool.check()
@@ -109,7 +109,7 @@ def test_an_update_is_sent_once() -> None:
 def test_what_was_dropped_goes_with_the_next_update_in_order() -> None:
     """Also where that one changes nothing: its launch reads the rows that were told to move."""
     pool, sender = new_pool(), CountingSender()
-    table = SlotTable(new_state(), pool, sender=sender, in_order=True)
+    table = InputBatch(new_state(), pool, sender=sender, in_order=True)
     requests = [a_request(i) for i in range(2)]
     for request in requests:
         pool.allocate(request, request.ids, num_tokens=CONTEXT)
@@ -134,26 +134,26 @@ def test_what_was_dropped_goes_with_the_next_update_of_slots() -> None:
 def test_an_update_of_guests_does_not_wait_for_one_of_slots() -> None:
     pool = new_pool()
     table, requests, sender = seated(2, pool)
-    guest = a_request(7)
-    pool.allocate(guest, guest.ids)
+    prefill_row = a_request(7)
+    pool.allocate(prefill_row, prefill_row.ids)
     table.arrange(requests[1:], [3])
     slots = table.take()
-    table.seat_guests([Guest(0, guest, 3, draws=True)])
+    table.write_prefill_rows([PrefillRow(0, prefill_row, 3, draws=True)])
     table.take().send()
     assert (slots.sent, len(sender.sent)) == (False, 1)
 
 
 def test_a_row_is_read_by_a_launch_of_its_own_before_it_is_written() -> None:
     pool = new_pool()
-    table = SlotTable(new_state(), pool)
+    table = InputBatch(new_state(), pool)
     first, second = a_request(1), a_request(2, length=9)
     for request in (first, second):
         pool.allocate(request, request.ids, num_tokens=CONTEXT)
-    (row,) = table.state.guest_rows(0, 1)
-    table.seat_guests([Guest(row, first, 3, draws=True)])
+    (row,) = table.state.prefill_rows(0, 1)
+    table.write_prefill_rows([PrefillRow(row, first, 3, draws=True)])
     table.take().send()
     table.arrange([first], [4], {first: row})
-    table.seat_guests([Guest(row, second, 9, draws=True)])
+    table.write_prefill_rows([PrefillRow(row, second, 9, draws=True)])
     update = table.take()
     assert len(update.launches) == 2
     update.send()
@@ -166,7 +166,7 @@ def test_more_than_a_stage_holds_is_several_launches() -> None:
     pages = STAGE_WORDS + 100
     pool, request = LongPool(), a_request(0)
     state = RowState.make(max_running=2, max_prefill=1, max_pages=pages, device="cpu")
-    table = SlotTable(state, pool)
+    table = InputBatch(state, pool)
     table.arrange([request], [pages])
     update = table.take()
     sizes = [len(x.words) + len(x.numbers) for x in update.launches]
@@ -206,12 +206,12 @@ def test_arrangements_that_cannot_be_are_refused() -> None:
         (requests[:1] * 2, [3, 3], {}, "twice"),
         (requests[:1], [3, 3], {}, "2 lengths for 1"),
         (requests, [3], {}, "1 lengths for 2"),
-        (requests, [3, 3], {requests[0]: 0}, "no guest of row 0"),
+        (requests, [3, 3], {requests[0]: 0}, "no prefill row of row 0"),
         (requests, [3, CONTEXT + 1], {}, "a row has 12 pages of 4"),
     ]
-    for asked, lengths, guests, words in cases:
+    for asked, lengths, prefill_rows, words in cases:
         with pytest.raises(ArgumentError, match=words):
-            table.arrange(asked, lengths, guests)
+            table.arrange(asked, lengths, prefill_rows)
 
 
 def test_pages_that_the_pool_never_gave_are_refused() -> None:
@@ -229,8 +229,8 @@ def test_pages_that_the_pool_never_gave_are_refused() -> None:
 
 def test_guests_have_rows_of_their_own() -> None:
     table, requests, _ = seated(1)
-    with pytest.raises(ArgumentError, match="guests have rows 0 to 5"):
-        table.seat_guests([Guest(2 * PREFILL, requests[0], 3, draws=True)])
+    with pytest.raises(ArgumentError, match="prefill rows are 0 to 5"):
+        table.write_prefill_rows([PrefillRow(2 * PREFILL, requests[0], 3, draws=True)])
 
 
 @pytest.mark.parametrize(

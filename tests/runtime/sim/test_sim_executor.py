@@ -8,7 +8,7 @@ import pytest
 
 from smkern.models import SamplingParams, preset
 from smkern.models.request import Request
-from smkern.runtime.executor import Draw, Piece
+from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
@@ -39,8 +39,8 @@ class Bench:
 
     def prefill(self, *requests: Request, slot: int = 0) -> Draw:
         """All layers in two launches; not waited for."""
-        pieces = [Piece(request, 0, len(request.ids), True) for request in requests]
-        run = self.executor.begin(pieces, slot)
+        chunks = [PrefillChunk(request, 0, len(request.ids), True) for request in requests]
+        run = self.executor.begin(chunks, slot)
         for first in (0, 2):
             self.lanes.launch("prefill", self.executor.prefill(run, first, 2))
         assert run.draw is not None
@@ -82,13 +82,13 @@ def test_chunks_of_mixed_steps_draw_the_same_tokens_before_the_host_read_any() -
     bench = Bench()
     one, other = bench.request(range(40), seed=1), bench.request(range(50), seed=2)
     draws = []
-    for pieces, rows in [
-        ([Piece(one, 0, 40, True), Piece(other, 0, 20, False)], []),
-        ([Piece(other, 20, 30, True)], [one]),
+    for chunks, rows in [
+        ([PrefillChunk(one, 0, 40, True), PrefillChunk(other, 0, 20, False)], []),
+        ([PrefillChunk(other, 20, 30, True)], [one]),
         ([], [one, other]),
     ]:
-        if pieces:
-            work, draw = bench.executor.mixed(pieces, rows)
+        if chunks:
+            work, draw = bench.executor.mixed(chunks, rows)
             bench.lanes.launch("decode", work)
             draws.append(draw)
         else:
@@ -148,7 +148,7 @@ def decode_before_prefill(bench: Bench) -> None:
 
 def decode_in_the_middle_of_a_prompt(bench: Bench) -> None:
     request = bench.request(range(20))
-    work, _ = bench.executor.mixed([Piece(request, 0, 10, False)], [])
+    work, _ = bench.executor.mixed([PrefillChunk(request, 0, 10, False)], [])
     bench.lanes.launch("decode", work)
     bench.decode(request)
 
@@ -197,18 +197,18 @@ def graph_of_the_other_lane(bench: Bench) -> None:
 
 def mixed_on_a_side(bench: Bench) -> None:
     bench.lanes.aim(32)
-    work, _ = bench.executor.mixed([Piece(bench.request(range(16)), 0, 16, True)], [])
+    work, _ = bench.executor.mixed([PrefillChunk(bench.request(range(16)), 0, 16, True)], [])
     bench.lanes.launch("decode", work)
 
 
 def slot_used_twice(bench: Bench) -> None:
     one, other = bench.request(range(16)), bench.request(range(17))
-    bench.executor.begin([Piece(one, 0, 16, True)], 0)
-    bench.executor.begin([Piece(other, 0, 17, True)], 0)
+    bench.executor.begin([PrefillChunk(one, 0, 16, True)], 0)
+    bench.executor.begin([PrefillChunk(other, 0, 17, True)], 0)
 
 
 def layers_left_out(bench: Bench) -> None:
-    run = bench.executor.begin([Piece(bench.request(range(16)), 0, 16, True)], 0)
+    run = bench.executor.begin([PrefillChunk(bench.request(range(16)), 0, 16, True)], 0)
     bench.lanes.launch("prefill", bench.executor.prefill(run, 2, 2))
 
 
@@ -228,7 +228,7 @@ def shared_page_written(bench: Bench) -> None:
     bench.over()
     bench.pool.commit(one, prompt)
     other = bench.request(prompt)
-    run = bench.executor.begin([Piece(other, 0, 32, True)], 0)
+    run = bench.executor.begin([PrefillChunk(other, 0, 32, True)], 0)
     bench.lanes.launch("prefill", bench.executor.prefill(run, 0, 4))
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from smkern.errors import DeviceError, ModelError
 from smkern.policies import PrefillView
-from smkern.runtime.crew import Crew
 from smkern.runtime.device import Event
 from smkern.runtime.executor import Draw, PrefillRun
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.live import Live
+from smkern.runtime.steady_batch import SteadyBatch
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class PrefillBatch:
     """A batch of prompts whose layers are launched in groups."""
 
     run: PrefillRun
@@ -30,7 +30,7 @@ class Batch:
         if view is None:
             view = self._view = PrefillView(
                 ids=tuple(live.id for live in self.lives),
-                chunks=tuple((piece.count, piece.start) for piece in self.run.pieces),
+                chunks=tuple((chunk.count, chunk.start) for chunk in self.run.chunks),
                 layers_launched=self.layers,
                 started_us=self.started_us,
                 priority=max(live.priority for live in self.lives),
@@ -42,7 +42,7 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlight:
     """What is known of a launch until it is over.
 
     Attributes:
@@ -50,15 +50,15 @@ class Flight:
         rows: A request and its epoch for each token that it draws.
         draw: Reads the tokens.
         batch: The batch whose last layers it runs.
-        crew: For whom it draws, where that is a step like the one before.
-        number: Of the crew's steps.
+        steady: For whom it draws, where that is a step like the one before.
+        number: Of the steady batch's steps.
     """
 
     lives: Sequence[Live]
     rows: list[tuple[Live, int]] = field(default_factory=list)
     draw: Draw | None = None
-    batch: Batch | None = None
-    crew: Crew | None = None
+    batch: PrefillBatch | None = None
+    steady: SteadyBatch | None = None
     number: int = 0
 
 

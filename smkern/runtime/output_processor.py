@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from smkern.errors import ModelError, RequestError
-from smkern.runtime.flights import Flight
+from smkern.runtime.in_flight import InFlight
 from smkern.runtime.interleaver import Ticket
-from smkern.runtime.launches import Launches
+from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.live import Live, Output
 from smkern.runtime.timeline.stats import StatsMeter
 
@@ -15,7 +15,7 @@ TOLD = 32
 """Tokens of a record of them: it takes some 10 us to be counted, between two polls."""
 
 
-class Delivery:
+class OutputProcessor:
     """Hands out tokens: before the next launch where a request may end by them, else behind it.
 
     Args:
@@ -28,38 +28,42 @@ class Delivery:
     """
 
     def __init__(
-        self, launches: Launches, meter: StatsMeter, finished: Callable[[Live], None]
+        self, launcher: BatchLauncher, meter: StatsMeter, finished: Callable[[Live], None]
     ) -> None:
         self.outputs: list[Output] = []
-        self._launches = launches
+        self._launcher = launcher
         self._meter = meter
         self._finished = finished
-        self._kept: list[tuple[Flight, Sequence[int], float]] = []
+        self._kept: list[tuple[InFlight, Sequence[int], float]] = []
 
-    def over(self, ticket: Ticket, flight: Flight) -> None:
+    def over(self, ticket: Ticket, launch: InFlight) -> None:
         """A launch is over; its tokens are kept if all go on as they did."""
-        rows = flight.rows
-        if flight.batch is not None:
-            rows = self._launches.joined(flight.batch, flight.draw)
-        if flight.draw is None:
+        rows = launch.rows
+        if launch.batch is not None:
+            rows = self._launcher.joined(launch.batch, launch.draw)
+        if launch.draw is None:
             return
         assert ticket.seen_us is not None
-        tokens, crew = flight.draw.read(), flight.crew
-        if crew is not None and crew is self._launches.crew and crew.stays(tokens, flight.number):
-            crew.token_us = ticket.seen_us
-            self._kept.append((flight, tokens, ticket.seen_us))
+        tokens, steady = launch.draw.read(), launch.steady
+        if (
+            steady is not None
+            and steady is self._launcher.steady
+            and steady.stays(tokens, launch.number)
+        ):
+            steady.token_us = ticket.seen_us
+            self._kept.append((launch, tokens, ticket.seen_us))
             return
-        self.hand_out()
+        self.flush()
         self._deliver(rows, tokens, ticket.seen_us)
 
-    def hand_out(self) -> None:
+    def flush(self) -> None:
         """Give requests what is owed to them: launches they were not told of, tokens kept."""
-        self._launches.settle()
+        self._launcher.settle()
         if not self._kept:
             return
         kept, self._kept = self._kept, []
-        for flight, tokens, seen_us in kept:
-            self._deliver(flight.rows, tokens, seen_us)
+        for launch, tokens, seen_us in kept:
+            self._deliver(launch.rows, tokens, seen_us)
 
     def _deliver(
         self, rows: Sequence[tuple[Live, int]], tokens: Sequence[int], seen_us: float
@@ -112,7 +116,7 @@ def deliver(
                 continue
             ids.pop()
         try:
-            piece = request.accept(token)
+            chunk = request.accept(token)
         except Exception as reason:  # noqa: BLE001  a tokenizer's, which may raise anything
             live.error = RequestError(
                 f"{request}: its tokenizer raised {type(reason).__name__} at the text of token "
@@ -120,9 +124,9 @@ def deliver(
             )
             finished.append(live)
             continue
-        live.completion = piece.completion
-        outputs.append(Output(live.id, token, piece.text, piece.completion))
-        if piece.completion is not None:
+        live.completion = chunk.completion
+        outputs.append(Output(live.id, token, chunk.text, chunk.completion))
+        if chunk.completion is not None:
             finished.append(live)
     return outputs, finished
 

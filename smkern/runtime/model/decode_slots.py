@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from smkern.models.request import Request
-from smkern.runtime.model.slots import SlotTable
+from smkern.runtime.model.input_batch import InputBatch
 
 
 @dataclass(slots=True, eq=False)
-class Seating:
+class DecodeBatch:
     """Requests in slots, from one change of who decodes to the next.
 
     Attributes:
@@ -58,7 +58,7 @@ class Seating:
         return np.minimum(before + (self.steps + steps - 1), most)
 
 
-class Seats:
+class DecodeSlots:
     """Seats requests in the slots of a table, and counts what launches do to them.
 
     The host may be some launches behind: a request that sits, or that a mixed forward has just
@@ -69,15 +69,15 @@ class Seats:
         table: The rows.
     """
 
-    def __init__(self, table: SlotTable) -> None:
+    def __init__(self, table: InputBatch) -> None:
         self.table = table
-        self._now = Seating((), (), [], [])
+        self._now = DecodeBatch((), (), [], [])
         # Of those that sat: they come anew, or not at all.
         self._gone: set[Request] = set()
-        self._guests: dict[Request, tuple[int, int]] = {}
+        self._prefill_rows: dict[Request, tuple[int, int]] = {}
         """Row and keys of those that a mixed forward drew for and that sit in no slot yet."""
 
-    def arrange(self, requests: Sequence[Request], steps: int) -> Seating:
+    def arrange(self, requests: Sequence[Request], steps: int) -> DecodeBatch:
         """Seat these requests, and their pages for so many steps; others leave.
 
         Raises:
@@ -92,20 +92,24 @@ class Seats:
         for request in self._gone:
             known.pop(request, None)
         most = dict(zip(now.requests, now.most, strict=True))
-        guests = {x: self._guests[x] for x in asked if x in self._guests} if self._guests else {}
-        known.update((request, length) for request, (_, length) in guests.items())
+        prefill_rows = (
+            {x: self._prefill_rows[x] for x in asked if x in self._prefill_rows}
+            if self._prefill_rows
+            else {}
+        )
+        known.update((request, length) for request, (_, length) in prefill_rows.items())
         before = [known.get(request) or len(request.ids) for request in asked]
         ends = [most.get(request) or request.max_tokens_held for request in asked]
-        new = Seating(asked, (), before, ends)
-        rows = {request: row for request, (row, _) in guests.items()}
+        new = DecodeBatch(asked, (), before, ends)
+        rows = {request: row for request, (row, _) in prefill_rows.items()}
         new.rows = self.table.arrange(asked, new.ends(steps), rows)
-        for request in guests:
-            del self._guests[request]
+        for request in prefill_rows:
+            del self._prefill_rows[request]
         self._now = new
         self._gone.clear()
         return new
 
-    def go_on(self, requests: tuple[Request, ...], steps: int) -> Seating | None:
+    def go_on(self, requests: tuple[Request, ...], steps: int) -> DecodeBatch | None:
         """Write down the pages of the next steps, where these go on as they sit; None: others do.
 
         Raises:
@@ -116,27 +120,27 @@ class Seats:
         self.table.grow(self._now.ends(steps))
         return self._now
 
-    def stays(self, seated: Seating) -> bool:
+    def stays(self, seated: DecodeBatch) -> bool:
         """Whether nobody has come, left or moved since an arrangement."""
-        return seated is self._now and not self._guests and not self._gone
+        return seated is self._now and not self._prefill_rows and not self._gone
 
     def drew(self, request: Request, row: int, length: int) -> None:
-        """A mixed forward was launched that draws for a guest.
+        """A mixed forward was launched that draws for a prefill row.
 
         Args:
-            request: The guest.
+            request: The prefill row.
             row: Where it sits.
             length: Its keys in the next step.
         """
-        self._guests[request] = row, length
+        self._prefill_rows[request] = row, length
 
-    def drop_guests(self) -> None:
+    def drop_prefill_rows(self) -> None:
         """Guests that were not seated lose their rows: they come again from the host."""
-        self._guests.clear()
+        self._prefill_rows.clear()
 
     def forget(self, request: Request) -> None:
         """A request has left."""
         self.table.forget(request)
-        self._guests.pop(request, None)
+        self._prefill_rows.pop(request, None)
         if request in self._now.requests:
             self._gone.add(request)

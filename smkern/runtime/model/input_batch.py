@@ -14,7 +14,7 @@ from smkern.models.request import Request
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import HostSender, RowUpdate, Sender
 
-__all__ = ["Guest", "Pages", "RowState", "RowUpdate", "SlotTable"]
+__all__ = ["PrefillRow", "Pages", "RowState", "RowUpdate", "InputBatch"]
 
 
 class Pages(Protocol):
@@ -30,10 +30,10 @@ class Pages(Protocol):
         ...
 
 
-class Guest(NamedTuple):
-    """A piece of a prompt in a row of a prefill batch or of a mixed step.
+class PrefillRow(NamedTuple):
+    """A chunk of a prompt in a row of a prefill batch or of a mixed step.
 
-    `length`: its tokens in the pages once the piece is computed. `draws`: the next token is drawn
+    `length`: its tokens in the pages once the chunk is computed. `draws`: the next token is drawn
     behind it; a row that does not draw is finished for the sampler, and keeps its length.
     """
 
@@ -55,12 +55,12 @@ class _Change(NamedTuple):
     pages: Sequence[int]
 
 
-class SlotTable:
+class InputBatch:
     """The rows of a `RowState`: which request has which, and what of it the device knows.
 
-    `arrange`, `grow` and `seat_guests` change the books at once and collect what the device must
-    be told; `take` gives that, to be sent on the stream of the launch that needs it: one copy from
-    pinned memory and one small kernel, no wait. What a launch leaves in a row (token, length,
+    `arrange`, `grow` and `write_prefill_rows` take effect here at once and collect what the device
+    must be told; `take` gives that, to be sent on the stream of the launch that needs it: one copy
+    from pinned memory and one small kernel, no wait. What a launch leaves in a row (token, length,
     finished) stays there: a request that moves takes it along, so the host need not know it.
     Not for several threads at once.
 
@@ -69,7 +69,7 @@ class SlotTable:
         pool: Of the requests' pages.
         max_ctas: CTAs of an update, each on an SM for a few microseconds.
         sender: Makes the changes. None: by the state's device.
-        in_order: Whether guests' rows, too, are written behind all earlier changes, dropped ones
+        in_order: Whether prefill rows, too, are written behind all earlier changes, dropped ones
             included: where all updates of this table go to one stream.
 
     Attributes:
@@ -81,12 +81,12 @@ class SlotTable:
         >>> from smkern.models.request import Request
         >>> pool = KvPool(KvSizes(1, num_kv_heads=1, head_dim=64), num_pages=8, device="cpu")
         >>> state = RowState.make(max_running=4, max_prefill=2, max_pages=4, device="cpu")
-        >>> table = SlotTable(state, pool)
+        >>> table = InputBatch(state, pool)
         >>> request = Request(0, SamplingParams(), 1, frozenset(), 9, [5, 6, 7], 3)
         >>> pool.allocate(request, request.ids)
         0
-        >>> row = state.guest_rows(0, 1)[0]
-        >>> table.seat_guests([Guest(row, request, length=3, draws=True)])
+        >>> row = state.prefill_rows(0, 1)[0]
+        >>> table.write_prefill_rows([PrefillRow(row, request, length=3, draws=True)])
         >>> table.take().send()                   # the prefill and its draw are launched behind it
         >>> order = table.arrange([request], [4], {request: row})
         >>> table.take().send()                   # decode graphs are launched behind it
@@ -112,7 +112,7 @@ class SlotTable:
         self._update = self._new_update()
         self._covered = np.zeros(state.num_rows, np.int64)
         """Tokens of each row whose pages are in the page table."""
-        self._guests: dict[int, tuple[Request, RowUpdate]] = {}
+        self._prefill_rows: dict[int, tuple[Request, RowUpdate]] = {}
         self._seated: list[Request | None] = []
         self._slots: dict[Request, int] = {}
         self._order: tuple[Request, ...] | None = ()
@@ -134,32 +134,33 @@ class SlotTable:
         self,
         requests: Sequence[Request],
         lengths: Sequence[int] | Any,
-        guests: Mapping[Request, int] | None = None,
+        prefill_rows: Mapping[Request, int] | None = None,
     ) -> tuple[Request, ...]:
         """Seat the requests that decode, without gaps, and their pages.
 
         A request that sits keeps its row and what the device has there; those that are not named
-        leave; the last ones move into gaps. One that comes without a guest's row brings its last
+        leave; the last ones move into gaps. One that comes without a prefill row brings its last
         token and length from the host, which must know them: what was launched of it is read.
 
         Args:
             requests: At most `max_running`, each once.
             lengths: Of each, tokens that its pages must hold behind the launches to come; the pool
                 gave it so many pages already. An array of numpy's is read fastest.
-            guests: Row of a guest whose draw was launched, by request: it comes from there, on the
-                device. Launched before this update is sent on another stream, it must be over.
+            prefill_rows: By request, the prefill row whose draw was launched: the request's state
+                comes from there, on the device. Launched before this update is sent on another
+                stream, it must be over.
 
         Returns:
             The requests by slot.
 
         Raises:
             ArgumentError: nobody was seated or moved: too many requests, one twice, no length for
-                one, a row that is no guest's, or too few pages.
+                one, a row that is no prefill row, or too few pages.
         """
         asked = tuple(requests)
-        if guests or asked != self._order:
-            self._check(asked, lengths, guests or {})
-            self._seat(asked, lengths, guests or {})
+        if prefill_rows or asked != self._order:
+            self._check(asked, lengths, prefill_rows or {})
+            self._seat(asked, lengths, prefill_rows or {})
         self.grow(lengths)
         return tuple([x for x in self._seated if x is not None])
 
@@ -190,36 +191,36 @@ class SlotTable:
             update.put(row, first=first, pages=pages)
             self._covered[row] = (first + len(pages)) * self._page_size
 
-    def seat_guests(self, guests: Sequence[Guest]) -> None:
+    def write_prefill_rows(self, prefill_rows: Sequence[PrefillRow]) -> None:
         """Write the rows of a prefill batch, or of a mixed step's chunks.
 
         A request that sits in the row already, from its chunk before, sends new pages only.
 
         Raises:
-            ArgumentError: a row that is no guest's, or too few pages.
+            ArgumentError: a row that is no prefill row, or too few pages.
         """
-        for guest in guests:
-            row, request = guest.row, guest.request
+        for prefill_row in prefill_rows:
+            row, request = prefill_row.row, prefill_row.request
             if not 0 <= row < self.state.first_slot:
                 raise ArgumentError(
-                    f"row {row} for {request!r}: guests have rows 0 to "
-                    f"{self.state.first_slot - 1}; take them from RowState.guest_rows"
+                    f"row {row} for {request!r}: prefill rows are 0 to "
+                    f"{self.state.first_slot - 1}; take them from RowState.prefill_rows"
                 )
-            known = self._guests.get(row)
+            known = self._prefill_rows.get(row)
             is_new = known is None or known[0] is not request or not known[1].sent
             covered = 0 if is_new else int(self._covered[row])
-            first, pages = self._lacking(covered, request, guest.length)
-            flags = SET_FINISHED | (0 if guest.draws else FINISHED)
-            values = self._values(request, guest.length)
+            first, pages = self._lacking(covered, request, prefill_row.length)
+            flags = SET_FINISHED | (0 if prefill_row.draws else FINISHED)
+            values = self._values(request, prefill_row.length)
             update = self._slot_update() if self._in_order else self._update
             self._put(update, _Change(row, -1, 0, flags, values, first, pages))
-            self._guests[row] = request, self._update
+            self._prefill_rows[row] = request, self._update
 
     def take(self) -> RowUpdate:
         """What was collected since the last call, to be sent once.
 
         An update that is dropped goes with the next one of slots (`in_order`: the next one, also
-        where that changes nothing); one of guests is lost: `forget` its requests.
+        where that changes nothing); one of prefill rows is lost: `forget` its requests.
         """
         if self._in_order and self._unsent:
             self._slot_update()
@@ -232,11 +233,14 @@ class SlotTable:
         if slot is not None:
             self._seated[slot] = None
             self._order = None
-        for row in [row for row, known in self._guests.items() if known[0] is request]:
-            del self._guests[row]
+        for row in [row for row, known in self._prefill_rows.items() if known[0] is request]:
+            del self._prefill_rows[row]
 
     def _check(
-        self, asked: tuple[Request, ...], lengths: Sequence[int], guests: Mapping[Request, int]
+        self,
+        asked: tuple[Request, ...],
+        lengths: Sequence[int],
+        prefill_rows: Mapping[Request, int],
     ) -> None:
         limit = self.state.max_running
         if len(asked) > limit:
@@ -251,38 +255,41 @@ class SlotTable:
             raise ArgumentError(
                 f"{len(lengths)} lengths for {len(asked)} requests: pass one each, in their order"
             )
-        for request, row in guests.items():
-            known = self._guests.get(row)
+        for request, row in prefill_rows.items():
+            known = self._prefill_rows.get(row)
             if known is None or known[0] is not request or request not in asked:
                 raise ArgumentError(
-                    f"{request!r} is no guest of row {row} that is to be seated: name requests of "
-                    "seat_guests that were not seated, forgotten or overwritten since"
+                    f"{request!r} is not in prefill row {row}: name requests of this call that "
+                    "write_prefill_rows wrote there, not seated, forgotten or overwritten since"
                 )
 
     def _seat(
-        self, asked: tuple[Request, ...], given: Sequence[int] | Any, guests: Mapping[Request, int]
+        self,
+        asked: tuple[Request, ...],
+        given: Sequence[int] | Any,
+        prefill_rows: Mapping[Request, int],
     ) -> None:
         """Give every request a row, and tell the device of those that are new in theirs."""
         before, old, first = self._seated, self._slots, self.state.first_slot
         wanted = dict(zip(asked, np.asarray(given, np.int64).tolist(), strict=True))
-        came = [x for x in asked if x not in old or x in guests]
+        came = [x for x in asked if x not in old or x in prefill_rows]
         seated = _without_gaps(
-            [x if x in wanted and x not in guests else None for x in before], deque(came)
+            [x if x in wanted and x not in prefill_rows else None for x in before], deque(came)
         )
         left = set(range(len(seated), len(before)))
         changes: list[_Change] = []
-        stays = [x is y and x not in guests for x, y in zip(seated, before, strict=False)]
+        stays = [x is y and x not in prefill_rows for x, y in zip(seated, before, strict=False)]
         moved = [slot for slot, kept in enumerate(stays) if not kept]
         for slot in (*moved, *range(len(stays), len(seated))):
             request = seated[slot]
-            source = guests.get(request, first + old[request] if request in old else -1)
+            source = prefill_rows.get(request, first + old[request] if request in old else -1)
             changes.append(self._change(first + slot, source, request, wanted[request]))
             left.discard(source - first)
         # nothing was changed before this: what could raise has not
         update = self._slot_update()
         for change in changes:
             self._put(update, change)
-            self._guests.pop(change.source, None)
+            self._prefill_rows.pop(change.source, None)
         for slot in left:
             update.put(first + slot, flags=SET_FINISHED | FINISHED)
         self._slots = dict(zip(seated, range(len(seated)), strict=True))

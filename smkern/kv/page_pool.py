@@ -6,11 +6,11 @@ from collections.abc import Hashable, Sequence
 
 from smkern.errors import ArgumentError
 from smkern.kv.check import check_ledger
-from smkern.kv.ledger import PageLedger, PoolUsage
+from smkern.kv.ledger import BlockManager, PoolUsage
 from smkern.kv.prefix import BlockChain, Event
 
 
-class BookPool:
+class PagePool:
     """Pages that requests hold, with no memory behind them: for simulations.
 
     A request is any hashable name. `allocate` gives it pages, those of a prefix that is in the
@@ -32,8 +32,8 @@ class BookPool:
         ArgumentError: numbers below 1.
 
     Example:
-        >>> from smkern.kv import BookPool
-        >>> pool = BookPool(8, 16)
+        >>> from smkern.kv import PagePool
+        >>> pool = PagePool(8, 16)
         >>> pool.allocate("a", list(range(40)))
         0
         >>> pool.usage
@@ -45,7 +45,7 @@ class BookPool:
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give at least 1")
         self.num_pages = num_pages
-        self._ledger = PageLedger(num_pages, page_size, reuse=reuse)
+        self._ledger = BlockManager(num_pages, page_size, reuse=reuse)
 
     def __repr__(self) -> str:
         held, cached, free = self.usage

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from smkern.models.request import Request
-from smkern.runtime.books import Books
 from smkern.runtime.live import Live, rows_of
+from smkern.runtime.queues import RequestQueues
 
 
-class Crew:
+class SteadyBatch:
     """What every decode step needs to know of its requests, without a look at each of them.
 
     Between the end of a step and the launch of the next, 128 requests would be asked for their
@@ -40,7 +40,7 @@ class Crew:
     )  # fmt: skip
 
     def __init__(
-        self, books: Books, lives: list[Live], order: tuple[Request, ...], left: list[int]
+        self, queues: RequestQueues, lives: list[Live], order: tuple[Request, ...], left: list[int]
     ) -> None:
         self.lives = lives
         self.requests = tuple([live.request for live in lives])
@@ -48,8 +48,8 @@ class Crew:
         self.rows = rows_of(lives, order)
         self.launched = 0
         self.token_us = 0.0
-        self._version = books.version
-        self._page = books.pool.page_size
+        self._version = queues.version
+        self._page = queues.pool.page_size
         self._left = min(left), max(left)
         self._base = [len(live.request.ids) + live.ahead for live in lives]
         self._counted: tuple[int, tuple[int, ...]] = 0, tuple(self._base)
@@ -65,13 +65,13 @@ class Crew:
             for live in lives
         )
 
-    def is_valid(self, books: Books) -> bool:
+    def is_valid(self, queues: RequestQueues) -> bool:
         """Whether these run, and no others; who has come may have gone again."""
-        if self._version == books.version:
+        if self._version == queues.version:
             return True
-        if self.lives != books.running or any(live.epoch != epoch for live, epoch in self.rows):
+        if self.lives != queues.running or any(live.epoch != epoch for live, epoch in self.rows):
             return False
-        self._version = books.version
+        self._version = queues.version
         return True
 
     @property
@@ -107,7 +107,7 @@ class Crew:
             return False
         return not self._stops or self._stops.isdisjoint(tokens)
 
-    def extend(self, books: Books, steps: int) -> bool:
+    def extend(self, queues: RequestQueues, steps: int) -> bool:
         """Get pages for so many more steps of all; False, with nothing changed, if they lack."""
         reach, due = self.launched + steps - 1, self._due
         needs: list[tuple[Live, int, int]] = []
@@ -118,9 +118,9 @@ class Crew:
             tokens = min(self._base[index] + reach, live.request.max_tokens_held)
             missing += max(-(-tokens // self._page) - live.room // self._page, 0)
             needs.append((live, tokens, index))
-        has_room = not missing or books.has_pages(missing)
+        has_room = not missing or queues.has_pages(missing)
         for live, tokens, index in needs:
             if has_room and tokens > live.room:
-                books.extend(live, tokens)
+                queues.extend(live, tokens)
             heappush(due, (live.room - self._base[index], index))
         return has_room

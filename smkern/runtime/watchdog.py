@@ -60,7 +60,7 @@ class Arrivals:
         return came
 
 
-class Patience:
+class Watchdog:
     """Tells a device that hangs, and pages that never come back.
 
     Args:

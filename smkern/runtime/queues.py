@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from smkern.errors import ArgumentError, OutOfPagesError
-from smkern.kv.books import BookPool
+from smkern.kv.page_pool import PagePool
 from smkern.policies import Waiting
 from smkern.runtime.live import Live
 
@@ -16,7 +16,7 @@ SEEN = 256
 """Requests of the queue that a policy is shown: a step's host time must not grow with the queue."""
 
 
-class Books:
+class RequestQueues:
     """The requests of a runtime by stage, and their pages.
 
     Requests are served by rank: priority, then arrival. When pages run out the last of the running
@@ -43,7 +43,7 @@ class Books:
 
     def __init__(
         self,
-        pool: BookPool,
+        pool: PagePool,
         preemption: Preemption,
         restart: bool,
         max_running: int,
@@ -274,7 +274,7 @@ class Books:
         return True
 
 
-def no_pages(live: Live, pool: BookPool) -> OutOfPagesError:
+def no_pages_error(live: Live, pool: PagePool) -> OutOfPagesError:
     """The error of a request whose pages somebody else holds."""
     return OutOfPagesError(
         f"{live.request} needs {pool.pages_for(len(live.request.ids))} pages and nothing runs that "

@@ -9,7 +9,7 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.step import Step
 from smkern.runtime import ModelExecutor, Multiplexer
-from smkern.runtime.flights import LaunchError
+from smkern.runtime.in_flight import LaunchError
 from tests.models.generation import one_at_a_time, random_prompts, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,17 +43,17 @@ def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_to
     first = mux.submit(prompts[0], params)
     while len(first.tokens) < 3:
         mux.step()
-    launches, books = mux._launches, mux._books
+    launches, queues = mux._launcher, mux._queues
 
     def take() -> None:
-        mux._delivery.hand_out()
+        mux._outputs.flush()
         mux._poll()
-        mux._delivery.hand_out()
+        mux._outputs.flush()
 
     take()
     mux.submit(prompts[1], params)
-    (running,), (waiting,) = books.running, books.waiting
-    assert books.admit(waiting)
+    (running,), (waiting,) = queues.running, queues.waiting
+    assert queues.admit(waiting)
     pool.allocate("elsewhere", [1] * (PAGE * pool.usage.free))
     while len(running.request.ids) < running.room:
         launches.decode(1)

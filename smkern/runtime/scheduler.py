@@ -13,11 +13,11 @@ from smkern.policies import Decision, Policy, Snapshot
 from smkern.policies.check import check
 from smkern.policies.fallback import fallback
 from smkern.policies.snapshot import Trigger
-from smkern.runtime.books import SEEN, Books
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver
-from smkern.runtime.launches import Launches
+from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.live import Live
+from smkern.runtime.queues import SEEN, RequestQueues
 from smkern.runtime.timeline.timeline import Timeline
 
 ERRORS = 64
@@ -26,7 +26,7 @@ PREFILL_AHEAD = 1
 """Groups of layers that may be queued when the next is launched: its stream never runs dry."""
 
 
-class Act(Enum):
+class Outcome(Enum):
     """What came of asking."""
 
     LAUNCHED = 1
@@ -35,7 +35,7 @@ class Act(Enum):
     """There is work, nothing is on its way, and not even a plain decision launches anything."""
 
 
-class Conductor:
+class Scheduler:
     """Asks a policy where something can be launched, and launches what it decided.
 
     Decode steps are launched when the lane has run dry, or, with look-ahead, when its last step
@@ -44,7 +44,7 @@ class Conductor:
 
     Args:
         policy: Decides.
-        executor, lanes, books, launches: What is decided about.
+        executor, lanes, queues, launcher: What is decided about.
         lives: Requests by id.
         timeline: Gets decisions.
 
@@ -58,8 +58,8 @@ class Conductor:
         policy: Policy,
         executor: Executor,
         lanes: Interleaver,
-        books: Books,
-        launches: Launches,
+        queues: RequestQueues,
+        launcher: BatchLauncher,
         lives: Mapping[int, Live],
         timeline: Timeline,
     ) -> None:
@@ -68,8 +68,8 @@ class Conductor:
         self._policy = policy
         self._executor = executor
         self._lanes = lanes
-        self._books = books
-        self._launches = launches
+        self._queues = queues
+        self._launcher = launcher
         self._lives = lives
         self._timeline = timeline
         # What stays the same of all moments.
@@ -90,7 +90,7 @@ class Conductor:
         # Both sides on the whole device: the next launch is prefill's.
         self._is_prefills_turn = False
 
-    def act(self, began_s: float) -> Act:
+    def act(self, began_s: float) -> Outcome:
         """Ask and launch, where anything can be.
 
         Args:
@@ -99,57 +99,57 @@ class Conductor:
         Raises:
             LaunchError: a launch failed; it names its requests.
         """
-        lanes, flights = self._lanes, self._launches.flights
+        lanes, in_flight = self._lanes, self._launcher.in_flight
         if self._gang and (lanes.queued("decode") or lanes.queued("prefill")):
-            return Act.WAITS
+            return Outcome.WAITS
         self._gang = False
         trigger = self._trigger()
         if trigger is None:
-            return Act.WAITS
+            return Outcome.WAITS
         snapshot = self._snapshot(trigger)
         decision = self._decision(snapshot)
         self._timeline.decided(snapshot, decision)
         launched = self._carry(decision, began_s)
         self._state()
         if launched:
-            return Act.LAUNCHED
-        if flights or not self._has_work():
-            return Act.WAITS
+            return Outcome.LAUNCHED
+        if in_flight or not self._has_work():
+            return Outcome.WAITS
         if not self._carry(fallback(self._snapshot("idle")), perf_counter()):
-            return Act.STUCK
+            return Outcome.STUCK
         if not _asks(decision, snapshot):  # else who was asked for had no pages, or gave way
             error = DecisionError(
-                f"the policy launched nothing while {len(self._books.waiting)} requests wait, "
+                f"the policy launched nothing while {len(self._queues.waiting)} requests wait, "
                 f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a "
                 "chunk"
             )
             self.errors.append((snapshot.now_us, error))
-        return Act.LAUNCHED
+        return Outcome.LAUNCHED
 
     def _trigger(self) -> Trigger | None:
         """Why the policy is asked now; None: there is nothing to launch, or no room for it."""
-        books = self._books
+        queues = self._queues
         if not self._has_work():
             return None
-        if not self._launches.flights:
+        if not self._launcher.in_flight:
             return "idle"
-        if self._wants_decode() and (books.running or books.waiting):
+        if self._wants_decode() and (queues.running or queues.waiting):
             return "decode"
         return "prefill" if self._wants_prefill() else None
 
     def _has_work(self) -> bool:
-        books = self._books
-        return bool(books.running or books.waiting or self._launches.batch)
+        queues = self._queues
+        return bool(queues.running or queues.waiting or self._launcher.batch)
 
     def _wants_decode(self) -> bool:
         """Whether the decode lane has room for another launch, and it is its turn."""
-        if self._is_prefills_turn and self._launches.batch is not None:
+        if self._is_prefills_turn and self._launcher.batch is not None:
             return False
         return self._lanes.queued("decode") <= self._depth
 
     def _wants_prefill(self) -> bool:
         """Whether the prefill lane has room, and there is something for it."""
-        if self._launches.batch is None and not self._books.waiting:
+        if self._launcher.batch is None and not self._queues.waiting:
             return False
         return self._lanes.queued("prefill") <= PREFILL_AHEAD
 
@@ -167,7 +167,7 @@ class Conductor:
 
     def _carry(self, decision: Decision, began_s: float) -> bool:
         """Launch what was decided, decode first; whether anything was."""
-        lanes, launches = self._lanes, self._launches
+        lanes, launcher = self._lanes, self._launcher
         self._rung = decision.rung
         if decision.rung is not None or not decision.layers:
             self._is_prefills_turn = False
@@ -178,12 +178,12 @@ class Conductor:
         layers = decision.layers or (decision.rung is not None)
         launched = is_full = False
         if self._wants_decode() and lanes.can_launch("decode"):
-            if wanted and not layers and launches.batch is None and not lanes.queued("prefill"):
-                count = launches.mixed(wanted, tokens)
+            if wanted and not layers and launcher.batch is None and not lanes.queued("prefill"):
+                count = launcher.mixed(wanted, tokens)
                 launched, is_full = bool(count), count is None
             if not launched and not is_full and not decision.pause_decode:
                 # No more than `steps` are on their way: a request that ends wastes the others.
-                count = launches.decode(decision.steps - lanes.queued("decode"))
+                count = launcher.decode(decision.steps - lanes.queued("decode"))
                 launched = bool(count)
                 shares = decision.rung is None and decision.layers > 0
                 self._is_prefills_turn = launched and shares
@@ -196,49 +196,49 @@ class Conductor:
 
     def _prefill(self, decision: Decision, wanted: Sequence[Live], tokens: int) -> bool:
         """Begin a batch and launch layers, as decided; whether any were launched."""
-        lanes, launches = self._lanes, self._launches
+        lanes, launcher = self._lanes, self._launcher
         # Launching decode may have put one of them back.
         wanted = [live for live in wanted if live.stage == "waiting"]
-        if wanted and (launches.batch is None or decision.preempt):
-            launches.begin(wanted, tokens, preempt=decision.preempt)
+        if wanted and (launcher.batch is None or decision.preempt):
+            launcher.begin(wanted, tokens, preempt=decision.preempt)
         if not decision.layers or lanes.queued("prefill") > PREFILL_AHEAD:
             return False
         if not lanes.can_launch("prefill"):
             return False
-        launched = launches.layers(decision.layers) > 0
+        launched = launcher.layers(decision.layers) > 0
         self._is_prefills_turn = self._is_prefills_turn and not launched
         return launched
 
     def _state(self) -> None:
         """What there is to do now, for the timeline."""
-        books, launches = self._books, self._launches
-        batches = (launches.batch, launches.preempted)
+        queues, launcher = self._queues, self._launcher
+        batches = (launcher.batch, launcher.preempted)
         self._timeline.state(
             self._lanes.device.now_us(),
-            decoding=len(books.running),
+            decoding=len(queues.running),
             prefilling=sum(len(batch.lives) for batch in batches if batch is not None),
-            waiting=len(books.waiting),
+            waiting=len(queues.waiting),
         )
 
     def _snapshot(self, trigger: Trigger) -> Snapshot:
         """This moment, as the policy sees it."""
-        books, launches = self._books, self._launches
+        queues, launcher = self._queues, self._launcher
         now_us = self._lanes.device.now_us()
-        crew = launches.crew
-        if crew is not None:
-            lengths, oldest = crew.lengths, crew.token_us
+        steady = launcher.steady
+        if steady is not None:
+            lengths, oldest = steady.lengths, steady.token_us
         else:
-            running, oldest = books.running, 0.0
+            running, oldest = queues.running, 0.0
             lengths = tuple([len(live.request.ids) + live.ahead for live in running])
         if not oldest:
             # A token that is on its way for the first time was never delivered.
-            seen = [live.token_us for live in books.running if live.token_us]
+            seen = [live.token_us for live in queues.running if live.token_us]
             oldest = min(seen, default=now_us)
-        batch, preempted = launches.batch, launches.preempted
+        batch, preempted = launcher.batch, launcher.preempted
         return self._moment(
             now_us=now_us,
             trigger=trigger,
-            waiting=books.views(),
+            waiting=queues.views(),
             prefill=None if batch is None else batch.view(),
             preempted=None if preempted is None else preempted.view(),
             running_kv=lengths,
@@ -246,9 +246,9 @@ class Conductor:
             decode_queued=self._lanes.queued("decode"),
             prefill_queued=self._lanes.queued("prefill"),
             rung=self._rung,
-            free_pages=books.free_pages,
-            joining=launches.joining,
-            more_waiting=max(0, len(books.waiting) - SEEN),
+            free_pages=queues.free_pages,
+            joining=launcher.joining,
+            more_waiting=max(0, len(queues.waiting) - SEEN),
         )
 
 

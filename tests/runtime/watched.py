@@ -9,7 +9,7 @@ from typing import Any
 
 from smkern.models.request import Request
 from smkern.runtime.device import Event, Work
-from smkern.runtime.executor import Draw, Piece, PrefillRun
+from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.place import Lane, Place
 
 
@@ -29,7 +29,7 @@ class Job:
     """A prepared launch: what it writes is said when it is launched."""
 
     kind: str
-    pieces: tuple[Piece, ...] = ()
+    chunks: tuple[PrefillChunk, ...] = ()
     requests: tuple[Request, ...] = ()
     run: PrefillRun | None = None
     first: int = 0
@@ -37,7 +37,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlight:
     """A launch and the pages that it reads and writes."""
 
     lane: Lane
@@ -107,7 +107,7 @@ class WatchedExecutor:
         self.device = WatchedDevice(executor.device, self)
         self.violations: list[str] = []
         """What was found, since a loop may take it for an error of the model."""
-        self.flights: list[Flight] = []
+        self.in_flight: list[InFlight] = []
         self.launched: list[str] = []
         """Kind of every launch."""
         self.wasted = 0
@@ -120,7 +120,7 @@ class WatchedExecutor:
         self._last = -1
         self._layers: dict[int, tuple[PrefillRun, int]] = {}
         self._contents: dict[tuple[int, int], int | Drawn] = {}
-        self._writers: dict[int, Flight] = {}
+        self._writers: dict[int, InFlight] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
@@ -136,19 +136,19 @@ class WatchedExecutor:
 
     # The executor's protocol.
 
-    def begin(self, pieces: Sequence[Piece], slot: int) -> PrefillRun:
+    def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
         with self.kept():
             held = self._layers.get(slot)
-            assert held is None, f"slot {slot} holds {held and held[0].pieces}"
-            assert pieces, "a batch of no prompts"
-            self._check_pieces(pieces)
-        run: PrefillRun = self._executor.begin(pieces, slot)
+            assert held is None, f"slot {slot} holds {held and held[0].chunks}"
+            assert chunks, "a batch of no prompts"
+            self._check_chunks(chunks)
+        run: PrefillRun = self._executor.begin(chunks, slot)
         self._layers[slot] = (run, 0)
         return run
 
     def prefill(self, run: PrefillRun, first: int, count: int) -> Work:
         work = self._executor.prefill(run, first, count)
-        return self._prepare(work, Job("prefill", tuple(run.pieces), (), run, first, count))
+        return self._prepare(work, Job("prefill", tuple(run.chunks), (), run, first, count))
 
     def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
         with self.kept():
@@ -163,43 +163,45 @@ class WatchedExecutor:
         job = Job("decode", (), tuple(requests))
         return [(self._prepare(work, replace_job(job)), draw) for work, draw in found]
 
-    def mixed(self, pieces: Sequence[Piece], requests: Sequence[Request]) -> tuple[Work, Draw]:
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], requests: Sequence[Request]
+    ) -> tuple[Work, Draw]:
         with self.kept():
-            assert not {piece.request for piece in pieces} & set(requests), "in a forward twice"
-            self._check_pieces(pieces)
+            assert not {chunk.request for chunk in chunks} & set(requests), "in a forward twice"
+            self._check_chunks(chunks)
             self._check_rows(requests)
-        work, draw = self._executor.mixed(pieces, requests)
-        drawn = [piece.request for piece in pieces if piece.draws]
+        work, draw = self._executor.mixed(chunks, requests)
+        drawn = [chunk.request for chunk in chunks if chunk.draws]
         with self.kept():
             assert list(draw.requests[: len(drawn)]) == drawn
             assert set(draw.requests[len(drawn) :]) == set(requests)
-        return self._prepare(work, Job("mixed", tuple(pieces), tuple(requests))), draw
+        return self._prepare(work, Job("mixed", tuple(chunks), tuple(requests))), draw
 
     def forget(self, request: Request) -> None:
         self._executor.forget(request)
         for slot, (run, _) in list(self._layers.items()):
-            if any(piece.request is request for piece in run.pieces):
+            if any(chunk.request is request for chunk in run.chunks):
                 del self._layers[slot]
         self._computed.pop(request, None)
         self._seated.discard(request)
 
     # What is launched.
 
-    def before(self, lane: Lane, place: Place, work: Work) -> Flight:
+    def before(self, lane: Lane, place: Place, work: Work) -> InFlight:
         """Check a launch that is about to be made."""
         known = self._jobs.pop(id(work), None)
         assert known is not None, f"{work.name!r} was not made by the executor, or came twice"
         _, job, number = known
         assert number > self._last, f"{job.kind} is launched behind work that was made later"
         self._last = number
-        flight = Flight(lane, place, job, NEVER, self.device)
+        flight = InFlight(lane, place, job, NEVER, self.device)
         self._check_place(flight)
-        self.flights = [other for other in self.flights if not other.is_over]
+        self.in_flight = [other for other in self.in_flight if not other.is_over]
         for span in self._spans(job):
             self._check_span(flight, span)
         return flight
 
-    def after(self, flight: Flight, event: Event) -> None:
+    def after(self, flight: InFlight, event: Event) -> None:
         """Enter a launch that was made."""
         flight.event = event
         job = flight.job
@@ -212,15 +214,15 @@ class WatchedExecutor:
             else:
                 self._layers[slot] = (job.run, done)
         if flight.lane == "decode":
-            self._seated = {*job.requests, *(x.request for x in job.pieces if x.draws)}
-        self.flights.append(flight)
+            self._seated = {*job.requests, *(x.request for x in job.chunks if x.draws)}
+        self.in_flight.append(flight)
         self.launched.append(job.kind)
 
     @property
-    def in_flight(self) -> int:
+    def num_in_flight(self) -> int:
         """Launches that are not over."""
-        self.flights = [flight for flight in self.flights if not flight.is_over]
-        return len(self.flights)
+        self.in_flight = [flight for flight in self.in_flight if not flight.is_over]
+        return len(self.in_flight)
 
     def computed(self, request: Request) -> int:
         """Tokens whose keys launches have written, or found in the pool."""
@@ -238,31 +240,31 @@ class WatchedExecutor:
         assert len(set(requests)) == len(requests), "a request decodes in two rows"
         assert len(requests) <= self.max_running, f"{len(requests)} rows"
 
-    def _check_pieces(self, pieces: Sequence[Piece]) -> None:
-        assert len({piece.request for piece in pieces}) == len(pieces), "a prompt twice"
-        assert len(pieces) <= self.max_prefill, f"{len(pieces)} prompts"
-        tokens = sum(piece.count for piece in pieces)
+    def _check_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
+        assert len({chunk.request for chunk in chunks}) == len(chunks), "a prompt twice"
+        assert len(chunks) <= self.max_prefill, f"{len(chunks)} prompts"
+        tokens = sum(chunk.count for chunk in chunks)
         assert tokens <= self.max_tokens, f"{tokens} tokens"
-        for piece in pieces:
-            self._check_piece(piece)
+        for chunk in chunks:
+            self._check_chunk(chunk)
 
-    def _check_piece(self, piece: Piece) -> None:
-        request = piece.request
-        assert piece.count >= 1
-        assert piece.start == self.computed(request), (
-            f"{request!r} goes on at {piece.start}, {self.computed(request)} tokens are computed"
+    def _check_chunk(self, chunk: PrefillChunk) -> None:
+        request = chunk.request
+        assert chunk.count >= 1
+        assert chunk.start == self.computed(request), (
+            f"{request!r} goes on at {chunk.start}, {self.computed(request)} tokens are computed"
         )
-        end = piece.start + piece.count
+        end = chunk.start + chunk.count
         assert end <= len(request.ids)
-        assert piece.draws == (end == len(request.ids)), f"{request!r} draws at {end}"
+        assert chunk.draws == (end == len(request.ids)), f"{request!r} draws at {end}"
 
-    def _check_place(self, flight: Flight) -> None:
+    def _check_place(self, flight: InFlight) -> None:
         lane, place, job = flight.lane, flight.place, flight.job
         assert lane == ("prefill" if job.kind == "prefill" else "decode"), f"{job.kind} on {lane}"
         assert place == Place.of(lane, place.rung or None, self.device.num_sms)
         if job.kind == "mixed":
             assert place.side == "whole", f"a mixed forward on {place}"
-        for other in self.flights:
+        for other in self.in_flight:
             if other.lane != lane and not other.is_over and place.overlaps(other.place):
                 whole = "whole" in (place.side, other.place.side)
                 may = self._impatient and not whole
@@ -275,14 +277,14 @@ class WatchedExecutor:
             assert job.first + job.count <= self.config.num_layers
 
     def _spans(self, job: Job) -> list[Span]:
-        spans = [Span(x.request, x.start, x.start + x.count, True) for x in job.pieces]
+        spans = [Span(x.request, x.start, x.start + x.count, True) for x in job.chunks]
         for request in job.requests:
             start = self.computed(request)
             end = min(start + 1, request.max_tokens_held)
             spans.append(Span(request, start, max(start, end), False))
         return spans
 
-    def _check_span(self, flight: Flight, span: Span) -> None:
+    def _check_span(self, flight: InFlight, span: Span) -> None:
         request, size = span.request, self.pool.page_size
         pages = self.pool.pages(request)
         assert len(pages) * size >= span.end, (
@@ -308,7 +310,7 @@ class WatchedExecutor:
                 f"{flight.job.kind} of {request!r} reads page {page}, which {writer.job.kind} on "
                 "the other lane still writes"
             )
-        for other in self.flights:
+        for other in self.in_flight:
             if other.lane != flight.lane and not other.is_over:
                 shared = writes & (set(other.reads) | set(other.writes))
                 assert not shared, (
@@ -335,7 +337,7 @@ class WatchedExecutor:
         assert position < len(chain), f"{where} reads more than it has"
         assert held == chain[position], f"{where} reads another text's keys"
 
-    def _enter(self, flight: Flight, span: Span) -> None:
+    def _enter(self, flight: InFlight, span: Span) -> None:
         request, size = span.request, self.pool.page_size
         pages = self.pool.pages(request)
         if not span.is_known and span.end == span.start:
@@ -374,4 +376,4 @@ NEVER = _Never()
 
 def replace_job(job: Job) -> Job:
     """A job of its own for each step."""
-    return Job(job.kind, job.pieces, job.requests)
+    return Job(job.kind, job.chunks, job.requests)

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from smkern.errors import ArgumentError
 from smkern.models.request import Request
-from smkern.runtime.books import Books
-from smkern.runtime.crew import Crew
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, Executor, Piece
-from smkern.runtime.flights import Batch, Blame, Both, Flight, Written
+from smkern.runtime.executor import Draw, Executor, PrefillChunk
+from smkern.runtime.in_flight import Blame, Both, InFlight, PrefillBatch, Written
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.live import Live, rows_of
 from smkern.runtime.place import LANES, Lane
+from smkern.runtime.queues import RequestQueues
+from smkern.runtime.steady_batch import SteadyBatch
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
 
 PLENTY = 4
@@ -22,7 +22,7 @@ PLENTY = 4
 computes, not between two of its steps."""
 
 
-class Launches:
+class BatchLauncher:
     """Launches what was decided, and remembers what is on its way.
 
     Args:
@@ -45,16 +45,16 @@ class Launches:
         self,
         executor: Executor,
         lanes: Interleaver,
-        books: Books,
+        queues: RequestQueues,
         invariant: bool,
         settle: Callable[[], None],
     ) -> None:
-        self.batch: Batch | None = None
-        self.preempted: Batch | None = None
-        self.flights: dict[Ticket, Flight] = {}
+        self.batch: PrefillBatch | None = None
+        self.preempted: PrefillBatch | None = None
+        self.in_flight: dict[Ticket, InFlight] = {}
         self._executor = executor
         self._lanes = lanes
-        self._books = books
+        self._queues = queues
         # Such short chunks take attention's decode path, whose sums run in another order.
         self._least = DECODE_MAX_Q if invariant else 0
         if invariant and executor.max_tokens <= 2 * DECODE_MAX_Q:
@@ -66,50 +66,52 @@ class Launches:
         self._num_layers = executor.config.num_layers
         # Whose tokens the decode lane's last launch drew: they are on the device.
         self._drawn: set[Live] = set()
-        self._crew: Crew | None = None
+        self._steady: SteadyBatch | None = None
         # Decode steps that their requests have not been told of, and how many tokens these lacked
-        # before, where they may become a crew.
+        # before, where they may become a steady batch.
         self._owed: list[Ticket] = []
         self._forming: list[int] | None = None
         self._settle = settle
         # An executor may prepare steps that are like the last.
-        self._foresee: Callable[[Sequence[Request], int], None] | None = getattr(
+        self._prepare_next: Callable[[Sequence[Request], int], None] | None = getattr(
             executor, "foresee", None
         )
 
     @property
-    def crew(self) -> Crew | None:
+    def steady(self) -> SteadyBatch | None:
         """All that run, where the decode lane's last launch drew for just these."""
-        crew = self._crew
-        return crew if crew is not None and crew.is_valid(self._books) else None
+        steady = self._steady
+        return steady if steady is not None and steady.is_valid(self._queues) else None
 
     def settle(self) -> None:
         """Tell requests of their last steps, and get their next pages where there are many."""
         if not self._owed:
             return
         owed, self._owed = self._owed, []
-        flights, count = [self.flights[ticket] for ticket in owed], len(owed)
-        lives = flights[0].lives
+        in_flight, count = [self.in_flight[ticket] for ticket in owed], len(owed)
+        lives = in_flight[0].lives
         for live in lives:
             live.last = owed[-1]
             live.ahead += count
         left, self._forming = self._forming, None
-        if left is not None and lives == self._books.running:
-            order = tuple([live.request for live, _ in flights[0].rows])
-            self._crew = Crew(self._books, self._books.running[:], order, [n - count for n in left])
-            for index, flight in enumerate(flights):
-                flight.crew, flight.number = self._crew, index + 1 - count
-        crew, is_rich = self.crew, self._books.free_pages > PLENTY * len(lives)
-        if crew is None:
+        if left is not None and lives == self._queues.running:
+            order = tuple([live.request for live, _ in in_flight[0].rows])
+            self._steady = SteadyBatch(
+                self._queues, self._queues.running[:], order, [n - count for n in left]
+            )
+            for index, launched in enumerate(in_flight):
+                launched.steady, launched.number = self._steady, index + 1 - count
+        steady, is_rich = self.steady, self._queues.free_pages > PLENTY * len(lives)
+        if steady is None:
             return
-        crew.count()
-        if is_rich and crew.extend(self._books, count) and self._foresee:
-            self._foresee(crew.requests, count)
+        steady.count()
+        if is_rich and steady.extend(self._queues, count) and self._prepare_next:
+            self._prepare_next(steady.requests, count)
 
     @property
-    def seats(self) -> int:
+    def free_rows(self) -> int:
         """Requests that may still be admitted."""
-        taken = len(self._books.running) + len(self._books.paused)
+        taken = len(self._queues.running) + len(self._queues.paused)
         for batch in (self.batch, self.preempted):
             taken += 0 if batch is None else len(batch.lives)
         return self._executor.max_running - taken - self.joining
@@ -117,7 +119,7 @@ class Launches:
     @property
     def joining(self) -> int:
         """Requests whose last layers are on their way."""
-        return sum(len(x.batch.lives) for x in self.flights.values() if x.batch is not None)
+        return sum(len(x.batch.lives) for x in self.in_flight.values() if x.batch is not None)
 
     def decode(self, steps: int) -> int:
         """Launch decode steps of all that run; how many.
@@ -125,17 +127,17 @@ class Launches:
         Raises:
             ModelError: the launch failed; its `lives` are the requests of it.
         """
-        crew = self.crew
-        if crew is not None and crew.least_left > 0:
-            count = min(steps, crew.most_left)
-            if crew.extend(self._books, count):
-                return self._go_on(crew, count)
+        steady = self.steady
+        if steady is not None and steady.least_left > 0:
+            count = min(steps, steady.most_left)
+            if steady.extend(self._queues, count):
+                return self._go_on(steady, count)
         self._settle()
-        self._crew = None
-        version = self._books.version
+        self._steady = None
+        version = self._queues.version
         lives, left = self._decoding()
-        count = self._books.reserve(min(steps, max(left))) if lives else 0
-        if self._books.version != version:  # somebody has given way
+        count = self._queues.reserve(min(steps, max(left))) if lives else 0
+        if self._queues.version != version:  # somebody has given way
             lives, left = self._decoding()
         if not lives or not count:
             return 0
@@ -147,25 +149,25 @@ class Launches:
             if ticket is None:
                 break
             rows = rows or rows_of(lives, draw.requests)
-            self.flights[ticket] = Flight(lives, rows, draw)
+            self.in_flight[ticket] = InFlight(lives, rows, draw)
             self._drawn = set(lives)
             self._owed.append(ticket)
             self._forming = left
         return len(self._owed)
 
-    def _go_on(self, crew: Crew, steps: int) -> int:
+    def _go_on(self, steady: SteadyBatch, steps: int) -> int:
         """Launch decode steps like those before; how many. Their requests hear of it later."""
         self.settle()
-        with Blame(crew.lives):
-            works = self._executor.decode(crew.requests, steps)
+        with Blame(steady.lives):
+            works = self._executor.decode(steady.requests, steps)
         for work, draw in works:
-            assert draw.requests == crew.order, "requests that sit have changed their rows"
-            ticket = self._launch("decode", work, crew.lives)
+            assert draw.requests == steady.order, "requests that sit have changed their rows"
+            ticket = self._launch("decode", work, steady.lives)
             if ticket is None:
                 break
-            crew.launched += 1
-            self.flights[ticket] = Flight(
-                crew.lives, crew.rows, draw, crew=crew, number=crew.launched
+            steady.launched += 1
+            self.in_flight[ticket] = InFlight(
+                steady.lives, steady.rows, draw, steady=steady, number=steady.launched
             )
             self._owed.append(ticket)
         return len(self._owed)
@@ -179,40 +181,40 @@ class Launches:
             ModelError: see `decode`; only the prompts' requests have failed.
         """
         self._settle()
-        pieces, chosen = self._pieces(lives, tokens)
-        if not pieces:
+        chunks, chosen = self._next_chunks(lives, tokens)
+        if not chunks:
             return 0
         running, _ = self._decoding()
-        if running and not self._books.reserve(1):
+        if running and not self._queues.reserve(1):
             running = []
         # Who gave way for it is out, of the prompts too.
         running = [live for live in running if live.stage == "running"]
         keep = [i for i, live in enumerate(chosen) if live.room]
-        pieces, chosen = [pieces[i] for i in keep], [chosen[i] for i in keep]
-        if not pieces:
+        chunks, chosen = [chunks[i] for i in keep], [chosen[i] for i in keep]
+        if not chunks:
             return 0
         # Whoever is not part of it has no row from here on, whether it is launched or not.
-        self._crew = None
+        self._steady = None
         self._drawn.intersection_update(running)
         with Blame(chosen):
-            work, draw = self._executor.mixed(pieces, [live.request for live in running])
+            work, draw = self._executor.mixed(chunks, [live.request for live in running])
         ticket = self._launch("decode", work, chosen)
         if ticket is None:
             return None
         everyone = [*chosen, *running]
         rows = rows_of(everyone, draw.requests)
-        self.flights[ticket] = Flight(everyone, rows, draw)
+        self.in_flight[ticket] = InFlight(everyone, rows, draw)
         for live in everyone:
             live.last = ticket
         for live, _ in rows:
             live.ahead += 1
         self._drawn = {live for live, _ in rows}
-        for live, piece in zip(chosen, pieces, strict=True):
-            self._computed(live, piece, ticket)
-            if piece.draws:
-                self._books.drop(live)
-                self._books.run(live)
-        return sum(piece.count for piece in pieces) + len(running)
+        for live, chunk in zip(chosen, chunks, strict=True):
+            self._computed(live, chunk, ticket)
+            if chunk.draws:
+                self._queues.drop(live)
+                self._queues.run(live)
+        return sum(chunk.count for chunk in chunks) + len(running)
 
     def begin(self, lives: Iterable[Live], tokens: int, *, preempt: bool) -> bool:
         """Make a batch of these prompts, in front of the running one; False where none has pages.
@@ -220,16 +222,16 @@ class Launches:
         Raises:
             ModelError: see `decode`.
         """
-        pieces, chosen = self._pieces(lives, tokens)
-        if not pieces:
+        chunks, chosen = self._next_chunks(lives, tokens)
+        if not chunks:
             return False
         with Blame(chosen):
-            run = self._executor.begin(pieces, 0 if self.batch is None else 1 - self.batch.run.slot)
+            run = self._executor.begin(chunks, 0 if self.batch is None else 1 - self.batch.run.slot)
         assert preempt or self.batch is None
         self.preempted = self.batch
-        self.batch = Batch(run, chosen, self._lanes.device.now_us())
+        self.batch = PrefillBatch(run, chosen, self._lanes.device.now_us())
         for live in chosen:
-            self._books.drop(live)
+            self._queues.drop(live)
             live.stage = "prefill"
         return True
 
@@ -250,31 +252,31 @@ class Launches:
             return 0
         batch.layers += count
         batch.view()  # made behind the launch, not when a policy is asked
-        flight = self.flights[ticket] = Flight(batch.lives)
+        launched = self.in_flight[ticket] = InFlight(batch.lives)
         for live in batch.lives:
             live.last = ticket
         if batch.layers == self._num_layers:
-            flight.batch, flight.draw = batch, batch.run.draw
+            launched.batch, launched.draw = batch, batch.run.draw
             self.batch, self.preempted = self.preempted, None
         return count
 
-    def joined(self, batch: Batch, draw: Draw | None) -> list[tuple[Live, int]]:
+    def joined(self, batch: PrefillBatch, draw: Draw | None) -> list[tuple[Live, int]]:
         """A batch is through its last layer: its requests decode, or wait for their next chunk.
 
         Returns:
             A request and its epoch for each token drawn.
         """
-        for live, piece in zip(batch.lives, batch.run.pieces, strict=True):
+        for live, chunk in zip(batch.lives, batch.run.chunks, strict=True):
             if live.stage == "done":  # cancelled meanwhile
-                self._books.release(live)
+                self._queues.release(live)
                 self._executor.forget(live.request)
                 continue
-            self._computed(live, piece, None)
-            if piece.draws:
+            self._computed(live, chunk, None)
+            if chunk.draws:
                 live.ahead += 1
-                self._books.run(live)
+                self._queues.run(live)
             else:
-                self._books.wait(live)
+                self._queues.wait(live)
         return [] if draw is None else rows_of(batch.lives, draw.requests)
 
     def fence(self, tickets: Iterable[Ticket] = (), lives: Iterable[Live] = ()) -> bool:
@@ -287,7 +289,7 @@ class Launches:
         Returns:
             Whether the device still takes work; one that does not runs nothing either.
         """
-        everyone = {live for ticket in tickets for live in self.flights[ticket].lives} | {*lives}
+        everyone = {live for ticket in tickets for live in self.in_flight[ticket].lives} | {*lives}
         end: Both | None = None
         with suppress(Exception):
             end = Both(*[self._lanes.fence(lane) for lane in LANES])
@@ -321,7 +323,7 @@ class Launches:
         found: list[Live] = []
         left: list[int] = []
         drawn = self._drawn
-        for live in self._books.running:
+        for live in self._queues.running:
             request, ahead = live.request, live.ahead
             count = request.prompt_len + request.max_new_tokens - len(request.ids) - ahead
             if count > 0 and (not ahead or live in drawn):
@@ -330,34 +332,36 @@ class Launches:
         most = self._executor.max_running
         return found[:most], left[:most]
 
-    def _pieces(self, lives: Iterable[Live], tokens: int) -> tuple[list[Piece], list[Live]]:
+    def _next_chunks(
+        self, lives: Iterable[Live], tokens: int
+    ) -> tuple[list[PrefillChunk], list[Live]]:
         """The next chunks of these prompts, those whose pages there are."""
-        pieces: list[Piece] = []
+        chunks: list[PrefillChunk] = []
         chosen: list[Live] = []
-        room, seats = min(tokens, self._executor.max_tokens), self.seats
+        room, free_rows = min(tokens, self._executor.max_tokens), self.free_rows
         for live in lives:
-            if len(pieces) == min(self._executor.max_prefill, seats) or not room:
+            if len(chunks) == min(self._executor.max_prefill, free_rows) or not room:
                 break
-            if not self._books.admit(live):
+            if not self._queues.admit(live):
                 break
             length = len(live.request.ids)
-            if self._least and not pieces:  # else a small room might never do for a rest
+            if self._least and not chunks:  # else a small room might never do for a rest
                 room = min(max(room, 2 * self._least + 2), self._executor.max_tokens)
             count = cut(length - live.computed, room, self._least)
             if not count:
                 break
             draws = live.computed + count == length
-            pieces.append(Piece(live.request, live.computed, count, draws))
+            chunks.append(PrefillChunk(live.request, live.computed, count, draws))
             chosen.append(live)
             room -= count
-        return pieces, chosen
+        return chunks, chosen
 
-    def _computed(self, live: Live, piece: Piece, written: Ticket | None) -> None:
+    def _computed(self, live: Live, chunk: PrefillChunk, written: Ticket | None) -> None:
         """A chunk is in its pages once `written` is over."""
         over = None if written is None else Written(written)
-        self._books.pool.commit(live.request, piece.ids, over)
-        live.computed = live.request.num_computed = piece.end
-        self._books.look_again(live)
+        self._queues.pool.commit(live.request, chunk.ids, over)
+        live.computed = live.request.num_computed = chunk.end
+        self._queues.look_again(live)
 
 
 def cut(remaining: int, room: int, least: int) -> int:
