@@ -69,7 +69,7 @@ def test_hand_out_behind_the_launch(benchmark, crowd):
         crowd.mux._poll()
         crowd.mux._launcher.decode(1)
 
-    benchmark.pedantic(crowd.mux._delivery.hand_out, setup=setup, rounds=ROUNDS, warmup_rounds=10)
+    benchmark.pedantic(crowd.mux._outputs.flush, setup=setup, rounds=ROUNDS, warmup_rounds=10)
 
 
 def test_put_records_in_order(benchmark, crowd):

@@ -206,7 +206,7 @@ def test_arrangements_that_cannot_be_are_refused() -> None:
         (requests[:1] * 2, [3, 3], {}, "twice"),
         (requests[:1], [3, 3], {}, "2 lengths for 1"),
         (requests, [3], {}, "1 lengths for 2"),
-        (requests, [3, 3], {requests[0]: 0}, "no prefill row of row 0"),
+        (requests, [3, 3], {requests[0]: 0}, "not in prefill row 0"),
         (requests, [3, CONTEXT + 1], {}, "a row has 12 pages of 4"),
     ]
     for asked, lengths, prefill_rows, words in cases:
