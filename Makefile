@@ -58,7 +58,7 @@ format: $(READY) ## ruff's formatter and its safe fixes
 	$(RUN) -m ruff check --fix $(SOURCES)
 	$(RUN) -m ruff format $(SOURCES)
 
-readme: $(READY) ## fill the README's tables from bench/results/
+readme: $(READY) ## fill the tables of README.md and bench/results/README.md
 	$(RUN) -m smkern.bench.readme
 
 clean: ## drop the venv and the caches

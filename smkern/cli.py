@@ -57,7 +57,7 @@ SUITES = {
     ),
     "plot": ("smkern.bench.plots", "Draw the pictures of committed results."),
     "merge": ("smkern.bench.results", "Join results files of one suite."),
-    "readme": ("smkern.bench.readme", "Fill the README's tables from bench/results/."),
+    "readme": ("smkern.bench.readme", "Fill the tables of README.md and bench/results/README.md."),
 }
 """Name to (module, help). The module's `command` is the subcommand."""
 

@@ -264,7 +264,7 @@ def command(
     16 to 64 SMs by twos, say) are runs of their own that add to the file: --no-overlap,
     --breakdown, --alone --budgets 16-64:2.
     """
-    from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
+    from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
 
     try:
         plans = plans_named(models.split(",")) if models else (QUICK_PLANS if quick else PLANS)

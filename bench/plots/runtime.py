@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from smkern.bench.plots.panels import grid, save
-from smkern.bench.readme_runtime import VARIANTS
 from smkern.bench.results import Results
 from smkern.bench.runtime.cases import ABLATION, AGGREGATED, ALONE, OURS, PACED, STEADY, STOCK
 from smkern.bench.runtime.rows import of
+from smkern.bench.tables.runtime import VARIANTS
 
 Cell = dict[str, Any]
 

@@ -16,11 +16,11 @@ from smkern.bench.append.cases import BUDGETS, CASES, cases_named
 from smkern.bench.append.group import checked, summarize
 from smkern.bench.append.providers import torch_call
 from smkern.bench.contest import Contender
-from smkern.bench.markdown import NOT_MEASURED
 from smkern.bench.named import groups_of
 from smkern.bench.plots.append import draw
-from smkern.bench.readme_append import append_table
 from smkern.bench.results import Results
+from smkern.bench.tables.markdown import NOT_MEASURED
+from smkern.bench.tables.operators import append_table
 from smkern.device import Budget
 from smkern.measure.append import AppendCase, AppendOperands
 from smkern.measure.partitions import Place

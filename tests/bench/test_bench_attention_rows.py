@@ -21,8 +21,13 @@ from smkern.bench.attention.cases import (
 from smkern.bench.attention.rows import DECODE_TBPS, summarize
 from smkern.bench.plots import attention as plots
 from smkern.bench.plots import command as plot_command
-from smkern.bench.readme_attention import plan_table, rates_table, ratios_table
 from smkern.bench.results import Results, load_results
+from smkern.bench.tables.operators import (
+    attention_ratios_table,
+    decode_rates_table,
+    plan_table,
+    prefill_rates_table,
+)
 from smkern.measure.attention import BUDGETS, AttentionCase
 
 Cell = dict[str, Any]
@@ -138,15 +143,17 @@ def whole_file() -> Results:
 
 def test_tables():
     cells = whole_file().cells
-    decode, prefill = (rates_table(cells, kind).splitlines() for kind in ("decode", "prefill"))
+    decode = decode_rates_table(cells).splitlines()
+    prefill = prefill_rates_table(cells).splitlines()
     assert decode[0] == "| TB/s \\ SMs | 16 | 24 | 32 | 48 | 64 | 84 | 100 | 116 | 132 |"
     assert decode[2].startswith(f"| {UNIFORM.name}, smkern | 0.17 |")
     assert decode[3].startswith(f"| {UNIFORM.name}, FlashInfer FA2 | 0.09 |")
     assert any(line.startswith(f"| {COLD.name} (us), smkern | 6250.0 |") for line in decode)
     assert len(prefill) == 2 + 2 * 5
-    assert ratios_table(cells).splitlines()[2].startswith(f"| {UNIFORM.name} | 2.00 |")
+    assert attention_ratios_table(cells).splitlines()[2].startswith(f"| {UNIFORM.name} | 2.00 |")
     assert "| 3.2 |" in plan_table(cells)
-    assert {rates_table([], "decode"), ratios_table([]), plan_table([])} == {"*Not measured yet.*"}
+    for table in (decode_rates_table, prefill_rates_table, attention_ratios_table, plan_table):
+        assert table([]) == "*Not measured yet.*"
 
 
 def test_pictures(tmp_path):

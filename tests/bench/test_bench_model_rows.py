@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from smkern.bench.markdown import NOT_MEASURED
 from smkern.bench.model.cases import (
     PLANS,
     DecodeCase,
@@ -17,8 +16,9 @@ from smkern.bench.model.cases import (
 )
 from smkern.bench.model.rows import summarize
 from smkern.bench.plots.model import draw
-from smkern.bench.readme_model import breakdown_table, decode_table, prefill_table
 from smkern.bench.results import Results
+from smkern.bench.tables.markdown import NOT_MEASURED
+from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
 
 Cell = dict[str, Any]
 

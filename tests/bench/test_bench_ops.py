@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 import smkern.bench.ops.suite as suite
 from smkern.bench.contest import cell_head
-from smkern.bench.markdown import NOT_MEASURED
 from smkern.bench.named import groups_of
 from smkern.bench.ops import cases, providers
 from smkern.bench.ops.cases import ALL_CASES, BUDGETS, CASES, OpCase, cases_named, expert_counts
@@ -20,8 +19,9 @@ from smkern.bench.ops.providers import BUILDERS, OpPeers, missing
 from smkern.bench.ops.rivals import Rivals, relative_error
 from smkern.bench.ops.rows import summarize
 from smkern.bench.plots.ops import draw
-from smkern.bench.readme_ops import ops_table, sample_table
 from smkern.bench.results import Results
+from smkern.bench.tables.markdown import NOT_MEASURED
+from smkern.bench.tables.operators import ops_table, sample_table
 from smkern.device import Budget
 from smkern.measure.append import AppendCase, AppendOperands
 from smkern.measure.partitions import Place

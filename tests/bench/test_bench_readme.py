@@ -1,4 +1,4 @@
-"""The README's tables come from results files, deterministically."""
+"""The tables of the README and of the results page come from results files, deterministically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from click.testing import CliRunner
 
 from smkern.bench import readme
 from smkern.bench.readme import ReadmeError, blocks_of, fill
-from smkern.bench.results import Results
+from smkern.bench.results import COMMITTED, FOLDER, Results
+from smkern.bench.tables import gemm, operators, overview
+from smkern.bench.tables.markdown import NOT_MEASURED, pivot
 from tests.bench.synthetic import Cell, cell
 
 META = {
@@ -38,7 +40,12 @@ def folder(tmp_path: Path) -> Path:
     ):
         results.add(made)
     row = {"value": 1.2, "target": 1.12, "met": True, "cells": 3}
-    results.summary = {"geomean_vs_cublas": {"smkern": row}, "informal": {"value": 3.0}}
+    worst = {"value": 0.9, "target": 0.97, "met": False}
+    results.summary = {
+        "geomean_vs_cublas": {"smkern": row},
+        "worst_vs_cublas": {"smkern": worst},
+        "informal": {"value": 3.0},
+    }
     results.save(tmp_path / "gemm.json")
     return tmp_path
 
@@ -48,17 +55,37 @@ def text_of(names: list[str]) -> str:
 
 
 def test_fill_replaces_content_and_keeps_the_rest() -> None:
-    filled = fill(text_of(["a", "b"]), {"a": "new\n", "b": r"\1 | x"})
-    assert filled == (
+    blocks = {"a": "new\n", "b": r"\1 | x", "c": ""}
+    (first, second) = fill([text_of(["a", "b"]), text_of(["c"])], blocks)
+    assert first == (
         "# x\n<!-- a -->\n\nnew\n\n<!-- /a -->\ntext\n<!-- b -->\n\n\\1 | x\n\n<!-- /b -->\ntext\n"
     )
-    assert fill(filled, {"a": "new", "b": r"\1 | x"}) == filled
+    assert fill([first, second], blocks) == [first, second]
 
 
-@pytest.mark.parametrize("text", ["", "<!-- a -->\n", text_of(["a", "a"])])
-def test_a_block_must_be_there_once(text: str) -> None:
-    with pytest.raises(ReadmeError, match=r"block 'a' is [02] times"):
-        fill(text, {"a": "new"})
+@pytest.mark.parametrize(
+    ("pages", "count"),
+    [([], 0), (["<!-- a -->\n"], 0), ([text_of(["a", "a"])], 2), ([text_of(["a"])] * 2, 2)],
+)
+def test_a_block_must_be_there_once(pages: list[str], count: int) -> None:
+    with pytest.raises(ReadmeError, match=f"block 'a' is {count} times"):
+        fill(pages, {"a": "new"})
+
+
+def test_an_unknown_block_is_refused() -> None:
+    with pytest.raises(ReadmeError, match="block 'b' is 1 times on the pages, and unknown"):
+        fill([text_of(["a", "b"])], {"a": "new"})
+
+
+def test_a_pivot_keeps_rows_in_order_and_sorts_columns() -> None:
+    entries = [("y", 16, "1"), ("x", 8, "2"), ("y", 8, "3"), ("y", 16, "4")]
+    assert pivot("row \\ SMs", entries).splitlines() == [
+        "| row \\ SMs | 8 | 16 |",
+        "| --- | ---: | ---: |",
+        "| y | 3 | 4 |",
+        "| x | 2 |  |",
+    ]
+    assert pivot("row", []) == NOT_MEASURED
 
 
 def test_gemm_table_has_rows_of_m_and_columns_of_budgets(folder: Path) -> None:
@@ -78,7 +105,7 @@ def test_rates_take_the_better_cublas() -> None:
         cell("smkern", 2048, 132, tflops=780.0),
         cell("smkern", 8, 60, tflops=1.0),
     ]
-    table = readme._rates_table(cells)
+    table = gemm.rates_table(cells)
     assert table.splitlines()[2:] == [
         "| 2048 x 6144 x 4096, smkern | 390 | 780 |",
         "| 2048 x 6144 x 4096, cuBLAS | 328 |  |",
@@ -96,7 +123,7 @@ def test_bandwidth_is_of_reads_alone() -> None:
         read | {"case": {"beside": "gemm"}, "tbps": 9.0},
         read | {"op": "host", "tbps": 9.0},
     ]
-    assert readme._bandwidth_table(cells).splitlines()[2:] == [
+    assert operators.bandwidth_table(cells).splitlines()[2:] == [
         "| smkern | 1.78 | 3.20 |",
         "| the driver's own groups of 8 |  | 2.51 |",
         "| best of the other orders tried |  | 3.10 |",
@@ -116,24 +143,44 @@ def test_targets_are_rows_that_have_one(folder: Path) -> None:
     assert "informal" not in targets
 
 
+def test_suites_count_their_misses(folder: Path) -> None:
+    row = blocks_of(folder)["suites"].splitlines()[2]
+    assert row.startswith("| [`gemm`](bench/results/README.md#gemm) | 1.20x cuBLAS in geomean")
+    assert row.endswith("| 1 | 1 |  |")
+
+
+def test_the_headline_has_a_loss() -> None:
+    lines = blocks_of(FOLDER / COMMITTED)["headline"].splitlines()
+    assert len(lines) == 3
+    assert "A loss" in lines[2]
+    assert "at 12 ms (qwen3-8b) chunked prefill does 6.2 prompt tokens/ms" in lines[2]
+
+
+def test_headlines_are_of_rows_that_the_suites_have() -> None:
+    assert "nan" not in blocks_of(FOLDER / COMMITTED)["suites"]
+    assert len(blocks_of(FOLDER / COMMITTED)["suites"].splitlines()) == 2 + len(overview.HEADLINES)
+
+
 def test_without_results_every_block_says_so(tmp_path: Path) -> None:
-    assert set(blocks_of(tmp_path).values()) == {readme.NOT_MEASURED}
+    assert set(blocks_of(tmp_path).values()) == {NOT_MEASURED}
 
 
-def test_the_readme_has_every_block(tmp_path: Path) -> None:
-    text = (readme.ROOT / "README.md").read_text()
-    assert fill(text, blocks_of(tmp_path)).count("<!-- ") == 2 * len(blocks_of(tmp_path))
+def test_the_pages_have_every_block(tmp_path: Path) -> None:
+    pages = fill([page.read_text() for page in readme.PAGES], blocks_of(tmp_path))
+    assert sum(page.count("<!-- ") for page in pages) == 2 * len(blocks_of(tmp_path))
 
 
-def test_the_readme_is_what_the_committed_results_say() -> None:
+def test_the_pages_are_what_the_committed_results_say() -> None:
     result = CliRunner().invoke(readme.command, ["--check"])
     assert result.exit_code == 0, result.output
 
 
 def test_command_writes_once_then_is_up_to_date(folder: Path) -> None:
-    path = folder / "README.md"
-    path.write_text(text_of(list(blocks_of(folder))))
-    arguments = ["--readme", str(path), "--results", str(folder)]
+    first, *others = blocks_of(folder)
+    pages = [folder / "README.md", folder / "results.md"]
+    pages[0].write_text(text_of([first]))
+    pages[1].write_text(text_of(others))
+    arguments = [f"--page={page}" for page in pages] + ["--results", str(folder)]
     assert CliRunner().invoke(readme.command, [*arguments, "--check"]).exit_code == 1
-    assert "rewritten" in CliRunner().invoke(readme.command, arguments).output
+    assert "2 of 2 pages rewritten" in CliRunner().invoke(readme.command, arguments).output
     assert "up to date" in CliRunner().invoke(readme.command, [*arguments, "--check"]).output

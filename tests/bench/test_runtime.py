@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from smkern.bench.model.cases import ModelPlan
 from smkern.bench.model.model import Model
-from smkern.bench.readme_runtime import gains_table
 from smkern.bench.runtime import setting, suite
 from smkern.bench.runtime.cases import RuntimePlan, gain_name, gap_name
 from smkern.bench.runtime.figures import Spans, common, percentile, rate
@@ -23,6 +22,7 @@ from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.stamps import HostStamps
 from smkern.bench.runtime.steady import schedule
 from smkern.bench.runtime.stock import Stock
+from smkern.bench.tables.runtime import gains_table
 from smkern.models import preset
 from smkern.ops.rope import Rope
 from smkern.runtime.host_device import HostDevice

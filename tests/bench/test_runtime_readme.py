@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from smkern.bench.plots.runtime import draw
-from smkern.bench.readme_runtime import (
+from smkern.bench.results import Results
+from smkern.bench.runtime.cases import PLANS
+from smkern.bench.runtime.rows import gains
+from smkern.bench.tables.runtime import (
     VARIANTS,
     ablation_table,
     costs_table,
@@ -11,9 +14,6 @@ from smkern.bench.readme_runtime import (
     served_table,
     steady_table,
 )
-from smkern.bench.results import Results
-from smkern.bench.runtime.cases import PLANS
-from smkern.bench.runtime.rows import gains
 
 PLAN = PLANS[0]
 

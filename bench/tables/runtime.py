@@ -1,11 +1,10 @@
-"""The README's blocks about the runtime, from the cells of `runtime.json`."""
+"""Tables of `runtime.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from smkern.bench.markdown import NOT_MEASURED, markdown_table
 from smkern.bench.runtime.cases import (
     ABLATION,
     AGGREGATED,
@@ -30,6 +29,7 @@ from smkern.bench.runtime.cases import (
     gap_name,
 )
 from smkern.bench.runtime.rows import KEPT_BY, LEAST, MOST, best, gain_meets, is_gain, of, sides
+from smkern.bench.tables.markdown import NOT_MEASURED, pivot, rows_or_none
 
 Cell = dict[str, Any]
 
@@ -55,27 +55,41 @@ COSTS = {
     SOAK_MINUTES: "soak, minutes",
     SOAK_LEAKS: "leaks, stalls and failures in it",
 }
+STEADY_FIGURES = (
+    ("step alone, ms", "alone_ms", ".2f"),
+    ("beside, p50", "tbt_p50_ms", ".2f"),
+    ("beside, p99", "tbt_p99_ms", ".2f"),
+    ("prompts, tokens/ms", "value", ".1f"),
+)
+
+
+def gains_by_limit(cells: Iterable[Cell], provider: str = OURS) -> dict[tuple[str, float], Cell]:
+    """(model, TBT limit in ms) to its gain, in the order of the models; where a side keeps no such
+    limit, what is known of the other side."""
+    cells = list(cells)
+    found = {
+        (c["case"]["model"], float(c["case"]["name"].removeprefix(GAIN).removesuffix("ms"))): c
+        for c in cells
+        if is_gain(c) and c.get("value") and c["provider"] == provider
+    }
+    limits = {
+        (cell["case"]["model"], float(cell["case"]["limit_ms"]))
+        for cell in of(cells, AGGREGATED)
+        if cell["provider"] == OURS
+    }
+    return {
+        (model, limit): found.get((model, limit)) or _sides(cells, model, limit, provider)
+        for model, limit in sorted(limits, key=lambda key: (_index(key[0]), key[1]))
+    }
 
 
 def gains_table(cells: Iterable[Cell]) -> str:
     """Prefill tokens per ms beside decode, chunked and multiplexed, by model and TBT limit."""
     cells = list(cells)
-    found = {
-        (c["case"]["model"], _limit_ms(c), c["provider"]): c
-        for c in cells
-        if is_gain(c) and c.get("value")
-    }
-    chunked = [c for c in of(cells, AGGREGATED) if c["provider"] == OURS]
-    limits = {(c["case"]["model"], float(c["case"]["limit_ms"])) for c in chunked}
-    if not limits:
-        return NOT_MEASURED
+    stocks = gains_by_limit(cells, STOCK)
     rows = []
-    for model, limit_ms in sorted(limits, key=lambda of_: (_place(of_[0]), of_[1])):
-        gain, stock = (
-            found.get((model, limit_ms, by)) or _sides(cells, model, limit_ms, by)
-            for by in (OURS, STOCK)
-        )
-        aim = AIMS.get((model, limit_ms))
+    for (model, limit_ms), gain in gains_by_limit(cells).items():
+        stock, aim = stocks[model, limit_ms], AIMS.get((model, limit_ms))
         mark = "**" if aim and not ("value" in gain and gain_meets(gain | {"aim": aim})) else ""
         rows.append(
             [
@@ -92,19 +106,11 @@ def gains_table(cells: Iterable[Cell]) -> str:
         )
     head = ["TBT limit", "chunked (tokens a step)", "multiplexed (decode SMs)", "ratio",
             "by p50", "aim", "decode free", "stock: chunked, multiplexed", "ratio"]  # fmt: skip
-    return markdown_table(head, rows)
-
-
-def _gained(gain: Cell) -> str:
-    return _ratio(gain.get("value")) or "none"
-
-
-def _star(gain: Cell) -> str:
-    return "*" if gain.get("kept_by") == "p50" else ""
+    return rows_or_none(head, rows)
 
 
 def _sides(cells: Sequence[Cell], model: str, limit_ms: float, provider: str) -> Cell:
-    """Of a limit that not both sides keep, the side that does; {} where neither does."""
+    """The side that keeps a limit which not both keep; {} where neither does."""
     steady, chunks = sides(cells, model, provider)
     gain: Cell = {}
     for name, side in (("aggregated", chunks), ("mux", steady)):
@@ -123,14 +129,12 @@ def _side(gain: Cell, value: str, about: str, more: str = "") -> str:
     return f"{gain[value]:.1f} ({gain[about]:.0f}{more})"
 
 
-def _limit_ms(cell: Cell) -> float:
-    return float(cell["case"]["name"].removeprefix(GAIN).removesuffix("ms"))
+def _gained(gain: Cell) -> str:
+    return _ratio(gain.get("value")) or "none"
 
 
-def _place(model: str) -> int:
-    """Of a model among the plans."""
-    names = [plan.model for plan in PLANS]
-    return names.index(model) if model in names else len(names)
+def _star(gain: Cell) -> str:
+    return "*" if gain.get("kept_by") == "p50" else ""
 
 
 def _ratio(value: float | None) -> str:
@@ -138,68 +142,53 @@ def _ratio(value: float | None) -> str:
 
 
 def _pair(cell: Cell) -> str:
-    if not cell:
-        return ""
-    names = ("aggregated_tokens_per_ms", "mux_tokens_per_ms")
+    names = ("aggregated_tokens_per_ms", "mux_tokens_per_ms") if cell else ()
     return ", ".join(f"{cell[name]:.1f}" if name in cell else "none" for name in names)
+
+
+def _index(model: str) -> int:
+    """The model's place among the plans."""
+    names = [plan.model for plan in PLANS]
+    return names.index(model) if model in names else len(names)
 
 
 def served_table(cells: Iterable[Cell]) -> str:
     """The steady state through the `Multiplexer`: TBT as delivered, the prompts' tokens per ms."""
     rows = []
     for cell in of(cells, SERVED_RATE):
-        case, is_split = cell["case"], cell["case"]["policy"] == "fixed_split"
+        case, limit = cell["case"], cell["case"]["limit"].removesuffix("ms")
+        is_split = case["policy"] == "fixed_split"
         how = f"`FixedSplit({cell['rung']})`" if is_split else f"`Aggregated({cell['chunk']:.0f})`"
-        rows.append(
-            [
-                f"{case['model']}, {case['limit'].removesuffix('ms')} ms",
-                how,
-                f"{cell['tbt_p50_ms']:.2f}",
-                f"{cell['tbt_p99_ms']:.2f}",
-                _keeps(cell, float(case["limit"].removesuffix("ms"))),
-                f"{cell['value']:.1f}",
-            ]
-        )
+        kept = (name for name in KEPT_BY if cell[name] <= float(limit))
+        keeps = {"tbt_p99_ms": "p99", "tbt_p50_ms": "p50"}.get(next(kept, ""), "**no**")
+        tbt = (f"{cell[name]:.2f}" for name in ("tbt_p50_ms", "tbt_p99_ms"))
+        rows.append([f"{case['model']}, {limit} ms", how, *tbt, keeps, f"{cell['value']:.1f}"])
     head = ["chosen for", "policy", "TBT p50, ms", "p99", "keeps it", "prompts, tokens/ms"]
-    return markdown_table(head, rows) if rows else NOT_MEASURED
-
-
-def _keeps(cell: Cell, limit_ms: float) -> str:
-    kept = (name for name in KEPT_BY if cell[name] <= limit_ms)
-    return {"tbt_p99_ms": "p99", "tbt_p50_ms": "p50"}.get(next(kept, ""), "**no**")
+    return rows_or_none(head, rows)
 
 
 def steady_table(cells: Iterable[Cell]) -> str:
     """A decode step alone and beside prompts, and the prompts' tokens per ms, by decode SMs."""
     cells = list(cells)
     steady = of(cells, STEADY)
-    if not steady:
-        return NOT_MEASURED
     parts = []
-    kinds = {(c["case"]["model"], c["provider"]) for c in steady}
-    for model, provider in sorted(kinds, key=lambda kind: (kind[1] != OURS, _place(kind[0]))):
-        members = {
-            c["case"]["rung"]: c
-            for c in steady
-            if (c["case"]["model"], c["provider"]) == (model, provider)
-        }
-        rungs = sorted(members)
-        rows = [
-            ["step alone, ms", *(f"{members[n]['alone_ms']:.2f}" for n in rungs)],
-            ["beside, p50", *(f"{members[n]['tbt_p50_ms']:.2f}" for n in rungs)],
-            ["beside, p99", *(f"{members[n]['tbt_p99_ms']:.2f}" for n in rungs)],
-            ["prompts, tokens/ms", *(f"{members[n]['value']:.1f}" for n in rungs)],
+    kinds = {(c["provider"] != OURS, _index(c["case"]["model"]), *_kind(c)) for c in steady}
+    for *_, model, provider in sorted(kinds):
+        members = [cell for cell in steady if _kind(cell) == (model, provider)]
+        entries = [
+            (label, cell["case"]["rung"], format(cell[name], style))
+            for label, name, style in STEADY_FIGURES
+            for cell in members
         ]
-        free = of(cells, ALONE, model=model)
-        alone = [c["value"] for c in free if c["provider"] == provider]
+        alone = [c["value"] for c in of(cells, ALONE) if _kind(c) == (model, provider)]
         said = f"; alone on the whole device {alone[0]:.1f} tokens/ms" if alone else ""
-        table = markdown_table(["decode SMs", *map(str, rungs)], rows)
-        parts.append(f"{model}, {_by(provider)}{said}:\n\n{table}")
-    return "\n\n".join(parts)
+        by = "stock kernels" if provider == STOCK else provider
+        parts.append(f"{model}, {by}{said}:\n\n{pivot('decode SMs', entries)}")
+    return "\n\n".join(parts) or NOT_MEASURED
 
 
-def _by(provider: str) -> str:
-    return "stock kernels" if provider == STOCK else provider
+def _kind(cell: Cell) -> tuple[str, str]:
+    return cell["case"]["model"], cell["provider"]
 
 
 def costs_table(cells: Iterable[Cell]) -> str:
@@ -208,13 +197,13 @@ def costs_table(cells: Iterable[Cell]) -> str:
     rows = []
     for name, label in COSTS.items():
         found = [cell for cell in of(cells, name) if cell["provider"] == OURS]
-        found.sort(key=lambda cell: _place(cell["case"]["model"]))
+        found.sort(key=lambda cell: _index(cell["case"]["model"]))
         rows += [_cost(cell, name, label) for cell in found]
     queues = of(cells, QUEUES)
     if queues:
         shared = sum(cell["value"] for cell in queues)
         rows.append(["rungs whose lanes share a hardware queue", f"{shared} of {len(queues)}", ""])
-    return markdown_table(["what", "value", "limit"], rows) if rows else NOT_MEASURED
+    return rows_or_none(["what", "value", "limit"], rows)
 
 
 def _cost(cell: Cell, name: str, label: str) -> list[str]:
@@ -223,30 +212,25 @@ def _cost(cell: Cell, name: str, label: str) -> list[str]:
     said += "".join(f", {v} {k}" for k, v in more.items())
     limit = MOST.get(name, LEAST.get(name))
     value = f"{cell['value']:g}" + (f" (p99 {cell['p99']:g})" if "p99" in cell else "")
-    return [f"{cell['case']['model']}: {label}{said}", value, _limit(limit)]
-
-
-def _limit(limit: float | None) -> str:
-    return "" if limit is None else f"{limit:g}"
+    shown = "" if limit is None else f"{limit:g}"
+    return [f"{cell['case']['model']}: {label}{said}", value, shown]
 
 
 def ablation_table(cells: Iterable[Cell]) -> str:
     """TBT and prompts' tokens per ms with everything, and with parts turned off."""
     cells = list(cells)
-    by = {n: _by_variant(of(cells, f"{ABLATION}_tbt_p{n}_ms")) for n in (50, 99)}
+    p50, p99 = (
+        {cell["case"]["variant"]: cell for cell in of(cells, f"{ABLATION}_tbt_p{n}_ms")}
+        for n in (50, 99)
+    )
     rows = [
         [
             label,
-            f"{by[50][name]['value']:.2f}",
-            f"{by[99][name]['value']:.2f}",
-            f"{by[50][name]['tokens_per_ms']:.1f}",
+            f"{p50[name]['value']:.2f}",
+            f"{p99[name]['value']:.2f}",
+            f"{p50[name]['tokens_per_ms']:.1f}",
         ]
         for name, label in VARIANTS.items()
-        if name in by[50] and name in by[99]
+        if name in p50 and name in p99
     ]
-    head = ["launching", "TBT p50, ms", "p99", "prompts, tokens/ms"]
-    return markdown_table(head, rows) if rows else NOT_MEASURED
-
-
-def _by_variant(cells: Sequence[Cell]) -> dict[str, Cell]:
-    return {cell["case"]["variant"]: cell for cell in cells}
+    return rows_or_none(["launching", "TBT p50, ms", "p99", "prompts, tokens/ms"], rows)

@@ -1,0 +1,139 @@
+"""Tables of `gemm.json`, and of the cost model alone: `untuned.json`, `left_out.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from smkern.bench.results import Results
+from smkern.bench.summary import WORST_TARGET, settled_ratio
+from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
+from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
+from smkern.measure.timing import geomean
+
+Cell = dict[str, Any]
+Case = tuple[int, int, int]
+
+RATE_CASES = ((64, 28672, 4096), (512, 6144, 4096), (2048, 6144, 4096), (2048, 4096, 14336))
+WHY_CASE, WHY_BUDGETS = (2048, 4096, 14336), (72, 84, 100, 116, 132)
+RATE_LABELS = {"smkern": "smkern", "cublas": "cuBLAS"}
+PROVIDERS = {"smkern": "as dispatched", "smkern:triton": "our own kernels only"}
+
+
+def ratio_tables(cells: Sequence[Cell]) -> str:
+    """Speed over cuBLAS: rows of M, columns of budgets; geomeans over the shapes."""
+    parts = []
+    for provider, label in PROVIDERS.items():
+        found = compared(cells, provider)
+        if found:
+            ratios = [settled_ratio(cell) for cell in found]
+            parts.append(
+                f"**smkern, {label}, over cuBLAS**: geomean {geomean(ratios):.3f} over "
+                f"{len(found)} cells, worst {min(ratios):.2f}\n\n{_by_budget(found)}"
+            )
+    return "\n\n".join(parts) or NOT_MEASURED
+
+
+def _by_budget(cells: Sequence[Cell]) -> str:
+    found: dict[tuple[float, int], list[float]] = {}
+    for cell in cells:
+        for row in (cell["case"]["m"], float("inf")):
+            found.setdefault((row, cell["group_sms"]), []).append(settled_ratio(cell))
+    entries = []
+    for (m, budget), ratios in sorted(found.items()):
+        name, mark = ("**all**", "**") if m == float("inf") else (str(m), "")
+        entries.append((name, budget, f"{mark}{geomean(ratios):.2f}{mark}"))
+    return pivot("M \\ SMs", entries)
+
+
+def rates_table(cells: Iterable[Cell], cases: Sequence[Case] = RATE_CASES) -> str:
+    """TFLOP/s of a few cases: ours and cuBLAS in its better partition, over SM budgets."""
+    return pivot("M x N x K \\ SMs", _rates(cells, cases, "{} x {} x {}, "))
+
+
+def why_table(cells: Iterable[Cell]) -> str:
+    """TFLOP/s of one case at the budgets where cuBLAS falls behind."""
+    entries = (entry for entry in _rates(cells, [WHY_CASE], "") if entry[1] in WHY_BUDGETS)
+    return pivot("TFLOP/s \\ SMs", entries)
+
+
+def _rates(
+    cells: Iterable[Cell], cases: Sequence[Case], name: str
+) -> Iterator[tuple[str, int, str]]:
+    order = list(RATE_LABELS)
+    found = []
+    for cell in cells:
+        case = tuple(cell["case"].get(size) for size in ("m", "n", "k"))
+        if case in cases and cell["provider"] in order and cell.get("tflops"):
+            place = cases.index(case), order.index(cell["provider"])
+            found.append((place, cell["tflops"], cell["group_sms"]))
+    for (index, provider), tflops, budget in sorted(found):
+        row = name.format(*cases[index]) + RATE_LABELS[order[provider]]
+        yield row, budget, f"{tflops:.0f}"
+
+
+def losing_table(cells: Sequence[Cell]) -> str:
+    """Every cell below its limit in either of its two measurements."""
+    if not any(compared(cells, provider) for provider in PROVIDERS):
+        return NOT_MEASURED
+    rows = [row for provider in PROVIDERS for row in _losing_rows(compared(cells, provider))]
+    head = ["M x N x K", "SMs", "by", "limit", "first", "again", "configuration"]
+    return markdown_table(head, rows) if rows else "No cell loses more than its limit."
+
+
+def _losing_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    for cell in sorted(cells, key=settled_ratio):
+        limit, case = WORST_TARGET[cell["provider"]], cell["case"]
+        again = cell.get("vs_cublas_again")
+        if min(cell["vs_cublas"], settled_ratio(cell)) < limit:
+            yield [
+                f"{case['m']} x {case['n']} x {case['k']}",
+                str(cell["group_sms"]),
+                f"`{cell['provider']}`",
+                f"{limit:.2f}",
+                f"{cell['vs_cublas']:.3f}",
+                "" if again is None else f"{again:.3f}",
+                f"`{cell.get('config', '')}`",
+            ]
+
+
+def compared(cells: Iterable[Cell], provider: str) -> list[Cell]:
+    """The provider's GEMM cells that have a ratio to cuBLAS in the same partition."""
+    return [
+        cell
+        for cell in cells
+        if cell["op"] == "gemm"
+        and cell["provider"] == provider
+        and cell.get("vs_cublas") is not None
+    ]
+
+
+def untuned_table(cells: Iterable[Cell]) -> str:
+    """The cost model's choices over cuBLAS, by rows of `a`."""
+    found = [c for c in cells if c["provider"] == "smkern:model" and c.get("vs_cublas")]
+    if not found:
+        return NOT_MEASURED
+    rows = []
+    for m in (*ROWS, None):
+        ratios = [better_ratio(cell) for cell in found if m is None or cell["case"]["m"] == m]
+        name, mean = (str(m), ".2f") if m else ("all", ".3f")
+        under = (str(sum(ratio < limit for ratio in ratios)) for limit in (WORST, UNDER))
+        rows.append(
+            [name, f"{geomean(ratios):{mean}}", f"{min(ratios):.2f}", *under, str(len(ratios))]
+        )
+    head = ["rows", "geomean over cuBLAS", "worst", f"under {WORST}", f"under {UNDER}", "cells"]
+    return rows_or_none(head, rows)
+
+
+def left_out_table(results: Results) -> str:
+    """The committed shapes by constants fitted without them, over tuned."""
+    summary = results.summary
+    if "left_out_geomean" not in summary:
+        return NOT_MEASURED
+    mean, worst = summary["left_out_geomean"], summary["left_out_worst"]
+    rows = [
+        ["time over tuned, geomean", f"{mean['value']:.3f}", str(mean["target"])],
+        [f"the worst of {mean['cells']} cells", f"{worst['value']:.2f}", str(worst["target"])],
+        ["cells above that", str(worst["cells_over"]), "0"],
+    ]
+    return markdown_table(["committed shapes, each left out of the fit", "", "asked"], rows)

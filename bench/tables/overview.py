@@ -1,0 +1,150 @@
+"""Tables over all suites: targets, misses, provenance, and what the README opens with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from math import nan
+from typing import Any
+
+from smkern.bench.results import Results
+from smkern.bench.summary import settled_ratio
+from smkern.bench.tables.gemm import compared
+from smkern.bench.tables.markdown import NOT_MEASURED, rows_or_none
+from smkern.bench.tables.runtime import gains_by_limit
+from smkern.measure.timing import geomean
+
+Suites = Mapping[str, Results]
+Rows = dict[str, Mapping[str, Any]]
+
+HEADLINE = ("qwen3-8b", 15.0)
+"""The model and the TBT limit, ms, of the README's figure about the runtime."""
+HEADLINES = {
+    "partitions": ("partitions", "{bandwidth_tbps_16_sms:.2f} TB/s read by 16 SMs"),
+    "gemm": (
+        "gemm",
+        "{geomean_vs_cublas smkern:.2f}x cuBLAS in geomean, worst {worst_vs_cublas smkern:.2f}x",
+    ),
+    "untuned": (
+        "what-nobody-tuned",
+        "cost model alone, new shapes: {untuned_geomean:.2f}x cuBLAS, worst {untuned_worst:.2f}x",
+    ),
+    "left_out": (
+        "what-nobody-tuned",
+        "cost model over tuned: {left_out_geomean:.3f} times, worst {left_out_worst:.2f}",
+    ),
+    "attention": (
+        "attention",
+        "decode {decode_geomean_vs_flashinfer:.2f}x FlashInfer in geomean, worst "
+        "{decode_worst_vs_flashinfer:.2f}x",
+    ),
+    "ops": (
+        "the-rest-of-a-layer",
+        "at worst over the best peer: `add_rms_norm` {worst_vs_best add_rms_norm:.2f}x, "
+        "`grouped_gemm` {worst_vs_best grouped_gemm:.2f}x, `sample` {worst_vs_best sample:.1f}x",
+    ),
+    "model": (
+        "whole-models",
+        "decode step {decode_over_floor_132_sms:.2f} times its floor on 132 SMs, "
+        "{decode_over_floor_16_sms:.2f} on 16",
+    ),
+    "steps": (
+        "what-nobody-tuned",
+        "two more SMs: a step at most {decode_over_fewer_sms:.2f} times as long",
+    ),
+    "runtime": (
+        "runtime-decode-beside-prefill",
+        "{qwen3-8b mux_over_aggregated_15ms:.2f}x chunked prefill's prompts at 15 ms TBT",
+    ),
+}
+"""Suite to (section of the results page, one line with values of its summary)."""
+
+
+def headline(suites: Suites) -> str:
+    """Three figures: against cuBLAS, against chunked prefill, and a loss."""
+    gemm = compared(suites.get("gemm", Results()).cells, "smkern")
+    gains = gains_by_limit(suites.get("runtime", Results()).cells)
+    gain = gains.get(HEADLINE, {})
+    if not gemm or "value" not in gain:
+        return NOT_MEASURED
+    ratios = [settled_ratio(cell) for cell in gemm]
+    budgets = sorted({cell["group_sms"] for cell in gemm})
+    lines = [
+        f"- **{geomean(ratios):.2f}x cuBLAS** in the same partition: `gemm`, geomean over "
+        f"{len(ratios)} cells, {budgets[0]} to {budgets[-1]} SMs; the worst cell "
+        f"{min(ratios):.2f}x.",
+        f"- **{gain['value']:.2f}x the prompt tokens** of chunked prefill beside 64 decoding "
+        f"requests of {HEADLINE[0]}, at most {HEADLINE[1]:g} ms between two tokens.",
+    ]
+    lost = [
+        f"at {limit:g} ms ({model}) chunked prefill does {gain['aggregated_tokens_per_ms']:.1f} "
+        "prompt tokens/ms"
+        for (model, limit), gain in gains.items()
+        if "aggregated_tokens_per_ms" in gain and "mux_tokens_per_ms" not in gain
+    ]
+    if lost:
+        lines.append(f"- **A loss:** {', '.join(lost)}, and no split keeps the limit.")
+    return "\n".join(lines)
+
+
+def suites_table(suites: Suites) -> str:
+    """A row a suite: what it found, and how many of its targets are met and missed."""
+    rows = []
+    for suite, (section, style) in HEADLINES.items():
+        found = target_rows(suites.get(suite, Results()).summary)
+        if found:
+            met = [row.get("met") for row in found.values()]
+            values = defaultdict(lambda: nan, {name: row["value"] for name, row in found.items()})
+            rows.append(
+                [
+                    f"[`{suite}`](bench/results/README.md#{section})",
+                    style.format_map(values),
+                    *(str(met.count(kind) or "") for kind in (True, False, None)),
+                ]
+            )
+    return rows_or_none(["suite", "found", "met", "missed", "not measured"], rows)
+
+
+def targets_table(suites: Suites) -> str:
+    """Every row of every suite's summary that has a target."""
+    rows = [
+        [f"{suite}: {name}", _number(row["value"]), _number(row["target"]), _met(row.get("met"))]
+        for suite, results in suites.items()
+        for name, row in target_rows(results.summary).items()
+    ]
+    return rows_or_none(["what", "value", "target", ""], rows)
+
+
+def target_rows(summary: Mapping[str, Any]) -> Rows:
+    """The rows of a summary that have a target, by their path in it."""
+    return dict(_target_rows(summary, ""))
+
+
+def _target_rows(summary: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not isinstance(summary, Mapping):
+        return
+    if "value" in summary and "target" in summary:
+        yield prefix, summary
+        return
+    for name, part in summary.items():
+        yield from _target_rows(part, f"{prefix} {name}".strip())
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value or "")
+
+
+def _met(met: bool | None) -> str:
+    return {True: "met", False: "**missed**", None: "not measured"}[met]
+
+
+def provenance_table(suites: Suites) -> str:
+    """Where each file was measured, when, and with what."""
+    rows = []
+    for suite, results in suites.items():
+        meta = results.meta
+        versions = [str(meta.get(name) or "?") for name in ("gpu", "driver", "torch", "triton")]
+        date, commit = str(meta.get("date", "?"))[:10], str(meta.get("smkern_commit", "?"))
+        rows.append([f"`{suite}.json`", *versions, date, f"`{commit}`", str(len(results.cells))])
+    head = ["file", "GPU", "driver", "torch", "Triton", "date", "commit", "cells"]
+    return rows_or_none(head, rows)
