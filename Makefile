@@ -3,14 +3,14 @@ VENV ?= .venv
 export PYTHON VENV
 
 # PYTHONPATH: a venv over the system's packages (a GPU machine) installs nothing of smkern.
-RUN = PYTHONPATH=. $(VENV)/bin/python
+RUN = PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest
 READY = $(VENV)/.ready
 # mypy knows nothing of the package's path: it gets autotune/ and bench/ as the wheel has them.
 TYPES = build/types
 SOURCES = smkern autotune bench tests setup.py
 
-.PHONY: demo test test-gpu bench bench-cpu lint types format readme clean help
+.PHONY: demo test test-quick test-gpu bench bench-cpu lint types format readme clean help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -19,10 +19,11 @@ help: ## this list
 demo: $(READY) ## see it: a crowd under two policies, partitions, a GEMM inside them; without a GPU simulated
 	$(RUN) -m smkern demo
 
-# Triton's interpreter is chosen at import, so its tests are a process of their own.
-test: $(READY) ## all tests that this machine can run
-	$(PYTEST)
-	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+test: $(READY) ## all tests that this machine can run; says first how long they take
+	.ci/test
+
+test-quick: $(READY) ## those that take less than a second each
+	.ci/test quick
 
 test-gpu: $(READY) ## the tests that need a GPU, and nothing else
 	$(PYTEST) tests/gpu

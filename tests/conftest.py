@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 TESTS = Path(__file__).parent
 NOT_RUN = pytest.StashKey[Counter[str]]()
+
+if find_spec("hypothesis"):  # absent from a GPU machine without a network
+    from hypothesis import HealthCheck, settings
+
+    # a busy machine is no failure
+    settings.register_profile("smkern", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("smkern")
 
 
 def _why_not(folder: str) -> str | None:
@@ -45,6 +54,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if files := len(list(collection_path.rglob("test_*.py"))):
         config.stash[NOT_RUN][why_not] = files
     return True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist's tells the one that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_run"] = dict(session.config.stash[NOT_RUN])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[NOT_RUN] |= Counter(getattr(node, "workeroutput", {}).get("not_run", {}))
 
 
 def pytest_terminal_summary(

@@ -149,7 +149,7 @@ def test_a_gpus_folder(name, folder):
     assert gpu_folder(name) == folder
 
 
-@given(st.text())
+@given(st.text("NVIDIAnvidia H200./\\-_\t\n\0é漢"))
 def test_a_gpus_folder_is_one_and_its_own_name(name):
     folder = gpu_folder(name)
     assert folder not in ("", ".", "..")

@@ -71,8 +71,9 @@ class KvPool(PagePool):
         if num_pages is None:
             num_pages = pages_in_free_memory(sizes, where, memory_fraction)
         self.sizes = sizes
-        super().__init__(as_int("num_pages", num_pages, 1), sizes.page_size, reuse=reuse)
-        self.storage = allocate_storage(sizes, self.num_pages, where)
+        # the storage first: what the device has no room for is refused before pages are listed
+        self.storage = allocate_storage(sizes, as_int("num_pages", num_pages, 1), where)
+        super().__init__(num_pages, sizes.page_size, reuse=reuse)
         self.device = self.storage.device
         self._layers = [layer_views(self.storage, i) for i in range(sizes.num_layers)]
 
