@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from smkern.autotune.attention_cases import Heads
-from smkern.autotune.family import Family, Tasks, cell_file, ranked
+from smkern.autotune.family import MeasuredFamily, Tasks, ranked
 from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.device import Budget
@@ -23,9 +23,7 @@ from smkern.measure.append import (
 )
 from smkern.measure.timing import Call
 from smkern.ops.append.dispatch import AppendDispatcher
-from smkern.profile import Profile
-from smkern.tuning.append import AppendConfig, AppendProblem, candidates, choose, predict_us
-from smkern.tuning.append_table import CODEC, FILE, AppendKey, AppendTable, select_append
+from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
 
 TOKENS = (8, 64, 512, 4096)
 QUICK_TOKENS = (64,)
@@ -104,12 +102,6 @@ def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -
     return AppendTuner(dispatcher, AppendOperands(case, device))
 
 
-def _select(
-    problem: AppendProblem, budget: Budget, profile: Profile, table: AppendTable | None
-) -> AppendConfig:
-    return select_append(problem, budget, profile, table).config
-
-
 def _tasks(
     problem: AppendProblem, budget: Budget, configs: Sequence[AppendConfig], dispatcher: Any
 ) -> Tasks:
@@ -120,18 +112,9 @@ def _tasks(
     return {x: partial(compile_append, x) for x in variants_of(problem, 10 * major + minor)}
 
 
-FAMILY = Family(
-    name=FILE,
-    file=cell_file(CODEC),
-    table=AppendTable.of,
-    key=AppendKey.of,
-    listed=ranked(
-        lambda problem, budget, profile: candidates(problem, budget),
-        choose,
-        predict_us,
-        apart=False,
-    ),
-    select=_select,
+FAMILY = MeasuredFamily(
+    family=APPEND,
+    listed=ranked(APPEND),
     dispatcher=_dispatcher,
     tuner=_tuner,
     tasks=_tasks,

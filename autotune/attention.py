@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smkern.autotune.attention_cases import problem_of
-from smkern.autotune.family import Family, Tasks, cell_file
+from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner, best_cell
 from smkern.autotune.places import Place
 from smkern.device import Budget
@@ -21,10 +21,9 @@ from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile
 from smkern.tuning.attention import space
-from smkern.tuning.attention.model import predict_us
-from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.key import OP
+from smkern.tuning.attention.select import ATTENTION
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
-from smkern.tuning.attention.table import CODEC, FILE, OP, AttentionKey, AttentionTable
 
 SAME_WITHIN = 1.03
 """Times so close are one; the default is kept then: a cell serves other lengths too, and at 100 SMs
@@ -38,24 +37,12 @@ def listed(
 
     Another kernel, or other keys and warps, would turn bits and has no place in a table.
     """
-    capability = profile.info.capability
-    kernel = space.served_by(problem, budget, capability)
-    if kernel is None:
+    candidates = ATTENTION.candidates(problem, budget, profile)
+    if not candidates:
         return {}
-    default = select(problem, budget, profile)
-    found = space.candidates(problem, budget, capability, (kernel,))
-    found.sort(key=lambda config: (config != default, _distance(config, default)))
-    return {config: predict_us(problem, config, budget, profile) for config in found[:most]}
-
-
-def select(
-    problem: AttentionProblem,
-    budget: Budget,
-    profile: Profile,
-    table: AttentionTable | None = None,
-) -> AttentionConfig:
-    """What dispatch chooses; without a table what runs where nothing was measured."""
-    return select_attention(problem, budget, profile, table).config
+    default = ATTENTION.choose(problem, budget, profile)
+    found = sorted(candidates, key=lambda x: (x != default, _distance(x, default)))[:most]
+    return {x: ATTENTION.predict_us(problem, x, budget, profile) for x in found}
 
 
 def _distance(config: AttentionConfig, default: AttentionConfig) -> int:
@@ -177,13 +164,9 @@ def _tasks(
     return {"attention plan": partial(compile_plan, 10 * major + minor), **tasks}
 
 
-FAMILY = Family(
-    name=FILE,
-    file=cell_file(CODEC),
-    table=AttentionTable.of,
-    key=AttentionKey.of,
+FAMILY = MeasuredFamily(
+    family=ATTENTION,
     listed=listed,
-    select=select,
     dispatcher=_dispatcher,
     tuner=_tuner,
     tasks=_tasks,

@@ -1,6 +1,6 @@
 """Which attention steps are tuned: models by their heads, batches and lengths that cells stand for.
 
-A cell serves neighbours within two octaves (`smkern.tuning.near.NEAR`), so few cover a range.
+A cell serves neighbours within two octaves (`smkern.tuning.bucket_table.NEAR`): few cover a range.
 """
 
 from __future__ import annotations

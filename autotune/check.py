@@ -61,12 +61,12 @@ class Check:
         return True
 
     def _picks(self, job: Job, profile: Any) -> tuple[Any, Any]:
-        family = job.family
+        family = job.family.family
         if family.name not in self._tables:
-            self._tables[family.name] = family.table(self.tables.of(family))
+            self._tables[family.name] = family.table_of(self.tables.of(job.family))
         of_table, problem, budget = self._tables[family.name], job.problem, job.place.budget
-        tuned = family.select(problem, budget, profile, of_table)
-        return tuned, family.select(problem, budget, profile, None)
+        tuned = family.config(problem, budget, profile, of_table)
+        return tuned, family.config(problem, budget, profile)
 
     def _add(self, job: Job, ratio: float) -> None:
         cell = f"{job.case.name} on {job.place.budget.num_sms} SMs"

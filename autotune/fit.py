@@ -237,7 +237,7 @@ def unmeasured_picks(
 
 
 def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
-    """Write what `smkern.tuning.table.load_constants` reads."""
+    """Write what `smkern.tuning.cost_constants.read_constants` reads."""
     numbers = {name: round(getattr(constants, name), 5) for name in NAMES}
     variants = {
         key: [round(value, 4) for value in pair] for key, pair in constants.variants.items()

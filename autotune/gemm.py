@@ -9,7 +9,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from smkern.autotune.family import Family, Tasks
+from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.autotune.raw import GemmMeasurement
@@ -21,9 +21,10 @@ from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.profile import Profile
 from smkern.tuning import space
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.cost_model import predict_us
-from smkern.tuning.select import select_gemm
-from smkern.tuning.table import Cell, CellKey, Table, TableStore, load_constants, load_tables
+from smkern.tuning.select import GEMM
+from smkern.tuning.table import Cell, Table
 
 SAME_WITHIN = 1.015
 """Times so close are one: power and clocks move more than that between sittings."""
@@ -204,15 +205,8 @@ def listed(
     return found
 
 
-_table_of = cache(load_tables)
+_table_of = cache(GEMM.load)
 """As it was when the command began: what it adds meanwhile has been measured."""
-
-
-def select(
-    problem: GemmProblem, budget: Budget, profile: Profile, table: Table | None
-) -> GemmConfig:
-    """What dispatch chooses."""
-    return select_gemm(problem, budget, profile, table).config
 
 
 def _dispatcher(index: int) -> Dispatcher:
@@ -247,14 +241,13 @@ def _tasks(
     return {variant: partial(compile_variant, variant) for variant in variants}
 
 
-def gemm_family(*, kernels: tuple[Kernel, ...] = space.AVAILABLE, cublaslt: bool = True) -> Family:
+def gemm_family(
+    *, kernels: tuple[Kernel, ...] = space.AVAILABLE, cublaslt: bool = True
+) -> MeasuredFamily:
     """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
-    return Family(
-        name="gemm",
-        file=TableStore,
-        key=CellKey.of,
+    return MeasuredFamily(
+        family=GEMM,
         listed=partial(listed, kernels=kernels, cublaslt=cublaslt),
-        select=select,
         dispatcher=_dispatcher,
         tuner=_tuner,
         tasks=_tasks,

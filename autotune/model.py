@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smkern.autotune import append, attention, moe, rows, sample
 from smkern.autotune.attention_cases import Heads, case_of
-from smkern.autotune.family import Family
+from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import GemmCase, gemm_family
 from smkern.autotune.moe_cases import Experts, MoeCase, Op
 from smkern.autotune.pipeline import Job
@@ -42,7 +42,7 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "grouped_gemm": (*DECODE_ROWS, 512, 2048, 8192),
 }
 """Rows at which a table's operators are measured. A GEMM's cell serves its own number of row tiles,
-the others' two octaves around (`smkern.tuning.near.NEAR`)."""
+the others' two octaves around (`smkern.tuning.bucket_table.NEAR`)."""
 CONTEXT = 2048
 """Keys of a decode row where the operator does not depend on them."""
 DECODE_STEPS = tuple((n, length) for length in (1024, 4096, 32_768) for n in (1, 8, 64))[:-1]
@@ -115,7 +115,7 @@ def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
     )
 
 
-def families(most: int) -> dict[str, Family]:
+def families(most: int) -> dict[str, MeasuredFamily]:
     """All tables by name, `most` candidates a cell."""
     found = (gemm_family(), rows.FAMILY, append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
              moe.GROUPED)  # fmt: skip
@@ -136,7 +136,7 @@ class ModelCells:
     config: ModelConfig
     vocab_size: int
     profile: Profile
-    families: Mapping[str, Family]
+    families: Mapping[str, MeasuredFamily]
 
     def jobs(self, sides: Sides) -> list[Job]:
         """All cells on these places where there is a choice, what can win the most first."""

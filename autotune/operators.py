@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from smkern.autotune import append, attention, moe, moe_cases, rows, sample
 from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_cases, tuned_cases
-from smkern.autotune.family import Family
+from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import GemmCase, gemm_family
 from smkern.autotune.shortlist import problems
 from smkern.measure.attention import BUDGETS, QUICK_BUDGETS
@@ -29,7 +29,7 @@ QUICK_GEMM_BUDGETS = (32, 100)
 class Work:
     """An operator's family, its cases, one operands after the other, and its usual budgets."""
 
-    family: Family
+    family: MeasuredFamily
     cases: Sequence[Any]
     budgets: Sequence[int]
 
@@ -51,7 +51,7 @@ class Wishes:
     def sizes(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
         return self.ms or (quick if self.quick else usual)
 
-    def work(self, family: Family, cases: Sequence[Any]) -> Work:
+    def work(self, family: MeasuredFamily, cases: Sequence[Any]) -> Work:
         return Work(family, cases, QUICK_BUDGETS if self.quick else BUDGETS)
 
 
@@ -92,7 +92,7 @@ def _sample(wishes: Wishes) -> Work:
     return wishes.work(sample.FAMILY, cases)
 
 
-def _experts(wishes: Wishes, family: Family, ops: Sequence[moe_cases.Op]) -> Work:
+def _experts(wishes: Wishes, family: MeasuredFamily, ops: Sequence[moe_cases.Op]) -> Work:
     tokens = wishes.sizes(moe_cases.TOKENS, moe_cases.QUICK_TOKENS)
     return wishes.work(family, moe_cases.cases_of(ops, tokens))
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from smkern.autotune.compiling import Compiler
-from smkern.autotune.family import Family
+from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.places import Place
 from smkern.autotune.raw import Measurement
 from smkern.autotune.stop import Stop
@@ -26,7 +26,7 @@ Found = Sequence[Measurement[Any, Any]]
 class Job:
     """One cell to measure."""
 
-    family: Family
+    family: MeasuredFamily
     case: Any
     place: Place
 

@@ -14,7 +14,7 @@ from smkern.device import Budget
 from smkern.errors import TableError
 from smkern.tuning import cells
 from smkern.tuning.config import GemmConfig, GemmProblem
-from smkern.tuning.table import config_from_json, config_to_json
+from smkern.tuning.table import DEFAULT_CONFIG, config_from_json
 
 _LONGEST_LINE = 1 << 16
 
@@ -49,7 +49,7 @@ class Measurement(Generic[P, C]):
         if isinstance(problem, GemmProblem):
             row |= {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
             row |= {"epilogue": problem.epilogue.key, **confined, "clusters": self.budget.clusters}
-            row["config"] = config_to_json(config)
+            row["config"] = cells.config_to_json(config, DEFAULT_CONFIG)
         else:
             row |= asdict(problem) | confined
             row["config"] = cells.config_to_json(config, type(config)())

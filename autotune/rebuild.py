@@ -14,7 +14,8 @@ import click
 from smkern.autotune import raw
 from smkern.autotune.gemm import best_cell
 from smkern.tuning import space
-from smkern.tuning.table import Cell, CellKey, TableStore
+from smkern.tuning.select import GEMM
+from smkern.tuning.table import Cell, CellKey
 
 GAIN = 0.98
 """How much faster a smaller budget must have been to be copied."""
@@ -57,7 +58,7 @@ def never_slower(cells: dict[CellKey, Cell]) -> dict[CellKey, Cell]:
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--contended/--alone", default=False, help="Which of the raw file's cells.")
 def command(raw_path: Path, out: Path, contended: bool) -> None:
-    store = TableStore(out)
+    store = GEMM.file(out)
     meta = store.load().meta
     if not meta:
         raise click.UsageError(f"{out} is no tuned table: its provenance is needed")

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.autotune.family import Family, cell_file, ranked
+from smkern.autotune.family import MeasuredFamily, ranked
 from smkern.autotune.small import small_tasks, small_tuner
 from smkern.measure.timing import MIN_TOTAL_BYTES
 from smkern.ops.operator import Operator
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
-from smkern.tuning.rows import RowsOp, RowsProblem, candidates, choose, predict_us
-from smkern.tuning.rows_table import CODEC, FILE, RowsKey, RowsTable, select_rows
+from smkern.tuning import rows as tuning
+from smkern.tuning.rows import RowsOp, RowsProblem
 
 ROWS = (2, 16, 128, 1024, 8192)
 """Buckets so far apart that each count of rows has one near."""
@@ -87,13 +87,9 @@ def calls_of(case: RowsCase, device: str = "cuda") -> tuple[Operator[RowsProblem
     return ops[case.op], [call() for _ in range(case.num_sets)]
 
 
-FAMILY = Family(
-    name=FILE,
-    file=cell_file(CODEC),
-    table=RowsTable.of,
-    key=RowsKey.of,
-    listed=ranked(lambda x, budget, profile: candidates(x, budget), choose, predict_us),
-    select=select_rows,
+FAMILY = MeasuredFamily(
+    family=tuning.ROWS,
+    listed=ranked(tuning.ROWS),
     dispatcher=rows_dispatcher,
     tuner=small_tuner(calls_of),
     tasks=small_tasks,

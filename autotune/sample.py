@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from smkern.autotune.family import Family, cell_file, ranked
+from smkern.autotune.family import MeasuredFamily, ranked
 from smkern.autotune.small import small_tasks, small_tuner
 from smkern.measure.timing import MIN_TOTAL_BYTES
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE, sample_dispatcher
-from smkern.tuning.sample import SampleProblem, candidates, choose, predict_us
-from smkern.tuning.sample_table import CODEC, FILE, SampleKey, SampleTable, select_sample
+from smkern.tuning import sample as tuning
+from smkern.tuning.sample import SampleProblem
 
 ROWS = (1, 8, 32, 64, 128, 512)
 """A bucket of its own for each of the usual decode batches."""
@@ -74,13 +74,9 @@ def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
     return [call() for _ in range(case.num_sets)]
 
 
-FAMILY = Family(
-    name=FILE,
-    file=cell_file(CODEC),
-    table=SampleTable.of,
-    key=SampleKey.of,
-    listed=ranked(lambda x, budget, profile: candidates(x, budget), choose, predict_us),
-    select=select_sample,
+FAMILY = MeasuredFamily(
+    family=tuning.SAMPLING,
+    listed=ranked(tuning.SAMPLING),
     dispatcher=sample_dispatcher,
     tuner=small_tuner(lambda case, device: (SAMPLE, calls_of(case, device)), tolerance=TOLERANCE),
     tasks=small_tasks,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smkern.autotune import raw
-from smkern.autotune.family import Family
+from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.raw import Measurement
 from smkern.device import Budget
 from smkern.errors import TableError
@@ -36,33 +36,35 @@ class Tables:
     shipped: bool = False
     raw_path: Path | None = None
     _loaded: dict[str, Any] = field(init=False, default_factory=dict)
-    _pending: dict[str, tuple[Family, dict[Any, Any]]] = field(init=False, default_factory=dict)
+    _pending: dict[str, tuple[MeasuredFamily, dict[Any, Any]]] = field(
+        init=False, default_factory=dict
+    )
     _saved_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._saved_s = time.monotonic()
 
-    def of(self, family: Family) -> Any:
+    def of(self, family: MeasuredFamily) -> Any:
         """The family's table as it was at first, which dispatch asks.
 
         Raises:
             TableError: a file is corrupt, foreign or of another version.
         """
         if family.name not in self._loaded:
-            found = family.file(self.path_of(family.name)).load(self.gpu)
+            found = family.family.file(self.path_of(family.name)).load(self.gpu)
             if self.shipped:
-                shipped = family.file(shipped_path(self.gpu, family.name)).load(self.gpu)
+                shipped = family.family.file(shipped_path(self.gpu, family.name)).load(self.gpu)
                 found = shipped.merged(found)
             self._loaded[family.name] = found
         return self._loaded[family.name]
 
-    def has(self, family: Family, problem: Any, budget: Budget) -> bool:
+    def has(self, family: MeasuredFamily, problem: Any, budget: Budget) -> bool:
         """Whether the cell was there at first."""
-        return family.key(problem, budget) in self.of(family).cells
+        return family.family.key_of(problem, budget) in self.of(family).cells
 
     def keep(
         self,
-        family: Family,
+        family: MeasuredFamily,
         problem: Any,
         budget: Budget,
         found: Sequence[Measurement[Any, Any]],
@@ -80,7 +82,7 @@ class Tables:
         cell = family.best(found)
         if cell is not None:
             _, cells = self._pending.setdefault(family.name, (family, {}))
-            cells[family.key(problem, budget)] = cell
+            cells[family.family.key_of(problem, budget)] = cell
         if time.monotonic() - self._saved_s > SAVE_EVERY_S:
             self.save()
         return cell is not None
@@ -95,7 +97,7 @@ class Tables:
         for name, (family, cells) in list(self._pending.items()):
             path = self.path_of(name)
             try:
-                family.file(path).merge(cells, self.meta)
+                family.family.file(path).merge(cells, self.meta)
                 del self._pending[name]
             except TableError as error:
                 errors.append(error)

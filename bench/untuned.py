@@ -25,7 +25,7 @@ from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
 from smkern.measure.provenance import collect_meta
 from smkern.measure.timing import geomean
 from smkern.tuning.cells import shipped_path
-from smkern.tuning.cost_constants import CostConstants
+from smkern.tuning.cost_constants import CostConstants, read_constants
 
 Cell = dict[str, Any]
 
@@ -161,13 +161,8 @@ class LeftOut:
 
     def constants(self, shape: Shape) -> CostConstants:
         path = self.folder / f"{shape[0]}x{shape[1]}.json"
-        try:
-            return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TableError(
-                f"{path} holds no constants fitted without {path.stem} ({error}); make them: "
-                "python -m smkern.autotune.fit RAW --leave-out FOLDER"
-            ) from error
+        remedy = "make them: python -m smkern.autotune.fit RAW --leave-out FOLDER"
+        return read_constants(path, f"fitted without {path.stem}", remedy)
 
 
 @click.command("untuned")
@@ -192,7 +187,7 @@ def command(
     Beside it cuBLAS in the same partition, spread and the driver's own; the better counts.
     """
     from smkern.bench.providers import dispatcher_of
-    from smkern.tuning.table import load_tables
+    from smkern.tuning.select import GEMM
 
     try:
         info = device_info()
@@ -214,7 +209,7 @@ def command(
             )  # fmt: skip
         else:
             groups = untuned_groups(info.num_sms)
-            tuned = {(key.n, key.k) for key in load_tables(info.name).cells}
+            tuned = {(key.n, key.k) for key in GEMM.load(info.name).cells}
             check_unseen(shapes(), tuned, "this GPU's table")
             check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
             left = run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import smkern
 from smkern.device import Budget, DeviceInfo
@@ -15,16 +15,6 @@ from smkern.profile import outdated
 Status = Literal["ok", "note", "absent", "failed"]
 MEASURE = "smkern bench ceilings --save"
 TUNE = "smkern autotune --model <name>"
-FAMILIES = {
-    "gemm": "smkern.tuning.table",
-    "attention": "smkern.tuning.attention.table",
-    "append": "smkern.tuning.append_table",
-    "rows": "smkern.tuning.rows_table",
-    "sample": "smkern.tuning.sample_table",
-    "moe": "smkern.tuning.moe_table",
-    "grouped_gemm": "smkern.tuning.grouped_table",
-}
-"""File of tuned cells to the module that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +116,8 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
 def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
     """A line each for what chooses on `gpu`: cells, shipped and the user's own, and the model."""
     from smkern.tuning.cells import shipped_path, user_path
-    from smkern.tuning.cost_constants import DEFAULTS
-    from smkern.tuning.table import load_constants
+    from smkern.tuning.cost_constants import DEFAULTS, load_constants
+    from smkern.tuning.families import FAMILIES
 
     for name, path_of in (("shipped", shipped_path), ("your own", user_path)):
         counts: dict[str, int] = {}
@@ -135,14 +125,14 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
         models = ""
         for family in FAMILIES:
             try:
-                found = _cells(family, path_of(gpu, family), gpu)
+                found = family.file(path_of(gpu, family.name)).load(gpu)
             except SmkernError as error:
-                yield Finding("Tuned tables", f"{name}, {family}", "failed", str(error))
+                yield Finding("Tuned tables", f"{name}, {family.name}", "failed", str(error))
                 continue
             if found.cells:
-                counts[family] = len(found.cells)
+                counts[family.name] = len(found.cells)
                 dates.append(str(found.meta.get("date", "?"))[:10])
-            if family == "gemm":
+            if family.name == "gemm":
                 models = ", ".join(_models_of({(key.n, key.k) for key in found.cells}))
         if counts:
             cells = ", ".join(f"{family} {count:,}" for family, count in counts.items())
@@ -172,17 +162,6 @@ def _models_of(weights: set[tuple[int, int]]) -> Iterator[str]:
         products = {(k.product.n, k.product.k) for k in layers if k.product is not None}
         if products and products <= weights:
             yield name
-
-
-def _cells(family: str, path: Any, gpu: str) -> Any:
-    from importlib import import_module
-
-    from smkern.tuning.cells import CellFile
-
-    module = import_module(FAMILIES[family])
-    if family == "gemm":
-        return module.TableStore(path).load(gpu)
-    return CellFile(path, module.CODEC).load(gpu)
 
 
 def _sm(capability: tuple[int, int]) -> str:

@@ -126,7 +126,7 @@ def test_a_partition_that_leaks_fails_alone(fake_gpu: SimpleNamespace) -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_corrupt_table_of_ones_own_is_found_out(tmp_path: Path) -> None:
-    from smkern.tuning.table import user_path
+    from smkern.tuning.cells import user_path
 
     path = user_path("NVIDIA H200")
     assert path.is_relative_to(tmp_path)

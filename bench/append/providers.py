@@ -15,6 +15,7 @@ from smkern.bench.contest import Contender
 from smkern.measure.append import EPS, K_SCALE, V_SCALE, AppendOperands, Layout, problem_of_case
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
+from smkern.tuning.append import predict_us
 
 LAYOUTS: tuple[Layout, ...] = ("HND", "NHD")
 FP8_MAX = 448.0
@@ -51,8 +52,9 @@ def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
     dispatcher = eager_append(ops.kv_lens.get_device()).dispatcher
     found = dispatcher.select(problem, place.budget)
     config = found.config
+    expected_us = predict_us(problem, config, place.budget, dispatcher.profile)
     words = f"warps={config.num_warps}:ctas_per_sm={config.ctas_per_sm}"
-    return {"config": words, "source": found.source, "predicted_us": round(found.predicted_us, 2)}
+    return {"config": words, "source": found.source, "predicted_us": round(expected_us, 2)}
 
 
 def our_contender(ops: AppendOperands, place: Place) -> Contender:

@@ -44,11 +44,11 @@ from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.workspace import Workspaces
 from smkern.profile import load_profile
-from smkern.tuning.append_table import load_append_table
-from smkern.tuning.attention.select import select_attention
-from smkern.tuning.attention.table import load_attention_table
-from smkern.tuning.rows_table import load_rows_table, select_rows
-from smkern.tuning.table import load_constants, load_tables
+from smkern.tuning.append import APPEND
+from smkern.tuning.attention.select import ATTENTION, select_attention
+from smkern.tuning.cost_constants import load_constants
+from smkern.tuning.rows import ROWS
+from smkern.tuning.select import GEMM
 
 CAPABILITY = 90
 MAX_M, PAGE = 8192, 16
@@ -146,13 +146,12 @@ class FakeLayer:
         budget = Budget(num_sms, "mask", True)
         streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: budget, lambda: False)
         space = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
-        rows_table = load_rows_table(gpu)
         rows: Any = OperatorDispatcher(
             profile, lambda: RowsKernels(CAPABILITY),
-            lambda problem, where: select_rows(problem, where, profile, rows_table), of_step,
+            ROWS.selector(profile), of_step,
         )  # fmt: skip
         gemms = Dispatcher(
-            profile, load_tables(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
+            profile, GEMM.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
             load_constants(gpu), lambda: RowsSilu(rows),
         )  # fmt: skip
         self.gemm = EagerGemm(-1, gemms, space, streams)
@@ -160,13 +159,13 @@ class FakeLayer:
         self.norm = EagerOperator(RMS_NORM, -1, rows, streams, space)
         self.append = EagerAppend(
             -1, AppendDispatcher(profile, lambda: AppendKernels(0, CAPABILITY),
-                                 load_append_table(gpu)), streams,
+                                 APPEND.load(gpu)), streams,
         )  # fmt: skip
         self.attention = EagerAttention(
             -1,
             AttentionDispatcher(
                 profile, lambda: AttentionKernels(0, CAPABILITY), select_attention,
-                cuda.violations, load_attention_table(gpu),
+                cuda.violations, ATTENTION.load(gpu),
             ),
             streams,
         )  # fmt: skip

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smkern.device import Budget as Budget
+from smkern.device import Confinement
 from smkern.tuning.attention.shapes import AttentionDtype, CacheDtype
+from smkern.tuning.bucket_table import Key
 from smkern.tuning.cost_model import CeilingSource
+from smkern.tuning.family import BucketFamily
 
 AppendOp = Literal["qk_norm_rope_append", "append_kv"]
 
@@ -144,36 +147,25 @@ def candidates(problem: AppendProblem, budget: Budget) -> tuple[AppendConfig, ..
     )
 
 
-def is_legal(problem: AppendProblem, config: AppendConfig, budget: Budget) -> bool:
-    """Whether a configuration is one that kernels are made for in this budget."""
-    return config in candidates(problem, budget)
-
-
 def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
-class AppendConstants:
-    """What the model does not derive."""
-
-    launch_us: float = 2.0
-    """An empty kernel in a graph."""
-    chain_us: float = 1.5
-    """The chain of loads of a tile: length, page, rows, and their stores."""
-    step_us: float = 0.03
-    """One more step of the search for a token's request."""
-    sm_tbps: float = 0.2
-    """What an SM moves at most, reads and writes together."""
-    efficiency: float = 0.85
-    """Share of the read bandwidth that a mix of reads and writes has."""
-    half_warps: int = 8
-    """Warps on an SM with which it is at half that rate."""
-    blend: float = 3.0
-    """Exponent that blends the SM's time and the memory's: neither hides the other whole."""
-
-
-SHIPPED: Mapping[str, AppendConstants] = {"default": AppendConstants()}
+# What the model does not derive.
+_LAUNCH_US = 2.0
+"""An empty kernel in a graph."""
+_CHAIN_US = 1.5
+"""The chain of loads of a tile: length, page, rows, and their stores."""
+_STEP_US = 0.03
+"""One more step of the search for a token's request."""
+_SM_TBPS = 0.2
+"""What an SM moves at most, reads and writes together."""
+_EFFICIENCY = 0.85
+"""Share of the read bandwidth that a mix of reads and writes has."""
+_HALF_WARPS = 8
+"""Warps on an SM with which it is at half that rate."""
+_BLEND = 3.0
+"""Exponent that blends the SM's time and the memory's: neither hides the other whole."""
 
 
 def predict_us(
@@ -181,37 +173,51 @@ def predict_us(
     config: AppendConfig,
     budget: Budget,
     profile: CeilingSource,
-    constants: AppendConstants | None = None,
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
     The busiest SM's items at the rate that its loads in flight allow, or the memory of all SMs,
     a little more than the longer; plus the launch and one item's chain of loads.
     """
-    known = constants or SHIPPED["default"]
-    fixed = known.launch_us + known.chain_us
+    fixed = _LAUNCH_US + _CHAIN_US
     if problem.ragged:
-        fixed += known.step_us * max(problem.batch - 1, 0).bit_length()
+        fixed += _STEP_US * max(problem.batch - 1, 0).bit_length()
     ctas = num_ctas(problem, config, budget)
     items = num_items(problem, config)
     on_sm = -(-ctas // budget.num_sms)
     share = -(-items // ctas) * on_sm / max(items, 1)
     warps = config.num_warps * on_sm
-    rate = 1e6 * known.sm_tbps * warps / (warps + known.half_warps)
+    rate = 1e6 * _SM_TBPS * warps / (warps + _HALF_WARPS)
     busiest = problem.bytes_moved * share / rate
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
-    memory = problem.bytes_moved / (known.efficiency * bandwidth)
-    return float(fixed + (busiest**known.blend + memory**known.blend) ** (1 / known.blend))
+    memory = problem.bytes_moved / (_EFFICIENCY * bandwidth)
+    return float(fixed + (busiest**_BLEND + memory**_BLEND) ** (1 / _BLEND))
 
 
-def choose(
-    problem: AppendProblem,
-    budget: Budget,
-    profile: CeilingSource,
-    constants: AppendConstants | None = None,
-) -> AppendConfig:
-    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
-    return min(
-        candidates(problem, budget),
-        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
-    )
+@dataclass(frozen=True, slots=True, order=True)
+class AppendKey(Key):
+    """What a tuned cell is looked up by."""
+
+    op: AppendOp
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    norm: bool
+    dtype: AttentionDtype
+    cache_dtype: CacheDtype
+    tokens: int
+    num_sms: int
+    confined: Confinement
+
+    BUCKETED = ("tokens",)
+
+
+APPEND: BucketFamily[AppendProblem, AppendConfig] = BucketFamily(
+    name="append",
+    key=AppendKey,
+    default=AppendConfig(),
+    candidates=lambda problem, budget, profile: candidates(problem, budget),
+    predict_us=predict_us,
+    overlap={},
+)

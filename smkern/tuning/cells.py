@@ -1,8 +1,7 @@
 """Files of tuned cells: JSON, a cell a line, sorted, with their provenance.
 
-`CellFile` writes them whole (temporary file, fsync, rename, under a file lock), so that a reader
-sees the old file or the new one. What a line says is its `Codec`'s matter: `Rows` is the one for a
-key and a configuration that are flat dataclasses.
+`CellFile` replaces them whole under a file lock. What a line says is its `Codec`'s matter:
+`FlatCodec` is the one for a key and a configuration that are flat dataclasses.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -151,7 +151,7 @@ class Tuned(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(Generic[K, C]):
+class FlatCodec(Generic[K, C]):
     """Lines of a flat key and a flat configuration, both ordered dataclasses.
 
     Args:
@@ -188,13 +188,20 @@ def config_to_json(config: Any, default: Any) -> dict[str, Any]:
 
 def checked(kind: type[K], values: Mapping[str, Any]) -> K:
     """The flat dataclass of these values; TypeError or ValueError where one is of another type."""
-    hints = get_type_hints(kind)
+    any_kind: Any = kind
+    hints = _hints(any_kind)
     for name, value in values.items():
         wanted = hints.get(name)
         literal = get_origin(wanted) is Literal
         if not (value in get_args(wanted) if literal else type(value) is wanted):
             raise ValueError(f"{name} is {value!r}")
     return kind(**values)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Resolving a class's annotations takes longer than checking a line by them."""
+    return get_type_hints(kind)
 
 
 def user_path(gpu: str, op: str = "gemm") -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import exp
+from pathlib import Path
 from typing import Any
 
+from smkern.errors import TableError
+from smkern.tuning.cells import shipped_path
 from smkern.tuning.config import GemmConfig, Kernel
 
 
@@ -116,3 +120,34 @@ def variant_key(config: GemmConfig) -> str:
     parts = [f"{config.kernel}:{config.block_m}x{config.block_n}x{config.block_k}"]
     parts += [f"w{config.num_warps}:c{config.ctas_per_sm}"]
     return ":".join(parts + ["swap"] * config.swap + ["eager"] * config.eager)
+
+
+@lru_cache(maxsize=8)
+def load_constants(gpu: str, capability: tuple[int, int] | None = None) -> CostConstants:
+    """The cost model's constants as fitted on `gpu`, else those of a GPU of the same generation.
+
+    Of a GPU that nobody fitted they rank candidates, no more: its ceilings are its profile's.
+    Another generation's kernels differ, so there the defaults count.
+
+    Raises:
+        TableError: the file is there and holds no constants.
+    """
+    path = shipped_path(gpu, "cost_model")
+    if not path.exists() and capability is not None and capability[0] == 9:
+        path = shipped_path("h200", "cost_model")
+    if not path.exists():
+        return DEFAULTS
+    remedy = "delete it, or fit it again: python -m smkern.autotune.fit RAW --out PATH"
+    return read_constants(path, "of the cost model", remedy)
+
+
+def read_constants(path: Path, which: str, remedy: str) -> CostConstants:
+    """The constants of a file.
+
+    Raises:
+        TableError: it holds none, or is not there; says which were wanted, and the remedy.
+    """
+    try:
+        return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(f"{path} holds no constants {which} ({error}); {remedy}") from error

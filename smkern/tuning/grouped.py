@@ -7,14 +7,17 @@ number of rows and the budget; with one configuration they depend on the row and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil, erf, exp, sqrt
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from smkern.device import Budget as Budget
+from smkern.device import Confinement
 from smkern.tuning.attention.shapes import AttentionDtype
+from smkern.tuning.bucket_table import Key
+from smkern.tuning.family import BucketFamily
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -135,26 +138,18 @@ def configs_of(problem: GroupedProblem, capability: int) -> tuple[GroupedConfig,
     return _GATED if problem.swiglu else _PLAIN
 
 
-def candidates(
-    problem: GroupedProblem, budget: Budget, capability: int
-) -> tuple[GroupedConfig, ...]:
-    """What is tuned over and what the model chooses from."""
-    return configs_of(problem, capability)
-
-
-def is_legal(
-    problem: GroupedProblem, config: GroupedConfig, budget: Budget, capability: int
-) -> bool:
-    """Whether kernels are made for a configuration; PDL and CTAs an SM do not choose kernels."""
-    wanted = configs_of(problem, capability)
+def is_legal(problem: GroupedProblem, config: GroupedConfig, capability: int) -> bool:
+    """Whether kernels are made for a configuration: overlap and CTAs an SM choose none."""
+    wanted = _code(config)
     return any(
-        (x.kernel, x.block_m, x.block_n, x.block_k, x.num_warps, x.num_stages, x.swap, x.eager,
-         x.tails)
-        == (config.kernel, config.block_m, config.block_n, config.block_k, config.num_warps,
-            config.num_stages, config.swap, config.eager, config.tails)
-        and config.ctas_per_sm <= x.ctas_per_sm
-        for x in wanted
-    )  # fmt: skip
+        _code(made) == wanted and config.ctas_per_sm <= made.ctas_per_sm
+        for made in configs_of(problem, capability)
+    )
+
+
+_code = attrgetter(
+    *(item.name for item in fields(GroupedConfig) if item.name not in ("ctas_per_sm", "pdl"))
+)
 
 
 def most_tiles(problem: GroupedProblem, config: GroupedConfig) -> int:
@@ -192,33 +187,27 @@ def row_tiles(rows: int, num_experts: int, block: int) -> float:
     return num_experts * total
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedConstants:
-    """What the model does not derive."""
-
-    launch_us: float = 2.5
-    """An empty kernel in a graph."""
-    ramp_us: float = 2.0
-    """Offsets, the first stage, and the last tile's store."""
-    tile_us: float = 0.4
-    """A tile's epilogue, where it is not behind the next one's copies."""
-    latency_us: float = 1.1
-    """From a copy's issue to its arrival, loaded."""
-    sm_tbps: float = 0.2
-    """What an SM copies at most."""
-    l2_tbps: float = 9.0
-    """What all SMs together copy out of L2 at most."""
-    efficiency: float = 0.92
-    """Share of the read bandwidth."""
-    tensor: float = 0.88
-    """Share of the tensor peak within a tile."""
-    pointer: float = 0.6
-    """Share of both that the pointer kernel has."""
-    blend: float = 4.0
-    """Exponent that blends the limits' times."""
-
-
-SHIPPED: Mapping[str, GroupedConstants] = {"default": GroupedConstants()}
+# What the model does not derive.
+_LAUNCH_US = 2.5
+"""An empty kernel in a graph."""
+_RAMP_US = 2.0
+"""Offsets, the first stage, and the last tile's store."""
+_TILE_US = 0.4
+"""A tile's epilogue, where it is not behind the next one's copies."""
+_LATENCY_US = 1.1
+"""From a copy's issue to its arrival, loaded."""
+_SM_TBPS = 0.2
+"""What an SM copies at most."""
+_L2_TBPS = 9.0
+"""What all SMs together copy out of L2 at most."""
+_EFFICIENCY = 0.92
+"""Share of the read bandwidth."""
+_TENSOR = 0.88
+"""Share of the tensor peak within a tile."""
+_POINTER_SHARE = 0.6
+"""Share of both that the pointer kernel has."""
+_BLEND = 4.0
+"""Exponent that blends the limits' times."""
 
 
 def predict_us(
@@ -226,11 +215,9 @@ def predict_us(
     config: GroupedConfig,
     budget: Budget,
     profile: Profile,
-    constants: GroupedConstants | None = None,
 ) -> float:
     """Predicted time with cold caches, us: the busiest CTA's tiles, memory's or L2's time."""
-    known = constants or SHIPPED["default"]
-    share = known.pointer if config.kernel == "pointer" else 1.0
+    share = _POINTER_SHARE if config.kernel == "pointer" else 1.0
     tiles = row_tiles(problem.rows, problem.num_experts, config.block_m)
     tiles *= ceil(problem.n / config.block_n)
     ctas = num_ctas(problem, config, budget)
@@ -238,17 +225,15 @@ def predict_us(
     steps = ceil(problem.k / config.block_k)
     step_bytes = 2 * config.block_k * (config.block_m + problem.halves * config.block_n)
     step_us = resident * max(
-        _tensor_us(problem, config, profile)
-        * _multiplied(problem, config)
-        / (known.tensor * share),
-        step_bytes / (1e6 * _sm_tbps(config, step_bytes * resident, known) * share),
+        _tensor_us(problem, config, profile) * _multiplied(problem, config) / (_TENSOR * share),
+        step_bytes / (1e6 * _sm_tbps(config, step_bytes * resident) * share),
     )
-    busy = ceil(tiles / ctas) * (steps * step_us + known.tile_us)
+    busy = ceil(tiles / ctas) * (steps * step_us + _TILE_US)
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
-    memory = problem.bytes_moved / (known.efficiency * bandwidth)
-    l2 = tiles * steps * step_bytes / (1e6 * known.l2_tbps)
-    blended = sum(x**known.blend for x in (busy, memory, l2)) ** (1 / known.blend)
-    return float(known.launch_us + known.ramp_us + blended)
+    memory = problem.bytes_moved / (_EFFICIENCY * bandwidth)
+    l2 = tiles * steps * step_bytes / (1e6 * _L2_TBPS)
+    blended = sum(x**_BLEND for x in (busy, memory, l2)) ** (1 / _BLEND)
+    return float(_LAUNCH_US + _RAMP_US + blended)
 
 
 def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: Profile) -> float:
@@ -270,21 +255,38 @@ def _multiplied(problem: GroupedProblem, config: GroupedConfig) -> float:
     return 1 - 5 / 16 * problem.active / tiles
 
 
-def _sm_tbps(config: GroupedConfig, in_a_stage: int, known: GroupedConstants) -> float:
+def _sm_tbps(config: GroupedConfig, in_a_stage: int) -> float:
     """What the stages in flight let an SM copy."""
     stages = config.num_stages - (0 if config.eager else 1)
-    return min(known.sm_tbps, 1e-6 * stages * in_a_stage / known.latency_us)
+    return min(_SM_TBPS, 1e-6 * stages * in_a_stage / _LATENCY_US)
 
 
-def choose(
-    problem: GroupedProblem,
-    budget: Budget,
-    profile: Profile,
-    capability: int,
-    constants: GroupedConstants | None = None,
-) -> GroupedConfig:
-    """The configuration that the model expects to be fastest; of equals the smallest."""
-    return min(
-        candidates(problem, budget, capability),
-        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
-    )
+@dataclass(frozen=True, slots=True, order=True)
+class GroupedKey(Key):
+    """What a tuned cell is looked up by."""
+
+    num_experts: int
+    n: int
+    k: int
+    swiglu: bool
+    dtype: AttentionDtype
+    rows: int
+    num_sms: int
+    confined: Confinement
+
+    BUCKETED = ("rows",)
+
+
+def _capability(profile: Profile) -> int:
+    major, minor = profile.info.capability
+    return 10 * major + minor
+
+
+GROUPED_GEMM: BucketFamily[GroupedProblem, GroupedConfig] = BucketFamily(
+    name="grouped_gemm",
+    key=GroupedKey,
+    default=GroupedConfig(),
+    candidates=lambda problem, budget, profile: configs_of(problem, _capability(profile)),
+    predict_us=predict_us,
+    legal=lambda problem, config, budget, profile: is_legal(problem, config, _capability(profile)),
+)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smkern.device import Budget as Budget
+from smkern.device import Confinement
 from smkern.tuning.attention.shapes import AttentionDtype
+from smkern.tuning.bucket_table import Key
 from smkern.tuning.cost_model import CeilingSource
+from smkern.tuning.family import BucketFamily
 
 MoeOp = Literal["topk_softmax", "moe_permute", "moe_unpermute"]
 LogitsDtype = Literal["bf16", "fp16", "fp32"]
@@ -193,34 +196,21 @@ def most_warps(problem: MoeProblem, num_warps: int, counted: bool) -> int:
     return RESIDENT_WIDE if wide else RESIDENT
 
 
-def is_legal(problem: MoeProblem, config: MoeConfig, budget: Budget) -> bool:
-    """Whether a configuration is one that kernels are made for in this budget."""
-    return MoeConfig(config.num_warps, config.ctas_per_sm, config.counted) in candidates(
-        problem, budget
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConstants:
-    """What the model does not derive."""
-
-    launch_us: float = 2.0
-    """An empty kernel in a graph."""
-    chain_us: float = 1.5
-    """The chain of loads of an item, and its stores."""
-    round_us: float = 0.12
-    """One round of argmax over a row's experts."""
-    compares_per_us: float = 60_000.0
-    """Choices that an SM compares in a us."""
-    sm_tbps: float = 0.2
-    """What an SM moves at most, reads and writes together."""
-    efficiency: float = 0.85
-    """Share of the read bandwidth that a mix of reads and writes has."""
-    half_warps: int = 8
-    """Warps on an SM with which it is at half that rate."""
-
-
-SHIPPED: Mapping[str, MoeConstants] = {"default": MoeConstants()}
+# What the model does not derive.
+_LAUNCH_US = 2.0
+"""An empty kernel in a graph."""
+_CHAIN_US = 1.5
+"""The chain of loads of an item, and its stores."""
+_ROUND_US = 0.12
+"""One round of argmax over a row's experts."""
+_COMPARES_PER_US = 60_000.0
+"""Choices that an SM compares in a us."""
+_SM_TBPS = 0.2
+"""What an SM moves at most, reads and writes together."""
+_EFFICIENCY = 0.85
+"""Share of the read bandwidth that a mix of reads and writes has."""
+_HALF_WARPS = 8
+"""Warps on an SM with which it is at half that rate."""
 
 
 def predict_us(
@@ -228,37 +218,46 @@ def predict_us(
     config: MoeConfig,
     budget: Budget,
     profile: CeilingSource,
-    constants: MoeConstants | None = None,
 ) -> float:
     """Predicted time with cold caches, us: the busiest SM's items, or the memory's time."""
-    known = constants or SHIPPED["default"]
-    fixed = known.launch_us + known.chain_us
+    fixed = _LAUNCH_US + _CHAIN_US
     ctas = num_ctas(problem, config, budget)
     on_sm = -(-ctas // budget.num_sms)
     rounds = -(-num_items(problem, config) // ctas)
     share = rounds * on_sm / max(num_items(problem, config), 1)
     warps = config.num_warps * on_sm
-    busy = problem.bytes_moved * share / (1e6 * known.sm_tbps * warps / (warps + known.half_warps))
+    busy = problem.bytes_moved * share / (1e6 * _SM_TBPS * warps / (warps + _HALF_WARPS))
     if isinstance(problem, TopkProblem):
-        busy += rounds * known.round_us * (problem.top_k + 2)
+        busy += rounds * _ROUND_US * (problem.top_k + 2)
     elif isinstance(problem, PermuteProblem):
         if config.counted:
-            fixed += known.launch_us + known.chain_us
+            fixed += _LAUNCH_US + _CHAIN_US
         else:
-            busy += problem.choices**2 * share / known.compares_per_us
+            busy += problem.choices**2 * share / _COMPARES_PER_US
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
-    memory = problem.bytes_moved / (known.efficiency * bandwidth)
+    memory = problem.bytes_moved / (_EFFICIENCY * bandwidth)
     return float(fixed + (busy**3 + memory**3) ** (1 / 3))
 
 
-def choose(
-    problem: MoeProblem,
-    budget: Budget,
-    profile: CeilingSource,
-    constants: MoeConstants | None = None,
-) -> MoeConfig:
-    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
-    return min(
-        candidates(problem, budget),
-        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
-    )
+@dataclass(frozen=True, slots=True, order=True)
+class MoeKey(Key):
+    """What a tuned cell is looked up by; a size that an operator does not have is 0."""
+
+    op: MoeOp
+    num_experts: int
+    top_k: int
+    hidden: int
+    tokens: int
+    num_sms: int
+    confined: Confinement
+
+    BUCKETED = ("tokens",)
+
+
+MOE: BucketFamily[MoeProblem, MoeConfig] = BucketFamily(
+    name="moe",
+    key=MoeKey,
+    default=MoeConfig(),
+    candidates=lambda problem, budget, profile: candidates(problem, budget),
+    predict_us=predict_us,
+)

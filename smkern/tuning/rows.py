@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from smkern.device import Budget as Budget
+from smkern.device import Confinement
+from smkern.tuning.bucket_table import Key
 from smkern.tuning.cost_model import CeilingSource
+from smkern.tuning.family import BucketFamily
 
 RowsOp = Literal["rms_norm", "add_rms_norm", "silu_and_mul", "embedding"]
 RowsDtype = Literal["bf16", "fp16"]
@@ -169,32 +172,21 @@ def candidates(problem: RowsProblem, budget: Budget) -> tuple[RowsConfig, ...]:
     return tuple(found)
 
 
-def is_legal(problem: RowsProblem, config: RowsConfig, budget: Budget) -> bool:
-    """Whether a configuration is one that kernels are made for in this budget."""
-    return replace(config, pdl=True) in candidates(problem, budget)
-
-
-@dataclass(frozen=True, slots=True)
-class RowsConstants:
-    """What the model does not derive."""
-
-    launch_us: float = 1.6
-    """An empty kernel in a graph."""
-    chain_us: float = 0.9
-    """An item alone: its loads, its sum, its stores."""
-    element_us: float = 0.008
-    """What an element more of a thread adds to that."""
-    hidden: float = 0.45
-    """What is left of the chain where the next item is on its way; its square, of three."""
-    sm_tbps: float = 0.2
-    """What an SM moves at most, reads and writes together."""
-    efficiency: float = 0.9
-    """Share of the read bandwidth that a mix of reads and writes has."""
-    blend: float = 3.0
-    """Exponent that blends the three times: none hides the others whole."""
-
-
-SHIPPED: Mapping[str, RowsConstants] = {"default": RowsConstants()}
+# What the model does not derive.
+_LAUNCH_US = 1.6
+"""An empty kernel in a graph."""
+_CHAIN_US = 0.9
+"""An item alone: its loads, its sum, its stores."""
+_ELEMENT_US = 0.008
+"""What an element more of a thread adds to that."""
+_HIDDEN = 0.45
+"""What is left of the chain where the next item is on its way; its square, of three."""
+_SM_TBPS = 0.2
+"""What an SM moves at most, reads and writes together."""
+_EFFICIENCY = 0.9
+"""Share of the read bandwidth that a mix of reads and writes has."""
+_BLEND = 3.0
+"""Exponent that blends the three times: none hides the others whole."""
 
 
 def predict_us(
@@ -202,35 +194,43 @@ def predict_us(
     config: RowsConfig,
     budget: Budget,
     profile: CeilingSource,
-    constants: RowsConstants | None = None,
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
     The longest of a CTA's items one after the other, the busiest SM's bytes and the memory's, a
     little more than that, plus the launch.
     """
-    known = constants or SHIPPED["default"]
     ctas, items = num_ctas(problem, config, budget), num_items(problem, config)
     on_sm = -(-ctas // budget.num_sms)
     rounds = -(-items // ctas)
-    chain = known.chain_us + known.element_us * held(problem, config)
-    left = known.hidden ** (config.stages.bit_length() - 1)
+    chain = _CHAIN_US + _ELEMENT_US * held(problem, config)
+    left = _HIDDEN ** (config.stages.bit_length() - 1)
     serial = chain * (1 + (rounds - 1) * left)
-    busiest = problem.bytes_moved * rounds * on_sm / max(items, 1) / (1e6 * known.sm_tbps)
+    busiest = problem.bytes_moved * rounds * on_sm / max(items, 1) / (1e6 * _SM_TBPS)
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
-    memory = problem.bytes_moved / (known.efficiency * bandwidth)
+    memory = problem.bytes_moved / (_EFFICIENCY * bandwidth)
     times = (serial, busiest, memory)
-    return float(known.launch_us + sum(x**known.blend for x in times) ** (1 / known.blend))
+    return float(_LAUNCH_US + sum(x**_BLEND for x in times) ** (1 / _BLEND))
 
 
-def choose(
-    problem: RowsProblem,
-    budget: Budget,
-    profile: CeilingSource,
-    constants: RowsConstants | None = None,
-) -> RowsConfig:
-    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
-    return min(
-        candidates(problem, budget),
-        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
-    )
+@dataclass(frozen=True, slots=True, order=True)
+class RowsKey(Key):
+    """What a tuned cell is looked up by."""
+
+    op: RowsOp
+    width: int
+    dtype: RowsDtype
+    rows: int
+    num_sms: int
+    confined: Confinement
+
+    BUCKETED = ("rows",)
+
+
+ROWS: BucketFamily[RowsProblem, RowsConfig] = BucketFamily(
+    name="rows",
+    key=RowsKey,
+    default=RowsConfig(),
+    candidates=lambda problem, budget, profile: candidates(problem, budget),
+    predict_us=predict_us,
+)

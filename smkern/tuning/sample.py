@@ -6,12 +6,14 @@ piece is summed by one warp in one order, and all that goes across pieces is a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from smkern.device import Budget as Budget
+from smkern.device import Confinement
+from smkern.tuning.bucket_table import Key
 from smkern.tuning.cost_model import CeilingSource
+from smkern.tuning.family import BucketFamily
 from smkern.tuning.rules import COUNTER_BYTES
 
 SampleDtype = Literal["bf16", "fp16", "fp32"]
@@ -120,32 +122,21 @@ def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ..
     )
 
 
-def is_legal(problem: SampleProblem, config: SampleConfig, budget: Budget) -> bool:
-    """Whether a configuration is one that kernels are made for in this budget."""
-    return replace(config, pdl=True) in candidates(problem, budget)
-
-
-@dataclass(frozen=True, slots=True)
-class SampleConstants:
-    """What the model does not derive."""
-
-    launch_us: float = 2.0
-    """An empty kernel in a graph."""
-    overlap_us: float = 1.0
-    """What of that a launch saves which begins before the one ahead has ended."""
-    finish_us: float = 5.0
-    """From a row's last piece to its token, by many warps."""
-    warp_us: float = 24.0
-    """What that takes longer by one warp."""
-    sm_tbps: float = 0.2
-    """What an SM reads at most."""
-    half_warps: int = 12
-    """Warps on an SM with which it is at half that rate."""
-    efficiency: float = 0.9
-    """Share of the read bandwidth that is reached."""
-
-
-SHIPPED: Mapping[str, SampleConstants] = {"default": SampleConstants()}
+# What the model does not derive.
+_LAUNCH_US = 2.0
+"""An empty kernel in a graph."""
+_OVERLAP_US = 1.0
+"""What of that a launch saves which begins before the one ahead has ended."""
+_FINISH_US = 5.0
+"""From a row's last piece to its token, by many warps."""
+_WARP_US = 24.0
+"""What that takes longer by one warp."""
+_SM_TBPS = 0.2
+"""What an SM reads at most."""
+_HALF_WARPS = 12
+"""Warps on an SM with which it is at half that rate."""
+_EFFICIENCY = 0.9
+"""Share of the read bandwidth that is reached."""
 
 
 def predict_us(
@@ -153,34 +144,50 @@ def predict_us(
     config: SampleConfig,
     budget: Budget,
     profile: CeilingSource,
-    constants: SampleConstants | None = None,
 ) -> float:
     """Predicted time of one launch with cold caches, us: reading once, and the last rows' ends."""
-    known = constants or SHIPPED["default"]
     grid = grid_of(problem, config, budget)
     on_sm = -(-grid.num_ctas // budget.num_sms)
     warps = on_sm * config.num_warps
-    rate = 1e6 * known.sm_tbps * warps / (warps + known.half_warps)
+    rate = 1e6 * _SM_TBPS * warps / (warps + _HALF_WARPS)
     share = problem.bytes_moved * on_sm / grid.num_ctas
-    bandwidth = known.efficiency * 1e6 * profile.bandwidth(
+    bandwidth = _EFFICIENCY * 1e6 * profile.bandwidth(
         budget.num_sms, confined=budget.confined
     )  # fmt: skip
     reading = max(share / rate, problem.bytes_moved / bandwidth)
     # a CTA's rows follow each other; while it ends one, others read
-    ends = -(-problem.rows // grid.num_ctas) * (known.finish_us + known.warp_us / config.num_warps)
+    ends = -(-problem.rows // grid.num_ctas) * (_FINISH_US + _WARP_US / config.num_warps)
     overlaps = config.pdl and budget.confined == "mask"
-    start = known.launch_us - (known.overlap_us if overlaps else 0.0)
+    start = _LAUNCH_US - (_OVERLAP_US if overlaps else 0.0)
     return float(start + reading + ends)
 
 
-def choose(
-    problem: SampleProblem,
-    budget: Budget,
-    profile: CeilingSource,
-    constants: SampleConstants | None = None,
-) -> SampleConfig:
-    """The configuration that the model expects to be fastest; of equals the smallest CTA."""
-    return min(
-        candidates(problem, budget),
-        key=lambda config: (predict_us(problem, config, budget, profile, constants), config),
-    )
+VOCAB_STEP = 1 << 14
+"""Vocabularies are told apart by multiples of it: 128,256 and 131,072 share their cells."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleKey(Key):
+    """What a tuned cell is looked up by; `vocab` is rounded up."""
+
+    vocab: int
+    dtype: SampleDtype
+    rows: int
+    num_sms: int
+    confined: Confinement
+
+    BUCKETED = ("rows",)
+
+    @classmethod
+    def of(cls, problem: SampleProblem, budget: Budget) -> Self:
+        vocab = -(-problem.vocab // VOCAB_STEP) * VOCAB_STEP
+        return super(SampleKey, cls).of(replace(problem, vocab=vocab), budget)
+
+
+SAMPLING: BucketFamily[SampleProblem, SampleConfig] = BucketFamily(
+    name="sample",
+    key=SampleKey,
+    default=SampleConfig(),
+    candidates=lambda problem, budget, profile: candidates(problem, budget),
+    predict_us=predict_us,
+)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import exp, log
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.device import check_budget
 from smkern.errors import ArgumentError
 from smkern.tuning import cost_model, space
+from smkern.tuning.cells import Cells
 from smkern.tuning.config import (
     Budget,
     Confinement,
@@ -20,8 +21,9 @@ from smkern.tuning.config import (
     GemmProblem,
     Kernel,
 )
-from smkern.tuning.cost_constants import DEFAULTS, CostConstants
-from smkern.tuning.table import Table, load_constants
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
+from smkern.tuning.family import Family
+from smkern.tuning.table import Cell, CellKey, GemmCodec, Table
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -262,3 +264,24 @@ def invariant_config(
     if chosen is None:
         raise ArgumentError(f"no kernel of {kernels} serves {dtype} on capability {capability}")
     return chosen
+
+
+class GemmFamily(Family[GemmProblem, GemmConfig]):
+    """GEMMs, with SwiGLU too: their cells serve a budget exactly, and rows in as many tiles."""
+
+    name = "gemm"
+    codec = GemmCodec()
+
+    def key_of(self, problem: GemmProblem, budget: Budget) -> CellKey:
+        return CellKey.of(problem, budget)
+
+    def table_of(self, cells: Cells[CellKey, Cell]) -> Table:
+        return Table(cells.meta, cells.cells)
+
+    def config(
+        self, problem: GemmProblem, budget: Budget, profile: Profile, table: Any = None
+    ) -> GemmConfig:
+        return select_gemm(problem, budget, profile, table).config
+
+
+GEMM = GemmFamily()

@@ -1,50 +1,18 @@
-"""GEMM's tuned tables: `TableStore` reads and writes their files, `Table` answers look-ups."""
+"""GEMM's tuned cells: what a line of the file says, and which cell serves a problem."""
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from smkern.device import gpu_folder
-from smkern.errors import TableError
 from smkern.tuning import space
-from smkern.tuning.cells import (
-    FORMAT,
-    PROVENANCE,
-    VERSION,
-    CellFile,
-    Cells,
-    shipped_path,
-    user_path,
-)
-from smkern.tuning.cells import SHIPPED as _SHIPPED
-from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.cost_constants import DEFAULTS, CostConstants
+from smkern.tuning.cells import checked, config_to_json
+from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
 
-__all__ = [
-    "FORMAT",
-    "INVARIANT",
-    "PROVENANCE",
-    "VERSION",
-    "Cell",
-    "CellKey",
-    "Table",
-    "TableStore",
-    "config_from_json",
-    "config_to_json",
-    "dump",
-    "load_constants",
-    "load_tables",
-    "shipped_path",
-    "user_path",
-]
-
-_DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
+DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
+"""A line holds the kernel and what differs from it."""
 _Cells = dict["CellKey", "Cell"]
 
 
@@ -56,10 +24,10 @@ class CellKey:
     n: int
     k: int
     m: int
-    dtype: str
+    dtype: Dtype
     epilogue: str
     num_sms: int
-    confined: str
+    confined: Confinement
     clusters: bool
 
     @classmethod
@@ -181,7 +149,7 @@ class Table:
         tuned_m = rows[at]
         if 2 * problem.m < tuned_m:
             return None
-        cell = self.cells[_with_m(key, tuned_m)]
+        cell = self.cells[replace(key, m=tuned_m)]
         own = problem.batch_invariant or not allow_cublaslt
         config = cell.own if own else cell.config
         if problem.batch_invariant and (config.split != 1 or config.kernel not in INVARIANT):
@@ -190,10 +158,6 @@ class Table:
             return None
         rules = (space.serves_alignment, space.serves_library, space.serves_swiglu)
         return config if all(rule(problem, config, budget, capability) for rule in rules) else None
-
-    def merged(self, other: Table) -> Table:
-        """Both tables' cells and provenance; the other's count where both have a cell."""
-        return Table({**self.meta, **other.meta}, {**self.cells, **other.cells})
 
 
 def _beside(values: Sequence[Any], value: Any) -> Sequence[Any]:
@@ -208,126 +172,32 @@ def _without_m(key: CellKey) -> tuple[Any, ...]:
     return (key.n, key.k, key.dtype, key.epilogue, key.num_sms, key.confined, key.clusters)
 
 
-def _with_m(key: CellKey, m: int) -> CellKey:
-    return CellKey(
-        key.op,
-        key.n,
-        key.k,
-        m,
-        key.dtype,
-        key.epilogue,
-        key.num_sms,
-        key.confined,
-        key.clusters,
-    )
-
-
-class TableStore:
-    """One table file. Writers may be several: each merges its cells under a lock."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self._file: CellFile[CellKey, Cell] = CellFile(self.path, _GemmRows())
-
-    def load(self, gpu: str | None = None) -> Table:
-        """The file's table, or an empty one when there is no file.
-
-        Raises:
-            TableError: no valid table, of another version, or with `gpu` given, of another GPU.
-        """
-        found = self._file.load(gpu)
-        return Table(found.meta, found.cells)
-
-    def merge(self, cells: Mapping[CellKey, Cell], meta: Mapping[str, Any]) -> Table:
-        """Add `cells` (they replace those of the same key) and write the file whole.
-
-        Raises:
-            TableError: the file that is there is no valid table, or of another GPU than `meta`'s.
-        """
-        found = self._file.merge(cells, meta)
-        return Table(found.meta, found.cells)
-
-
-def dump(table: Table) -> str:
-    """The table as text: sorted, a cell a line, so that a diff shows the cells that changed."""
-    return CellFile("", _GemmRows()).dump(Cells(table.meta, table.cells))
-
-
-def config_to_json(config: GemmConfig) -> dict[str, Any]:
-    """The configuration's fields that are not the default."""
-    return {
-        name: value
-        for name, value in asdict(config).items()
-        if value != getattr(_DEFAULT_CONFIG, name) or name == "kernel"
-    }
-
-
-def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
-    """Inverse of `config_to_json`; KeyError, TypeError or ValueError when it is none."""
-    for name, value in values.items():
-        wanted = type(getattr(_DEFAULT_CONFIG, name, None))
-        if type(value) is not wanted:
-            raise ValueError(f"{name} is {value!r}")
-    config = GemmConfig(**values)
-    if config.kernel not in get_args(Kernel) or min(config.block_m, config.block_n) < 1:
-        raise ValueError(f"{config} names no kernel of smkern")
-    return config
-
-
-class _GemmRows:
+class GemmCodec:
     """A line of a GEMM's table: its key, the fastest configuration, ours where a library won."""
 
     def encode(self, key: CellKey, value: Cell) -> dict[str, Any]:
         row = {
             **asdict(key),
             "us": round(value.us, 3),
-            "config": config_to_json(value.config),
+            "config": config_to_json(value.config, DEFAULT_CONFIG),
         }
         if value.own != value.config:
-            row |= {"own_us": round(value.own_us, 3), "own": config_to_json(value.own)}
+            own = config_to_json(value.own, DEFAULT_CONFIG)
+            row |= {"own_us": round(value.own_us, 3), "own": own}
         return row
 
     def decode(self, row: Mapping[str, Any]) -> tuple[CellKey, Cell]:
-        values = [row[item.name] for item in fields(CellKey)]
-        kinds = (str, int, int, int, str, str, int, str, bool)
-        if [type(value) for value in values] != list(kinds) or row["dtype"] not in get_args(Dtype):
-            raise ValueError("its key has values of other types")
+        key = checked(CellKey, {item.name: row[item.name] for item in fields(CellKey)})
         config, us = config_from_json(row["config"]), float(row["us"])
         own = config_from_json(row["own"]) if "own" in row else config
         if not us > 0:
             raise ValueError(f"us is {us}")
-        return CellKey(*values), Cell(config, us, own, float(row.get("own_us", us)))
+        return key, Cell(config, us, own, float(row.get("own_us", us)))
 
 
-def load_tables(gpu: str, op: str = "gemm") -> Table:
-    """The shipped table of the GPU of that name, with the user's own cells over it; may be empty.
-
-    Raises:
-        TableError: one of the files is corrupt, foreign or of another version.
-    """
-    shipped = TableStore(shipped_path(gpu, op)).load(gpu)
-    return shipped.merged(TableStore(user_path(gpu, op)).load(gpu))
-
-
-@lru_cache(maxsize=8)
-def load_constants(gpu: str, capability: space.Capability | None = None) -> CostConstants:
-    """The cost model's constants as fitted on `gpu`, else those of a GPU of the same generation.
-
-    Of a GPU that nobody fitted they rank candidates, no more: its ceilings are its profile's.
-    Another generation's kernels differ, so there the defaults count.
-
-    Raises:
-        TableError: the file is there and holds no constants.
-    """
-    path = _SHIPPED / gpu_folder(gpu) / "cost_model.json"
-    if not path.exists() and capability is not None and capability[0] == 9:
-        path = _SHIPPED / "h200" / "cost_model.json"
-    if not path.exists():
-        return DEFAULTS
-    try:
-        return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(
-            f"{path} holds no constants of the cost model ({error}); delete it, or fit it again: "
-            "python -m smkern.autotune.fit RAW --out PATH"
-        ) from error
+def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
+    """The configuration of a line; TypeError or ValueError when it is none."""
+    config = checked(GemmConfig, values)
+    if min(config.block_m, config.block_n) < 1:
+        raise ValueError(f"{config} names no kernel of smkern")
+    return config

@@ -12,9 +12,8 @@ from smkern.autotune.attention_cases import MODELS, Heads
 from smkern.autotune.measure import best_cell
 from smkern.bench.append.providers import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
-from smkern.tuning.append import AppendConfig, Budget, choose, is_legal
-from smkern.tuning.append_table import CODEC, AppendKey, AppendTable, select_append
-from smkern.tuning.cells import CellFile, Tuned
+from smkern.tuning.append import APPEND, AppendConfig, AppendKey, Budget
+from smkern.tuning.cells import Tuned
 from tests.bench.conftest import FakeCuda
 
 SMALL = Heads(4, 2, 64)
@@ -48,9 +47,9 @@ def test_candidates_begin_with_the_models_choice(profile, confined):
     for case in append.tuned_cases(MODELS[:1]):
         problem, budget = append.shape_of(case), Budget(32, confined)
         found = list(append.FAMILY.wanted(problem, budget, profile))
-        assert found[0] == choose(problem, budget, profile)
+        assert found[0] == APPEND.choose(problem, budget, profile)
         assert len(set(found)) == len(found)
-        assert all(is_legal(problem, config, budget) for config in found)
+        assert all(APPEND.is_legal(problem, config, budget, profile) for config in found)
 
 
 class Dispatcher:
@@ -104,14 +103,14 @@ def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
 def test_what_is_tuned_is_what_dispatch_takes(profile, tmp_path):
     case, budget = append.tuned_cases([SMALL])[1], Budget(32, "mask")
     file, meta = (
-        CellFile(tmp_path / "append.json", CODEC),
+        APPEND.file(tmp_path / "append.json"),
         dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x"),
     )
     tuned = AppendConfig(16, 1)
     key = AppendKey.of(append.shape_of(case), budget)
     file.merge({key: Tuned(tuned, 2.0)}, meta | {"gpu": "g"})
-    table = AppendTable.of(file.load("g"))
-    found = select_append(append.shape_of(case), budget, profile, table)
+    table = APPEND.table_of(file.load("g"))
+    found = APPEND.select(append.shape_of(case), budget, profile, table)
     assert (found.config, found.source) == (tuned, "table")
 
 

@@ -14,8 +14,8 @@ from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
 from smkern.measure.attention import AttentionOperands
 from smkern.measure.timing import Timing
+from smkern.tuning.attention.select import ATTENTION
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
-from smkern.tuning.attention.table import CODEC
 
 DEFAULT, OTHER, WRONG, TURNED, REFUSED = (AttentionConfig("cuda", teams=n) for n in range(1, 6))
 SPEED = {DEFAULT: 20.0, OTHER: 10.0}
@@ -166,5 +166,5 @@ def test_a_measurement_as_a_line(tuner):
     assert (row["us"], row["num_sms"], row["confined"]) == (10.0, 32, "mask")
     assert "us" not in bad.to_json()
     assert bad.to_json()["error"] == "wrong"
-    key = FAMILY.key(good.problem, good.budget)
-    assert CODEC.encode(key, FAMILY.best([good]))["path"] in ("decode", "prefill")
+    key = ATTENTION.key_of(good.problem, good.budget)
+    assert ATTENTION.codec.encode(key, FAMILY.best([good]))["path"] in ("decode", "prefill")

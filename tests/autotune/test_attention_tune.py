@@ -15,9 +15,9 @@ from smkern.autotune.attention_cases import (
     tuned_cases,
 )
 from smkern.tuning.attention import space
-from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.key import AttentionKey
+from smkern.tuning.attention.select import AttentionTable, select_attention
 from smkern.tuning.attention.shapes import Budget
-from smkern.tuning.attention.table import AttentionKey, AttentionTable
 from smkern.tuning.cells import Tuned
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from smkern.autotune import fit, raw
 from smkern.measure.gemm import SHAPES
-from smkern.tuning import space, table
+from smkern.tuning import cells, cost_constants, space
 from smkern.tuning.cost_constants import DEFAULTS
 
 
@@ -67,10 +67,10 @@ def test_command_writes_constants_that_dispatch_reads(measurements, profile, tmp
     assert "every third of the weights" in result.output
     assert "every third of the budgets" in result.output
     assert {tuple(map(int, x.stem.split("x"))) for x in left.glob("*.json")} == set(SHAPES)
-    monkeypatch.setattr(table, "_SHIPPED", tmp_path)
-    table.load_constants.cache_clear()
-    loaded = table.load_constants("NVIDIA H200")
-    table.load_constants.cache_clear()
+    monkeypatch.setattr(cells, "SHIPPED", tmp_path)
+    cost_constants.load_constants.cache_clear()
+    loaded = cost_constants.load_constants("NVIDIA H200")
+    cost_constants.load_constants.cache_clear()
     assert loaded != DEFAULTS
     assert loaded.blend == DEFAULTS.blend
     assert json.loads(out.read_text())["meta"]["gpu"] == "NVIDIA H200"

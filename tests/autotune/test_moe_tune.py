@@ -33,7 +33,7 @@ class FakePlace:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cases_are_distinct_cells(name: str) -> None:
     cases = moe_cases.cases_of(OPS[name], moe_cases.TOKENS)
-    keys = {FAMILIES[name].key(case.problem, Budget(16)) for case in cases}
+    keys = {FAMILIES[name].family.key_of(case.problem, Budget(16)) for case in cases}
     assert len(keys) == len(cases) == len(OPS[name]) * len(moe_cases.TOKENS)
 
 
@@ -47,7 +47,7 @@ def test_a_case_has_the_key_of_its_calls(
     assert len(calls) == case.num_sets == 2
     problem = small.problem(calls[0], aligned(small, calls[0]))
     budget = Budget(16)
-    assert family.key(problem, budget) == family.key(case.problem, budget)
+    assert family.family.key_of(problem, budget) == family.family.key_of(case.problem, budget)
     assert all(small.problem(call, True) == problem for call in calls)
 
 
@@ -59,7 +59,7 @@ def test_candidates_begin_with_the_models_choice(
     for tokens in (1, 64, 8192):
         problem, budget = MoeCase(op, moe_cases.MODELS[0], tokens).problem, Budget(32, confined)
         found = list(family.wanted(problem, budget, profile))
-        assert found[0] == family.select(problem, budget, profile, None)
+        assert found[0] == family.family.config(problem, budget, profile)
         assert len(set(found)) == len(found)
         assert any(not config.pdl for config in found) == (confined == "mask")
 
@@ -131,4 +131,6 @@ def test_a_larger_model_has_cases_of_its_own() -> None:
     case = MoeCase("gate_up", SMALL, 8)
     other = replace(case, model=replace(SMALL, num_experts=16))
     budget = Budget(16)
-    assert moe.GROUPED.key(case.problem, budget) != moe.GROUPED.key(other.problem, budget)
+    assert moe.GROUPED.family.key_of(case.problem, budget) != moe.GROUPED.family.key_of(
+        other.problem, budget
+    )

@@ -15,10 +15,9 @@ from smkern.autotune.raw import Measurement
 from smkern.autotune.rows import RowsCase
 from smkern.device import Budget
 from smkern.ops.rows.call import problem_of
-from smkern.tuning.cells import CellFile, Tuned
-from smkern.tuning.near import NEAR
-from smkern.tuning.rows import RowsConfig, RowsProblem, choose, is_legal
-from smkern.tuning.rows_table import CODEC, RowsKey, RowsTable, select_rows
+from smkern.tuning.bucket_table import NEAR
+from smkern.tuning.cells import Tuned
+from smkern.tuning.rows import ROWS, RowsConfig, RowsKey, RowsProblem
 from tests.bench.conftest import FakeCuda
 
 OPS = ("rms_norm", "add_rms_norm", "silu_and_mul", "embedding")
@@ -58,9 +57,9 @@ def test_candidates_begin_with_the_models_choice(profile: Any, op: Any, confined
     for case in rows.tuned_cases(rows=(16, 8192)):
         problem, budget = case.problem, Budget(32, confined)
         found = list(rows.FAMILY.wanted(problem, budget, profile))
-        assert found[0] == choose(problem, budget, profile)
+        assert found[0] == ROWS.choose(problem, budget, profile)
         assert len(set(found)) == len(found)
-        assert all(is_legal(problem, config, budget) for config in found)
+        assert all(ROWS.is_legal(problem, config, budget, profile) for config in found)
         assert any(not config.pdl for config in found) == (confined == "mask")
 
 
@@ -148,11 +147,11 @@ def test_the_models_choice_is_kept_where_it_is_as_fast() -> None:
 def test_what_is_tuned_is_what_dispatch_takes(profile: Any, tmp_path: Any) -> None:
     problem, budget = RowsProblem("rms_norm", 16, 4096), Budget(32, "mask")
     names = ("driver", "torch", "triton", "smkern_commit", "date", "command")
-    file = CellFile(tmp_path / "rows.json", CODEC)
+    file = ROWS.file(tmp_path / "rows.json")
     tuned = RowsConfig(16, 1, 2, pdl=False)
     cells = {RowsKey.of(problem, budget): Tuned(tuned, 2.0)}
     file.merge(cells, dict.fromkeys(names, "x") | {"gpu": "g"})
-    assert select_rows(problem, budget, profile, RowsTable.of(file.load("g"))) == tuned
+    assert ROWS.config(problem, budget, profile, ROWS.table_of(file.load("g"))) == tuned
 
 
 def test_dry_run_says_what_would_be_measured() -> None:

@@ -49,7 +49,7 @@ class Bench:
         return list(self.device.log)
 
     def saved(self):
-        return self.family.file(self.folder / "table.json").load()
+        return self.family.family.file(self.folder / "table.json").load()
 
 
 @pytest.fixture(params=FAMILIES)

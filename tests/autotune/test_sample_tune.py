@@ -13,9 +13,8 @@ from smkern.autotune.measure import best_cell
 from smkern.autotune.sample import SampleCase
 from smkern.device import Budget
 from smkern.ops.sample.call import problem_of
-from smkern.tuning.cells import CellFile, Tuned
-from smkern.tuning.sample import SampleConfig, SampleProblem, choose, is_legal
-from smkern.tuning.sample_table import CODEC, SampleKey, SampleTable, select_sample
+from smkern.tuning.cells import Tuned
+from smkern.tuning.sample import SAMPLING, SampleConfig, SampleKey, SampleProblem
 from tests.bench.conftest import FakeCuda
 
 
@@ -46,9 +45,9 @@ def test_candidates_begin_with_the_models_choice(profile: Any, confined: Any) ->
     for case in sample.tuned_cases():
         problem, budget = case.problem, Budget(32, confined)
         found = list(sample.FAMILY.wanted(problem, budget, profile))
-        assert found[0] == choose(problem, budget, profile)
+        assert found[0] == SAMPLING.choose(problem, budget, profile)
         assert len(set(found)) == len(found)
-        assert all(is_legal(problem, config, budget) for config in found)
+        assert all(SAMPLING.is_legal(problem, config, budget, profile) for config in found)
         assert any(not config.pdl for config in found) == (confined == "mask")
 
 
@@ -101,15 +100,15 @@ def test_a_cell_is_measured_and_checked(profile: Any, monkeypatch: pytest.Monkey
 def test_what_is_tuned_is_what_dispatch_takes(profile: Any, tmp_path: Any) -> None:
     problem, budget = SampleProblem(128, 151_936), Budget(32, "mask")
     names = ("driver", "torch", "triton", "smkern_commit", "date", "command")
-    file = CellFile(tmp_path / "sample.json", CODEC)
+    file = SAMPLING.file(tmp_path / "sample.json")
     tuned = SampleConfig(8, 2, pdl=False)
     cells = {SampleKey.of(problem, budget): Tuned(tuned, 2.0)}
     file.merge(cells, dict.fromkeys(names, "x") | {"gpu": "g"})
-    table = SampleTable.of(file.load("g"))
+    table = SAMPLING.table_of(file.load("g"))
     for rows in (128, 100, 256):
-        assert select_sample(replace(problem, rows=rows), budget, profile, table) == tuned
+        assert SAMPLING.config(replace(problem, rows=rows), budget, profile, table) == tuned
     other = replace(problem, vocab=32_000)
-    assert select_sample(other, budget, profile, table) == choose(other, budget, profile)
+    assert SAMPLING.config(other, budget, profile, table) == SAMPLING.choose(other, budget, profile)
 
 
 def test_dry_run_says_what_would_be_measured() -> None:

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from smkern.autotune.main import command
 from smkern.autotune.rows import tuned_cases
 from smkern.device import device_info
-from smkern.tuning.cells import CellFile
-from smkern.tuning.rows_table import CODEC
+from smkern.tuning.rows import ROWS
 
 
 @pytest.mark.slow
@@ -24,7 +23,7 @@ def test_every_cell_has_a_winner_and_no_candidate_is_wrong(tmp_path: Path) -> No
     assert ran.exit_code == 0, ran.output
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert {line.get("error") for line in lines} == {None}
-    cells = CellFile(out, CODEC).load(device_info().name).cells
+    cells = ROWS.file(out).load(device_info().name).cells
     # 16 SMs by mask and by grid, and the whole device
     assert len(cells) == 3 * len(tuned_cases(rows=(16, 700)))
     assert all(0.5 < cell.us < 5000 for cell in cells.values())

@@ -29,7 +29,7 @@ from smkern.ops.sample.operators import SAMPLE
 from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.rules import COUNTER_BYTES
-from smkern.tuning.sample import Budget, SampleConfig, SampleProblem
+from smkern.tuning.sample import SAMPLING, Budget, SampleConfig, SampleProblem
 from tests.ops.conftest import FakeProfile
 
 THREADS = 64
@@ -161,7 +161,6 @@ class HostDevice:
         return self
 
     def _select(self, problem: SampleProblem, budget: Budget) -> SampleConfig:
-        from smkern.tuning.sample import choose
 
         profile: Any = FakeProfile()
-        return self.config or choose(problem, budget, profile)
+        return self.config or SAMPLING.choose(problem, budget, profile)

@@ -21,13 +21,10 @@ from smkern.kernels.gemm_launch import GemmKernels
 from smkern.kernels.grouped_launch import variant_of as grouped_variant
 from smkern.kernels.rows_launch import variant_of as rows_variant
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.tuning.append import AppendProblem
-from smkern.tuning.append_table import select_append
+from smkern.tuning.append import APPEND, AppendProblem
 from smkern.tuning.config import Epilogue, GemmProblem
-from smkern.tuning.grouped import GroupedProblem
-from smkern.tuning.grouped_table import select_grouped
-from smkern.tuning.rows import RowsProblem
-from smkern.tuning.rows_table import select_rows
+from smkern.tuning.grouped import GROUPED_GEMM, GroupedProblem
+from smkern.tuning.rows import ROWS, RowsProblem
 from smkern.tuning.rules import shared_limit
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import FACTS, profile_of
@@ -129,7 +126,7 @@ def test_every_size_has_a_gemm_whose_operands_are_registers_enough(
 def test_an_expert_gemm_is_the_pointer_kernels(capability: int, step: str, tmp_path: Path) -> None:
     (rows, num_sms), profile = STEPS[step], profile_of(capability)
     problem = GroupedProblem(8 * rows, 128, 768, 2048, swiglu=True)
-    config = select_grouped(problem, Budget(num_sms, "mask"), profile, None)
+    config = GROUPED_GEMM.config(problem, Budget(num_sms, "mask"), profile)
     assert config.kernel == "pointer"
     artifact = grouped_variant(problem, config, capability).compile()
     check_fits(artifact, artifact.shared_bytes, capability, tmp_path)
@@ -150,7 +147,7 @@ def test_an_expert_gemm_is_the_pointer_kernels(capability: int, step: str, tmp_p
 def test_operators_over_rows(capability: int, step: str, op: Any, tmp_path: Path) -> None:
     (rows, num_sms), profile = STEPS[step], profile_of(capability)
     problem = RowsProblem(op, rows, 4096)
-    config = select_rows(problem, Budget(num_sms, "mask"), profile, None)
+    config = ROWS.config(problem, Budget(num_sms, "mask"), profile)
     artifact = rows_variant(problem, config, capability).compile()
     check_fits(artifact, artifact.shared_bytes, capability, tmp_path)
     assert ("ACQBULK" in told(artifact, tmp_path, "-sass")) == (capability >= 90)
@@ -166,7 +163,7 @@ def test_an_append_converts_to_fp8_itself_where_the_device_does_not(
         rows, min(rows, 8), 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=rows > 8,
         cache_dtype=cache_dtype,
     )  # fmt: skip
-    config = select_append(problem, Budget(num_sms, "mask"), profile, None).config
+    config = APPEND.config(problem, Budget(num_sms, "mask"), profile)
     artifact = compile_append(append_variant(problem, config, capability))
     check_fits(artifact, artifact.shared_bytes, capability, tmp_path)
     native = cache_dtype == "fp8" and capability >= 89

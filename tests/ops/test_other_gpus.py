@@ -19,15 +19,16 @@ from smkern.tuning import space
 from smkern.tuning.append import AppendProblem
 from smkern.tuning.attention import space as attention_space
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
-from smkern.tuning.cells import load_cells, user_path
+from smkern.tuning.cells import user_path
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.cost_model import DEFAULTS
+from smkern.tuning.cost_constants import DEFAULTS, load_constants
+from smkern.tuning.families import FAMILIES
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import TopkProblem
 from smkern.tuning.rows import RowsProblem
-from smkern.tuning.rows_table import CODEC, FILE
 from smkern.tuning.sample import SampleProblem
-from smkern.tuning.table import Cell, CellKey, TableStore, load_constants, load_tables
+from smkern.tuning.select import GEMM
+from smkern.tuning.table import Cell, CellKey
 from tests import gpus
 
 GEMMS = [GemmProblem(m, n, k) for m in (1, 64, 2048) for n, k in ((6144, 4096), (4096, 14336))]
@@ -114,8 +115,7 @@ def test_a_small_operator_knows_its_own_device(info, family, monkeypatch) -> Non
 
 @every_gpu
 def test_no_table_of_another_gpu_is_found(info) -> None:
-    assert not load_tables(info.name).cells
-    assert not load_cells(info.name, FILE, CODEC).cells
+    assert not any(family.load(info.name).cells for family in FAMILIES)
     constants = load_constants(info.name, info.capability)
     hopper = info.capability[0] == 9
     assert constants == (load_constants("NVIDIA H200") if hopper else DEFAULTS)
@@ -126,11 +126,11 @@ def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None
     meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
     config = GemmConfig("pointer", 64, 64, 64)
     key = CellKey.of(GEMMS[0], Budget(32, "mask"))
-    store = TableStore(path)
+    store = GEMM.file(path)
     store.merge({key: Cell(config, 1.0, config, 1.0)}, meta | {"gpu": "NVIDIA H200"})
     before = path.read_bytes()
     with pytest.raises(TableError, match=r"tuned on 'NVIDIA H200', and this is 'NVIDIA A100"):
-        load_tables(gpus.A100.name)
+        GEMM.load(gpus.A100.name)
     with pytest.raises(TableError, match="tuned on 'NVIDIA H200'"):
         store.merge({key: Cell(config, 2.0, config, 2.0)}, meta | {"gpu": gpus.A100.name})
     assert path.read_bytes() == before
@@ -145,7 +145,7 @@ def test_what_is_tuned_here_is_what_dispatch_reads_here(monkeypatch) -> None:
     budget = Budget(32, "mask", False)
     cells = {CellKey.of(GEMMS[0], budget): Cell(config, 1.0, config, 1.0)}
     for _ in range(2):
-        TableStore(user_path(gpus.H100.name)).merge(cells, meta)
+        GEMM.file(user_path(gpus.H100.name)).merge(cells, meta)
     found = load_dispatcher(0).select(GEMMS[0], budget)
     assert (found.source, found.config) == ("table", config)
 

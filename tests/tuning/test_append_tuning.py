@@ -10,21 +10,20 @@ import pytest
 
 from smkern.errors import BudgetError, TableError
 from smkern.tuning.append import (
+    APPEND,
     WARPS,
     AppendConfig,
+    AppendKey,
     AppendProblem,
     Budget,
     candidates,
-    choose,
-    is_legal,
     item_tokens,
     kv_count,
     num_items,
     predict_us,
     q_count,
 )
-from smkern.tuning.append_table import CODEC, AppendKey, AppendTable, select_append
-from smkern.tuning.cells import CellFile, Tuned
+from smkern.tuning.cells import Tuned
 
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
@@ -74,8 +73,8 @@ def test_choices_are_legal(confined):
             for aligned in (True, False):
                 problem = replace(BASE, tokens=tokens, aligned=aligned)
                 budget = Budget(num_sms, confined)
-                config = choose(problem, budget, Profile())
-                assert is_legal(problem, config, budget)
+                config = APPEND.choose(problem, budget, Profile())
+                assert APPEND.is_legal(problem, config, budget, Profile())
                 assert config in candidates(problem, budget)
                 assert confined == "mask" or config.ctas_per_sm == 1
 
@@ -86,23 +85,25 @@ def test_more_sms_are_never_predicted_slower():
         times = []
         for num_sms in range(2, 134, 2):
             budget = Budget(num_sms, "mask")
-            times.append(predict_us(problem, choose(problem, budget, Profile()), budget, Profile()))
+            times.append(
+                predict_us(problem, APPEND.choose(problem, budget, Profile()), budget, Profile())
+            )
         assert all(later <= 1.02 * earlier for earlier, later in pairwise(times))
 
 
 def test_a_long_step_is_bound_by_memory():
     problem, budget = replace(BASE, tokens=8192), Budget(132, "mask")
-    us = predict_us(problem, choose(problem, budget, Profile()), budget, Profile())
+    us = predict_us(problem, APPEND.choose(problem, budget, Profile()), budget, Profile())
     assert problem.bytes_moved / 4.4e6 < us < 1.4 * problem.bytes_moved / 4.4e6
 
 
 def test_cells_are_kept_and_found(tmp_path):
     budget, tuned = Budget(32, "mask"), AppendConfig(16, 1)
-    file = CellFile(tmp_path / "append.json", CODEC)
+    file = APPEND.file(tmp_path / "append.json")
     file.merge({AppendKey.of(BASE, budget): Tuned(tuned, 3.25)}, META | {"gpu": "NVIDIA H200"})
-    table = AppendTable.of(file.load("NVIDIA H200"))
+    table = APPEND.table_of(file.load("NVIDIA H200"))
     for tokens in (33, 64, 200):
-        found = select_append(replace(BASE, tokens=tokens), budget, Profile(), table)
+        found = APPEND.select(replace(BASE, tokens=tokens), budget, Profile(), table)
         assert (found.config, found.source) == (tuned, "table")
     for other, where in (
         (replace(BASE, tokens=8192), budget),
@@ -110,11 +111,11 @@ def test_cells_are_kept_and_found(tmp_path):
         (BASE, Budget(32, "grid")),
         (BASE, Budget(34, "mask")),
     ):
-        assert select_append(other, where, Profile(), table).source == "model"
+        assert APPEND.select(other, where, Profile(), table).source == "model"
     with pytest.raises(TableError, match="tuned on"):
         file.load("NVIDIA B200")
 
 
 def test_no_budget():
     with pytest.raises(BudgetError, match="num_sms is 0"):
-        select_append(BASE, Budget(0, "grid"), Profile())
+        APPEND.select(BASE, Budget(0, "grid"), Profile())

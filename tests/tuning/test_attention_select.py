@@ -6,9 +6,9 @@ import pytest
 
 from smkern.errors import ArgumentError, BudgetError
 from smkern.tuning.attention import space
-from smkern.tuning.attention.select import select_attention
+from smkern.tuning.attention.key import AttentionKey
+from smkern.tuning.attention.select import AttentionTable, select_attention
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.attention.table import AttentionKey, AttentionTable
 from smkern.tuning.cells import Tuned
 
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)

@@ -7,24 +7,18 @@ from typing import Literal
 import pytest
 
 from smkern.errors import TableError
+from smkern.profile import load_profile
 from smkern.tuning import cells
-from smkern.tuning.attention import table as attention_table
+from smkern.tuning.attention.key import OP, AttentionKey, mean_kv_len
+from smkern.tuning.attention.select import ATTENTION, AttentionTable
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.attention.table import (
-    CODEC,
-    AttentionKey,
-    AttentionTable,
-    bucket,
-    load_attention_table,
-    mean_kv_len,
-)
-from smkern.tuning.cells import CellFile, Cells, Rows, Tuned
+from smkern.tuning.bucket_table import bucket
+from smkern.tuning.cells import CellFile, Cells, FlatCodec, Tuned
 
 META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
 BUDGET = Budget(32, "mask", False)
 TWO = AttentionConfig("cuda", teams=2)
-HOPPER = (9, 0)
 
 
 def problem_of(**changes):
@@ -39,6 +33,10 @@ def table_of(*found):
     return AttentionTable(
         {}, {AttentionKey.of(problem, BUDGET): Tuned(config, 9.0) for problem, config in found}
     )
+
+
+def lookup(table, problem, budget):
+    return ATTENTION.lookup(problem, budget, load_profile("h200"), table)
 
 
 def test_buckets_are_powers_of_two():
@@ -56,15 +54,15 @@ def test_the_mean_length_counts_within_the_window():
     [(64, 4096, True), (50, 3000, True), (16, 16384, True), (8, 4096, False), (64, 512, False)],
 )
 def test_a_cell_serves_two_octaves_around_it(batch, length, served):
-    found = table_of((decode_of(64, 4096), TWO)).lookup(decode_of(batch, length), BUDGET, HOPPER)
+    found = lookup(table_of((decode_of(64, 4096), TWO)), decode_of(batch, length), BUDGET)
     assert (found == TWO) is served
 
 
 def test_the_nearest_cell_counts():
     one = AttentionConfig("cuda", teams=1)
     table = table_of((decode_of(64, 4096), TWO), (decode_of(16, 4096), one))
-    assert table.lookup(decode_of(64, 4096), BUDGET, HOPPER) == TWO
-    assert table.lookup(decode_of(16, 2048), BUDGET, HOPPER) == one
+    assert lookup(table, decode_of(64, 4096), BUDGET) == TWO
+    assert lookup(table, decode_of(16, 2048), BUDGET) == one
 
 
 @pytest.mark.parametrize(
@@ -80,8 +78,8 @@ def test_the_nearest_cell_counts():
 )
 def test_anything_else_is_not_served(changes, budget):
     table = table_of((problem_of(), TWO))
-    assert table.lookup(problem_of(), BUDGET, HOPPER) == TWO
-    assert table.lookup(problem_of(**changes), budget, HOPPER) is None
+    assert lookup(table, problem_of(), BUDGET) == TWO
+    assert lookup(table, problem_of(**changes), budget) is None
 
 
 @pytest.mark.parametrize(
@@ -93,11 +91,11 @@ def test_anything_else_is_not_served(changes, budget):
     ],
 )
 def test_a_cell_that_would_turn_bits_or_not_run_serves_nothing(config):
-    assert table_of((problem_of(), config)).lookup(problem_of(), BUDGET, HOPPER) is None
+    assert lookup(table_of((problem_of(), config)), problem_of(), BUDGET) is None
 
 
 def test_round_trip_a_cell_a_line(tmp_path):
-    file = CellFile(tmp_path / "attention.json", CODEC)
+    file = ATTENTION.file(tmp_path / "attention.json")
     found = {
         AttentionKey.of(decode_of(batch, 4096), replace(BUDGET, num_sms=sms)): Tuned(TWO, batch / 7)
         for batch in (8, 64, 1)
@@ -113,7 +111,7 @@ def test_round_trip_a_cell_a_line(tmp_path):
     assert rows[0]["config"] == {"kernel": "cuda", "teams": 2}
 
 
-GOOD = CellFile("", CODEC).dump(
+GOOD = CellFile("", ATTENTION.codec).dump(
     Cells(META, {AttentionKey.of(problem_of(), BUDGET): Tuned(TWO, 10.0)})
 )
 BAD = {
@@ -134,7 +132,7 @@ def test_a_file_that_is_no_table_is_named_with_a_remedy(tmp_path, case):
     path = tmp_path / "attention.json"
     path.write_text(BAD[case])
     with pytest.raises(TableError, match="smkern autotune --out") as raised:
-        CellFile(path, CODEC).load("NVIDIA H200")
+        ATTENTION.file(path).load("NVIDIA H200")
     assert str(path) in str(raised.value)
 
 
@@ -143,14 +141,14 @@ def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / f"user-{op}.json")
     key = AttentionKey.of(problem_of(), BUDGET)
     for name, us in (("shipped", 2.0), ("user", 1.0)):
-        CellFile(tmp_path / f"{name}-attention.json", CODEC).merge({key: Tuned(TWO, us)}, META)
-    assert load_attention_table("NVIDIA H200").cells[key].us == 1.0
+        ATTENTION.file(tmp_path / f"{name}-attention.json").merge({key: Tuned(TWO, us)}, META)
+    assert ATTENTION.load("NVIDIA H200").cells[key].us == 1.0
 
 
 def test_what_is_shipped_loads_and_serves():
-    table = load_attention_table("NVIDIA H200")
+    table = ATTENTION.load("NVIDIA H200")
     for key, cell in table.cells.items():
-        assert key.op == attention_table.OP
+        assert key.op == OP
         assert cell.us > 0
 
 
@@ -169,7 +167,7 @@ class CopyConfig:
 
 def test_any_operator_can_have_cells(tmp_path):
     """A key and a configuration that are flat dataclasses are enough."""
-    file = CellFile(tmp_path / "copy.json", Rows(CopyKey, CopyConfig(0)))
+    file = CellFile(tmp_path / "copy.json", FlatCodec(CopyKey, CopyConfig(0)))
     found = {CopyKey("copy", 8, "fp16"): Tuned(CopyConfig(0, wide=True), 1.5)}
     file.merge(found, META)
     assert file.load().cells == found

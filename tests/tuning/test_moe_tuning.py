@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from smkern.errors import BudgetError, TableError
-from smkern.tuning import grouped, grouped_table, moe, moe_table
-from smkern.tuning.cells import CellFile, Tuned
-from smkern.tuning.grouped import GroupedConfig, GroupedProblem
+from smkern.tuning import grouped, moe
+from smkern.tuning.cells import Tuned
+from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedKey, GroupedProblem
 from smkern.tuning.moe import (
+    MOE,
     Budget,
     MoeConfig,
+    MoeKey,
     PermuteProblem,
     TopkProblem,
     UnpermuteProblem,
@@ -55,9 +57,9 @@ def test_small_choices(problem: Any, tokens: int, confined: Any) -> None:
     times = []
     for num_sms in (8, 16, 32, 64, 132):
         budget = Budget(num_sms, confined)
-        config = moe.choose(problem, budget, PROFILE)
-        assert moe.is_legal(problem, config, budget)
-        assert moe.is_legal(problem, replace(config, pdl=False), budget)
+        config = MOE.choose(problem, budget, PROFILE)
+        assert MOE.is_legal(problem, config, budget, PROFILE)
+        assert MOE.is_legal(problem, replace(config, pdl=False), budget, PROFILE)
         ctas = moe.num_ctas(problem, config, budget)
         assert 1 <= ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
         times.append(moe.predict_us(problem, config, budget, PROFILE))
@@ -71,9 +73,9 @@ def test_few_choices_are_compared_and_many_counted() -> None:
     assert moe.ways(replace(base, tokens=500)) == (False, True)
     assert moe.ways(replace(base, tokens=1024)) == (True,)
     assert moe.ways(SMALL["topk"]) == (False,)
-    config = moe.choose(replace(base, tokens=8192), WHOLE, PROFILE)
+    config = MOE.choose(replace(base, tokens=8192), WHOLE, PROFILE)
     assert config.counted
-    assert not moe.is_legal(replace(base, tokens=8), MoeConfig(counted=True), WHOLE)
+    assert not MOE.is_legal(replace(base, tokens=8), MoeConfig(counted=True), WHOLE, PROFILE)
 
 
 @pytest.mark.parametrize("experts", [1, 6, 128, 512])
@@ -108,8 +110,8 @@ def test_grouped_choices(problem: GroupedProblem, rows: int, num_sms: int) -> No
     problem = replace(problem, rows=rows)
     for confined in ("mask", "grid"):
         budget = Budget(num_sms, confined)  # type: ignore[arg-type]
-        config = grouped.choose(problem, budget, PROFILE, 90)
-        assert grouped.is_legal(problem, config, budget, 90)
+        config = GROUPED_GEMM.choose(problem, budget, PROFILE)
+        assert GROUPED_GEMM.is_legal(problem, config, budget, PROFILE)
         ctas = grouped.num_ctas(problem, config, budget)
         assert ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
         assert config.swap or rows > 2048
@@ -125,9 +127,10 @@ def test_grouped_choices(problem: GroupedProblem, rows: int, num_sms: int) -> No
 def test_grouped_kernels_of_other_devices() -> None:
     for capability, aligned in ((80, True), (89, True), (100, True), (90, False)):
         problem = replace(GATE_UP, aligned=aligned)
-        config = grouped.choose(problem, WHOLE, PROFILE, capability)
+        device: Any = FakeProfile(divmod(capability, 10))
+        config = GROUPED_GEMM.choose(problem, WHOLE, device)
         assert config.kernel == "pointer"
-        assert not grouped.is_legal(problem, GroupedConfig("ws", 16, 64, 128), WHOLE, capability)
+        assert not grouped.is_legal(problem, GroupedConfig("ws", 16, 64, 128), capability)
 
 
 def test_most_tiles_bound_any_deal() -> None:
@@ -145,37 +148,37 @@ def test_most_tiles_bound_any_deal() -> None:
 def test_cells_serve_their_neighbours(tmp_path: Any) -> None:
     config = MoeConfig(16, 1, counted=True, pdl=False)
     base = replace(SMALL["permute"], tokens=2000)
-    key = moe_table.MoeKey.of(base, WHOLE)
-    file = CellFile(tmp_path / "moe.json", moe_table.CODEC)
+    key = MoeKey.of(base, WHOLE)
+    file = MOE.file(tmp_path / "moe.json")
     file.merge({key: Tuned(config, 9.0)}, META | {"gpu": "x"})
-    table = moe_table.MoeTable.of(file.load("x"))
+    table = MOE.table_of(file.load("x"))
     for tokens in (1100, 2048, 4096, 8000):
-        assert moe_table.select_moe(replace(base, tokens=tokens), WHOLE, PROFILE, table) == config
-    few = moe_table.select_moe(replace(base, tokens=1), WHOLE, PROFILE, table)
+        assert MOE.config(replace(base, tokens=tokens), WHOLE, PROFILE, table) == config
+    few = MOE.config(replace(base, tokens=1), WHOLE, PROFILE, table)
     assert not few.counted
-    other = moe_table.select_moe(base, Budget(131, "mask"), PROFILE, table)
-    assert other == moe.choose(base, Budget(131, "mask"), PROFILE)
+    other = MOE.config(base, Budget(131, "mask"), PROFILE, table)
+    assert other == MOE.choose(base, Budget(131, "mask"), PROFILE)
     with pytest.raises(BudgetError):
-        moe_table.select_moe(base, Budget(0, "mask"), PROFILE)
+        MOE.config(base, Budget(0, "mask"), PROFILE)
     with pytest.raises(TableError):
         file.load("another")
 
 
 def test_grouped_cells(tmp_path: Any) -> None:
     config = replace(grouped.configs_of(GATE_UP, 90)[3], pdl=False)
-    key = grouped_table.GroupedKey.of(GATE_UP, WHOLE)
-    file = CellFile(tmp_path / "grouped_gemm.json", grouped_table.CODEC)
+    key = GroupedKey.of(GATE_UP, WHOLE)
+    file = GROUPED_GEMM.file(tmp_path / "grouped_gemm.json")
     file.merge({key: Tuned(config, 200.0)}, META | {"gpu": "x"})
-    table = grouped_table.GroupedTable.of(file.load("x"))
+    table = GROUPED_GEMM.table_of(file.load("x"))
     for rows in (300, 512, 1000):
         problem = replace(GATE_UP, rows=rows, a_stride=99)
-        assert grouped_table.select_grouped(problem, WHOLE, PROFILE, table) == config
+        assert GROUPED_GEMM.config(problem, WHOLE, PROFILE, table) == config
     pointer = replace(GATE_UP, aligned=False)
-    assert grouped_table.select_grouped(pointer, WHOLE, PROFILE, table).kernel == "pointer"
+    assert GROUPED_GEMM.config(pointer, WHOLE, PROFILE, table).kernel == "pointer"
     with pytest.raises(BudgetError):
-        grouped_table.select_grouped(GATE_UP, Budget(0, "mask"), PROFILE)
+        GROUPED_GEMM.config(GATE_UP, Budget(0, "mask"), PROFILE)
 
 
 def test_tables_that_ship_can_be_read() -> None:
-    moe_table.load_moe_table("NVIDIA H200")
-    grouped_table.load_grouped_table("NVIDIA H200")
+    MOE.load("NVIDIA H200")
+    GROUPED_GEMM.load("NVIDIA H200")

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from smkern.errors import TableError
-from smkern.tuning import space, table
+from smkern.tuning import cells, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
-from smkern.tuning.cost_constants import DEFAULTS
-from smkern.tuning.table import Cell, CellKey, Table, TableStore
+from smkern.tuning.cost_constants import DEFAULTS, load_constants
+from smkern.tuning.select import GEMM
+from smkern.tuning.table import Cell, CellKey, Table
 
-META = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
+META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 BUDGET = Budget(32, "mask", False)
 CONFIG = GemmConfig("ws", 64, 128, 64, 4, 6, ctas_per_sm=2, split=0, group_m=4, max_ctas=30)
 
@@ -29,26 +31,26 @@ def key(m: int, num_sms: int = 32) -> CellKey:
 
 
 def test_round_trip_sorted_a_cell_a_line(tmp_path):
-    store = TableStore(tmp_path / "h200" / "gemm.json")
-    cells = {
+    store = GEMM.file(tmp_path / "h200" / "gemm.json")
+    found = {
         key(m, n): cell(m + n, replace(CONFIG, swap=m == 8))
         for m in (8, 1024, 64)
         for n in (48, 16)
     }
-    cells[key(77)] = Cell(space.CUBLASLT, 5.0, CONFIG, 6.5)
-    store.merge(cells, META)
+    found[key(77)] = Cell(space.CUBLASLT, 5.0, CONFIG, 6.5)
+    store.merge(found, META)
     loaded = store.load("NVIDIA H200")
-    assert loaded.cells == cells
+    assert loaded.cells == found
     assert loaded.meta == META
     lines = store.path.read_text().splitlines()[1:-1]
-    assert len(lines) == len(cells)
+    assert len(lines) == len(found)
     rows = [json.loads(line.rstrip(",")) for line in lines]
     assert [row["m"] for row in rows] == sorted(row["m"] for row in rows)
     assert not list(store.path.parent.glob(".*.part"))
 
 
 def test_merge_keeps_other_cells_and_replaces_its_own(tmp_path):
-    store = TableStore(tmp_path / "gemm.json")
+    store = GEMM.file(tmp_path / "gemm.json")
     store.merge({key(8): cell(1.0), key(16): cell(2.0)}, META)
     store.merge({key(16): cell(3.0), key(32): cell(4.0)}, META | {"date": "later"})
     found = store.load()
@@ -57,7 +59,7 @@ def test_merge_keeps_other_cells_and_replaces_its_own(tmp_path):
 
 
 def test_no_file_is_an_empty_table(tmp_path):
-    assert TableStore(tmp_path / "gemm.json").load("NVIDIA H200").cells == {}
+    assert GEMM.file(tmp_path / "gemm.json").load("NVIDIA H200").cells == {}
 
 
 @pytest.mark.parametrize(("m", "found"), [(33, True), (64, True), (32, False), (65, False)])
@@ -93,7 +95,7 @@ def test_anything_else_is_not_served(problem, budget):
     assert tuned.lookup(problem, budget) is None
 
 
-GOOD = table.dump(Table(META, {key(8): cell(), key(16): cell()}))
+GOOD = GEMM.file(Path()).dump(cells.Cells(META, {key(8): cell(), key(16): cell()}))
 BAD = {
     "half-written": (GOOD[: len(GOOD) // 2], "half-written"),
     "empty": ("", "half-written"),
@@ -116,11 +118,11 @@ def test_a_file_that_is_no_table_is_named_with_a_remedy(tmp_path, case):
     path = tmp_path / "gemm.json"
     path.write_text(text)
     with pytest.raises(TableError, match=message) as raised:
-        TableStore(path).load("NVIDIA H200")
+        GEMM.file(path).load("NVIDIA H200")
     assert str(path) in str(raised.value)
     assert "smkern autotune --out" in str(raised.value)
     with pytest.raises(TableError):
-        TableStore(path).merge({key(1): cell()}, META)
+        GEMM.file(path).merge({key(1): cell()}, META)
     assert path.read_text() == text, "a file that is not ours must not be overwritten"
 
 
@@ -128,26 +130,29 @@ def test_binary_is_no_table(tmp_path):
     path = tmp_path / "gemm.json"
     path.write_bytes(b"\xff\xfe\x00table")
     with pytest.raises(TableError, match="cannot be read"):
-        TableStore(path).load()
+        GEMM.file(path).load()
 
 
 def test_provenance_is_demanded(tmp_path):
     with pytest.raises(TableError, match=r"without its provenance.*driver"):
-        TableStore(tmp_path / "gemm.json").merge({key(1): cell()}, {"gpu": "NVIDIA H200"})
+        GEMM.file(tmp_path / "gemm.json").merge({key(1): cell()}, {"gpu": "NVIDIA H200"})
 
 
 WRITER = """
 import sys
-from smkern.tuning import table
+from pathlib import Path
+from smkern.tuning.cells import PROVENANCE
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-store = table.TableStore(sys.argv[1])
-meta = dict.fromkeys(table.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
+from smkern.tuning.select import GEMM
+from smkern.tuning.table import Cell, CellKey
+store = GEMM.file(Path(sys.argv[1]))
+meta = dict.fromkeys(PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 config = GemmConfig("ws", 64, 128, 64)
 first, last, repeats = map(int, sys.argv[2:5])
 for _ in range(repeats):
     for m in range(first, last):
-        key = table.CellKey.of(GemmProblem(m, 6144, 4096), Budget(32, "mask", False))
-        store.merge({key: table.Cell(config, 1.0, config, 1.0)}, meta)
+        key = CellKey.of(GemmProblem(m, 6144, 4096), Budget(32, "mask", False))
+        store.merge({key: Cell(config, 1.0, config, 1.0)}, meta)
 print("done", flush=True)
 """
 
@@ -159,7 +164,7 @@ def start_writer(path, first, last, repeats):
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_table(tmp_path):
     path = tmp_path / "gemm.json"
-    store = TableStore(path)
+    store = GEMM.file(path)
     many = {key(m, n): cell() for m in range(1, 60) for n in range(2, 64, 2)}
     store.merge(many, META)
     for attempt in range(4):
@@ -181,35 +186,35 @@ def test_two_writers_lose_nothing(tmp_path):
     path = tmp_path / "gemm.json"
     writers = [start_writer(path, 0, 15, 1), start_writer(path, 15, 30, 1)]
     assert [writer.communicate(timeout=60)[0] for writer in writers] == ["done\n", "done\n"]
-    assert sorted(k.m for k in TableStore(path).load().cells) == list(range(30))
+    assert sorted(k.m for k in GEMM.file(path).load().cells) == list(range(30))
 
 
 def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "shipped_path", lambda gpu, op: tmp_path / "shipped.json")
-    monkeypatch.setattr(table, "user_path", lambda gpu, op: tmp_path / "user.json")
-    TableStore(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
-    TableStore(tmp_path / "user.json").merge({key(16): cell(3)}, META)
-    found = table.load_tables("NVIDIA H200")
+    monkeypatch.setattr(cells, "shipped_path", lambda gpu, op: tmp_path / "shipped.json")
+    monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / "user.json")
+    GEMM.file(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
+    GEMM.file(tmp_path / "user.json").merge({key(16): cell(3)}, META)
+    found = GEMM.load("NVIDIA H200")
     assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0}
 
 
 def test_folders_are_named_by_gpu():
-    assert table.shipped_path("NVIDIA H200").parts[-2:] == ("h200", "gemm.json")
+    assert cells.shipped_path("NVIDIA H200").parts[-2:] == ("h200", "gemm.json")
 
 
 def test_what_is_shipped_loads():
-    tables = table.load_tables("NVIDIA H200")
+    tables = GEMM.load("NVIDIA H200")
     assert all(c.us > 0 for c in tables.cells.values())
-    assert table.load_constants("NVIDIA H200").launch_us > 0
+    assert load_constants("NVIDIA H200").launch_us > 0
 
 
 def test_corrupt_constants_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "_SHIPPED", tmp_path)
+    monkeypatch.setattr(cells, "SHIPPED", tmp_path)
     path = tmp_path / "corrupt" / "cost_model.json"
     path.parent.mkdir()
     path.write_text('{"constants": {"lunch_us": 1}}')
     with pytest.raises(TableError, match=r"cost_model.json holds no constants.*autotune.fit"):
-        table.load_constants("NVIDIA corrupt")
+        load_constants("NVIDIA corrupt")
 
 
 def test_batch_invariant_problems_take_whole_k_loops_of_ours_only():
@@ -221,11 +226,11 @@ def test_batch_invariant_problems_take_whole_k_loops_of_ours_only():
 
 
 def test_constants_are_those_of_the_generation_where_nobody_fitted_them():
-    own = table.load_constants("NVIDIA H200", (9, 0))
+    own = load_constants("NVIDIA H200", (9, 0))
     assert own.variants
-    assert table.load_constants("NVIDIA H100 80GB HBM3", (9, 0)) == own
+    assert load_constants("NVIDIA H100 80GB HBM3", (9, 0)) == own
     for name, capability in (("NVIDIA A100-SXM4-80GB", (8, 0)), ("NVIDIA B200", (10, 0))):
-        assert table.load_constants(name, capability) == DEFAULTS
+        assert load_constants(name, capability) == DEFAULTS
 
 
 def test_a_cell_serves_no_batch_of_less_than_half_its_rows():

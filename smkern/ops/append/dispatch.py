@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import WarmupError
 from smkern.ops.bounded_cache import keep, model_rows
-from smkern.tuning.append import AppendConfig, AppendProblem, Budget
-from smkern.tuning.append_table import AppendTable, Selection, load_append_table, select_append
+from smkern.tuning.append import APPEND, AppendConfig, AppendProblem, Budget
+from smkern.tuning.family import Selection
 
 if TYPE_CHECKING:
     from smkern.kernels.append_launch import AppendArguments
@@ -37,17 +37,15 @@ class AppendDispatcher:
         table: Tuned cells, or None.
     """
 
-    def __init__(
-        self, profile: Profile, kernels: Callable[[], Kernels], table: AppendTable | None = None
-    ) -> None:
+    def __init__(self, profile: Profile, kernels: Callable[[], Kernels], table: Any = None) -> None:
         self.profile = profile
         self.table = table
         self._kernels = cache(kernels)
-        self._selections: dict[tuple[AppendProblem, Budget], Selection] = {}
+        self._selections: dict[tuple[AppendProblem, Budget], Selection[AppendConfig]] = {}
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self._lock = threading.RLock()
 
-    def select(self, problem: AppendProblem, budget: Budget) -> Selection:
+    def select(self, problem: AppendProblem, budget: Budget) -> Selection[AppendConfig]:
         """The configuration for a problem in a budget, and where it came from.
 
         It is the same for all tokens of a step (`model_rows`).
@@ -55,7 +53,7 @@ class AppendDispatcher:
         key = (replace(problem, tokens=model_rows(problem.tokens)), budget)
         found = self._selections.get(key)
         if found is None:
-            found = select_append(*key, self.profile, self.table)
+            found = APPEND.select(*key, self.profile, self.table)
             keep(self._selections, key, found)
         return found
 
@@ -101,4 +99,4 @@ def load_append_dispatcher(index: int) -> AppendDispatcher:
 
         return AppendKernels(index, 10 * major + minor)
 
-    return AppendDispatcher(profile, kernels, load_append_table(profile.info.name))
+    return AppendDispatcher(profile, kernels, APPEND.load(profile.info.name))

@@ -252,8 +252,7 @@ def offline_dispatcher(profile: Profile) -> AttentionDispatcher:
 
 def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDispatcher:
     from smkern.kernels.attention.cuda import violations
-    from smkern.tuning.attention.select import select_attention
-    from smkern.tuning.attention.table import load_attention_table
+    from smkern.tuning.attention.select import ATTENTION, select_attention
 
-    table = load_attention_table(profile.info.name)
+    table = ATTENTION.load(profile.info.name)
     return AttentionDispatcher(profile, kernels, select_attention, violations, table)

@@ -13,9 +13,8 @@ from smkern.ops.bounded_cache import keep, model_rows
 from smkern.ops.gemm.plans import Kernels, Library, Plan, Silu
 from smkern.tuning import cost_model, space
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.cost_constants import DEFAULTS, CostConstants
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
 from smkern.tuning.select import Selection, rank, select_gemm, select_near
-from smkern.tuning.table import load_constants
 
 if TYPE_CHECKING:
     from smkern.profile import Profile

@@ -243,7 +243,8 @@ class EagerGemm:
 def load_dispatcher(index: int) -> Dispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
     from smkern.profile import load_profile
-    from smkern.tuning.table import load_constants, load_tables
+    from smkern.tuning.cost_constants import load_constants
+    from smkern.tuning.select import GEMM
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -267,7 +268,7 @@ def load_dispatcher(index: int) -> Dispatcher:
     gpu = profile.info.name
     return Dispatcher(
         profile,
-        load_tables(gpu),
+        GEMM.load(gpu),
         kernels,
         library,
         load_constants(gpu, profile.info.capability),

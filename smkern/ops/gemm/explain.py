@@ -18,10 +18,10 @@ from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 def _shipped_dispatcher() -> Dispatcher:
     """Chooses as on the GPU whose profile is shipped, for a machine without one."""
     from smkern.profile import load_profile
-    from smkern.tuning.table import load_tables
+    from smkern.tuning.select import GEMM
 
     profile = load_profile()
-    return offline_dispatcher(profile, load_tables(profile.info.name))
+    return offline_dispatcher(profile, GEMM.load(profile.info.name))
 
 
 def dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:

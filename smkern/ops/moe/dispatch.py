@@ -5,18 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from smkern.device import Budget
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.profile import load_profile
-from smkern.tuning.moe import MoeConfig, MoeProblem
-from smkern.tuning.moe_table import load_moe_table, select_moe
+from smkern.tuning.moe import MOE, MoeConfig
 
 
 @cache
 def moe_dispatcher(index: int) -> OperatorDispatcher[Any, MoeConfig]:
     """Routing's and the permutations' dispatcher of a device that is present."""
     profile = load_profile(index)
-    table = load_moe_table(profile.info.name)
     major, minor = profile.info.capability
 
     def kernels() -> Any:
@@ -24,7 +21,4 @@ def moe_dispatcher(index: int) -> OperatorDispatcher[Any, MoeConfig]:
 
         return MoeKernels(10 * major + minor)
 
-    def select(problem: MoeProblem, budget: Budget) -> MoeConfig:
-        return select_moe(problem, budget, profile, table)
-
-    return OperatorDispatcher(profile, kernels, select)
+    return OperatorDispatcher(profile, kernels, MOE.selector(profile))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smkern.device import Budget
 from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
@@ -18,8 +17,7 @@ from smkern.ops.operator_library import register
 from smkern.ops.operator_run import run
 from smkern.ops.reference import moe as reference
 from smkern.profile import load_profile
-from smkern.tuning.grouped import GroupedConfig, GroupedProblem
-from smkern.tuning.grouped_table import load_grouped_table, select_grouped
+from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import VECTOR
 
 
@@ -88,7 +86,6 @@ def _problem(call: Grouped, aligned: bool) -> GroupedProblem | None:
 def grouped_dispatcher(index: int) -> OperatorDispatcher[GroupedProblem, GroupedConfig]:
     """The grouped GEMM's dispatcher of a device that is present."""
     profile = load_profile(index)
-    table = load_grouped_table(profile.info.name)
     major, minor = profile.info.capability
 
     def kernels() -> Any:
@@ -96,10 +93,7 @@ def grouped_dispatcher(index: int) -> OperatorDispatcher[GroupedProblem, Grouped
 
         return GroupedKernels(10 * major + minor)
 
-    def select(problem: GroupedProblem, budget: Budget) -> GroupedConfig:
-        return select_grouped(problem, budget, profile, table)
-
-    return OperatorDispatcher(profile, kernels, select)
+    return OperatorDispatcher(profile, kernels, GROUPED_GEMM.selector(profile))
 
 
 GROUPED: Operator[GroupedProblem] = Operator(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from smkern.ops.bounded_cache import model_rows
@@ -15,7 +15,7 @@ from smkern.tuning.rows import RowsConfig, RowsProblem
 def rows_dispatcher(index: int) -> OperatorDispatcher[RowsProblem, RowsConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.profile import load_profile
-    from smkern.tuning.rows_table import load_rows_table, select_rows
+    from smkern.tuning.rows import ROWS
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -25,9 +25,7 @@ def rows_dispatcher(index: int) -> OperatorDispatcher[RowsProblem, RowsConfig]:
 
         return RowsKernels(10 * major + minor)
 
-    table = load_rows_table(profile.info.name)
-    select = partial(select_rows, profile=profile, table=table)
-    return OperatorDispatcher(profile, kernels, select, of_step)
+    return OperatorDispatcher(profile, kernels, ROWS.selector(profile), of_step)
 
 
 def of_step(problem: RowsProblem) -> RowsProblem:

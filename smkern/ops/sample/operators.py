@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,14 +23,13 @@ from smkern.ops.sample.call import (
     problem_of,
 )
 from smkern.ops.sample.check import check_memory
-from smkern.tuning.sample import Budget, SampleConfig, SampleProblem, workspace_bytes
+from smkern.tuning.sample import SAMPLING, Budget, SampleConfig, SampleProblem, workspace_bytes
 
 
 @cache
 def sample_dispatcher(index: int) -> OperatorDispatcher[SampleProblem, SampleConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.profile import load_profile
-    from smkern.tuning.sample_table import load_sample_table, select_sample
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -40,10 +39,7 @@ def sample_dispatcher(index: int) -> OperatorDispatcher[SampleProblem, SampleCon
 
         return SampleKernels(10 * major + minor)
 
-    table = load_sample_table(profile.info.name)
-    return OperatorDispatcher(
-        profile, kernels, partial(select_sample, profile=profile, table=table)
-    )
+    return OperatorDispatcher(profile, kernels, SAMPLING.selector(profile))
 
 
 def by_reference(call: Sample) -> Tensor:

@@ -118,7 +118,6 @@ def estimate(
     *,
     kv_lens: Sequence[int] | None = None,
     q_lens: Sequence[int] | None = None,
-    constants: KernelConstants | None = None,
 ) -> Estimate:
     """The model's account of `problem` run by `config` in `budget`.
 
@@ -129,12 +128,11 @@ def estimate(
         profile: The device's ceilings.
         kv_lens: KV lengths, typical ones may repeat; None takes the shape's upper bounds.
         q_lens: Query tokens of each request; None as the shape allows (`typical_lengths`).
-        constants: The kernel's, where other than the shipped ones.
     """
     shape = problem.shape
     usual, kv = typical_lengths(shape, kv_lens)
     work = count_work(shape, usual if q_lens is None else q_lens, kv)
-    known = constants or DEFAULTS.get(config.kernel, CUDA)
+    known = DEFAULTS.get(config.kernel, CUDA)
     ctas = space.num_ctas(config, budget)
     teams = config.teams if config.kernel == "cuda" else 1
     decode_us = _decode_us(problem, config, budget, work, known)

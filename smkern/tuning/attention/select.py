@@ -4,12 +4,13 @@ the model."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from smkern.device import check_budget
 from smkern.errors import ArgumentError
 from smkern.tuning.attention import space
+from smkern.tuning.attention.key import AttentionKey
 from smkern.tuning.attention.model import predict_us
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
@@ -17,21 +18,17 @@ from smkern.tuning.attention.shapes import (
     AttentionProblem,
     Budget,
 )
+from smkern.tuning.bucket_table import BucketTable
+from smkern.tuning.family import BucketFamily, Selection
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
-    from smkern.tuning.attention.table import AttentionTable
 
 MUST_GAIN = 1.05
 """Times that the model must see in another configuration to leave the default."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A configuration and where it came from; `model.estimate` prices it where that is asked."""
-
-    config: AttentionConfig
-    source: Literal["table", "model", "forced"]
+AttentionTable = BucketTable[AttentionKey, AttentionConfig]
 
 
 def select_attention(
@@ -40,7 +37,7 @@ def select_attention(
     profile: Profile,
     table: AttentionTable | None = None,
     backend: str | None = None,
-) -> Selection:
+) -> Selection[AttentionConfig]:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
 
     The kernel follows from the model and the device alone: batch and budget choose run-time numbers
@@ -64,7 +61,7 @@ def select_attention(
             f"backend={backend!r} is none of {list(space.AVAILABLE)}: leave it at None"
         )
     if backend is None and table is not None:
-        found = table.lookup(problem, budget, capability)
+        found = ATTENTION.lookup(problem, budget, profile, table)
         if found is not None:
             return Selection(found, "table")
     named = next((kernel for kernel in space.AVAILABLE if kernel == backend), None)
@@ -98,7 +95,10 @@ def reachable(
     select_attention(problem, budget, profile, table, backend)
     capability = profile.info.capability
     kernel = backend or space.served_by(problem, budget, capability)
-    tuned = table.configs(problem, budget, capability) if table and not backend else []
+    tuned: list[AttentionConfig] = []
+    if table is not None and not backend:
+        cells = set(table.series(AttentionKey.of(problem, budget)))
+        tuned = sorted(x for x in cells if _keeps_kernel(problem, x, budget, profile))
     return list(dict.fromkeys([*_listed(problem, budget, capability, kernel), *tuned]))
 
 
@@ -155,3 +155,32 @@ def _unserved(
         f"{problem.dtype} queries on {problem.cache_dtype} caches on compute capability "
         f"{capability[0]}.{capability[1]} (breaks {', '.join(broken) or 'residency'}): {remedy}"
     )
+
+
+def _keeps_kernel(
+    problem: AttentionProblem, config: AttentionConfig, budget: Budget, profile: Profile
+) -> bool:
+    """Legal, and of the kernel that the problem takes anyway: another would turn bits."""
+    capability = profile.info.capability
+    kernel = space.served_by(problem, budget, capability)
+    return config.kernel == kernel and space.is_legal(problem, config, budget, capability)
+
+
+def _candidates(
+    problem: AttentionProblem, budget: Budget, profile: Profile
+) -> list[AttentionConfig]:
+    """Those of the kernel that serves a problem; none where no kernel does."""
+    capability = profile.info.capability
+    kernel = space.served_by(problem, budget, capability)
+    return space.candidates(problem, budget, capability, (kernel,)) if kernel else []
+
+
+ATTENTION: BucketFamily[AttentionProblem, AttentionConfig] = BucketFamily(
+    name="attention",
+    key=AttentionKey,
+    default=AttentionConfig(),
+    candidates=_candidates,
+    predict_us=predict_us,
+    legal=_keeps_kernel,
+    modelled=lambda problem, budget, profile: select_attention(problem, budget, profile).config,
+)

@@ -14,9 +14,9 @@ from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.ops.attention.warmup import AttentionCalls, choices, work_of
 from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
-from smkern.tuning.attention.select import reachable, select_attention
+from smkern.tuning.attention.key import AttentionKey
+from smkern.tuning.attention.select import AttentionTable, reachable, select_attention
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.attention.table import AttentionKey, AttentionTable
 from smkern.tuning.cells import Tuned
 from tests.ops.attention.cases import Case, make
 from tests.ops.conftest import FakeProfile

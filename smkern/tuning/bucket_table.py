@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from math import log2
-from typing import Any, Generic, Protocol, Self, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from smkern.device import Budget
 from smkern.tuning.cells import Cells, Tuned
 
 NEAR = 2
@@ -14,20 +17,50 @@ NEAR = 2
 apart."""
 
 
-class Key(Protocol):
-    """An ordered key."""
+class Key:
+    """Base of a table's key: a frozen, ordered dataclass.
+
+    Fields are a problem's, by name, but for `num_sms` and `confined`, which are the budget's. Those
+    named in `BUCKETED` are what a step brings, as a power of two; the others must match exactly.
+    """
+
+    __slots__ = ()
+    BUCKETED: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, problem: Any, budget: Budget) -> Self:
+        """The key of a problem in a budget; a size that the problem does not have is 0."""
+        kind: Any = cls
+        values = [
+            getattr(budget, name)
+            if name in ("num_sms", "confined")
+            else bucket(getattr(problem, name))
+            if name in cls.BUCKETED
+            else getattr(problem, name, 0)
+            for name in _names(kind)
+        ]
+        return cls(*values)
 
     @property
     def fixed(self) -> tuple[Any, ...]:
         """All but the buckets."""
-        ...
+        kind: Any = type(self)
+        return _fixed(kind)(self)
 
     @property
-    def buckets(self) -> tuple[int, ...]:
+    def buckets(self) -> list[int]:
         """Powers of two of what a step brings."""
-        ...
+        return [getattr(self, name) for name in self.BUCKETED]
 
-    def __lt__(self, other: Any, /) -> bool: ...
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
+
+
+@cache
+def _fixed(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(name for name in _names(kind) if name not in kind.BUCKETED))
 
 
 K = TypeVar("K", bound=Key)
@@ -40,7 +73,7 @@ def bucket(count: int) -> int:
 
 
 @dataclass(slots=True)
-class NearTable(Generic[K, C]):
+class BucketTable(Generic[K, C]):
     """Tuned cells in memory, looked up by key."""
 
     meta: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +81,7 @@ class NearTable(Generic[K, C]):
     _series: dict[tuple[Any, ...], list[K]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for key in sorted(self.cells):
+        for key in sorted(self.cells):  # type: ignore[type-var]
             self._series.setdefault(key.fixed, []).append(key)
 
     @classmethod

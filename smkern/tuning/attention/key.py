@@ -1,0 +1,62 @@
+"""What attention's tuned cells are looked up by.
+
+A cell is keyed by what a model fixes, the budget, and buckets (powers of two) of what a step
+brings: requests, query tokens of the longest, keys of the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from smkern.device import Confinement
+from smkern.tuning.attention import space
+from smkern.tuning.attention.shapes import (
+    DECODE_MAX_Q,
+    AttentionDtype,
+    AttentionProblem,
+    Budget,
+    CacheDtype,
+)
+from smkern.tuning.attention.space import AttentionPath
+from smkern.tuning.bucket_table import Key, bucket
+
+OP = "paged_attention"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionKey(Key):
+    """What a tuned cell is looked up by."""
+
+    op: str
+    path: AttentionPath
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: AttentionDtype
+    cache_dtype: CacheDtype
+    batch: int
+    q_len: int
+    kv_len: int
+    num_sms: int
+    confined: Confinement
+
+    BUCKETED = ("batch", "q_len", "kv_len")
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, budget: Budget) -> Self:
+        shape = problem.shape
+        return cls(
+            OP, space.path_of(shape), shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
+            shape.page_size, problem.dtype, problem.cache_dtype, bucket(shape.batch),
+            bucket(shape.max_q_len), bucket(mean_kv_len(problem)), budget.num_sms, budget.confined,
+        )  # fmt: skip
+
+
+def mean_kv_len(problem: AttentionProblem) -> int:
+    """Keys of a request on average, at most, and within the window."""
+    shape = problem.shape
+    mean = min(shape.max_kv_len, -(-shape.max_total_kv // max(shape.batch, 1)))
+    seen = shape.window + min(shape.max_q_len, DECODE_MAX_Q) if shape.window else mean
+    return max(1, min(mean, seen))

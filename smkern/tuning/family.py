@@ -1,0 +1,162 @@
+"""A family of operators: its key, its candidates and its cost model, and the choice among them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from smkern.device import Budget, check_budget
+from smkern.tuning.bucket_table import BucketTable, Key
+from smkern.tuning.cells import CellFile, Cells, Codec, FlatCodec, Tuned, load_cells
+
+if TYPE_CHECKING:
+    from smkern.profile import Profile
+
+P = TypeVar("P")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Generic[C]):
+    """A configuration and where it came from: a tuned cell, the cost model, or a named kernel."""
+
+    config: C
+    source: Literal["table", "model", "forced"]
+
+
+class Family(ABC, Generic[P, C]):
+    """Operators that share a table, whatever it looks like.
+
+    Attributes:
+        name: Name of the table's file, without its ending.
+        codec: Reads and writes its lines.
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def codec(self) -> Codec[Any, Any]: ...
+
+    @abstractmethod
+    def key_of(self, problem: P, budget: Budget) -> Any:
+        """The key of a problem's cell."""
+
+    @abstractmethod
+    def table_of(self, cells: Cells[Any, Any]) -> Any:
+        """The table that `config` asks, of a file's cells."""
+
+    @abstractmethod
+    def config(self, problem: P, budget: Budget, profile: Profile, table: Any = None) -> C:
+        """The configuration that dispatch takes: the table's, where it has one, else the model's.
+
+        Raises:
+            BudgetError: a budget below one SM.
+        """
+
+    def file(self, path: Path) -> CellFile[Any, Any]:
+        """The table's file at a path."""
+        return CellFile(path, self.codec)
+
+    def load(self, gpu: str) -> Any:
+        """The shipped table of the GPU of that name, under the user's own cells; may be empty.
+
+        Raises:
+            TableError: one of the files is corrupt, foreign or of another version.
+        """
+        return self.table_of(load_cells(gpu, self.name, self.codec))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketFamily(Family[P, C]):
+    """Operators whose cells serve neighbouring sizes.
+
+    Cells hold nothing that a result's bits depend on, so that a neighbour's serves as well.
+
+    Args:
+        name: Name of the table's file, without its ending.
+        key: What cells are looked up by.
+        default: A configuration; a line holds its first field and what differs from it.
+        candidates: What is tuned over and what the model chooses from.
+        predict_us: The model's time of a configuration with cold caches, us.
+        overlap: Fields that no kernel depends on, as candidates have them.
+        legal: Whether a configuration may run, where candidates do not tell.
+        modelled: The model's choice, where it is not simply the fastest.
+    """
+
+    name: str
+    key: type[Key]
+    default: C
+    candidates: Callable[[P, Budget, Profile], Sequence[C]]
+    predict_us: Callable[[P, C, Budget, Profile], float]
+    overlap: Mapping[str, Any] = field(default_factory=lambda: {"pdl": True})
+    legal: Callable[[P, C, Budget, Profile], bool] | None = None
+    modelled: Callable[[P, Budget, Profile], C] | None = None
+
+    @property
+    def codec(self) -> FlatCodec[Any, C]:
+        return FlatCodec(self.key, self.default)
+
+    def key_of(self, problem: P, budget: Budget) -> Any:
+        return self.key.of(problem, budget)
+
+    def table_of(self, cells: Cells[Any, Tuned[C]]) -> BucketTable[Any, C]:
+        return BucketTable.of(cells)
+
+    def is_legal(self, problem: P, config: C, budget: Budget, profile: Profile) -> bool:
+        """Whether a configuration is one that kernels are made for in this budget."""
+        if self.legal is not None:
+            return self.legal(problem, config, budget, profile)
+        plain: Any = config
+        return replace(plain, **self.overlap) in self.candidates(problem, budget, profile)
+
+    def lookup(
+        self, problem: P, budget: Budget, profile: Profile, table: BucketTable[Any, C]
+    ) -> C | None:
+        """The configuration of the nearest cell in exactly `budget`, or None."""
+        return table.nearest(
+            self.key.of(problem, budget),
+            lambda config: self.is_legal(problem, config, budget, profile),
+        )
+
+    def choose(self, problem: P, budget: Budget, profile: Profile) -> C:
+        """The configuration that the model expects to be fastest; of equals the smallest."""
+        if self.modelled is not None:
+            return self.modelled(problem, budget, profile)
+        return min(
+            self.candidates(problem, budget, profile),
+            key=lambda config: (self.predict_us(problem, config, budget, profile), config),
+        )
+
+    def select(
+        self,
+        problem: P,
+        budget: Budget,
+        profile: Profile,
+        table: BucketTable[Any, C] | None = None,
+    ) -> Selection[C]:
+        """The configuration for `problem` in `budget`, and its source; pure, needs no GPU.
+
+        Raises:
+            BudgetError: a budget below one SM.
+        """
+        check_budget(budget)
+        found = None if table is None else self.lookup(problem, budget, profile, table)
+        if found is not None:
+            return Selection(found, "table")
+        return Selection(self.choose(problem, budget, profile), "model")
+
+    def config(self, problem: P, budget: Budget, profile: Profile, table: Any = None) -> C:
+        return self.select(problem, budget, profile, table).config
+
+    def selector(self, profile: Profile) -> Callable[[P, Budget], C]:
+        """`config` on a device, by the tables that are there for it.
+
+        Raises:
+            TableError: one of the files is corrupt, foreign or of another version.
+        """
+        table = self.load(profile.info.name)
+        return lambda problem, budget: self.config(problem, budget, profile, table)
