@@ -250,7 +250,9 @@ def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
 
 @click.command("fit")
 @click.argument("raw_paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Constants file to write.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Constants file to write."
+)
 @click.option("--fix", default="blend", show_default=True, help="Constants to leave, by commas.")
 @click.option("--iterations", default=15, show_default=True)
 @click.option("--check", is_flag=True, help="Also judge whole weights and budgets held out.")

@@ -14,7 +14,7 @@ from smkern.bench.runtime.cases import MIXED, OP, OURS, plans_named
 from smkern.device import gpu_folder
 from smkern.errors import SmkernError
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.table import SHIPPED, Timing, latency_file
+from smkern.latency.table import Timing, latency_file
 from smkern.models import preset
 from smkern.tuning.cells import PROVENANCE
 
@@ -126,18 +126,23 @@ def committed(gpu: str = COMMITTED) -> list[Path]:
 
 @click.command("latency-table")
 @click.argument("results", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", default=SHIPPED, type=click.Path(path_type=Path), help="Folder of tables.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of tables; a folder a GPU is made in it.",
+)
 def command(results: tuple[Path, ...], out: Path) -> None:
     """Fill the predictor's tables, a file a model, from RESULTS of the model and runtime suites.
 
-    Without RESULTS, from the committed ones.
+    Without RESULTS, from those that the checkout has of an H200. The tables that smkern ships with
+    lie in smkern/latency/tables.
     """
+    files = results or committed()
+    if not files:
+        raise click.UsageError(f"no results in {FOLDER / COMMITTED}: name the files")
     try:
-        paths = [
-            path
-            for file in results or committed()
-            for path in write_tables(load_results(file), out)
-        ]
+        paths = [path for file in files for path in write_tables(load_results(file), out)]
     except SmkernError as error:
         raise click.ClickException(str(error)) from error
     for path in dict.fromkeys(paths):

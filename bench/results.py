@@ -164,7 +164,7 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
 
 @click.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
 def command(parts: tuple[Path, ...], out: Path) -> None:
     """Merge results files of one suite; where two measured a cell, the later argument counts."""
     from smkern.bench.append.group import summarize as append_rows

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import click
 
@@ -62,6 +64,30 @@ SUITES = {
 """Name to (module, help). The module's `command` is the subcommand."""
 
 
+WRITTEN = {"--out", "--raw"}
+"""Options that name what a command writes, often after hours of measuring."""
+
+
+def writable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """The path of an option, refused before the work is done where it cannot be written."""
+    if path is None:
+        return None
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        place = path.absolute().parent if path.is_file() else path.absolute()
+        while not place.exists():
+            place = place.parent
+        TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise click.BadParameter(
+            f"{path} cannot be written ({error.strerror}): give a path in a folder of your own",
+            context,
+            option,
+        ) from error
+    return path
+
+
 class LazyGroup(click.Group):
     """Subcommands in modules not yet imported: `--help` loads neither torch nor Triton."""
 
@@ -77,6 +103,9 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         command = import_module(self.modules[cmd_name][0]).command
         assert isinstance(command, click.Command)
+        for option in command.params:
+            if WRITTEN.intersection(option.opts):
+                option.callback = option.callback or writable
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import click
 import pytest
@@ -41,6 +42,40 @@ def test_help_names_every_subcommand_and_loads_none(arguments: list[str]) -> Non
 def test_version() -> None:
     result = CliRunner().invoke(smkern.cli.cli, ["--version"])
     assert result.output == f"smkern, version {smkern.__version__}\n"
+
+
+def written_by(name: str) -> list[str]:
+    """The options of a subcommand that name what it writes."""
+    command = import_module(MODULES[name][0]).command
+    options = {option for one in command.params for option in one.opts}
+    return sorted(smkern.cli.WRITTEN & options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name in MODULES for option in written_by(name)]
+)
+def test_what_cannot_be_written_is_refused_before_the_work(
+    name: str, option: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    group = ["bench"] if name in smkern.cli.SUITES else []
+    path = tmp_path / "file" / "below"
+    result = CliRunner().invoke(smkern.cli.cli, [*group, name, option, str(path)])
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"'{option}'" in said
+    assert "cannot be written (Not a directory): give a path in a folder of your own" in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_can_be_written_is_left_alone_until_it_is(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("mine")
+    for path in (None, there, tmp_path, tmp_path / "new" / "folder" / "new.json"):
+        option = click.Option(["--out"])
+        assert smkern.cli.writable(click.Context(click.Command("x")), option, path) == path
+    assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+    assert there.read_text() == "mine"
 
 
 def test_unknown_subcommand_exits_2() -> None:

@@ -120,6 +120,12 @@ def test_command(tmp_path: Path) -> None:
     assert str(path / "h200" / "qwen3-8b.json") in done.output
 
 
+def test_where_tables_go_is_said() -> None:
+    done = CliRunner().invoke(command)
+    assert done.exit_code == 2
+    assert "Missing option '--out'" in done.output
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text("{}")
