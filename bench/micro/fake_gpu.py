@@ -11,7 +11,7 @@ from torch import Tensor
 from smkern.kv import KvSizes, PagePool
 from smkern.models import SamplingParams, preset
 from smkern.policies import FixedSplit
-from smkern.runtime.device import Event, Work
+from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.host_device import host_us
 from smkern.runtime.model.executor import ModelExecutor
@@ -41,7 +41,7 @@ class FakeEvent:
         return (self.launched_us, self.launched_us + 1) if self.is_over else None
 
 
-class FakeDevice:
+class FakeDevice(Device):
     """Launches run on the host at once, and are over when `end` says so."""
 
     num_sms = 132

@@ -1,7 +1,6 @@
 """The paged KV cache: a pool of pages, prefix reuse, page tables on the device."""
 
-from smkern.kv.ledger import PoolUsage
-from smkern.kv.page_pool import PagePool
+from smkern.kv.page_pool import PagePool, PoolUsage
 from smkern.kv.pool import KvPool
 from smkern.kv.prefix import BlockChain, Event
 from smkern.kv.staging import Staging

@@ -1,26 +1,29 @@
-"""The invariants of a KV pool's books."""
+"""The invariants of a pool of pages."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from smkern.errors import PoolCorruptError
-from smkern.kv.ledger import BlockManager, RequestPages
+
+if TYPE_CHECKING:
+    from smkern.kv.page_pool import PagePool, RequestPages
 
 
-def check_ledger(ledger: BlockManager) -> None:
+def check_pool(pool: PagePool) -> None:
     """Check that every page is in one state, and that each reference has one owner.
 
     O(pages): for tests and for a look at a running pool, not for each step.
 
     Raises:
-        PoolCorruptError: naming the page or request, what the books say and what contradicts it.
+        PoolCorruptError: naming the page or request, what is said of it and what contradicts that.
     """
-    _check_references(ledger)
-    _check_states(ledger)
-    _check_index(ledger)
-    for name, held in ledger.requests.items():
-        _check_request(ledger, repr(name), held)
+    _check_references(pool)
+    _check_states(pool)
+    _check_index(pool)
+    for name, held in pool._held.items():
+        _check_request(pool, repr(name), held)
 
 
 def _fail(what: str) -> None:
@@ -29,22 +32,22 @@ def _fail(what: str) -> None:
     )
 
 
-def _check_references(ledger: BlockManager) -> None:
+def _check_references(pool: PagePool) -> None:
     owners: Counter[int] = Counter()
-    for held in ledger.requests.values():
+    for held in pool._held.values():
         owners.update(held.pages)
-    for _, pages in ledger.releases:
+    for _, pages in pool.releases:
         owners.update(pages)
     for page in owners:
-        if not 0 <= page < ledger.states.num_pages:
-            _fail(f"page {page} is held, the pool has {ledger.states.num_pages}")
-    for page, refs in enumerate(ledger.states.refs):
+        if not 0 <= page < pool.states.num_pages:
+            _fail(f"page {page} is held, the pool has {pool.states.num_pages}")
+    for page, refs in enumerate(pool.states.refs):
         if refs != owners[page]:
             _fail(f"page {page} counts {refs} references, {owners[page]} owners hold it")
 
 
-def _check_states(ledger: BlockManager) -> None:
-    states = ledger.states
+def _check_states(pool: PagePool) -> None:
+    states = pool.states
     free, cached = states.free_pages(), states.cached_pages()
     for kind, pages in (("free", free), ("cached", cached)):
         if len(set(pages)) != len(pages):
@@ -61,8 +64,8 @@ def _check_states(ledger: BlockManager) -> None:
         _fail(f"{lost} of {states.num_pages} pages are neither held, cached nor free")
 
 
-def _check_index(ledger: BlockManager) -> None:
-    states, index = ledger.states, ledger.index
+def _check_index(pool: PagePool) -> None:
+    states, index = pool.states, pool.index
     named = {page for _, page in index.items()}
     if len(named) != len(index):
         _fail(f"{len(index)} blocks are known by {len(named)} pages")
@@ -76,16 +79,16 @@ def _check_index(ledger: BlockManager) -> None:
             _fail(f"page {page} is cached, but no block is known by it")
 
 
-def _check_request(ledger: BlockManager, name: str, held: RequestPages) -> None:
-    size = ledger.page_size
+def _check_request(pool: PagePool, name: str, held: RequestPages) -> None:
+    size = pool.page_size
     if len(set(held.pages)) != len(held.pages):
         _fail(f"request {name} holds a page twice: {held.pages}")
     if held.num_tokens > len(held.pages) * size:
         _fail(f"request {name} has {held.num_tokens} tokens in {len(held.pages)} pages of {size}")
-    if ledger.reuse and len(held.tail) != held.num_tokens % size:
+    if pool.reuse and len(held.tail) != held.num_tokens % size:
         _fail(f"request {name} has {held.num_tokens} tokens and a tail of {len(held.tail)}")
     for page in held.pages[held.num_tokens // size :]:
-        if ledger.states.refs[page] != 1:
-            _fail(f"request {name} writes page {page}, which {ledger.states.refs[page]} hold")
-        if page in ledger.index:
+        if pool.states.refs[page] != 1:
+            _fail(f"request {name} writes page {page}, which {pool.states.refs[page]} hold")
+        if page in pool.index:
             _fail(f"request {name} writes page {page}, which is known as a full block")

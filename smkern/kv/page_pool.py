@@ -1,13 +1,51 @@
-"""The books of a KV pool with its public face: who holds which page, with or without memory."""
+"""Pages that requests hold: allocation, sharing of prefixes, release after the last reader."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from secrets import token_bytes
+from typing import NamedTuple
 
-from smkern.errors import ArgumentError
-from smkern.kv.check import check_ledger
-from smkern.kv.ledger import BlockManager, PoolUsage
-from smkern.kv.prefix import BlockChain, Event
+from smkern.errors import ArgumentError, OutOfPagesError
+from smkern.kv.check import check_pool
+from smkern.kv.pages import PageStates
+from smkern.kv.prefix import BlockChain, Event, PrefixIndex, block_digest
+
+
+@dataclass(slots=True)
+class RequestPages:
+    """What a request holds.
+
+    Attributes:
+        pages: Its pages in the order of its tokens; the first may be shared, and no page is
+            written once its block is full.
+        cached_tokens: Tokens whose keys and values were there when it came.
+        num_tokens: Tokens whose keys and values are written or being written.
+        tail: The tokens behind the last full block.
+        digest: The name of all full blocks.
+    """
+
+    pages: list[int]
+    cached_tokens: int
+    num_tokens: int
+    digest: bytes
+    tail: list[int] = field(default_factory=list)
+
+
+class PoolUsage(NamedTuple):
+    """How many pages are in which state; they add up to the pool.
+
+    Attributes:
+        held: Pages of requests, or of released ones that a device still reads.
+        cached: Pages of nobody, kept for prefixes; given away when no page is free.
+        free: The rest.
+    """
+
+    held: int
+    cached: int
+    free: int
 
 
 class PagePool:
@@ -17,16 +55,19 @@ class PagePool:
     pool shared; `commit` says which tokens have been computed, so that later requests find them;
     `release` gives the pages back, for writing once the last reader's event is over. Pages of
     full blocks are never written again, so sharing copies nothing. Unreferenced pages of known
-    blocks stay until room is needed, the longest unused going first. A call that raises changed
-    nothing. Not for several threads at once. `KvPool` is this with the pages' memory.
+    blocks stay until room is needed, the longest unused going first. Every call does O(1) work a
+    page that it touches; one that raises changed nothing. Not for several threads at once.
+    `KvPool` is this with the pages' memory.
 
     Args:
-        num_pages: Pages.
+        num_pages: Number of pages.
         page_size: Tokens of a page.
-        reuse: Whether prefixes are found again.
+        reuse: Whether full blocks are found again by later requests.
 
     Attributes:
-        num_pages: As given.
+        num_pages, page_size, reuse: As given.
+        states: The state of every page.
+        index: The pages of known blocks.
 
     Raises:
         ArgumentError: numbers below 1.
@@ -45,7 +86,12 @@ class PagePool:
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give at least 1")
         self.num_pages = num_pages
-        self._ledger = BlockManager(num_pages, page_size, reuse=reuse)
+        self.page_size = page_size
+        self.reuse = reuse
+        self.states = PageStates(num_pages)
+        self.index = PrefixIndex()
+        self._held: dict[Hashable, RequestPages] = {}
+        self._releases: deque[tuple[Event, list[int]]] = deque()
 
     def __repr__(self) -> str:
         held, cached, free = self.usage
@@ -55,28 +101,29 @@ class PagePool:
         )
 
     @property
-    def page_size(self) -> int:
-        """Tokens of a page."""
-        return self._ledger.page_size
-
-    @property
-    def reuse(self) -> bool:
-        """Whether prefixes are found again."""
-        return self._ledger.reuse
-
-    @property
     def usage(self) -> PoolUsage:
         """Pages held, cached and free."""
-        return self._ledger.usage
+        free, cached = self.states.num_free, self.states.num_cached
+        return PoolUsage(self.num_pages - free - cached, cached, free)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had: free ones and cached ones."""
+        return self.states.num_available
 
     @property
     def requests(self) -> tuple[Hashable, ...]:
         """The requests that hold pages."""
-        return tuple(self._ledger.requests)
+        return tuple(self._held)
+
+    @property
+    def releases(self) -> tuple[tuple[Event, list[int]], ...]:
+        """Releases whose event was not over when last asked, the oldest first, and their pages."""
+        return tuple(self._releases)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that so many tokens take."""
-        return self._ledger.pages_for(num_tokens)
+        return -(-num_tokens // self.page_size)
 
     def chain(self, tokens: Sequence[int], *, salt: str = "") -> BlockChain:
         """The names of a prompt's blocks, to be kept while its request waits for pages."""
@@ -87,9 +134,9 @@ class PagePool:
 
         Args:
             tokens: Token ids, or their `chain`.
-            salt: Of the prompt; a chain has its own.
+            salt: The prompt's salt; a chain has its own.
         """
-        return len(self._ledger.match(self._as_chain(tokens, salt))) * self.page_size
+        return len(self._match(self._as_chain(tokens, salt))) * self.page_size
 
     def allocate(
         self,
@@ -126,7 +173,21 @@ class PagePool:
                 f"request {request!r} has {length} tokens, num_tokens={num_tokens} is less: leave "
                 "it at None, or count the prompt in"
             )
-        return self._ledger.allocate(request, chain, num_tokens).cached_tokens
+        if request in self._held:
+            raise ArgumentError(
+                f"request {request!r} holds {len(self._held[request].pages)} pages already: "
+                "extend or release it"
+            )
+        shared = self._match(chain)
+        count = self.pages_for(num_tokens) - len(shared)
+        self._require(request, count, shared)
+        for page in shared:
+            self.states.share(page)
+        pages = shared + self.states.take(count, self.index.remove)
+        cached = len(shared) * self.page_size
+        digest = chain[len(shared) - 1] if shared else chain.root
+        self._held[request] = RequestPages(pages, cached, cached, digest)
+        return cached
 
     def extend(self, request: Hashable, num_tokens: int) -> list[int]:
         """Give a request pages for `num_tokens` tokens in all; returns the new ones.
@@ -135,7 +196,15 @@ class PagePool:
             ArgumentError: the request holds nothing.
             OutOfPagesError: too few pages; it keeps what it has.
         """
-        return self._ledger.extend(request, num_tokens)
+        held = self.held(request)
+        count = -(-num_tokens // self.page_size) - len(held.pages)
+        if count <= 0:
+            return []
+        if count > self.states.num_available:
+            self._require(request, count, ())
+        pages = self.states.take(count, self.index.remove)
+        held.pages += pages
+        return pages
 
     def commit(
         self, request: Hashable, tokens: Sequence[int], written: Event | None = None
@@ -149,9 +218,30 @@ class PagePool:
                 could ask, for instance since every reader launches on the same stream.
 
         Raises:
-            ArgumentError: the request holds nothing, or too few pages.
+            ArgumentError: the request holds nothing, or too few pages; tokens that are no 64-bit
+                integers.
         """
-        self._ledger.commit(request, tokens, written)
+        held = self.held(request)
+        after, room = held.num_tokens + len(tokens), len(held.pages) * self.page_size
+        if after > room:
+            raise ArgumentError(
+                f"request {request!r} would have {after} tokens, its {len(held.pages)} pages of "
+                f"{self.page_size} hold {room}: extend it first"
+            )
+        if not self.reuse:
+            held.num_tokens = after
+            return
+        known = held.num_tokens - len(held.tail)
+        tail, size = [*held.tail, *tokens], self.page_size
+        digests, digest = [], held.digest
+        for start in range(0, len(tail) - size + 1, size):
+            digest = block_digest(digest, tail[start : start + size])
+            digests.append(digest)
+        for number, name in enumerate(digests, known // size):
+            self.index.add(name, held.pages[number], written)
+        held.digest = digest
+        held.tail = tail[len(digests) * size :]
+        held.num_tokens = after
 
     def release(self, request: Hashable, event: Event | None = None) -> None:
         """Give a request's pages back.
@@ -165,17 +255,49 @@ class PagePool:
         Raises:
             ArgumentError: the request holds nothing.
         """
-        self._ledger.release(request, event)
+        # The last block first: it is worth nothing without those before it.
+        pages = self.held(request).pages[::-1]
+        # An event that raises when it is asked must not take the pages with it.
+        while self._releases and self._releases[0][0].query():
+            self._drop(self._releases.popleft()[1])
+        is_over = event is None or event.query()
+        del self._held[request]
+        if event is None or is_over:
+            self._drop(pages)
+        else:
+            self._releases.append((event, pages))
 
     def poll(self) -> int:
         """Ask the events of past releases; returns how many are not over. Calls that lack pages
         do it themselves."""
-        return self._ledger.poll()
+        # All are asked first: one that raises must not leave pages dropped that are still listed.
+        asked = [(release, release[0].query()) for release in self._releases]
+        self._releases = deque(release for release, is_over in asked if not is_over)
+        for (_, pages), is_over in asked:
+            if is_over:
+                self._drop(pages)
+        return len(self._releases)
 
     def forget_prefixes(self) -> None:
         """Forget every cached block: after a change of weights, say. Requests keep their pages, and
         what they commit from now on is not found either."""
-        self._ledger.forget()
+        self.states.forget_cached()
+        self.index.clear()
+        for held in self._held.values():  # what they compute attends to what is forgotten
+            held.digest = token_bytes(len(held.digest))
+
+    def held(self, request: Hashable) -> RequestPages:
+        """What a request holds; to be read only.
+
+        Raises:
+            ArgumentError: it holds nothing.
+        """
+        try:
+            return self._held[request]
+        except KeyError:
+            raise ArgumentError(
+                f"request {request!r} holds no pages: allocate first; a released request is gone"
+            ) from None
 
     def pages(self, request: Hashable, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
         """The page ids of a request, in the order of its tokens; those from `start` to `stop`.
@@ -183,7 +305,7 @@ class PagePool:
         Raises:
             ArgumentError: the request holds nothing.
         """
-        return tuple(self._ledger.get(request).pages[start:stop])
+        return tuple(self.held(request).pages[start:stop])
 
     def room(self, request: Hashable) -> int:
         """Tokens that the pages of a request hold.
@@ -191,7 +313,7 @@ class PagePool:
         Raises:
             ArgumentError: the request holds nothing.
         """
-        return len(self._ledger.get(request).pages) * self.page_size
+        return len(self.held(request).pages) * self.page_size
 
     def num_tokens(self, request: Hashable) -> int:
         """Tokens of a request that are cached or committed.
@@ -199,17 +321,47 @@ class PagePool:
         Raises:
             ArgumentError: the request holds nothing.
         """
-        return self._ledger.get(request).num_tokens
+        return self.held(request).num_tokens
 
     def check(self) -> None:
-        """Check the books: every page in one state, each reference owned, nothing written shared.
+        """Check the accounting: every page in one state, each reference owned, nothing written
+        shared.
 
         O(pages): for tests and for looking at a running pool, not for each step.
 
         Raises:
             PoolCorruptError: naming what contradicts what.
         """
-        check_ledger(self._ledger)
+        check_pool(self)
+
+    def _match(self, chain: BlockChain) -> list[int]:
+        """The pages that a prompt could share; at least its last token is left to compute."""
+        if not self.reuse:
+            return []
+        return self.index.match(chain, (len(chain.tokens) - 1) // self.page_size)
+
+    def _drop(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self.states.drop(page, page in self.index)
+
+    def _require(self, request: Hashable, count: int, shared: Sequence[int]) -> None:
+        """Raise OutOfPagesError unless `count` pages can be had beside the shared ones."""
+        if count <= self._available(shared):
+            return
+        self.poll()
+        available = self._available(shared)
+        if count <= available:
+            return
+        held, cached, free = self.usage
+        raise OutOfPagesError(
+            f"request {request!r} needs {count} more pages of {self.page_size} tokens, {available} "
+            f"of {self.num_pages} can be had ({held} held, {cached} cached, {free} free): "
+            "release requests, wait for their events, or make the pool larger"
+        )
+
+    def _available(self, shared: Sequence[int]) -> int:
+        cached = sum(1 for page in shared if self.states.is_cached(page))
+        return self.states.num_available - cached
 
     def _as_chain(self, tokens: Sequence[int] | BlockChain, salt: str) -> BlockChain:
         if not isinstance(tokens, BlockChain):

@@ -1,4 +1,4 @@
-"""The paged KV pool: the memory of keys and values, and the books on who holds which page."""
+"""The paged KV pool: the memory of keys and values, and who holds which page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from smkern.ops.checks import as_int
 class KvPool(PagePool):
     """Pages of keys and values for all layers of a model, shared by requests.
 
-    A request is any hashable name. `allocate` gives it pages, those of a prefix that is in the
-    pool shared; `commit` says which tokens have been computed, so that later requests find them;
-    `release` gives the pages back, for writing once the last reader's event is over. Pages of
-    full blocks are never written again, so sharing copies nothing. Unreferenced pages of known
-    blocks stay until room is needed, the longest unused going first. A call that raises changed
-    nothing. Not for several threads at once.
+    `PagePool` says how requests get, share and give back pages.
 
     Args:
         sizes: Layers, heads, page size and dtype.

@@ -13,7 +13,7 @@ import torch
 from smkern.device import device_info, torch_device
 from smkern.errors import ArgumentError, DeviceError
 from smkern.partition import Ladder, Partition
-from smkern.runtime.device import Event, Work
+from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.host_device import host_us
 from smkern.runtime.place import LANES, Lane, Place
 
@@ -133,7 +133,7 @@ class CudaEvent:
         return self._times
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """A GPU's two lanes: work of a lane runs in order, wherever each of it runs.
 
     The decode lane is one ordinary stream of high priority: decode graphs run on the partition of

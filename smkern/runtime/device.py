@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.latency import Size
 from smkern.runtime.place import Lane, Place
+
+if TYPE_CHECKING:
+    from smkern.partition import Partition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +51,8 @@ class Event(Protocol):
 class Device(Protocol):
     """Two lanes of work, events and a clock: a GPU, a CPU, or a simulation.
 
-    Work of one lane runs in the order of its launches, wherever each of them runs.
-
-    One may have `behind(lane, run)` as well: `run()` adds to the lane, behind its last launch and
-    where that runs, what nobody waits for; what it raises comes out as it is.
+    Work of one lane runs in the order of its launches, wherever each of them runs. What has a
+    default here is for devices that derive from this.
     """
 
     num_sms: int
@@ -75,3 +76,19 @@ class Device(Protocol):
         or to `until_us`, whichever comes first.
         """
         ...
+
+    def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
+        """Let `run` add to a lane, behind its last launch and where that runs, what nobody waits
+        for; what it raises comes out as it is.
+
+        By default it is not called: whoever asks must do without.
+        """
+        return
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched; by default nothing is left to wait for."""
+        return
+
+    def partition(self, place: Place) -> Partition | None:
+        """The partition of a place; None, as by default: the whole device."""
+        return None

@@ -104,18 +104,16 @@ class MemoryReport:
 
 
 class Executor(Protocol):
-    """Runs a model's launches; it schedules nothing and keeps no books of requests' pages.
+    """Runs a model's launches; it schedules nothing and gives nobody pages.
 
     Every method prepares work and returns without waiting; what is prepared is launched in the
-    order of the calls, or dropped. The pages of all that is written are there before.
-
-    One may have `prepare_next(requests, steps)` as well: called behind a launch of decode whose
-    requests will go on as they did, to prepare their next steps while the device computes.
+    order of the calls, or dropped. The pages of all that is written are there before. What has a
+    default here is for executors that derive from this.
 
     Attributes:
         device: What it launches on.
         config: The model.
-        pool: The books of pages (a `KvPool` where there is memory behind them).
+        pool: Who holds which page (a `KvPool` where there is memory behind them).
         max_running: Rows that decode at a time.
         max_prefill: Requests of a prefill batch or of a mixed step's chunks.
         max_tokens: New tokens of one of these.
@@ -127,12 +125,8 @@ class Executor(Protocol):
     max_prefill: int
     max_tokens: int
     max_context: int
-
-    @property
-    def device(self) -> Device: ...
-
-    @property
-    def pool(self) -> PagePool: ...
+    device: Device
+    pool: PagePool
 
     def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
         """Prepare a batch of prompts; nothing is launched. A slot holds one batch at a time."""
@@ -154,6 +148,11 @@ class Executor(Protocol):
         """
         ...
 
+    def prepare_next(self, requests: Sequence[Request], steps: int) -> None:
+        """The next decode steps will be of the same requests as the last, which have their pages:
+        they may be prepared while the device computes. By default they are not."""
+        return
+
     def mixed(
         self, chunks: Sequence[PrefillChunk], requests: Sequence[Request]
     ) -> tuple[Work, Draw]:
@@ -165,6 +164,10 @@ class Executor(Protocol):
         """A request has left, or gave its pages back: what is kept of it is dropped. It may come
         again with another `begin`, or in `decode` with the tokens it has."""
         ...
+
+    def idle(self) -> None:
+        """Nothing runs or waits: do what was put off until then; may wait. By default nothing."""
+        return
 
     def memory_report(self) -> MemoryReport:
         """Device memory of the runtime."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smkern.runtime.device import Event, Work
+from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.place import Lane, Place
 
 HOST_SMS = 132
@@ -37,7 +37,7 @@ class HostEvent:
         return self.begun_us, self.ended_us
 
 
-class HostDevice:
+class HostDevice(Device):
     """Runs each work when it is launched, for models on CPU tensors and for tests.
 
     Args:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from smkern.errors import ArgumentError
-from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Executor, PrefillChunk
 from smkern.runtime.in_flight import Blame, Both, InFlight, PrefillBatch, Written
@@ -31,6 +30,7 @@ class BatchLauncher:
         books: Requests and pages.
         invariant: Whether chunks are cut so that attention computes every prompt the same way.
         settle: Called before requests are looked at one by one: what is owed to them is given.
+        prepares_ahead: Whether the next steps of an unchanged batch are prepared behind the last.
 
     Raises:
         ArgumentError: forwards too small to cut every prompt so.
@@ -48,6 +48,7 @@ class BatchLauncher:
         queues: RequestQueues,
         invariant: bool,
         settle: Callable[[], None],
+        prepares_ahead: bool,
     ) -> None:
         self.batch: PrefillBatch | None = None
         self.preempted: PrefillBatch | None = None
@@ -72,10 +73,7 @@ class BatchLauncher:
         self._owed: list[Ticket] = []
         self._forming: list[int] | None = None
         self._settle = settle
-        # An executor may prepare steps that are like the last.
-        self._prepare_next: Callable[[Sequence[Request], int], None] | None = getattr(
-            executor, "foresee", None
-        )
+        self._prepares_ahead = prepares_ahead
 
     @property
     def steady(self) -> SteadyBatch | None:
@@ -105,8 +103,8 @@ class BatchLauncher:
         if steady is None:
             return
         steady.count()
-        if is_rich and steady.extend(self._queues, count) and self._prepare_next:
-            self._prepare_next(steady.requests, count)
+        if is_rich and steady.extend(self._queues, count) and self._prepares_ahead:
+            self._executor.prepare_next(steady.requests, count)
 
     @property
     def free_rows(self) -> int:

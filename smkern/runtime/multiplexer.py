@@ -50,6 +50,8 @@ class Multiplexer:
         batch_invariant: The decoder's mode: prompts are cut, and begun anew, so that a request's
             tokens are the same, bit for bit, as when it runs alone.
         impatient: Whether the side of a split that grows moves at once; see `Interleaver`.
+        prepare_ahead: Whether the next decode step of requests that go on as they did is prepared
+            while the device computes the last one.
         stall_timeout_s: A launch that is not over for so long is reported.
         timeline: Where launches, decisions and tokens are recorded. None: a new one.
 
@@ -80,6 +82,7 @@ class Multiplexer:
         preemption: Preemption = "recompute",
         batch_invariant: bool = False,
         impatient: bool = False,
+        prepare_ahead: bool = True,
         stall_timeout_s: float = STALL_S,
         timeline: Timeline | None = None,
     ) -> None:
@@ -102,8 +105,9 @@ class Multiplexer:
             executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way
         )
         self._launcher = BatchLauncher(
-            executor, self._lanes, self._queues, batch_invariant, lambda: self._outputs.flush()
-        )
+            executor, self._lanes, self._queues, batch_invariant, lambda: self._outputs.flush(),
+            prepare_ahead,
+        )  # fmt: skip
         self._meter = StatsMeter(timeline, config=executor.config)
         self._outputs = OutputProcessor(self._launcher, self._meter, self._finished)
         self._lives: dict[int, Live] = {}

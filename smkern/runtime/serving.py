@@ -34,6 +34,7 @@ def serve(
     seed: int = 0,
     preemption: Preemption = "recompute",
     impatient: bool = False,
+    prepare_ahead: bool = True,
     stall_timeout_s: float = STALL_S,
     timeline: Timeline | None = None,
 ) -> Multiplexer:
@@ -58,7 +59,8 @@ def serve(
         rungs: Whose decode graphs are captured ahead, None among them the whole device's; others
             are captured by a `step` that finds nothing to do. None: all.
         graph_limit_bytes: Of decode graphs.
-        tokenizer, seed, preemption, impatient, stall_timeout_s, timeline: See `Multiplexer`.
+        tokenizer, seed, preemption, impatient, prepare_ahead, stall_timeout_s, timeline: See
+            `Multiplexer`.
 
     Raises:
         ArgumentError: settings that cannot be, or a pool of another device or model.
@@ -101,6 +103,7 @@ def serve(
         preemption=preemption,
         batch_invariant=bool(getattr(model, "batch_invariant", False)),
         impatient=impatient,
+        prepare_ahead=prepare_ahead,
         stall_timeout_s=stall_timeout_s,
         timeline=timeline,
     )

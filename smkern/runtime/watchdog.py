@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from heapq import heappop, heappush
 from math import inf
 
@@ -26,10 +26,8 @@ def as_time(name: str, value: float) -> float:
 
 def catch_up(executor: Executor, timeline: Timeline) -> None:
     """Nothing runs or waits: let an executor do what it has put off until then; it may wait."""
-    idle: Callable[[], None] | None = getattr(executor, "idle", None)
     try:
-        if idle is not None:
-            idle()
+        executor.idle()
     except Exception as error:  # noqa: BLE001  it did without so far, and goes on to
         timeline.note("put off", error=str(error))
 

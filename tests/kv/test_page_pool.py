@@ -1,4 +1,4 @@
-"""The books of a pool without memory: the same as a pool's, by the same code."""
+"""A pool without memory: the same as one with, by the same code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv import KvPool, KvSizes, PagePool
 
 
-def test_books_with_and_without_memory_agree() -> None:
+def test_pools_with_and_without_memory_agree() -> None:
     sizes = KvSizes(1, num_kv_heads=1, head_dim=64, page_size=16)
     prompt = list(range(40))
     seen = []

@@ -230,24 +230,24 @@ def test_only_a_gpu_is_sized_from_free_memory() -> None:
 
 
 def _two_owners(pool: KvPool) -> None:
-    pool._ledger.get("b").pages[0] = pool._ledger.get("a").pages[0]
+    pool.held("b").pages[0] = pool.held("a").pages[0]
 
 
 def _lost(pool: KvPool) -> None:
-    pool._ledger.states._fresh += 1
+    pool.states._fresh += 1
 
 
 def _free_twice(pool: KvPool) -> None:
-    pool._ledger.states._free += [pool.pages("c")[0]]
+    pool.states._free += [pool.pages("c")[0]]
 
 
 def _cached_unknown(pool: KvPool) -> None:
-    pool._ledger.index.remove(pool._ledger.states.cached_pages()[0])
+    pool.index.remove(pool.states.cached_pages()[0])
 
 
 def _written_shared(pool: KvPool) -> None:
-    held = pool._ledger.get("a")
-    pool._ledger.index.add(b"x", held.pages[-1], None)
+    held = pool.held("a")
+    pool.index.add(b"x", held.pages[-1], None)
 
 
 @pytest.mark.parametrize(

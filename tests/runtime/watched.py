@@ -227,7 +227,7 @@ class WatchedExecutor:
     def computed(self, request: Request) -> int:
         """Tokens whose keys launches have written, or found in the pool."""
         if request not in self._computed:
-            return int(self.pool._ledger.get(request).cached_tokens)
+            return int(self.pool.held(request).cached_tokens)
         return self._computed[request]
 
     def _prepare(self, work: Work, job: Job) -> Work:

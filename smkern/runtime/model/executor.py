@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
@@ -14,9 +13,9 @@ from smkern.models.arena import Arena
 from smkern.models.layered import LayeredModel
 from smkern.models.request import Request
 from smkern.ops.checks import as_int
-from smkern.partition import Ladder, Partition
+from smkern.partition import Ladder
 from smkern.runtime.device import Device, Work
-from smkern.runtime.executor import Draw, MemoryReport, PrefillChunk, PrefillRun
+from smkern.runtime.executor import Draw, Executor, MemoryReport, PrefillChunk, PrefillRun
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
@@ -52,7 +51,7 @@ class _Prepared:
         return is_next and tuple(requests) == seated.requests
 
 
-class ModelExecutor:
+class ModelExecutor(Executor):
     """Decode graphs, prompts a group of layers at a time, and both in one forward.
 
     All buffers are made here and stay where they are. Requests that decode sit in slots; what
@@ -161,7 +160,7 @@ class ModelExecutor:
             model,
             self._state,
             caches,
-            partition=self._partition,
+            partition=self.device.partition,
             synchronize=self.synchronize,
             max_context=self.max_context,
             num_sms=num_sms,
@@ -220,11 +219,10 @@ class ModelExecutor:
             return
         update = self._table.take()
         self._prepared = _Prepared(seated, seated.steps, self._steps(seated, update, steps))
-        behind: Any = getattr(self.device, "behind", None)
-        if behind is not None and update.has_any:
+        if update.has_any:
             # What was not sent goes with the next step, which says so if it cannot be.
             with suppress(Exception):
-                behind("decode", update.send)
+                self.device.behind("decode", update.send)
 
     def mixed(
         self, chunks: Sequence[PrefillChunk], requests: Sequence[Request]
@@ -343,9 +341,7 @@ class ModelExecutor:
 
     def synchronize(self) -> None:
         """Wait for all that was launched."""
-        wait: Any = getattr(self.device, "synchronize", None)
-        if wait is not None:
-            wait()
+        self.device.synchronize()
 
     def close(self) -> None:
         """Wait for all that was launched, and destroy the graphs. Closing twice is fine."""
@@ -373,11 +369,6 @@ class ModelExecutor:
             size = Size(num_layers=layers, batch=batch, total_kv=total + index * batch)
             works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))
         return works
-
-    def _partition(self, place: Place) -> Partition | None:
-        """The partition of a place; None: the whole device, or a device without any."""
-        find: Any = getattr(self.device, "partition", None)
-        return None if find is None else find(place)
 
     def _check_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
         tokens = sum(chunk.count for chunk in chunks)

@@ -11,7 +11,7 @@ from typing import Any
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.latency import Size
 from smkern.latency.predictor import Predictor
-from smkern.runtime.device import Event, Work
+from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.place import LANES, Lane, Place
 from smkern.runtime.sim.event import FAULTS, Fault, SimEvent
 
@@ -46,7 +46,7 @@ class _Item:
         return self.is_launched and not self.is_busy and self.event.fault != "hang"
 
 
-class SimDevice:
+class SimDevice(Device):
     """Two lanes of work on a virtual clock that only launches and waiting move; deterministic.
 
     A lane's first launch runs; alone it takes `predictor.alone_us`, and while the other lane's

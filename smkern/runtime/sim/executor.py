@@ -10,7 +10,14 @@ from smkern.latency import Chunk, Size
 from smkern.models.config import ModelConfig
 from smkern.models.request import Request
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, MemoryReport, PrefillChunk, PrefillRun, size_chunks
+from smkern.runtime.executor import (
+    Draw,
+    Executor,
+    MemoryReport,
+    PrefillChunk,
+    PrefillRun,
+    size_chunks,
+)
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.event import SimEvent
@@ -39,7 +46,7 @@ class _State:
     rows: list[Row] = field(default_factory=list)
 
 
-class SimExecutor:
+class SimExecutor(Executor):
     """Runs no model: its launches take time on a `SimDevice`, and tokens are a pure function.
 
     A request's tokens depend on its seed and prompt alone, so every schedule must deliver the
@@ -101,20 +108,15 @@ class SimExecutor:
         if device is None:
             device = SimDevice(132, range(16, 113, 16), ConstantRates())
         self.device = device
-        self._pool = SimPool(num_pages, page_size, device, reuse=reuse)
+        self.pool = SimPool(num_pages, page_size, device, reuse=reuse)
         self._source = TokenSource(config, end_probability)
-        self._rows = SimRows(self._pool, self._source, self.max_context)
+        self._rows = SimRows(self.pool, self._source, self.max_context)
         self._slots: dict[int, PrefillRun] = {}
-
-    @property
-    def pool(self) -> SimPool:
-        """The books of pages."""
-        return self._pool
 
     @property
     def hazards(self) -> list[str]:
         """What went wrong that a GPU would not have told; empty after a correct run."""
-        return self._pool.hazards
+        return self.pool.hazards
 
     def completion(self, request: Request) -> list[int]:
         """The tokens that a request draws, whatever the schedule."""
@@ -129,7 +131,7 @@ class SimExecutor:
         self._check_batch(chunks)
         old = self._slots.get(slot)
         if slot not in (0, 1) or (old is not None and self._is_running(old)):
-            raise self._pool.hazard(
+            raise self.pool.hazard(
                 f"slot {slot} for {[chunk.request for chunk in chunks]}: there are 0 and 1, "
                 f"{sorted(self._slots)} hold batches"
             )
@@ -154,7 +156,7 @@ class SimExecutor:
         def start(place: Place) -> None:
             event = launch.event = self._event("prefill", place, ("prefill", "whole"))
             if first != run.state.layers or self._slots.get(run.slot) is not run:
-                raise self._pool.hazard(
+                raise self.pool.hazard(
                     f"layers {first}..{first + count} of slot {run.slot}, of which "
                     f"{run.state.layers} are launched"
                 )
@@ -207,7 +209,7 @@ class SimExecutor:
         def start(place: Place) -> None:
             event = launch.event = self._event("decode", place, ("whole",))
             if 0 in self._slots and self._is_running(self._slots[0]):
-                raise self._pool.hazard("a mixed step while slot 0, whose rows it uses, is busy")
+                raise self.pool.hazard("a mixed step while slot 0, whose rows it uses, is busy")
             drawn = [self._rows.step(request, event) for request in rows]
             self._rows.overwrite(0)
             for chunk in chunks:
@@ -226,7 +228,7 @@ class SimExecutor:
 
     def memory_report(self) -> MemoryReport:
         """What the pages would take."""
-        pool = self._pool
+        pool = self.pool
         return MemoryReport(
             kv_bytes=pool.num_pages * pool.page_size * self.config.kv_bytes_per_token
         )
@@ -251,7 +253,7 @@ class SimExecutor:
         event = self.device.launching
         assert event is not None, "work of a simulated executor runs on its device alone"
         if event.lane != lane or place.side not in sides:
-            raise self._pool.hazard(
+            raise self.pool.hazard(
                 f"launch {event.number} on the {event.lane} lane at {place}: it belongs to the "
                 f"{lane} lane, on one of {sides}"
             )
@@ -260,7 +262,7 @@ class SimExecutor:
     def _draw(self, requests: tuple[Request, ...], launch: _Launch) -> Draw:
         def read() -> list[int]:
             if launch.event is None or launch.event.ended_us is None:
-                raise self._pool.hazard(f"tokens of {launch.event} are read, which is not over")
+                raise self.pool.hazard(f"tokens of {launch.event} are read, which is not over")
             return launch.tokens
 
         return Draw(requests, read)
@@ -282,18 +284,18 @@ class SimExecutor:
     def _check_batch(self, chunks: Sequence[PrefillChunk]) -> None:
         tokens = sum(chunk.count for chunk in chunks)
         if not 0 < len(chunks) <= self.max_prefill or tokens > self.max_tokens:
-            raise self._pool.hazard(
+            raise self.pool.hazard(
                 f"{len(chunks)} prompts of {tokens} new tokens: 1 to {self.max_prefill} of "
                 f"{self.max_tokens} in all"
             )
         for chunk in chunks:
             end = chunk.end
             if chunk.count < 1 or chunk.draws != (end == len(chunk.request.ids)):
-                raise self._pool.hazard(f"{chunk}, of {len(chunk.request.ids)} tokens")
+                raise self.pool.hazard(f"{chunk}, of {len(chunk.request.ids)} tokens")
 
     def _check_rows(self, requests: Sequence[Request]) -> None:
         if len(requests) > self.max_running or len(set(requests)) < len(requests):
-            raise self._pool.hazard(
+            raise self.pool.hazard(
                 f"{len(requests)} requests, {len(set(requests))} different: {self.max_running} "
                 "decode at a time, each once"
             )

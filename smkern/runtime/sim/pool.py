@@ -50,7 +50,7 @@ class SimPool(PagePool):
                 f"launch {event.number} reads {num_tokens} tokens of {request!r}, whose pages "
                 f"hold {self.room(request)}"
             )
-        for page in self._ledger.get(request).pages[: self.pages_for(num_tokens)]:
+        for page in self.held(request).pages[: self.pages_for(num_tokens)]:
             self._check_order(request, self._writers.get(page), event)
 
     def use(self, request: Hashable, event: SimEvent) -> None:
@@ -60,7 +60,7 @@ class SimPool(PagePool):
             HazardError: it holds none, or an earlier launch of it is not over, and not in front
                 of this one.
         """
-        if request not in self._ledger.requests:
+        if request not in self._held:
             raise self.hazard(f"launch {event.number} uses pages of {request!r}, which has none")
         users = self._users.get(request)
         if users is None:
@@ -75,16 +75,16 @@ class SimPool(PagePool):
         Raises:
             HazardError: it has no pages for them, or may not write these.
         """
-        pages, size = self._ledger.get(request).pages, self.page_size
+        pages, size = self.held(request).pages, self.page_size
         if stop > len(pages) * size:
             raise self.hazard(
                 f"launch {event.number} writes {request!r} up to token {stop}, its {len(pages)} "
                 f"pages of {size} hold {len(pages) * size}"
             )
-        if not self._ledger.reuse:
+        if not self.reuse:
             return
         for page in pages[start // size : self.pages_for(stop)]:
-            if page in self._ledger.index:
+            if page in self.index:
                 raise self.hazard(
                     f"launch {event.number} writes page {page} for {request!r}, which others may "
                     "share: its block is full and known"

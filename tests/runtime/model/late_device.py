@@ -20,14 +20,14 @@ from smkern.models.layered import LayeredModel, forward
 from smkern.models.request import Request
 from smkern.models.step import Step
 from smkern.runtime import ModelExecutor
-from smkern.runtime.device import Event, Work
+from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.host_device import host_us
 from smkern.runtime.model.reads import Read, Source, TokenBuffer
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import LANES, Lane, Place
 
 
-class LateDevice:
+class LateDevice(Device):
     """Two queues of what a GPU would do; whoever asks about an event lets some of it happen.
 
     Args:
@@ -231,7 +231,7 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
 def check_rows(executor: ModelExecutor, seated: Sequence[Request], longest: int) -> None:
     """What a decode step is about to write is its requests' own, or was theirs and is kept."""
     pool, state = executor.pool, executor._state
-    kept = {page for _, pages in pool._ledger.releases for page in pages}
+    kept = {page for _, pages in pool.releases for page in pages}
     owners: dict[int, list[Any]] = {}
     for request in pool.requests:
         for page in pool.pages(request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from smkern.models import Decoder, SamplingParams, Weights
 from smkern.models.request import Request
 from smkern.policies import FixedSplit
 from smkern.runtime import ModelExecutor, Multiplexer
+from smkern.runtime.device import Device
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.row_updates import Records
@@ -156,7 +158,8 @@ def test_a_device_that_runs_nothing_behind_launches(alone: list[list[int]]):
     """Then the next step sends."""
     rig = Rig()
     some = rig.requests[:2]
-    rig.executor.device.behind = None  # type: ignore[attr-defined]
+    patch = partial(Device.behind, rig.executor.device)  # what a device has by default
+    rig.executor.device.behind = patch  # type: ignore[method-assign]
     rig.prefill(*some)
     notes = [rig.decode(*some) for _ in range(8)]
     assert notes == 8 * [["rows", "step"]]
@@ -226,7 +229,7 @@ def mixed(rig: Rig, some: list[Request]) -> list[Request]:
 
 
 def mixed_with_a_chunk(rig: Rig, some: list[Request]) -> list[Request]:
-    """A step of the same requests that was not foreseen."""
+    """A step of the same requests that was not prepared."""
     rig.extend(tuple(some), 1)
     rig.launch([rig.executor.mixed([PrefillChunk(rig.requests[3], 0, 2, False)], some)])
     return some

@@ -1,4 +1,4 @@
-"""Random sequences of calls on the books of a pool, against a memory that remembers its writers."""
+"""Random sequences of calls on a pool of pages, against a memory that remembers its writers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from smkern.errors import OutOfPagesError
-from smkern.kv.check import check_ledger
-from smkern.kv.ledger import BlockManager
+from smkern.kv import PagePool
 from smkern.kv.prefix import BlockChain
 
 PAGES, SIZE = 8, 2
@@ -47,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = BlockManager(PAGES, SIZE)
+        self.pool = PagePool(PAGES, SIZE)
         self.running: dict[int, Running] = {}
         self.memory: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.readers: list[tuple[FakeEvent, dict[int, tuple[str, tuple[int, ...]]]]] = []
@@ -56,13 +55,13 @@ class PoolMachine(RuleBasedStateMachine):
     def write(self, name: int, tokens: list[int]) -> None:
         """Compute tokens of a request: each goes into its page, which nobody else may read."""
         request = self.running[name]
-        pages = self.ledger.get(name).pages
+        pages = self.pool.pages(name)
         for token in tokens:
             page = pages[len(request.tokens) // SIZE]
             for event, reads in self.readers:
                 assert event.done or page not in reads, f"page {page} is written under a reader"
             for other in self.running:
-                others = self.ledger.get(other).pages
+                others = self.pool.pages(other)
                 assert other == name or page not in others, f"page {page} is shared and written"
             request.tokens.append(token)
             self.memory[page] = expected_page(request, (len(request.tokens) - 1) // SIZE)
@@ -71,7 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         """A request reads what it wrote, or what an equal prefix wrote."""
         request = self.running[name]
         for number in range(-(-len(request.tokens) // SIZE)):
-            page = self.ledger.get(name).pages[number]
+            page = self.pool.pages(name)[number]
             assert self.memory[page] == expected_page(request, number)
 
     @rule(
@@ -84,15 +83,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     def admit(self, prompt: list[int], salt: str, more: int) -> int | None:
         name = next(self.names)
-        before = self.ledger.usage
+        before = self.pool.usage
         try:
-            held = self.ledger.allocate(name, BlockChain(prompt, SIZE, salt), len(prompt) + more)
+            chain = BlockChain(prompt, SIZE, salt)
+            cached = self.pool.allocate(name, chain, num_tokens=len(prompt) + more)
         except OutOfPagesError:
-            assert name not in self.ledger.requests
-            assert self.ledger.usage.held <= before.held
+            assert name not in self.pool.requests
+            assert self.pool.usage.held <= before.held
             return None
-        assert held.cached_tokens < len(prompt)
-        self.running[name] = Running(salt, prompt, prompt[: held.cached_tokens])
+        assert cached < len(prompt)
+        self.running[name] = Running(salt, prompt, prompt[:cached])
         self.verify(name)
         return name
 
@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
         if name is not None:
             tokens = prompt[len(self.running[name].tokens) :]
             self.write(name, tokens)
-            self.ledger.commit(name, tokens)
+            self.pool.commit(name, tokens)
             self.let_go(name, event)
 
     @rule(data=st.data(), count=st.integers(1, 5), event=st.none() | events)
@@ -112,11 +112,11 @@ class PoolMachine(RuleBasedStateMachine):
             return
         name = data.draw(st.sampled_from(sorted(self.running)))
         request = self.running[name]
-        room = len(self.ledger.get(name).pages) * SIZE - len(request.tokens)
+        room = self.pool.room(name) - len(request.tokens)
         rest = request.prompt[len(request.tokens) :] or [0, 1, 0, 1, 1]
         tokens = rest[: min(count, room)]
         self.write(name, tokens)
-        self.ledger.commit(name, tokens, event)
+        self.pool.commit(name, tokens, event)
         self.verify(name)
 
     @rule(data=st.data(), more=st.integers(0, 6))
@@ -124,12 +124,12 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.running:
             return
         name = data.draw(st.sampled_from(sorted(self.running)))
-        before = list(self.ledger.get(name).pages)
+        before = self.pool.pages(name)
         try:
-            new = self.ledger.extend(name, len(before) * SIZE + more)
+            new = self.pool.extend(name, len(before) * SIZE + more)
         except OutOfPagesError:
             new = []
-        assert self.ledger.get(name).pages == before + new
+        assert self.pool.pages(name) == (*before, *new)
         self.verify(name)
 
     @rule(target=events)
@@ -149,25 +149,25 @@ class PoolMachine(RuleBasedStateMachine):
     def let_go(self, name: int, event: FakeEvent | None) -> None:
         self.verify(name)
         if event is not None:
-            pages = self.ledger.get(name).pages
+            pages = self.pool.pages(name)
             reads = {page: self.memory[page] for page in pages if page in self.memory}
             self.readers.append((event, reads))
         del self.running[name]
-        self.ledger.release(name, event)
+        self.pool.release(name, event)
 
     @rule()
     def poll(self) -> None:
-        waiting = self.ledger.poll()
-        assert waiting == sum(1 for event, _ in self.ledger.releases if not event.query())
+        waiting = self.pool.poll()
+        assert waiting == sum(1 for event, _ in self.pool.releases if not event.query())
 
     @rule()
     def forget(self) -> None:
-        self.ledger.forget()
+        self.pool.forget_prefixes()
 
     @invariant()
-    def books_are_right(self) -> None:
-        check_ledger(self.ledger)
-        assert sum(self.ledger.usage) == PAGES
+    def every_page_is_accounted_for(self) -> None:
+        self.pool.check()
+        assert sum(self.pool.usage) == PAGES
 
     @invariant()
     def requests_and_readers_see_their_tokens(self) -> None:
@@ -180,10 +180,10 @@ class PoolMachine(RuleBasedStateMachine):
         for event, _ in self.readers:
             event.done = True
         for name in self.running:
-            self.ledger.release(name)
-        assert self.ledger.poll() == 0
-        assert self.ledger.usage.held == 0
-        check_ledger(self.ledger)
+            self.pool.release(name)
+        assert self.pool.poll() == 0
+        assert self.pool.usage.held == 0
+        self.pool.check()
 
 
 TestPool = PoolMachine.TestCase
@@ -192,67 +192,68 @@ TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=
 
 @pytest.mark.parametrize("pages", [1, 3])
 def test_released_page_waits_for_its_event(pages: int) -> None:
-    ledger, event = BlockManager(pages, SIZE), FakeEvent()
+    pool, event = PagePool(pages, SIZE), FakeEvent()
     tokens = list(range(pages * SIZE))
-    ledger.allocate("a", BlockChain(tokens, SIZE), len(tokens))
-    ledger.release("a", event)
+    pool.allocate("a", tokens, num_tokens=len(tokens))
+    pool.release("a", event)
     with pytest.raises(OutOfPagesError, match=f"0 of {pages} can be had"):
-        ledger.allocate("b", BlockChain(tokens, SIZE), len(tokens))
+        pool.allocate("b", tokens, num_tokens=len(tokens))
     event.done = True
-    ledger.allocate("b", BlockChain(tokens, SIZE), len(tokens))
-    check_ledger(ledger)
+    pool.allocate("b", tokens, num_tokens=len(tokens))
+    pool.check()
 
 
 def test_cached_block_of_a_read_release_is_shared_but_not_written() -> None:
-    ledger, event = BlockManager(2, SIZE), FakeEvent()
-    ledger.allocate("a", BlockChain([1, 2, 3], SIZE), 3)
-    ledger.commit("a", [1, 2, 3])
-    first = ledger.get("a").pages[0]
-    ledger.release("a", event)
+    pool, event = PagePool(2, SIZE), FakeEvent()
+    pool.allocate("a", [1, 2, 3], num_tokens=3)
+    pool.commit("a", [1, 2, 3])
+    first = pool.pages("a")[0]
+    pool.release("a", event)
     with pytest.raises(OutOfPagesError):
-        ledger.allocate("b", BlockChain([1, 2, 9], SIZE), 3)
-    assert ledger.match(BlockChain([1, 2, 9], SIZE)) == [first]
+        pool.allocate("b", [1, 2, 9], num_tokens=3)
+    assert pool.match_prefix([1, 2, 9]) == SIZE
+    assert pool.index.match(pool.chain([1, 2, 9]), 1) == [first]
 
 
 def test_block_is_found_only_once_it_is_written() -> None:
-    ledger, event = BlockManager(4, SIZE), FakeEvent()
-    ledger.allocate("a", BlockChain([1, 2, 3], SIZE), 3)
-    ledger.commit("a", [1, 2, 3], event)
-    assert ledger.match(BlockChain([1, 2, 9], SIZE)) == []
+    pool, event = PagePool(4, SIZE), FakeEvent()
+    pool.allocate("a", [1, 2, 3], num_tokens=3)
+    pool.commit("a", [1, 2, 3], event)
+    assert pool.match_prefix([1, 2, 9]) == 0
     event.done = True
-    assert len(ledger.match(BlockChain([1, 2, 9], SIZE))) == 1
+    assert pool.match_prefix([1, 2, 9]) == SIZE
 
 
 def test_evicts_the_longest_unused_and_the_end_of_a_prefix_first() -> None:
-    ledger = BlockManager(4, 1)
+    pool = PagePool(4, 1)
     for name, prompt in (("old", [1, 2]), ("new", [3, 4])):
-        ledger.allocate(name, BlockChain(prompt, 1), 2)
-        ledger.commit(name, prompt)
-    old, new = ledger.get("old").pages[:], ledger.get("new").pages[:]
-    ledger.release("old")
-    ledger.release("new")
-    assert ledger.states.cached_pages() == [old[1], old[0], new[1], new[0]]
-    ledger.allocate("x", BlockChain([9], 1), 3)
-    assert ledger.get("x").pages == [old[1], old[0], new[1]]
-    assert ledger.match(BlockChain([3, 4, 5], 1)) == [new[0]]
+        pool.allocate(name, prompt, num_tokens=2)
+        pool.commit(name, prompt)
+    old, new = list(pool.pages("old")), list(pool.pages("new"))
+    pool.release("old")
+    pool.release("new")
+    assert pool.states.cached_pages() == [old[1], old[0], new[1], new[0]]
+    pool.allocate("x", [9], num_tokens=3)
+    assert pool.pages("x") == (old[1], old[0], new[1])
+    assert pool.match_prefix([3, 4, 5]) == 1
 
 
 def test_a_shared_page_of_the_cache_is_not_counted_as_free_too() -> None:
-    ledger = BlockManager(3, 1)
-    ledger.allocate("a", BlockChain([1, 2, 3], 1), 3)
-    ledger.commit("a", [1, 2, 3])
-    ledger.release("a")
+    pool = PagePool(3, 1)
+    pool.allocate("a", [1, 2, 3], num_tokens=3)
+    pool.commit("a", [1, 2, 3])
+    pool.release("a")
     with pytest.raises(OutOfPagesError, match="needs 2 more pages of 1 tokens, 1 of 3"):
-        ledger.allocate("b", BlockChain([1, 2, 3], 1), 4)
-    check_ledger(ledger)
-    assert ledger.usage.cached == 3
+        pool.allocate("b", [1, 2, 3], num_tokens=4)
+    pool.check()
+    assert pool.usage.cached == 3
 
 
 def test_a_million_pages_are_cheap() -> None:
     """No call looks at all pages: what one takes is the same in a pool of any size."""
-    ledger = BlockManager(1_000_000, 16)
-    held = ledger.allocate("a", BlockChain([7], 16), 16)
-    assert held.pages == [0]
-    ledger.release("a")
-    assert ledger.states._free == [0]
-    assert ledger.usage.free == 1_000_000
+    pool = PagePool(1_000_000, 16)
+    pool.allocate("a", [7], num_tokens=16)
+    assert pool.pages("a") == (0,)
+    pool.release("a")
+    assert pool.states._free == [0]
+    assert pool.usage.free == 1_000_000
