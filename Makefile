@@ -6,9 +6,9 @@ export PYTHON VENV
 RUN = PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest
 READY = $(VENV)/.ready
-# mypy knows nothing of the package's path: it gets autotune/ and bench/ as the wheel has them.
+# mypy knows nothing of the package's path: it gets autotune/, bench/ and examples/ as the wheel has them.
 TYPES = build/types
-SOURCES = smkern autotune bench tests setup.py
+SOURCES = smkern autotune bench examples tests setup.py
 
 .PHONY: demo test test-quick test-gpu bench bench-cpu lint types format readme clean help
 .DEFAULT_GOAL := help
@@ -52,7 +52,7 @@ lint: $(READY) types ## ruff and mypy
 
 types: $(READY) ## mypy
 	rm -rf $(TYPES) && mkdir -p $(TYPES)/smkern
-	ln -s $(addprefix $(CURDIR)/, $(wildcard smkern/*) autotune bench) $(TYPES)/smkern/
+	ln -s $(addprefix $(CURDIR)/, $(wildcard smkern/*) autotune bench examples) $(TYPES)/smkern/
 	cd $(TYPES) && $(abspath $(VENV)/bin/python) -m mypy --config-file $(CURDIR)/pyproject.toml -p smkern
 
 format: $(READY) ## ruff's formatter and its safe fixes

@@ -1,10 +1,10 @@
-"""Lists the packages: smkern/ as it stands, autotune/, bench/ and csrc/ as children of it."""
+"""Lists the packages: smkern/ as it stands; autotune/, bench/, csrc/, examples/ as its children."""
 
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
-CHILDREN = ("autotune", "bench", "csrc")
+CHILDREN = ("autotune", "bench", "csrc", "examples")
 DATA = ["*.pyi", "*.json", "*.html", "*.cu", "*.cuh", "*.h", "py.typed"]
 
 

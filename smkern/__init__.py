@@ -30,7 +30,7 @@ def _checkout_root() -> str | None:
     return root if all(os.path.exists(os.path.join(root, mark)) for mark in marks) else None
 
 
-# autotune/ and bench/ install as smkern.autotune and smkern.bench; in a checkout they lie beside
+# autotune/, bench/ and examples/ install as children of smkern; in a checkout they lie beside
 # smkern/, where Python finds them once the root is on the package's path.
 if _root := _checkout_root():
     __path__.append(_root)

@@ -15,7 +15,7 @@ from smkern.errors import SmkernError
 
 COMMANDS = {
     "doctor": ("smkern.doctor", "What this machine can do; every partition backend tried."),
-    "demo": ("smkern.bench.demo", "See it: partitions, a GEMM inside them, and a picture."),
+    "demo": ("smkern.examples.demo", "See it: two policies, partitions, a GEMM inside them."),
     "timeline": (
         "smkern.runtime.timeline.command",
         "A saved timeline of the runtime as a picture and as a page.",

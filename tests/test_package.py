@@ -90,7 +90,7 @@ def test_sibling_folders_of_an_installed_package_are_left_alone(tmp_path: Path) 
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """A wheel built from what git would clone, by setuptools alone (no network)."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("smkern", "autotune", "bench", "csrc"):
+    for name in ("smkern", "autotune", "bench", "csrc", "examples"):
         if (ROOT / name).is_dir():
             skip = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, source / name, ignore=skip)
@@ -105,14 +105,16 @@ def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     inside = set(wheel.namelist())
     wanted = {
         (path.relative_to(ROOT) if folder == "smkern" else "smkern" / path.relative_to(ROOT))
-        for folder in ("smkern", "autotune", "bench", "csrc")
+        for folder in ("smkern", "autotune", "bench", "csrc", "examples")
         for pattern in ("*.py", "*.pyi", "*.json", "*.html", "*.cu", "*.cuh", "*.h", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
         if "__pycache__" not in path.parts
     }
     assert wanted
     assert {str(path) for path in wanted} <= inside
-    assert not {name for name in inside if name.startswith(("tests/", "bench/", "autotune/"))}
+    assert not {
+        name for name in inside if name.startswith(("tests/", "bench/", "autotune/", "examples/"))
+    }
 
 
 @pytest.mark.parametrize("data", ["py.typed", "profiles/h200.json"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from smkern.bench.interpreted import checks, gemm
+from smkern.examples.interpreted_gemm import checks, gemm
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 
 TOLERANCE = {torch.float16: 1e-3, torch.float32: 1e-6}

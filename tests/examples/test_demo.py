@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 import smkern
-from smkern.bench import demo
 from smkern.bench.results import Results
+from smkern.errors import DeviceError
+from smkern.examples import demo, gemm_budgets, partitions, policies
 from tests.bench.synthetic import cell
 
 
@@ -29,8 +31,8 @@ def printed(console: Console) -> str:
 
 
 def test_plan_has_a_row_for_every_m_and_budget(console: Console) -> None:
-    table = demo.plan_table(smkern.load_profile(), ms=(64, 2048))
-    assert table.row_count == 2 * len(demo.BUDGETS)
+    table = gemm_budgets.plan_table(smkern.load_profile(), ms=(64, 2048))
+    assert table.row_count == 2 * len(gemm_budgets.BUDGETS)
     console.print(table)
     assert "as planned for an NVIDIA H200" in printed(console)
 
@@ -45,12 +47,11 @@ def test_what_could_not_run_is_named(
     console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "COMMITTED", tmp_path / "gemm.json")
-    monkeypatch.setattr(demo, "interpret", lambda: "interpreted")
-    demo.demo_without_gpu(console, tmp_path)
+    demo.show_committed(console, tmp_path)
     text = printed(console)
     assert "What could not run here:" in text
     assert all(line in " ".join(text.split()) for line in demo.COULD_NOT_RUN)
-    assert "there is no gemm.json yet" in text
+    assert "there is no gemm.json here" in text
 
 
 def test_committed_results_are_drawn(
@@ -61,8 +62,7 @@ def test_committed_results_are_drawn(
         results.add(cell(m=64, num_sms=num_sms))
     results.save(tmp_path / "gemm.json")
     monkeypatch.setattr(demo, "COMMITTED", tmp_path / "gemm.json")
-    monkeypatch.setattr(demo, "interpret", lambda: "interpreted")
-    demo.demo_without_gpu(console, tmp_path)
+    demo.show_committed(console, tmp_path)
     assert (tmp_path / "gemm-m64.png").stat().st_size > 10_000
 
 
@@ -75,7 +75,7 @@ def test_rates_show_cublas_in_its_better_partition(console: Console) -> None:
         ("wrong-budget", "spread", 60.0),
     ):
         results.add(cell(provider, 64, 16, placement=placement, tflops=tflops))
-    console.print(demo.rates_table(results))
+    console.print(gemm_budgets.rates_table(results))
     last_row = printed(console).splitlines()[-1].split()
     assert last_row == ["64", "16", "120", "110", "60", "1.09"]
 
@@ -114,9 +114,44 @@ def test_with_gpu_partitions_then_rates_then_the_picture(
 
     monkeypatch.setattr(smkern, "ladder", ladder, raising=False)
     monkeypatch.setattr("smkern.bench.gemm.run", run)
-    demo.demo_with_gpu(console, tmp_path, 132)
+    partitions.show(console)
+    gemm_budgets.show(console, tmp_path, 132)
     text = printed(console)
     assert "decode  16 SMs, prefill 116 SMs: every CTA stayed inside" in text
     assert [splits[n].decode.verified for n in (16, 32, 64)] == [1, 1, 1]
     assert "smkern / cuBLAS" in text
-    assert all((tmp_path / f"gemm-m{m}.png").exists() for m in demo.MS)
+    assert all((tmp_path / f"gemm-m{m}.png").exists() for m in gemm_budgets.MS)
+
+
+@pytest.mark.parametrize("gpu", [None, "NVIDIA H200"])
+def test_the_command_shows_part_after_part(
+    gpu: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def device_info() -> Any:
+        if gpu is None:
+            raise DeviceError("none")
+        return SimpleNamespace(name=gpu, num_sms=132)
+
+    monkeypatch.setattr(smkern, "device_info", device_info, raising=False)
+    monkeypatch.setattr(demo.doctor, "examine", lambda: SimpleNamespace(failed=False))
+    monkeypatch.setattr(demo.doctor, "render", lambda report, console: None)
+    monkeypatch.setattr(policies, "show", lambda console, out, name: seen.append(name))
+    monkeypatch.setattr(partitions, "show", lambda console: seen.append("partitions"))
+    monkeypatch.setattr(gemm_budgets, "show", lambda console, out, sms: seen.append(sms))
+    monkeypatch.setattr(demo, "interpret", lambda: seen.append("interpreted"))
+    monkeypatch.setattr(demo, "show_committed", lambda console, out: seen.append("committed"))
+    done = CliRunner().invoke(demo.command, ["--out", str(tmp_path / "new")])
+    assert done.exit_code == 0, done.output
+    assert seen == ([None, "interpreted", "committed"] if gpu is None else [gpu, "partitions", 132])
+    assert f"1/{4 if gpu is None else 3}: two policies" in done.output, "progress is shown"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "demo"
+    done = CliRunner().invoke(demo.command, ["--out", str(out)])
+    assert done.exit_code == 1
+    text = " ".join(done.output.split())
+    assert f"--out {out}: no file can be written there (Not a directory); name a folder" in text

@@ -1,7 +1,7 @@
 """Our GEMM kernel in Triton's interpreter: values without a GPU, slowly.
 
 Triton chooses the interpreter when it is imported, so this needs a process of its own:
-`TRITON_INTERPRET=1 python -m smkern.bench.interpreted`.
+`TRITON_INTERPRET=1 python examples/interpreted_gemm.py`.
 """
 
 from __future__ import annotations
