@@ -20,7 +20,7 @@ from smkern.measure.timing import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import OP
 from smkern.tuning.attention.select import ATTENTION
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
@@ -69,7 +69,7 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
         self._plan: Plan | None = None
 
     def order(self, problem: AttentionProblem, config: AttentionConfig) -> Hashable:
-        return space.bits(problem, config)
+        return constraints.bits(problem, config)
 
     def expected(self, problem: AttentionProblem) -> Sequence[Tensor]:
         return [self.operands.reference()]

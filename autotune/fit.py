@@ -23,9 +23,9 @@ from smkern.autotune.raw import GemmMeasurement
 from smkern.measure.gemm import SHAPES
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import STREAM_K
+from smkern.tuning.constraints import LIBRARIES, num_ctas, num_tiles
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
 from smkern.tuning.cost_model import Ceilings, Estimate, streamed_tiles
-from smkern.tuning.space import LIBRARIES, num_ctas, num_tiles
 from smkern.tuning.table import CellKey
 
 SHARED_WEIGHT = 0.3

@@ -19,7 +19,7 @@ from smkern.measure.gemm import GemmOperands
 from smkern.measure.timing import Call
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.profile import Profile
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.cost_model import predict_us
@@ -149,7 +149,7 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
 
 
 def _handicapped_us(item: GemmMeasurement) -> float:
-    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel in space.LIBRARIES else 1)
+    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel in constraints.LIBRARIES else 1)
 
 
 def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
@@ -169,11 +169,11 @@ def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
 def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
     """The cell that these measurements make; None where none of our kernels ran."""
     fine = [item for item in measurements if item.error is None]
-    own = [item for item in fine if item.config.kernel not in space.LIBRARIES]
+    own = [item for item in fine if item.config.kernel not in constraints.LIBRARIES]
     if not own:
         return None
     ours = _likeliest(own)
-    library = [item for item in fine if item.config.kernel in space.LIBRARIES]
+    library = [item for item in fine if item.config.kernel in constraints.LIBRARIES]
     best = min([ours, *library], key=lambda item: _handicapped_us(item))
     return Cell(best.config, best.us, ours.config, ours.us)
 
@@ -184,7 +184,7 @@ def listed(
     profile: Profile,
     most: int = 8,
     *,
-    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     cublaslt: bool = True,
     table: Table | None = None,
 ) -> dict[GemmConfig, float]:
@@ -230,19 +230,19 @@ def _tasks(
 
     major, minor = dispatcher.profile.info.capability
     launched = [(problem, config) for config in configs]
-    if space.UNFUSED in configs:  # launches the plain GEMM, as dispatch chooses it
+    if constraints.UNFUSED in configs:  # launches the plain GEMM, as dispatch chooses it
         plain = replace(problem, epilogue=Epilogue())
         launched.append((plain, dispatcher.select(plain, budget).config))
     variants = {
         variant_of(x, config, 10 * major + minor)
         for x, config in launched
-        if config.kernel not in space.LIBRARIES
+        if config.kernel not in constraints.LIBRARIES
     }
     return {variant: partial(compile_variant, variant) for variant in variants}
 
 
 def gemm_family(
-    *, kernels: tuple[Kernel, ...] = space.AVAILABLE, cublaslt: bool = True
+    *, kernels: tuple[Kernel, ...] = constraints.AVAILABLE, cublaslt: bool = True
 ) -> MeasuredFamily:
     """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
     return MeasuredFamily(

@@ -14,7 +14,7 @@ import click
 from smkern.autotune.attention_cases import heads_option
 from smkern.autotune.shortlist import parse_epilogue
 from smkern.measure.options import IntList, ShapeList, stacked
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, Kernel
 
 OPS = ("gemm", "gemm_swiglu", "attention", "append", "rows", "sample", "moe", "grouped_gemm")
@@ -31,9 +31,9 @@ def _epilogues(ctx: Any, param: Any, value: str) -> tuple[Epilogue, ...]:
 
 def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
     names = tuple(value.split(",")) if value else ()
-    unknown = [name for name in names if name not in space.AVAILABLE]
+    unknown = [name for name in names if name not in constraints.AVAILABLE]
     if unknown:
-        raise click.BadParameter(f"{unknown} are none of {space.AVAILABLE}")
+        raise click.BadParameter(f"{unknown} are none of {constraints.AVAILABLE}")
     return names  # type: ignore[return-value]
 
 

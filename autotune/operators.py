@@ -15,7 +15,7 @@ from smkern.autotune.shortlist import problems
 from smkern.measure.attention import BUDGETS, QUICK_BUDGETS
 from smkern.measure.gemm import BUDGETS as GEMM_BUDGETS
 from smkern.measure.gemm import MS, SHAPES, Shape
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Dtype, Epilogue, Kernel
 
 QUICK_SHAPES = ((4096, 4096),)
@@ -63,7 +63,7 @@ def _products(wishes: Wishes, *, swiglu: bool = False) -> Work:
     if swiglu:
         shapes, epilogues = [(2 * n, k) for n, k in shapes], [Epilogue(swiglu=True)]
     found = problems(shapes, wishes.sizes(MS, QUICK_MS), wishes.dtype, epilogues)
-    family = gemm_family(kernels=wishes.kernels or space.AVAILABLE, cublaslt=wishes.cublaslt)
+    family = gemm_family(kernels=wishes.kernels or constraints.AVAILABLE, cublaslt=wishes.cublaslt)
     budgets = QUICK_GEMM_BUDGETS if wishes.quick else GEMM_BUDGETS
     return Work(family, [GemmCase(problem) for problem in found], budgets)
 

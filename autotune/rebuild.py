@@ -13,7 +13,7 @@ import click
 
 from smkern.autotune import raw
 from smkern.autotune.gemm import best_cell
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.select import GEMM
 from smkern.tuning.table import Cell, CellKey
 
@@ -45,7 +45,7 @@ def never_slower(cells: dict[CellKey, Cell]) -> dict[CellKey, Cell]:
             smaller, faster = best[series]
             most = smaller.num_sms * (faster.own.ctas_per_sm if key.confined == "mask" else 1)
             own = replace(faster.own, max_ctas=min(faster.own.max_ctas or most, most))
-            keep = cell.config.kernel in space.LIBRARIES and cell.us < faster.own_us
+            keep = cell.config.kernel in constraints.LIBRARIES and cell.us < faster.own_us
             config, us = (cell.config, cell.us) if keep else (own, faster.own_us)
             cell = found[key] = Cell(config, us, own, faster.own_us)
         if series not in best or cell.own_us < best[series][1].own_us:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from smkern.device import Budget
 from smkern.profile import Profile
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import CostConstants
 from smkern.tuning.select import rank
@@ -26,7 +26,7 @@ def shortlist(
     constants: CostConstants,
     *,
     top: int = 8,
-    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     cublaslt: bool = True,
 ) -> dict[GemmConfig, float]:
     """The `top` configurations and their predicted times, us, at most three of a kind.
@@ -60,10 +60,14 @@ def shortlist(
     fastest = min(found.values())
     # a hint is all that the library makes of an SM count: only where it cannot leave the budget
     enforced = budget.confined == "mask" or budget.num_sms == profile.info.num_sms
-    if cublaslt and enforced and space.is_legal(problem, space.CUBLASLT, budget, capability):
-        found[space.CUBLASLT] = fastest
-    if space.is_legal(problem, space.UNFUSED, budget, capability):
-        found[space.UNFUSED] = fastest
+    if (
+        cublaslt
+        and enforced
+        and constraints.is_legal(problem, constraints.CUBLASLT, budget, capability)
+    ):
+        found[constraints.CUBLASLT] = fastest
+    if constraints.is_legal(problem, constraints.UNFUSED, budget, capability):
+        found[constraints.UNFUSED] = fastest
     return found
 
 

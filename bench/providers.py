@@ -16,7 +16,7 @@ from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
-from smkern.tuning.space import LIBRARIES
+from smkern.tuning.constraints import LIBRARIES
 
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,

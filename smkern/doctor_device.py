@@ -90,22 +90,22 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
     """Which kernels run on this architecture, and which do not."""
     if info.capability < (8, 0):
         return "absent", "smkern's kernels need sm_80 or later; CPU tensors run the reference"
-    from smkern.tuning import rules
-    from smkern.tuning.attention import space
+    from smkern.tuning import constraints
+    from smkern.tuning.attention.constraints import served_by
     from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
     from smkern.tuning.config import GemmConfig, GemmProblem
 
     budget = Budget(info.num_sms, "mask")
     gemm = [
         kernel
-        for kernel in rules.AVAILABLE
-        if rules.runs_on_device(
+        for kernel in constraints.AVAILABLE
+        if constraints.runs_on_device(
             GemmProblem(64, 4096, 4096), GemmConfig(kernel, 128, 128, 64), budget, info.capability
         )
     ]
     shape = AttentionShape(1, 32, 8, 128, 16, 1, 4096, 1, 4096)
-    attention = space.served_by(AttentionProblem(shape), budget, info.capability)
-    missing = [f"{kernel} GEMM" for kernel in rules.AVAILABLE if kernel not in gemm]
+    attention = served_by(AttentionProblem(shape), budget, info.capability)
+    missing = [f"{kernel} GEMM" for kernel in constraints.AVAILABLE if kernel not in gemm]
     missing += [] if attention == "cuda" else ["CUDA attention"]
     runs = f"GEMM by {', '.join(gemm)}; attention by {attention}"
     if not missing:

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from smkern.errors import DeviceError
-from smkern.tuning.rules import shared_limit
+from smkern.tuning.constraints import shared_limit
 
 
 @dataclass(frozen=True, slots=True)

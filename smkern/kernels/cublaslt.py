@@ -17,7 +17,7 @@ from typing import Any
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.tuning.config import Budget, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 WORKSPACE_BYTES = 32 << 20
 """What NVIDIA recommends on sm_90; the library never gets our counters, which come before it."""

@@ -19,7 +19,7 @@ from smkern.kernels.driver import (
 )
 from smkern.kernels.gemm_schedule import Schedule
 from smkern.kernels.gemm_variants import Variant
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 # What a call changes, 8 bytes each.

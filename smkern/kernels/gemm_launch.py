@@ -15,7 +15,7 @@ from smkern.kernels.gemm_schedule import make_schedule
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.kernels.ledger import ledger
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 _MAX_FRAMES = 1024
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from smkern.errors import ArgumentError
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 MAX_COUNTERS = COUNTER_BYTES // 4
 

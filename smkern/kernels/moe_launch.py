@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
+from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.moe import (
     COUNTED,
     VECTOR,
@@ -25,7 +26,6 @@ from smkern.tuning.moe import (
     table_elements,
     ways,
 )
-from smkern.tuning.space import COUNTER_BYTES
 
 if TYPE_CHECKING:
     from smkern.kernels.compile import Artifact

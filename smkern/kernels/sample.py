@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import OVERLAP_FROM, check, launcher, load_function, may_overlap
 from smkern.kernels.ledger import ledger
-from smkern.tuning.rules import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.sample import (
     WARPS,
     Budget,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, DeviceError
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 ALIGNMENT = 256
 GROWTH = 1 << 20

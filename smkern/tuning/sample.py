@@ -12,9 +12,9 @@ from typing import Literal, Self
 from smkern.device import Budget as Budget
 from smkern.device import Confinement
 from smkern.tuning.bucket_table import Key
+from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.cost_model import CeilingSource
 from smkern.tuning.family import BucketFamily
-from smkern.tuning.rules import COUNTER_BYTES
 
 SampleDtype = Literal["bf16", "fp16", "fp32"]
 

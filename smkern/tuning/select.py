@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.device import check_budget
 from smkern.errors import ArgumentError
-from smkern.tuning import cost_model, space
+from smkern.tuning import candidates, constraints, cost_model
 from smkern.tuning.cells import Cells
 from smkern.tuning.config import (
     Budget,
@@ -58,7 +58,7 @@ def select_gemm(
     tables: Table | None = None,
     *,
     allow_cublaslt: bool = True,
-    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     constants: CostConstants | None = None,
 ) -> Selection:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
@@ -119,14 +119,14 @@ def select_near(
         there, other = Budget(key.num_sms, budget.confined, key.clusters), replace(problem, m=key.m)
         ratio = cell.own_us / cost_model.predict_us(other, cell.own, there, profile, constants)
         ratios.append(ratio)
-        group = space.group_m(problem.m, cell.own, budget.num_sms)
+        group = candidates.group_m(problem.m, cell.own, budget.num_sms)
         config = replace(cell.own, group_m=group)
-        if space.is_legal(problem, config, budget, capability):
+        if constraints.is_legal(problem, config, budget, capability):
             predicted_us = cost_model.predict_us(problem, config, budget, profile, constants)
             found.append((predicted_us * ratio, config))
-        as_there = replace(cell.own, max_ctas=space.num_ctas(cell.own, there))
+        as_there = replace(cell.own, max_ctas=constraints.num_ctas(cell.own, there))
         no_longer = there.num_sms < budget.num_sms and key.m >= problem.m
-        if no_longer and space.is_legal(problem, as_there, budget, capability):
+        if no_longer and constraints.is_legal(problem, as_there, budget, capability):
             found.append((cell.own_us, as_there))
     if not found:
         return None
@@ -163,7 +163,7 @@ def rank(
     budget: Budget,
     profile: Profile,
     *,
-    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     constants: CostConstants = DEFAULTS,
     prune: bool = False,
 ) -> list[Ranked]:
@@ -177,9 +177,9 @@ def rank(
     ceilings = cost_model.Ceilings(budget, profile, constants)
     capability = profile.info.capability
     bounded: list[tuple[float, int, GemmConfig, cost_model.Estimate]] = []
-    sensible = space.sensible_variants(problem, budget, capability, kernels)
+    sensible = candidates.sensible_variants(problem, budget, capability, kernels)
     for variant in tuple(filter(constants.knows, sensible)) or sensible:
-        group = space.group_m(problem.m, variant, budget.num_sms)
+        group = candidates.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
         bounded.append((estimate.at_least_us(), group, variant, estimate))
     bounded.sort(key=lambda item: item[0])
@@ -188,9 +188,11 @@ def rank(
     for bound, group, variant, estimate in bounded:
         if prune and bound > best:
             break
-        for split in space.splits(estimate.tiles, estimate.ctas, estimate.steps):
+        for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
             for cap in estimate.grids(split):
-                if not space.partials_fit(variant, split, estimate.tiles, cap or estimate.ctas):
+                if not constraints.partials_fit(
+                    variant, split, estimate.tiles, cap or estimate.ctas
+                ):
                     continue
                 predicted_us, overlap = estimate.fastest_us(split, cap)
                 if predicted_us < best:
@@ -232,8 +234,8 @@ def invariant_config(
     k: int,
     dtype: Dtype,
     aligned: bool,
-    capability: space.Capability,
-    kernels: tuple[Kernel, ...] = space.AVAILABLE,
+    capability: constraints.Capability,
+    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     swiglu: bool = False,
 ) -> GemmConfig:
     """The one configuration of (n, k, dtype): the best geomean over a few rows and budgets.
@@ -251,12 +253,12 @@ def invariant_config(
         for num_sms in INVARIANT_BUDGETS
     ]
     best, chosen = float("inf"), None
-    kernels = space.kernels_for(problems[0], capability, kernels)
+    kernels = candidates.kernels_for(problems[0], capability, kernels)
     # with the room that a residual takes, so that one serves every epilogue but SwiGLU
-    for variant in space.variants(dtype, aligned, capability, kernels, not swiglu, swiglu):
+    for variant in candidates.variants(dtype, aligned, capability, kernels, not swiglu, swiglu):
         total = 0.0
         for problem, ceilings in product(problems, budgets):
-            group = space.group_m(problem.m, variant, ceilings.budget.num_sms)
+            group = candidates.group_m(problem.m, variant, ceilings.budget.num_sms)
             estimate = cost_model.Estimate(problem, variant, ceilings, constants, group)
             total += log(estimate.launch_us())
         if total < best:

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from smkern.tuning import space
 from smkern.tuning.cells import checked, config_to_json
 from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.constraints import (
+    Capability,
+    is_legal,
+    serves_alignment,
+    serves_library,
+    serves_swiglu,
+)
 
 DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
 """A line holds the kernel and what differs from it."""
@@ -33,16 +39,9 @@ class CellKey:
     @classmethod
     def of(cls, problem: GemmProblem, budget: Budget) -> CellKey:
         return cls(
-            "gemm",
-            problem.n,
-            problem.k,
-            problem.m,
-            problem.dtype,
-            problem.epilogue.key,
-            budget.num_sms,
-            budget.confined,
-            budget.clusters,
-        )
+            "gemm", problem.n, problem.k, problem.m, problem.dtype, problem.epilogue.key,
+            budget.num_sms, budget.confined, budget.clusters,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Table:
         problem: GemmProblem,
         budget: Budget,
         allow_cublaslt: bool = True,
-        capability: space.Capability = (9, 0),
+        capability: Capability = (9, 0),
     ) -> GemmConfig | None:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
@@ -131,7 +130,7 @@ class Table:
         if found is None and problem.epilogue != Epilogue():
             plain = replace(problem, epilogue=Epilogue())
             config = self._lookup(plain, budget, False, capability)
-            if config is not None and space.is_legal(problem, config, budget, capability):
+            if config is not None and is_legal(problem, config, budget, capability):
                 return config
         return found
 
@@ -140,7 +139,7 @@ class Table:
         problem: GemmProblem,
         budget: Budget,
         allow_cublaslt: bool,
-        capability: space.Capability,
+        capability: Capability,
     ) -> GemmConfig | None:
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
@@ -156,8 +155,11 @@ class Table:
             return None
         if -(-problem.m // config.block_m) != -(-tuned_m // config.block_m):
             return None
-        rules = (space.serves_alignment, space.serves_library, space.serves_swiglu)
-        return config if all(rule(problem, config, budget, capability) for rule in rules) else None
+        fits = all(
+            serves(problem, config, budget, capability)
+            for serves in (serves_alignment, serves_library, serves_swiglu)
+        )
+        return config if fits else None
 
 
 def _beside(values: Sequence[Any], value: Any) -> Sequence[Any]:

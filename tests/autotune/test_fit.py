@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from smkern.autotune import fit, raw
 from smkern.measure.gemm import SHAPES
-from smkern.tuning import cells, cost_constants, space
+from smkern.tuning import cells, constraints, cost_constants
 from smkern.tuning.cost_constants import DEFAULTS
 
 
@@ -45,7 +45,7 @@ def test_failed_contended_and_library_results_are_not_fitted_to(measurements):
         [
             replace(one, error="wrong result"),
             replace(one, contended=True),
-            replace(one, config=space.CUBLASLT),
+            replace(one, config=constraints.CUBLASLT),
             replace(one, us=1.0),
             replace(one, us=2.0),
         ]

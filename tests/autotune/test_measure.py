@@ -13,7 +13,7 @@ from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.timing import Timing
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.table import Cell, CellKey, Table
 
@@ -148,11 +148,11 @@ def measured(config, us, error=None):
 
 
 def test_the_library_must_win_clearly():
-    ours, library = measured(GOOD, 10.0), measured(space.CUBLASLT, 9.95)
+    ours, library = measured(GOOD, 10.0), measured(constraints.CUBLASLT, 9.95)
     cell = best_cell([ours, library])
     assert (cell.config, cell.us, cell.own) == (GOOD, 10.0, GOOD)
-    cell = best_cell([ours, measured(space.CUBLASLT, 9.0)])
-    assert (cell.config, cell.us, cell.own, cell.own_us) == (space.CUBLASLT, 9.0, GOOD, 10.0)
+    cell = best_cell([ours, measured(constraints.CUBLASLT, 9.0)])
+    assert (cell.config, cell.us, cell.own, cell.own_us) == (constraints.CUBLASLT, 9.0, GOOD, 10.0)
     assert best_cell([library, measured(GOOD, nan, "wrong result")]) is None
 
 
@@ -162,8 +162,8 @@ def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(profile):
     key = CellKey.of(replace(problem, epilogue=Epilogue()), PLACE.budget)
     kept = Table({}, {key: Cell(today, 10.0, today, 10.0)})
     found = list(listed(problem, PLACE.budget, profile, table=kept))
-    assert space.UNFUSED in found
-    assert space.CUBLASLT not in found
+    assert constraints.UNFUSED in found
+    assert constraints.CUBLASLT not in found
     assert found[-1] == today
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smkern.autotune.shortlist import MAX_OF_A_KIND, parse_epilogue, problems, shortlist
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS
 
@@ -28,7 +28,7 @@ def test_shortlist_is_legal_ordered_and_of_several_kinds(profile, m, num_sms):
     first = [c for c in found if c.kernel == "ws"][:1]
     assert all(replace(c, overlap=not c.overlap) in found for c in first)
     for config in found:
-        assert space.violations(problem, config, budget, (9, 0)) == []
+        assert constraints.violations(problem, config, budget, (9, 0)) == []
 
 
 def test_the_library_is_a_candidate_where_clusters_launch(profile):
@@ -37,10 +37,10 @@ def test_the_library_is_a_candidate_where_clusters_launch(profile):
     without = shortlist(problem, Budget(32, "mask", False), profile, DEFAULTS)
     by_grid = shortlist(problem, Budget(100, "grid", True), profile, DEFAULTS)
     whole = shortlist(problem, Budget(132, "grid", True), profile, DEFAULTS)
-    assert list(whole)[-1] == space.CUBLASLT
+    assert list(whole)[-1] == constraints.CUBLASLT
     unwanted = shortlist(problem, Budget(100, "mask", True), profile, DEFAULTS, cublaslt=False)
-    assert list(with_clusters)[-1] == space.CUBLASLT
-    assert space.CUBLASLT not in {*without, *unwanted, *by_grid}
+    assert list(with_clusters)[-1] == constraints.CUBLASLT
+    assert constraints.CUBLASLT not in {*without, *unwanted, *by_grid}
 
 
 def test_only_the_kernels_that_are_asked_for(profile):

@@ -21,7 +21,7 @@ from smkern.kernels.gemm_frame import Frame
 from smkern.kernels.gemm_launch import GemmPlan
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 TRACE_BYTES = 32768
 """Where the trace begins in the counters' room; small tests use a few counters at its head."""

@@ -10,7 +10,7 @@ import triton.language as tl
 import smkern
 from smkern.errors import WarmupError
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 from tests.gpu.confinement import check_partition_graphs
 from tests.gpu.gemm_support import (
     Case,

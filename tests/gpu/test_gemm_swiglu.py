@@ -9,7 +9,7 @@ from torch.library import opcheck
 import smkern
 from smkern.errors import ArgumentError, BudgetError
 from smkern.ops.gemm.eager import eager_gemm
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.gemm_support import precompile_all
 from tests.gpu.swiglu_support import Case, Operands, check, operands, run_config
@@ -75,7 +75,7 @@ def _compiled() -> None:
     tuned = [_dispatched(case, "own") for case in [*RAGGED, *ODD]]
     plain = [_dispatched(case, backend) for case in PLAIN for backend in BACKENDS]
     wanted = [*named, *tuned, *plain]
-    precompile_all(item for item in wanted if item[1].kernel not in space.LIBRARIES)
+    precompile_all(item for item in wanted if item[1].kernel not in constraints.LIBRARIES)
 
 
 def run(case: Case, **options) -> Operands:

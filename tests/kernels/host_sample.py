@@ -28,7 +28,7 @@ from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
 from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
-from smkern.tuning.rules import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.sample import SAMPLING, Budget, SampleConfig, SampleProblem
 from tests.ops.conftest import FakeProfile
 

@@ -10,7 +10,7 @@ from smkern.device import Budget
 from smkern.errors import ArgumentError
 from smkern.kernels.attention import cuda
 from smkern.tuning.attention.shapes import AttentionShape
-from smkern.tuning.rules import shared_limit
+from smkern.tuning.constraints import shared_limit
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from smkern.kernels.attention.triton_compile import (
     variants_of,
 )
 from smkern.kernels.compile import Artifact
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
 from smkern.tuning.attention.select import select_attention
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.rules import shared_limit
+from smkern.tuning.constraints import shared_limit
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import profile_of
 
@@ -71,7 +71,7 @@ def check_residency(wanted, config, capability, artifacts):
     limit, shared = shared_limit(divmod(capability, 10)), artifacts[0].shared_bytes
     assert config.ctas_per_sm * (shared + 1024) <= limit + 1024
     prefill = wanted.shape.has_prefill
-    assert shared <= space.triton_bytes(wanted, config, prefill, divmod(capability, 10))
+    assert shared <= constraints.triton_bytes(wanted, config, prefill, divmod(capability, 10))
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 100, 120])

@@ -14,7 +14,7 @@ from smkern.kernels.compile import Artifact
 from smkern.kernels.gemm_compile import compile_variant
 from smkern.kernels.gemm_launch import GemmPlan
 from smkern.kernels.gemm_variants import variant_of
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
 
 triton = pytest.importorskip("triton")
@@ -57,7 +57,7 @@ def test_nothing_spills_and_shared_memory_is_at_most_what_the_rules_say(config, 
     found = USAGE.search(told(artifact, tmp_path, "-res-usage"))
     assert found
     assert (int(found[1]), int(found[2])) == (0, 0)
-    assert artifact.shared_bytes <= space.shared_bytes(config)
+    assert artifact.shared_bytes <= constraints.shared_bytes(config)
 
 
 @pytest.mark.parametrize("config", CONFIGS[:2] + CONFIGS[4:5], ids=lambda c: str(c.block_m))

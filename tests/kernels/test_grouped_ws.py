@@ -18,8 +18,8 @@ from smkern.kernels.grouped_launch import (
     variant_of,
 )
 from smkern.kernels.grouped_triton import grouped_pointer
+from smkern.tuning.constraints import shared_limit
 from smkern.tuning.grouped import GroupedConfig, GroupedProblem, configs_of
-from smkern.tuning.rules import shared_limit
 from tests.kernels.cubins import told, usage
 from tests.kernels.test_moe_triton import waits_first
 

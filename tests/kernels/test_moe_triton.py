@@ -18,6 +18,7 @@ from smkern.kernels.moe_launch import (
     variants_of,
     workspace_bytes,
 )
+from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.moe import (
     COUNTED,
     Budget,
@@ -28,7 +29,6 @@ from smkern.tuning.moe import (
     candidates,
     group_tokens,
 )
-from smkern.tuning.space import COUNTER_BYTES
 from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")

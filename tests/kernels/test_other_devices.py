@@ -23,9 +23,9 @@ from smkern.kernels.rows_launch import variant_of as rows_variant
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.tuning.append import APPEND, AppendProblem
 from smkern.tuning.config import Epilogue, GemmProblem
+from smkern.tuning.constraints import shared_limit
 from smkern.tuning.grouped import GROUPED_GEMM, GroupedProblem
 from smkern.tuning.rows import ROWS, RowsProblem
-from smkern.tuning.rules import shared_limit
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import FACTS, profile_of
 

@@ -12,7 +12,7 @@ from smkern.device import Budget
 from smkern.kernels.attention.cuda import PLAN_STATIC_BYTES, compile_plan
 from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import CANDIDATES, SampleVariant, shared_bytes
-from smkern.tuning.rules import shared_limit
+from smkern.tuning.constraints import shared_limit
 from smkern.tuning.sample import MAX_VOCAB, RESIDENT_WARPS, SAMPLING, WARPS, SampleProblem
 from tests.kernels.cubins import sizes
 from tests.kernels.devices import profile_of

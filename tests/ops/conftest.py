@@ -17,7 +17,7 @@ from smkern.ops.streams import Streams
 from smkern.ops.swiglu.eager import EagerSwiglu
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 from tests import gpus
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,7 +10,7 @@ import torch
 from smkern.errors import ArgumentError, DeviceError
 from smkern.kernels import cublaslt
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 BUDGET = Budget(60, "mask", True)
 

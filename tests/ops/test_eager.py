@@ -8,7 +8,7 @@ import torch
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
 from smkern.ops.reference import gemm as reference
 from smkern.tuning.config import Budget
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 HALF = torch.bfloat16
 

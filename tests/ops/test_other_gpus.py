@@ -15,9 +15,9 @@ from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.moe.grouped import grouped_dispatcher
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.ops.sample.operators import sample_dispatcher
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.append import AppendProblem
-from smkern.tuning.attention import space as attention_space
+from smkern.tuning.attention import constraints as attention_constraints
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 from smkern.tuning.cells import user_path
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
@@ -60,7 +60,7 @@ def test_a_gemm_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
             found = dispatcher.select(problem, budget)
             assert found.source == "model"
             assert found.predicted_us > 0
-            assert not space.violations(problem, found.config, budget, info.capability)
+            assert not constraints.violations(problem, found.config, budget, info.capability)
             wgmma = found.config.kernel == "ws"
             assert not wgmma or info.capability[0] == 9
 
@@ -80,7 +80,9 @@ def test_attention_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
             found = dispatcher.select(problem, budget)
             assert found.source == "model"
             assert found.config.kernel == ("cuda" if info.capability == (9, 0) else "triton")
-            broken = attention_space.violations(problem, found.config, budget, info.capability)
+            broken = attention_constraints.violations(
+                problem, found.config, budget, info.capability
+            )
             assert not broken
 
 

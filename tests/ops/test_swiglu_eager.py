@@ -14,9 +14,9 @@ from smkern.ops.rows.call import SiluAndMul, problem_of
 from smkern.ops.swiglu import SwigluCalls, warmup
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.warming import Target
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 HALF = torch.bfloat16
 OWN = GemmConfig("ws", 16, 128, 64, 4, 6, swap=True)
@@ -31,7 +31,7 @@ class UnfusedTable:
         return ()
 
     def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
-        return space.UNFUSED if problem.epilogue.swiglu and allow_cublaslt else OWN
+        return constraints.UNFUSED if problem.epilogue.swiglu and allow_cublaslt else OWN
 
 
 def operands(m=5, inner=24, k=32):

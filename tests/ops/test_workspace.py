@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smkern.ops.workspace import Scratch, Workspaces
-from smkern.tuning.space import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES
 
 
 class Runtime:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
 from smkern.tuning.attention.model import CUDA, _blended, estimate, predict_us, tile_us
 from smkern.tuning.attention.shapes import (
     DECODE_PIECE,
@@ -40,13 +40,13 @@ STEPS = {
 
 
 def of(problem, num_sms, profile, kernel="cuda", confined="mask", **options):
-    config = space.default_config(problem, kernel)
+    config = constraints.default_config(problem, kernel)
     if confined == "grid":
         config = replace(config, ctas_per_sm=1)
     return estimate(problem, config, Budget(num_sms, confined), profile, **options)
 
 
-@pytest.mark.parametrize("kernel", space.AVAILABLE)
+@pytest.mark.parametrize("kernel", constraints.AVAILABLE)
 @pytest.mark.parametrize("step", STEPS)
 def test_never_below_the_floor_and_hardly_slower_on_more_sms(step, kernel, profile):
     times = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from smkern.errors import ArgumentError, BudgetError
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import AttentionKey
 from smkern.tuning.attention.select import AttentionTable, select_attention
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
@@ -55,8 +55,8 @@ def test_neither_batch_nor_budget_turns_bits(num_sms, batch, head_dim, profile):
         budget = Budget(num_sms, confined)
         config = select_attention(problem, budget, profile).config
         default = select_attention(problem_of(head_dim=head_dim), Budget(132, "mask"), profile)
-        assert space.bits(problem, config) == space.bits(problem, default.config)
-        assert space.is_legal(problem, config, budget, (9, 0))
+        assert constraints.bits(problem, config) == constraints.bits(problem, default.config)
+        assert constraints.is_legal(problem, config, budget, (9, 0))
 
 
 def test_a_tuned_cell_counts_before_the_model(profile):

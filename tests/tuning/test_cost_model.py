@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smkern.tuning import space
+from smkern.tuning import candidates, constraints
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, variant_key
 from smkern.tuning.cost_model import Ceilings, Estimate, predict_us
 
 SM_90 = (9, 0)
 sizes = st.integers(1, 8192)
-some_variants = st.sampled_from(space.variants("bf16", True, SM_90))
+some_variants = st.sampled_from(candidates.variants("bf16", True, SM_90))
 
 
 @given(sizes, sizes, sizes, some_variants, st.integers(1, 131), st.sampled_from(["mask", "grid"]))
@@ -31,7 +31,7 @@ def test_bound_is_below_every_prediction(profile, m, n, k, config, num_sms):
     ceilings = Ceilings(budget, profile, DEFAULTS)
     estimate = Estimate(problem, config, ceilings, DEFAULTS, 8)
     bound = estimate.at_least_us()
-    for split in space.splits(estimate.tiles, estimate.ctas, estimate.steps):
+    for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
         for cap in estimate.grids(split):
             assert 0 <= cap <= estimate.ctas
             assert bound <= estimate.launch_us(split, cap)
@@ -50,7 +50,7 @@ def test_a_partial_wave_costs_a_wave_and_stream_k_saves_some_of_it(profile):
     """Not most: measured, its loops are out of step and read again what L2 has lost."""
     whole = GemmConfig("ws", 128, 256, 64, 8, 4)
     problem = GemmProblem(1024, 2048, 4096)
-    tiles = space.num_tiles(problem, whole)
+    tiles = constraints.num_tiles(problem, whole)
     exact, above = Budget(tiles, "mask"), Budget(tiles - 1, "mask")
     wave = predict_us(problem, whole, exact, profile)
     lost = predict_us(problem, whole, above, profile) - wave
@@ -76,7 +76,7 @@ def test_ctas_per_sm_count_only_under_a_mask(profile):
 def test_library_is_given_what_its_budget_allows(profile):
     problem, budget = GemmProblem(2048, 4096, 4096), Budget(32, "mask")
     ours = predict_us(problem, GemmConfig("ws", 128, 256, 64, 8, 4), budget, profile)
-    assert 0 < predict_us(problem, space.CUBLASLT, budget, profile) < ours
+    assert 0 < predict_us(problem, constraints.CUBLASLT, budget, profile) < ours
 
 
 def test_streamed_loops_read_again_what_l2_cannot_hold(profile):
@@ -84,7 +84,7 @@ def test_streamed_loops_read_again_what_l2_cannot_hold(profile):
     problem, budget = GemmProblem(320, 3584, 18944), Budget(92, "mask")
     whole = GemmConfig("ws", 64, 256, 64, 4, 5, group_m=5)
     streamed = GemmConfig("ws", 64, 256, 64, 4, 5, split=0, group_m=5)
-    assert space.num_tiles(problem, whole) < 92
+    assert constraints.num_tiles(problem, whole) < 92
     lost = predict_us(problem, streamed, budget, profile) / predict_us(
         problem, whole, budget, profile
     )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError, BudgetError
-from smkern.tuning import cost_model, space
+from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS
 from smkern.tuning.select import rank, select_gemm, select_near
@@ -35,7 +35,7 @@ budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"
 @settings(max_examples=300, deadline=None)
 def test_any_problem_in_any_budget_has_a_legal_choice(profile, problem, budget):
     found = select_gemm(problem, budget, profile)
-    assert space.violations(problem, found.config, budget, SM_90) == []
+    assert constraints.violations(problem, found.config, budget, SM_90) == []
     assert found.source == "model"
     assert 0 < found.predicted_us < float("inf")
 
@@ -45,7 +45,7 @@ def test_any_problem_in_any_budget_has_a_legal_choice(profile, problem, budget):
 def test_any_problem_has_a_legal_choice_on_sm_80(ampere, problem, budget):
     budget = replace(budget, num_sms=min(budget.num_sms, 108))
     found = select_gemm(problem, budget, ampere)
-    assert space.violations(problem, found.config, budget, (8, 0)) == []
+    assert constraints.violations(problem, found.config, budget, (8, 0)) == []
 
 
 @given(problems, budgets)
@@ -93,7 +93,7 @@ def test_batch_invariant_choice_is_one_for_all_rows_and_budgets(profile, n, k, d
 def test_batch_invariant_ignores_tables_and_measurements(profile):
     problem, budget = GemmProblem(64, 6144, 4096), Budget(32, "mask", True)
     invariant = replace(problem, batch_invariant=True)
-    table = Table({}, {CellKey.of(problem, budget): Cell(space.CUBLASLT, 1.0, TUNED, 2.0)})
+    table = Table({}, {CellKey.of(problem, budget): Cell(constraints.CUBLASLT, 1.0, TUNED, 2.0)})
     assert select_gemm(invariant, budget, profile, table) == select_gemm(invariant, budget, profile)
 
 
@@ -111,8 +111,8 @@ def test_the_table_counts_before_the_model(profile):
 
 def test_without_the_library_our_own_best_counts(profile):
     problem, budget = GemmProblem(64, 6144, 4096), Budget(32, "mask", True)
-    table = Table({}, {CellKey.of(problem, budget): Cell(space.CUBLASLT, 8.0, TUNED, 9.0)})
-    assert select_gemm(problem, budget, profile, table).config == space.CUBLASLT
+    table = Table({}, {CellKey.of(problem, budget): Cell(constraints.CUBLASLT, 8.0, TUNED, 9.0)})
+    assert select_gemm(problem, budget, profile, table).config == constraints.CUBLASLT
     own = select_gemm(problem, budget, profile, table, allow_cublaslt=False)
     assert (own.config, own.source) == (TUNED, "table")
 
@@ -173,7 +173,7 @@ def test_more_sms_than_a_cell_has_take_no_longer_than_it(profile, second):
     found = select_near(problem, budget, profile, tuned(second, (64, 32)), modelled, DEFAULTS)
     assert found is not None
     assert found.predicted_us <= 10.0
-    assert space.num_ctas(found.config, budget) >= 32
+    assert constraints.num_ctas(found.config, budget) >= 32
 
 
 def test_the_models_choice_stands_against_a_neighbour_that_is_slower(profile):

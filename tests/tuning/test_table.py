@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from smkern.errors import TableError
-from smkern.tuning import cells, space
+from smkern.tuning import cells, constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
 from smkern.tuning.select import GEMM
@@ -37,7 +37,7 @@ def test_round_trip_sorted_a_cell_a_line(tmp_path):
         for m in (8, 1024, 64)
         for n in (48, 16)
     }
-    found[key(77)] = Cell(space.CUBLASLT, 5.0, CONFIG, 6.5)
+    found[key(77)] = Cell(constraints.CUBLASLT, 5.0, CONFIG, 6.5)
     store.merge(found, META)
     loaded = store.load("NVIDIA H200")
     assert loaded.cells == found
@@ -221,7 +221,7 @@ def test_batch_invariant_problems_take_whole_k_loops_of_ours_only():
     whole = replace(CONFIG, split=1)
     problem = GemmProblem(64, 6144, 4096, batch_invariant=True)
     for own, served in ((CONFIG, None), (whole, whole), (replace(whole, kernel="pointer"), None)):
-        tuned = Table(META, {key(64): Cell(space.CUBLASLT, 5.0, own, 6.0)})
+        tuned = Table(META, {key(64): Cell(constraints.CUBLASLT, 5.0, own, 6.0)})
         assert tuned.lookup(problem, BUDGET) == served
 
 

@@ -15,6 +15,13 @@ from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, launcher, load_function, may_overlap
+from smkern.tuning.attention.constraints import (
+    CUDA_CAPABILITY,
+    CUDA_TEAM_THREADS,
+    cache_bytes,
+    cuda_team_bytes,
+    most_teams,
+)
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     AttentionConfig,
@@ -22,14 +29,7 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     Budget,
 )
-from smkern.tuning.attention.space import (
-    CUDA_CAPABILITY,
-    CUDA_TEAM_THREADS,
-    cache_bytes,
-    cuda_team_bytes,
-    most_teams,
-)
-from smkern.tuning.rules import shared_limit
+from smkern.tuning.constraints import shared_limit
 
 Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from smkern.kernels.compile import Artifact, check_shared
+from smkern.tuning.attention.constraints import triton_config, triton_rows
 from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     AttentionConfig,
@@ -13,7 +14,6 @@ from smkern.tuning.attention.shapes import (
     AttentionProblem,
     CacheDtype,
 )
-from smkern.tuning.attention.space import triton_config, triton_rows
 
 Path = Literal["decode", "prefill"]
 
@@ -111,7 +111,7 @@ def _power_of_two(n: int) -> int:
 
 
 def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:
-    """The default of the prefill or the decode items: `space.triton_config`."""
+    """The default of the prefill or the decode items: `constraints.triton_config`."""
     return triton_config(problem, path == "prefill", divmod(capability, 10))
 
 

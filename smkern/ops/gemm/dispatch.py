@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.bounded_cache import keep, model_rows
 from smkern.ops.gemm.plans import Kernels, Library, Plan, Silu
-from smkern.tuning import cost_model, space
+from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
 from smkern.tuning.select import Selection, rank, select_gemm, select_near
@@ -32,9 +32,9 @@ def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) ->
     from smkern.kernels.gemm_schedule import make_schedule
 
     if config.kernel == "cublaslt":
-        return space.COUNTER_BYTES + WORKSPACE_BYTES
+        return constraints.COUNTER_BYTES + WORKSPACE_BYTES
     slots = make_schedule(problem, config, budget).partial_slots
-    return space.COUNTER_BYTES + 4 * slots * config.block_m * config.block_n if slots else 0
+    return constraints.COUNTER_BYTES + 4 * slots * config.block_m * config.block_n if slots else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Explanation:
         p, b, c = self.problem, self.budget, self.config
         tile = f"{c.block_m}x{c.block_n}x{c.block_k}"
         split = "stream-K" if c.split == 0 else f"split {c.split}"
-        how = "its own choice" if c.kernel in space.LIBRARIES else f"{tile}, {split}"
+        how = "its own choice" if c.kernel in constraints.LIBRARIES else f"{tile}, {split}"
         return (
             f"gemm {p.m}x{p.n}x{p.k} {p.dtype} ({p.epilogue.key}) on {b.num_sms} SMs of "
             f"{self.device} (confined by {b.confined}): kernel {c.kernel}, {how}, "
@@ -147,7 +147,7 @@ class Dispatcher:
             ArgumentError: the problem is batch-invariant, or the configuration is not for it.
         """
         problem = of_step(problem)
-        if problem.batch_invariant or not space.is_legal(
+        if problem.batch_invariant or not constraints.is_legal(
             problem, config, budget, self.profile.info.capability
         ):
             raise ArgumentError(
@@ -192,7 +192,7 @@ class Dispatcher:
                 except WarmupError:
                     if backend is not None:
                         raise
-            if selection.config.kernel in space.LIBRARIES and backend is None:
+            if selection.config.kernel in constraints.LIBRARIES and backend is None:
                 return self.plan(problem, budget, "own", capturing=True)
             self._check_loaded(problem, selection.config, budget)
         with self._lock:
@@ -213,7 +213,7 @@ class Dispatcher:
 
     def is_loaded(self, problem: GemmProblem, config: GemmConfig) -> bool:
         """Whether preparing `config` for `problem` would compile and load nothing."""
-        if config.kernel in space.LIBRARIES:
+        if config.kernel in constraints.LIBRARIES:
             return False
         return self._kernels().is_loaded(problem, config)
 
@@ -244,7 +244,7 @@ class Dispatcher:
         """The choice for a problem in a budget, with its reasons. Needs no GPU."""
         selection = self.select(problem, budget, backend)
         config = selection.config
-        tiles = space.num_tiles(problem, config)
+        tiles = constraints.num_tiles(problem, config)
         source = selection.source if backend in (None, "own", "model") else "forced"
         return Explanation(
             problem,
@@ -254,7 +254,7 @@ class Dispatcher:
             selection.predicted_us,
             self._workspace_bytes(problem, config, budget),
             tiles,
-            tiles / space.num_ctas(config, budget),
+            tiles / constraints.num_ctas(config, budget),
             self.profile.info.name,
         )
 
@@ -262,7 +262,7 @@ class Dispatcher:
         if config.kernel != "unfused":
             return workspace_bytes(problem, config, budget)
         gemm = self.explain(replace(problem, epilogue=Epilogue()), budget)
-        return space.gate_up_at(gemm.workspace_bytes) + space.gate_up_bytes(problem)
+        return constraints.gate_up_at(gemm.workspace_bytes) + constraints.gate_up_bytes(problem)
 
     def _select(self, problem: GemmProblem, budget: Budget, backend: str | None) -> Selection:
         if backend not in (None, "own", "model"):
@@ -285,7 +285,7 @@ class Dispatcher:
         self,
         problem: GemmProblem,
         budget: Budget,
-        kernels: tuple[Kernel, ...] = space.AVAILABLE,
+        kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
         tables: Table | None = None,
     ) -> Selection:
         """The model's choice (among `kernels`), or that of cells beside it in `tables`.
@@ -320,9 +320,9 @@ class Dispatcher:
     def _forced(self, problem: GemmProblem, budget: Budget, kernel: Any) -> Selection:
         capability = self.profile.info.capability
         where = f"{problem.m}x{problem.n}x{problem.k} {problem.dtype}"
-        if kernel in space.LIBRARIES:
-            config = space.CUBLASLT if kernel == "cublaslt" else space.UNFUSED
-            broken = space.violations(problem, config, budget, capability)
+        if kernel in constraints.LIBRARIES:
+            config = constraints.CUBLASLT if kernel == "cublaslt" else constraints.UNFUSED
+            broken = constraints.violations(problem, config, budget, capability)
             confined = kernel == "unfused" or self._library_may_run(problem, budget)
             if broken or not confined:
                 reasons = ", ".join(broken) or "the budget is not enforced by a mask"
@@ -332,8 +332,8 @@ class Dispatcher:
                 )
             return Selection(config, "model", self._predict(problem, config, budget))
         try:
-            if kernel not in space.AVAILABLE:
-                raise ArgumentError(f"this build has the kernels {list(space.AVAILABLE)}")
+            if kernel not in constraints.AVAILABLE:
+                raise ArgumentError(f"this build has the kernels {list(constraints.AVAILABLE)}")
             return self._modelled(problem, budget, (kernel,))
         except ArgumentError as error:
             raise ArgumentError(

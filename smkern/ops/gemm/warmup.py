@@ -17,7 +17,7 @@ from smkern.ops.gemm import warmup_tune
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.ops.gemm.eager import EagerGemm, eager_gemm
 from smkern.ops.warming import Target, Work
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 
 Choice = tuple[GemmProblem, GemmConfig, Budget]
@@ -88,7 +88,7 @@ def _choices_of(
             problem = replace(base, m=m)
             config = dispatcher.select(problem, budget).config
             yield problem, config, budget
-            if config.kernel in space.LIBRARIES:
+            if config.kernel in constraints.LIBRARIES:
                 yield problem, dispatcher.select(problem, budget, "own").config, budget
             if config.kernel == "unfused":
                 plain = replace(problem, epilogue=Epilogue())
@@ -144,7 +144,7 @@ def _work_of(eager: EagerGemm, wanted: Iterable[Choice]) -> Work:
     count = 0
     for problem, config, budget in wanted:
         count += 1
-        if config.kernel in space.LIBRARIES:
+        if config.kernel in constraints.LIBRARIES:
             library.append((problem, config, budget))
             continue
         variant = variant_of(problem, config, 10 * major + minor)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from smkern.ops.gemm.plans import Plan, Silu
 from smkern.ops.operator_dispatch import OperatorDispatcher
-from smkern.tuning import space
+from smkern.tuning import constraints
 from smkern.tuning.config import Budget, GemmProblem
 from smkern.tuning.rows import VECTOR, RowsConfig, RowsProblem
 
@@ -56,8 +56,8 @@ class UnfusedPlan:
 
     def __init__(self, problem: GemmProblem, budget: Budget, gemm: Plan, silu: Silu) -> None:
         self._problem, self._budget, self._gemm, self._silu = problem, budget, gemm, silu
-        self._gate_up_at = space.gate_up_at(gemm.workspace_bytes)
-        self.workspace_bytes = self._gate_up_at + space.gate_up_bytes(problem)
+        self._gate_up_at = constraints.gate_up_at(gemm.workspace_bytes)
+        self.workspace_bytes = self._gate_up_at + constraints.gate_up_bytes(problem)
 
     def launch(
         self, a_ptr: int, w_ptr: int, out_ptr: int, bias_ptr: int, residual_ptr: int,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from smkern.device import Confinement
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
+from smkern.tuning.attention.constraints import AttentionPath
 from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     AttentionDtype,
@@ -18,7 +19,6 @@ from smkern.tuning.attention.shapes import (
     Budget,
     CacheDtype,
 )
-from smkern.tuning.attention.space import AttentionPath
 from smkern.tuning.bucket_table import Key, bucket
 
 OP = "paged_attention"
@@ -48,7 +48,7 @@ class AttentionKey(Key):
     def of(cls, problem: AttentionProblem, budget: Budget) -> Self:
         shape = problem.shape
         return cls(
-            OP, space.path_of(shape), shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
+            OP, constraints.path_of(shape), shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
             shape.page_size, problem.dtype, problem.cache_dtype, bucket(shape.batch),
             bucket(shape.max_q_len), bucket(mean_kv_len(problem)), budget.num_sms, budget.confined,
         )  # fmt: skip

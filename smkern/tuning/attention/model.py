@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
 from smkern.tuning.attention.shapes import (
     PIECE_COST,
     PREFILL_ROWS,
@@ -133,11 +133,11 @@ def estimate(
     usual, kv = typical_lengths(shape, kv_lens)
     work = count_work(shape, usual if q_lens is None else q_lens, kv)
     known = DEFAULTS.get(config.kernel, CUDA)
-    ctas = space.num_ctas(config, budget)
+    ctas = constraints.num_ctas(config, budget)
     teams = config.teams if config.kernel == "cuda" else 1
     decode_us = _decode_us(problem, config, budget, work, known)
     prefill_us = _prefill_us(problem, config, budget, profile, work, known)
-    moved, flops = work.bytes_moved(shape, space.cache_bytes(problem)), work.flops(shape)
+    moved, flops = work.bytes_moved(shape, constraints.cache_bytes(problem)), work.flops(shape)
     bandwidth = 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
     rate = 1e6 * profile.flops(budget.num_sms)
     ceilings: dict[Bound, float] = {
@@ -184,8 +184,8 @@ def _blended(ceilings: Sequence[float], blend: float) -> float:
 def bytes_in_flight(problem: AttentionProblem, config: AttentionConfig) -> int:
     """Keys and values that one worker (a CUDA team, a Triton CTA) has asked for at a time."""
     if config.kernel == "triton":
-        return space.triton_stage_bytes(problem, config)
-    return space.cuda_ring_bytes(problem.shape.head_dim, space.cache_bytes(problem))
+        return constraints.triton_stage_bytes(problem, config)
+    return constraints.cuda_ring_bytes(problem.shape.head_dim, constraints.cache_bytes(problem))
 
 
 def _decode_us(
@@ -197,7 +197,7 @@ def _decode_us(
 ) -> float:
     """Time of the busiest SM's share of the decode units."""
     shape = problem.shape
-    heads, size = shape.num_kv_heads, space.cache_bytes(problem)
+    heads, size = shape.num_kv_heads, constraints.cache_bytes(problem)
     if not len(work.decode_keys):
         return 0.0
     row = 2 * shape.head_dim * size
@@ -219,7 +219,7 @@ def _shares(
 
     Worker w of n has the units that begin in [cost w / n, cost (w + 1) / n) of the whole cost.
     """
-    ctas = space.num_ctas(config, budget)
+    ctas = constraints.num_ctas(config, budget)
     teams = config.teams if config.kernel == "cuda" else 1
     before = np.cumsum(costs) - costs
     shares = int(costs.sum()) * np.arange(ctas * teams + 1) // (ctas * teams)
@@ -250,7 +250,7 @@ def _prefill_us(
     """When the last CTA ends that takes units the longest first."""
     if not len(work.prefill_tiles):
         return 0.0
-    ctas = space.num_ctas(config, budget)
+    ctas = constraints.num_ctas(config, budget)
     resident = ctas // budget.num_sms
     each = tile_us(problem, known, profile.info) * resident
     partial = 2 * 4 * PREFILL_ROWS * problem.shape.head_dim if work.prefill_slots else 0

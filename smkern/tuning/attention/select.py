@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from smkern.device import check_budget
 from smkern.errors import ArgumentError
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import AttentionKey
 from smkern.tuning.attention.model import predict_us
 from smkern.tuning.attention.shapes import (
@@ -56,16 +57,16 @@ def select_attention(
     """
     check_budget(budget)
     capability = profile.info.capability
-    if backend not in (None, *space.AVAILABLE):
+    if backend not in (None, *constraints.AVAILABLE):
         raise ArgumentError(
-            f"backend={backend!r} is none of {list(space.AVAILABLE)}: leave it at None"
+            f"backend={backend!r} is none of {list(constraints.AVAILABLE)}: leave it at None"
         )
     if backend is None and table is not None:
         found = ATTENTION.lookup(problem, budget, profile, table)
         if found is not None:
             return Selection(found, "table")
-    named = next((kernel for kernel in space.AVAILABLE if kernel == backend), None)
-    kernel = named or space.served_by(problem, budget, capability)
+    named = next((kernel for kernel in constraints.AVAILABLE if kernel == backend), None)
+    kernel = named or constraints.served_by(problem, budget, capability)
     listed = _listed(problem, budget, capability, kernel)
     if not listed:
         raise ArgumentError(_unserved(problem, budget, capability, named))
@@ -94,7 +95,7 @@ def reachable(
     """
     select_attention(problem, budget, profile, table, backend)
     capability = profile.info.capability
-    kernel = backend or space.served_by(problem, budget, capability)
+    kernel = backend or constraints.served_by(problem, budget, capability)
     tuned: list[AttentionConfig] = []
     if table is not None and not backend:
         cells = set(table.series(AttentionKey.of(problem, budget)))
@@ -102,10 +103,36 @@ def reachable(
     return list(dict.fromkeys([*_listed(problem, budget, capability, kernel), *tuned]))
 
 
+def candidates(
+    problem: AttentionProblem,
+    budget: Budget,
+    capability: constraints.Capability,
+    kernel: AttentionKernel,
+) -> list[AttentionConfig]:
+    """Every legal configuration of a kernel; the bits of their results are the default's."""
+    resident = range(1, constraints.MAX_RESIDENT + 1) if budget.confined == "mask" else (1,)
+    prefill = problem.shape.has_prefill
+    if kernel == "triton":
+        base = constraints.default_config(problem, kernel, capability)
+        stages = (2, 3, 4) if prefill else (3, 5, 7, 9)
+        most = 2 if prefill else constraints.MAX_RESIDENT
+        found = [
+            replace(base, num_stages=count, ctas_per_sm=ctas)
+            for count, ctas in product(stages, resident)
+            if ctas <= most
+        ]
+    elif prefill:
+        found = [constraints.CUDA_PREFILL]
+    else:
+        teams = product((1, *constraints.TEAMS), resident)
+        found = [AttentionConfig("cuda", ctas, count) for count, ctas in teams]
+    return [x for x in found if constraints.is_legal(problem, x, budget, capability)]
+
+
 def _listed(
     problem: AttentionProblem,
     budget: Budget,
-    capability: space.Capability,
+    capability: constraints.Capability,
     kernel: AttentionKernel | None,
 ) -> list[AttentionConfig]:
     """What the model chooses from, the default first: CUDA's teams; Triton's default alone.
@@ -114,11 +141,11 @@ def _listed(
     """
     if kernel is None:
         return []
-    default = space.default_config(problem, kernel, capability)
+    default = constraints.default_config(problem, kernel, capability)
     if budget.confined == "grid":
         default = replace(default, ctas_per_sm=1)
-    found = space.candidates(problem, budget, capability, (kernel,))
-    if space.is_legal(problem, default, budget, capability):
+    found = candidates(problem, budget, capability, kernel)
+    if constraints.is_legal(problem, default, budget, capability):
         others = [config for config in found if config != default]
         return [default, *others] if kernel == "cuda" else [default]
     return found
@@ -141,13 +168,13 @@ def _best(
 def _unserved(
     problem: AttentionProblem,
     budget: Budget,
-    capability: space.Capability,
+    capability: constraints.Capability,
     backend: AttentionKernel | None,
 ) -> str:
     """What the error says: the rules that the kernel's default breaks, and the remedy."""
     kernel = backend or "triton"
-    default = space.default_config(problem, kernel, capability)
-    broken = space.violations(problem, default, budget, capability)
+    default = constraints.default_config(problem, kernel, capability)
+    broken = constraints.violations(problem, default, budget, capability)
     shape = problem.shape
     remedy = "leave backend at None" if backend else "use sm_80 or later, and a head_dim up to 256"
     return (
@@ -162,8 +189,8 @@ def _keeps_kernel(
 ) -> bool:
     """Legal, and of the kernel that the problem takes anyway: another would turn bits."""
     capability = profile.info.capability
-    kernel = space.served_by(problem, budget, capability)
-    return config.kernel == kernel and space.is_legal(problem, config, budget, capability)
+    kernel = constraints.served_by(problem, budget, capability)
+    return config.kernel == kernel and constraints.is_legal(problem, config, budget, capability)
 
 
 def _candidates(
@@ -171,8 +198,8 @@ def _candidates(
 ) -> list[AttentionConfig]:
     """Those of the kernel that serves a problem; none where no kernel does."""
     capability = profile.info.capability
-    kernel = space.served_by(problem, budget, capability)
-    return space.candidates(problem, budget, capability, (kernel,)) if kernel else []
+    kernel = constraints.served_by(problem, budget, capability)
+    return candidates(problem, budget, capability, kernel) if kernel else []
 
 
 ATTENTION: BucketFamily[AttentionProblem, AttentionConfig] = BucketFamily(

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from smkern.tuning.attention.constraints import default_config
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
-from smkern.tuning.attention.space import default_config
 from tests.gpu.attention.cases import Case, Step, make_step
 from tests.gpu.attention.smid_trace import Traced, TracedKernels
 from tests.gpu.attention.support import BACKENDS, at_most, attend, make_plan

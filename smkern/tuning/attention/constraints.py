@@ -1,6 +1,6 @@
 """Which attention configurations are legal and worth considering: one predicate a constraint.
 
-The tuner, the selection and the tests share these predicates, as `rules.py` does for GEMMs. What
+The tuner, the selection and the tests share these predicates. What
 changes the order of a row's sums (`bits`) follows from the model and the request alone; a budget or
 a batch chooses among the rest only (rule 12).
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import Literal
 
 from smkern.tuning.attention.shapes import (
@@ -21,7 +20,7 @@ from smkern.tuning.attention.shapes import (
     AttentionShape,
     Budget,
 )
-from smkern.tuning.rules import Capability, holds_operands, shared_limit
+from smkern.tuning.constraints import Capability, holds_operands, shared_limit
 
 AttentionPath = Literal["decode", "prefill", "mixed"]
 
@@ -42,7 +41,7 @@ TRITON_WARPS = (1, 2, 4, 8)
 TRITON_STAGES = range(1, 10)
 MAX_RESIDENT = 8
 
-Rule = Callable[[AttentionProblem, AttentionConfig, Budget, Capability], bool]
+Constraint = Callable[[AttentionProblem, AttentionConfig, Budget, Capability], bool]
 
 
 def path_of(shape: AttentionShape) -> AttentionPath:
@@ -227,23 +226,17 @@ def serves_kernel(
     return config.kernel in AVAILABLE and capability >= (8, 0)
 
 
-def serves_head_dim(
-    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
-) -> bool:
+def serves_head_dim(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
     dim = problem.shape.head_dim
     return dim in CUDA_HEAD_DIMS if config.kernel == "cuda" else 1 <= dim <= MAX_HEAD_DIM
 
 
-def serves_dtypes(
-    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
-) -> bool:
+def serves_dtypes(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
     """Caches are of the queries' dtype, or fp8."""
     return problem.cache_dtype in (problem.dtype, "fp8")
 
 
-def serves_pages(
-    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
-) -> bool:
+def serves_pages(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
     """CUDA finds a key's page by a shift."""
     page = problem.shape.page_size
     return page >= 1 and (config.kernel != "cuda" or page & (page - 1) == 0)
@@ -257,9 +250,7 @@ def has_residency(
     return 1 <= config.ctas_per_sm <= (most if budget.confined == "mask" else 1)
 
 
-def has_teams(
-    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_teams(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
     """All teams of a CUDA decode CTA fit the SM; a prefill CTA has its own division."""
     if config.kernel != "cuda":
         return True
@@ -268,9 +259,7 @@ def has_teams(
     return config.teams >= 1 and (config.teams == 1 or _teams_fit(problem, config.teams))
 
 
-def has_steps(
-    problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_steps(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
     """Triton: steps that divide a piece, whole warps, and at most 2,048 threads an SM."""
     if config.kernel != "triton":
         return True
@@ -296,7 +285,7 @@ def keeps_bits(
     return bits(problem, config) == bits(problem, default)
 
 
-RULES: tuple[Rule, ...] = (
+CONSTRAINTS: tuple[Constraint, ...] = (
     serves_kernel,
     serves_head_dim,
     serves_dtypes,
@@ -312,57 +301,11 @@ RULES: tuple[Rule, ...] = (
 def violations(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> list[str]:
-    """Names of the rules that `config` breaks; empty when it is legal."""
-    return [rule.__name__ for rule in RULES if not rule(problem, config, budget, capability)]
+    """Names of the constraints that `config` breaks; empty when it is legal."""
+    return [each.__name__ for each in CONSTRAINTS if not each(problem, config, budget, capability)]
 
 
 def is_legal(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
-    return all(rule(problem, config, budget, capability) for rule in RULES)
-
-
-def candidates(
-    problem: AttentionProblem,
-    budget: Budget,
-    capability: Capability = CUDA_CAPABILITY,
-    kernels: tuple[AttentionKernel, ...] = AVAILABLE,
-    *,
-    any_bits: bool = False,
-) -> list[AttentionConfig]:
-    """Every legal configuration for `problem` in `budget`, `kernels` in order.
-
-    `any_bits` adds those whose sums have another order than the default's: to find a better default
-    by measuring, never for a table.
-    """
-    resident = range(1, MAX_RESIDENT + 1) if budget.confined == "mask" else (1,)
-    found: list[AttentionConfig] = []
-    if "cuda" in kernels:
-        if problem.shape.has_prefill:
-            found.append(CUDA_PREFILL)
-        else:
-            listed = product((1, *TEAMS), resident)
-            found += [AttentionConfig("cuda", ctas, teams) for teams, ctas in listed]
-    if "triton" in kernels:
-        found += _triton_candidates(problem, resident, capability, any_bits)
-    rules = [rule for rule in RULES if not (any_bits and rule is keeps_bits)]
-    return [c for c in found if all(rule(problem, c, budget, capability) for rule in rules)]
-
-
-def _triton_candidates(
-    problem: AttentionProblem,
-    resident: range | tuple[int, ...],
-    capability: Capability,
-    any_bits: bool,
-) -> list[AttentionConfig]:
-    """Stages and residency around the default; with `any_bits` keys and warps too."""
-    prefill = problem.shape.has_prefill
-    base = default_config(problem, "triton", capability)
-    keys = ((32, 64, 128) if prefill else (16, 32, 64)) if any_bits else (base.keys,)
-    warps = ((4, 8) if prefill else (1, 2, 4)) if any_bits else (base.num_warps,)
-    stages = (2, 3, 4) if prefill else (3, 5, 7, 9)
-    counts = [ctas for ctas in resident if ctas <= (2 if prefill else MAX_RESIDENT)]
-    return [
-        replace(base, keys=k, num_warps=w, num_stages=s, ctas_per_sm=c)
-        for k, w, s, c in product(keys, warps, stages, counts)
-    ]
+    return all(each(problem, config, budget, capability) for each in CONSTRAINTS)

@@ -1,7 +1,7 @@
 """What a GEMM configuration must satisfy to be launched: one predicate a constraint.
 
-The tuner, the dispatcher and the tests share these predicates. `RULES` names them; a configuration
-is legal when none is violated.
+The tuner, the dispatcher and the tests share these predicates. `CONSTRAINTS` names them; a
+configuration is legal when none is violated.
 """
 
 from __future__ import annotations
@@ -152,12 +152,10 @@ def partials_fit(config: GemmConfig, split: int, tiles: int, ctas: int) -> bool:
     return COUNTER_BYTES + partials <= MAX_WORKSPACE_BYTES and 4 * counters <= COUNTER_BYTES
 
 
-Rule = Callable[[GemmProblem, GemmConfig, Budget, Capability], bool]
+Constraint = Callable[[GemmProblem, GemmConfig, Budget, Capability], bool]
 
 
-def serves_dtype(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def serves_dtype(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """fp32 runs in the pointer kernel only."""
     return problem.dtype != "fp32" or config.kernel == "pointer"
 
@@ -170,16 +168,12 @@ def runs_on_device(
     return capability >= (8, 0) and needed.get(config.kernel, True)
 
 
-def serves_alignment(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def serves_alignment(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """Bulk copies and 16-byte loads need 16-byte rows and bases."""
     return problem.aligned or config.kernel == "pointer"
 
 
-def has_tile(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_tile(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """The row side of the matrix unit takes 64 rows at least; odd columns are ws's, by 64 of K.
 
     With SwiGLU the tiles of tma and pointer are two of half the weights' rows.
@@ -214,9 +208,7 @@ def has_warps(
     return config.num_warps in (4, 8) and config.block_m * config.block_n <= most * threads
 
 
-def has_stages(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_stages(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     return 2 <= config.num_stages <= MAX_STAGES
 
 
@@ -238,22 +230,16 @@ def fits_registers(
     return config.kernel in LIBRARIES or config.ctas_per_sm * each <= REGISTERS_PER_SM
 
 
-def has_release(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_release(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """Only ws can choose when it gives a stage back."""
     return config.kernel == "ws" or not config.eager
 
 
-def has_residency(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_residency(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     return 1 <= config.ctas_per_sm <= 3
 
 
-def has_pieces(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def has_pieces(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """Every K piece has work, so its CTA arrives."""
     return config.split >= STREAM_K and config.split <= k_steps(problem, config)
 
@@ -265,9 +251,7 @@ def fits_workspace(
     return partials_fit(config, config.split, num_tiles(problem, config), ctas)
 
 
-def keeps_invariance(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def keeps_invariance(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """Where K is cut may depend on (n, k, dtype) only: no stream-K, no library kernels."""
     if not problem.batch_invariant:
         return True
@@ -285,9 +269,7 @@ def serves_library(
     return plain and budget.clusters and problem.dtype != "fp32"
 
 
-def serves_swiglu(
-    problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
-) -> bool:
+def serves_swiglu(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
     """SwiGLU stands alone, on pairs of rows; unfused, gate and up fit the largest workspace."""
     epilogue = problem.epilogue
     if not epilogue.swiglu:
@@ -298,7 +280,7 @@ def serves_swiglu(
     return alone and problem.n % 2 == 0
 
 
-RULES: tuple[Rule, ...] = (
+CONSTRAINTS: tuple[Constraint, ...] = (
     serves_dtype,
     runs_on_device,
     serves_alignment,
@@ -320,14 +302,14 @@ RULES: tuple[Rule, ...] = (
 def violations(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> list[str]:
-    """Names of the rules that `config` breaks; empty when it is legal."""
-    return [rule.__name__ for rule in RULES if not rule(problem, config, budget, capability)]
+    """Names of the constraints that `config` breaks; empty when it is legal."""
+    return [each.__name__ for each in CONSTRAINTS if not each(problem, config, budget, capability)]
 
 
 def is_legal(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    return all(rule(problem, config, budget, capability) for rule in RULES)
+    return all(each(problem, config, budget, capability) for each in CONSTRAINTS)
 
 
 CUBLASLT = GemmConfig("cublaslt", 128, 128, 64)

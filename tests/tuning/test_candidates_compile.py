@@ -2,7 +2,7 @@
 
 import pytest
 
-from smkern.tuning import space
+from smkern.tuning import candidates, constraints
 from smkern.tuning.config import Epilogue, GemmProblem
 
 compiler = pytest.importorskip("smkern.kernels.gemm_compile")
@@ -26,10 +26,10 @@ def test_shared_memory_is_at_most_what_the_rules_say(case, residual):
     kernel, block_m, block_n, ctas, swap = CORNERS[case]
     config = next(
         config
-        for config in space.variants("bf16", True, (9, 0), (kernel,), residual)
+        for config in candidates.variants("bf16", True, (9, 0), (kernel,), residual)
         if (config.block_m, config.block_n, config.swap) == (block_m, block_n, swap)
         and config.ctas_per_sm == ctas
     )
     problem = GemmProblem(512, 4096, 4096, epilogue=Epilogue(residual=residual))
     artifact = compiler.compile_variant(variants.variant_of(problem, config, 90))
-    assert artifact.shared_bytes <= space.shared_bytes(config, residual=residual)
+    assert artifact.shared_bytes <= constraints.shared_bytes(config, residual=residual)

@@ -8,65 +8,16 @@ from itertools import product
 from math import ceil, isqrt
 
 from smkern.tuning.config import STREAM_K, Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.rules import (
+from smkern.tuning.constraints import (
     AVAILABLE,
-    COUNTER_BYTES,
-    CUBLASLT,
-    LIBRARIES,
     MAX_STAGES,
-    MAX_WORKSPACE_BYTES,
-    RULES,
     SWAPPED_COLUMNS,
-    UNFUSED,
     WS_SWAPPED_COLUMNS,
     Capability,
-    element_bytes,
     fits_shared,
-    gate_up_at,
-    gate_up_bytes,
     is_legal,
-    k_steps,
-    num_ctas,
-    num_tiles,
-    partials_fit,
-    serves_alignment,
-    serves_library,
-    serves_swiglu,
-    shared_bytes,
     tiles_of,
-    violations,
 )
-
-__all__ = [
-    "AVAILABLE",
-    "COUNTER_BYTES",
-    "CUBLASLT",
-    "LIBRARIES",
-    "MAX_WORKSPACE_BYTES",
-    "RULES",
-    "UNFUSED",
-    "Capability",
-    "candidates",
-    "element_bytes",
-    "gate_up_at",
-    "gate_up_bytes",
-    "group_m",
-    "is_legal",
-    "is_sensible",
-    "k_steps",
-    "kernels_for",
-    "num_ctas",
-    "num_tiles",
-    "partials_fit",
-    "sensible_variants",
-    "serves_alignment",
-    "serves_library",
-    "serves_swiglu",
-    "shared_bytes",
-    "splits",
-    "variants",
-    "violations",
-]
 
 MIN_PIECE_STEPS = 4
 """A K piece shorter than this many block_k steps never fills the pipeline."""
@@ -215,24 +166,3 @@ def _sensible_variants(
         for config in variants(dtype, aligned, capability, kernels, residual, swiglu)
         if is_sensible(m, config) and not (one_cta and config.ctas_per_sm > 1)
     )
-
-
-def candidates(
-    problem: GemmProblem,
-    budget: Budget,
-    capability: Capability = (9, 0),
-    kernels: tuple[Kernel, ...] = AVAILABLE,
-) -> list[GemmConfig]:
-    """Every legal and sensible configuration of our own kernels for `problem` in `budget`.
-
-    Each names its raster group and the grid it launches by default (`max_ctas` 0).
-    """
-    found = []
-    for variant in sensible_variants(problem, budget, capability, kernels):
-        tiles, ctas = num_tiles(problem, variant), num_ctas(variant, budget)
-        group = group_m(problem.m, variant, budget.num_sms)
-        for split in splits(tiles, ctas, k_steps(problem, variant)):
-            config = replace(variant, split=split, group_m=group)
-            if is_legal(problem, config, budget, capability):
-                found.append(config)
-    return found

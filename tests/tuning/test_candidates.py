@@ -1,4 +1,4 @@
-"""Every configuration that is offered is legal, and each rule rejects what it is about."""
+"""Every configuration that is offered is legal, and each constraint rejects what it is about."""
 
 from dataclasses import replace
 
@@ -6,13 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.tuning import space
+from smkern.tuning import candidates, constraints
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.select import rank
+from tests.tuning.conftest import FlatProfile
 
 SM_90 = (9, 0)
 PROBLEM = GemmProblem(512, 6144, 4096)
 BUDGET = Budget(32, "mask", True)
 GOOD = GemmConfig("ws", 128, 128, 64, 8, 4)
+
+
+def candidates_of(problem, budget, capability, kernels=constraints.AVAILABLE):
+    """All that the model would choose among."""
+    profile = FlatProfile(replace(FlatProfile().info, capability=capability))
+    return [item.config() for item in rank(problem, budget, profile, kernels=kernels)]
+
 
 problems = st.builds(
     GemmProblem,
@@ -21,7 +30,6 @@ problems = st.builds(
     k=st.integers(1, 8192),
     dtype=st.sampled_from(["bf16", "fp16", "fp32"]),
     aligned=st.booleans(),
-    batch_invariant=st.booleans(),
     epilogue=st.builds(Epilogue, residual=st.booleans()),
 )
 budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"]), st.booleans())
@@ -33,13 +41,13 @@ budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"
     st.sampled_from([(8, 0), (8, 6), (9, 0), (10, 0)]),
 )
 def test_every_candidate_is_legal(problem, budget, capability):
-    found = space.candidates(problem, budget, capability)
+    found = candidates_of(problem, budget, capability)
     assert found
     for config in found:
-        assert space.violations(problem, config, budget, capability) == []
-        assert space.num_ctas(config, budget) <= budget.num_sms * config.ctas_per_sm
+        assert constraints.violations(problem, config, budget, capability) == []
+        assert constraints.num_ctas(config, budget) <= budget.num_sms * config.ctas_per_sm
         if budget.confined == "grid":
-            assert space.num_ctas(config, budget) <= budget.num_sms
+            assert constraints.num_ctas(config, budget) <= budget.num_sms
 
 
 BROKEN = {
@@ -63,7 +71,7 @@ BROKEN = {
     ),
     "serves_library": (
         replace(PROBLEM, epilogue=Epilogue(residual=True)),
-        space.CUBLASLT,
+        constraints.CUBLASLT,
         BUDGET,
         SM_90,
     ),
@@ -72,53 +80,52 @@ BROKEN = {
 
 
 def test_the_good_one_is_legal():
-    assert space.violations(PROBLEM, GOOD, BUDGET, SM_90) == []
+    assert constraints.violations(PROBLEM, GOOD, BUDGET, SM_90) == []
 
 
-def test_every_rule_has_its_example():
-    assert set(BROKEN) == {rule.__name__ for rule in space.RULES}
+def test_every_constraint_has_its_example():
+    assert set(BROKEN) == {each.__name__ for each in constraints.CONSTRAINTS}
 
 
-@pytest.mark.parametrize("rule", BROKEN)
-def test_rule_rejects(rule):
-    problem, config, budget, capability = BROKEN[rule]
-    if rule == "fits_workspace":  # more tiles than counters
+@pytest.mark.parametrize("name", BROKEN)
+def test_constraint_rejects(name):
+    problem, config, budget, capability = BROKEN[name]
+    if name == "fits_workspace":  # more tiles than counters
         config = replace(config, block_m=64, block_n=64, num_warps=4)
-    assert rule in space.violations(problem, config, budget, capability)
+    assert name in constraints.violations(problem, config, budget, capability)
 
 
 def test_library_needs_clusters():
     budget = replace(BUDGET, clusters=False)
-    assert space.violations(PROBLEM, space.CUBLASLT, budget, SM_90) == ["serves_library"]
+    assert constraints.violations(PROBLEM, constraints.CUBLASLT, budget, SM_90) == [
+        "serves_library"
+    ]
 
 
 @pytest.mark.parametrize("kernel", ["ws", "tma", "pointer"])
 def test_deepest_pipeline_cannot_be_deeper(kernel):
-    for config in space.variants("bf16", True, SM_90, (kernel,)):
+    for config in candidates.variants("bf16", True, SM_90, (kernel,)):
         deeper = replace(config, num_stages=config.num_stages + 1)
-        assert space.violations(GemmProblem(1, 1, 1), deeper, Budget(1, "mask"), SM_90)
+        assert constraints.violations(GemmProblem(1, 1, 1), deeper, Budget(1, "mask"), SM_90)
 
 
 def test_sm_80_has_pointer_kernels_within_its_shared_memory():
-    found = space.candidates(PROBLEM, BUDGET, (8, 0))
+    found = candidates_of(PROBLEM, BUDGET, (8, 0))
     assert {config.kernel for config in found} == {"pointer"}
-    assert max(space.shared_bytes(config) for config in found) <= 166_912
+    assert max(constraints.shared_bytes(config) for config in found) <= 166_912
 
 
 @pytest.mark.parametrize(
     "problem", [replace(PROBLEM, dtype="fp32"), replace(PROBLEM, aligned=False)]
 )
 def test_what_bulk_copies_cannot_serve_goes_to_the_pointer_kernel(problem):
-    assert {c.kernel for c in space.candidates(problem, BUDGET, SM_90)} == {"pointer"}
+    assert {c.kernel for c in candidates_of(problem, BUDGET, SM_90)} == {"pointer"}
 
 
 @given(st.integers(1, 256), st.sampled_from(["ws", "tma"]))
 def test_some_swapped_tile_is_sensible_for_few_rows_and_pads_little(m, kernel):
-    heights = {
-        config.block_m
-        for config in space.sensible_variants(GemmProblem(m, 64, 64), BUDGET, SM_90, (kernel,))
-        if config.swap
-    }
+    sensible = candidates.sensible_variants(GemmProblem(m, 64, 64), BUDGET, SM_90, (kernel,))
+    heights = {config.block_m for config in sensible if config.swap}
     padded = [-(-m // height) * height for height in heights]
     assert min(padded) < max(2 * m, 17)
     assert len(heights) <= 3
@@ -126,7 +133,7 @@ def test_some_swapped_tile_is_sensible_for_few_rows_and_pads_little(m, kernel):
 
 @given(st.integers(1, 8192), st.integers(1, 132))
 def test_raster_groups_are_even_and_no_more_than_they_must_be(m, num_sms):
-    group, rows = space.group_m(m, GOOD, num_sms), -(-m // GOOD.block_m)
+    group, rows = candidates.group_m(m, GOOD, num_sms), -(-m // GOOD.block_m)
     assert 1 <= group <= min(16, rows)
     groups = -(-rows // group)
     assert groups * group - rows < groups, "a group may lack one row tile, none lacks more"
@@ -134,10 +141,10 @@ def test_raster_groups_are_even_and_no_more_than_they_must_be(m, num_sms):
 
 @given(st.integers(1, 500), st.integers(1, 264), st.integers(1, 256))
 def test_splits_have_work_for_every_piece_and_fit_one_wave(tiles, ctas, steps):
-    for split in space.splits(tiles, ctas, steps):
+    for split in candidates.splits(tiles, ctas, steps):
         if split > 1:
             assert tiles * split <= ctas
-            assert steps // split >= space.MIN_PIECE_STEPS
+            assert steps // split >= candidates.MIN_PIECE_STEPS
 
 
 @pytest.mark.parametrize("kernel", ["ws", "tma"])
@@ -146,8 +153,8 @@ def test_workspace_is_what_the_launch_reserves_at_most(kernel):
     for problem in (GemmProblem(64, 6144, 4096), GemmProblem(1000, 4096, 14336)):
         for num_sms in (16, 72, 132):
             budget = Budget(num_sms, "mask", True)
-            for config in space.candidates(problem, budget, SM_90, (kernel,)):
+            for config in candidates_of(problem, budget, SM_90, (kernel,)):
                 schedule = launch.make_schedule(problem, config, budget)
                 partials = 4 * config.block_m * config.block_n * schedule.partial_slots
-                assert partials + space.COUNTER_BYTES <= space.MAX_WORKSPACE_BYTES
-                assert schedule.num_ctas <= space.num_ctas(config, budget)
+                assert partials + constraints.COUNTER_BYTES <= constraints.MAX_WORKSPACE_BYTES
+                assert schedule.num_ctas <= constraints.num_ctas(config, budget)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from smkern.kernels.attention.triton_compile import default_config as kernels_default
-from smkern.tuning.attention import space
+from smkern.tuning.attention import constraints
+from smkern.tuning.attention.select import candidates
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
@@ -29,11 +30,11 @@ def problem_of(shape=DECODE, dtype="bf16", cache_dtype="bf16", **changes):
     ],
 )
 def test_paths(changes, path):
-    assert space.path_of(replace(DECODE, **changes)) == path
+    assert constraints.path_of(replace(DECODE, **changes)) == path
 
 
 @pytest.mark.parametrize(
-    ("rule", "config", "problem", "budget", "capability"),
+    ("name", "config", "problem", "budget", "capability"),
     [
         ("serves_kernel", AttentionConfig("cutlass"), problem_of(), MASK, HOPPER),
         ("serves_kernel", AttentionConfig("cuda"), problem_of(), MASK, AMPERE),
@@ -54,9 +55,9 @@ def test_paths(changes, path):
         ("keeps_bits", AttentionConfig("triton", num_warps=8), problem_of(), MASK, HOPPER),
     ],
 )
-def test_what_breaks_a_rule_is_named(rule, config, problem, budget, capability):
-    assert rule in space.violations(problem, config, budget, capability)
-    assert not space.is_legal(problem, config, budget, capability)
+def test_what_breaks_a_constraint_is_named(name, config, problem, budget, capability):
+    assert name in constraints.violations(problem, config, budget, capability)
+    assert not constraints.is_legal(problem, config, budget, capability)
 
 
 @pytest.mark.parametrize("shape", [DECODE, PREFILL], ids=["decode", "prefill"])
@@ -65,28 +66,26 @@ def test_what_breaks_a_rule_is_named(rule, config, problem, budget, capability):
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE, (8, 6)])
 def test_candidates_are_legal_distinct_and_of_the_same_bits(shape, head_dim, budget, capability):
     problem = problem_of(shape, head_dim=head_dim)
-    found = space.candidates(problem, budget, capability)
+    found = [
+        config
+        for kernel in constraints.AVAILABLE
+        for config in candidates(problem, budget, capability, kernel)
+    ]
     assert found
     assert len(set(found)) == len(found)
-    assert all(space.is_legal(problem, config, budget, capability) for config in found)
-    assert len({space.bits(problem, c) for c in found if c.kernel == "triton"}) == 1
-    kernel = space.default_kernel(problem, capability)
+    assert all(constraints.is_legal(problem, config, budget, capability) for config in found)
+    assert len({constraints.bits(problem, c) for c in found if c.kernel == "triton"}) == 1
+    kernel = constraints.default_kernel(problem, capability)
     assert (kernel == "cuda") == (capability == HOPPER and head_dim != 80)
     assert any(config.kernel == kernel for config in found)
-    assert space.served_by(problem, budget, capability) == kernel
+    assert constraints.served_by(problem, budget, capability) == kernel
 
 
 def test_decode_has_teams_and_prefill_one_configuration():
-    decode = space.candidates(problem_of(), MASK, HOPPER, ("cuda",))
+    decode = candidates(problem_of(), MASK, HOPPER, "cuda")
     assert [config.teams for config in decode] == [1, 2, 3]
-    assert space.candidates(problem_of(PREFILL), MASK, HOPPER, ("cuda",)) == [space.CUDA_PREFILL]
-
-
-def test_other_bits_only_where_asked_for():
-    plain = space.candidates(problem_of(), MASK, HOPPER, ("triton",))
-    free = space.candidates(problem_of(), MASK, HOPPER, ("triton",), any_bits=True)
-    assert set(plain) < set(free)
-    assert len({space.bits(problem_of(), config) for config in free}) > 3
+    prefill = candidates(problem_of(PREFILL), MASK, HOPPER, "cuda")
+    assert prefill == [constraints.CUDA_PREFILL]
 
 
 @pytest.mark.parametrize("batch", [1, 64, 512])
@@ -95,10 +94,10 @@ def test_neither_batch_nor_length_turns_bits(batch, length):
     problem = problem_of(
         batch=batch, max_tokens=batch, max_kv_len=length, max_total_kv=batch * length
     )
-    for kernel in space.AVAILABLE:
-        config = space.default_config(problem, kernel)
-        assert space.bits(problem, config) == space.bits(
-            problem_of(), space.default_config(problem_of(), kernel)
+    for kernel in constraints.AVAILABLE:
+        config = constraints.default_config(problem, kernel)
+        assert constraints.bits(problem, config) == constraints.bits(
+            problem_of(), constraints.default_config(problem_of(), kernel)
         )
 
 
@@ -113,7 +112,7 @@ def test_tritons_default_is_its_kernels(shape, head_dim, max_q_len, capability):
     path = "prefill" if shape is PREFILL else "decode"
     number = 10 * capability[0] + capability[1]
     theirs = kernels_default(problem, path, number)
-    assert space.default_config(problem, "triton", capability) == theirs
+    assert constraints.default_config(problem, "triton", capability) == theirs
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
@@ -123,5 +122,5 @@ def test_legal_teams_are_what_the_kernel_launches(head_dim, num_q_heads, cache_d
     from smkern.kernels.attention.cuda import variant_of
 
     problem = problem_of(head_dim=head_dim, num_q_heads=num_q_heads, cache_dtype=cache_dtype)
-    for config in space.candidates(problem, MASK, HOPPER, ("cuda",)):
+    for config in candidates(problem, MASK, HOPPER, "cuda"):
         assert variant_of(problem, config).teams == config.teams
