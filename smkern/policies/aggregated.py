@@ -79,6 +79,13 @@ class Aggregated:
         """The last chunk under the limit, in quanta."""
         self._ahead = ahead
 
+    def __repr__(self) -> str:
+        limit = "" if self._limit_us is None else f"tbt_slo_ms={self._limit_us / 1000:g}, "
+        return (
+            f"Aggregated(chunk_tokens={self._chunk_tokens}, {limit}steps={self._steps}, "
+            f"ahead={self._ahead})"
+        )
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next forward."""
         if snapshot.prefill is not None:

@@ -95,6 +95,18 @@ class FixedSplit:
         self._stopped: tuple[float, int] | None = None
         """The batch that was preempted last (when it began), and its layers then."""
 
+    def __repr__(self) -> str:
+        given = {
+            "layers": self._layers,
+            "steps": self._steps,
+            "max_prefill_tokens": self._max_tokens,
+            "preempt_shorter_than": self._short,
+            "move": self._move,
+            "join": self._join,
+        }
+        words = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return f"FixedSplit({', '.join([str(self._decode_sms), *words])})"
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next group of layers, the batch that begins, or neither."""
         if snapshot.prefill is None:

@@ -24,6 +24,12 @@ def test_with_nothing_to_delay_a_chunk_is_all_that_fits() -> None:
     assert decision == Decision(prefill=(0, 1, 2), chunk_tokens=8192, steps=2)
 
 
+def test_it_says_what_it_was_made_of() -> None:
+    assert repr(Aggregated()) == "Aggregated(chunk_tokens=512, steps=2, ahead=True)"
+    limited = Aggregated(tbt_slo_ms=25.0, predictor=Linear())
+    assert repr(limited) == "Aggregated(chunk_tokens=512, tbt_slo_ms=25, steps=2, ahead=True)"
+
+
 def test_look_ahead() -> None:
     decision = Aggregated(ahead=False).decide(moment(waiting=waiting(300), running_kv=RUNNING))
     assert decision == Decision(prefill=(0,), chunk_tokens=512)

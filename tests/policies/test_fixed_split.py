@@ -34,6 +34,11 @@ def test_a_group_takes_as_long_as_a_step() -> None:
     assert policy.decide(runs).layers == 2
 
 
+def test_it_says_what_it_was_made_of() -> None:
+    said = "FixedSplit(32, layers=4, steps=2, max_prefill_tokens=8192, move=True, join='polled')"
+    assert repr(FixedSplit(32, layers=4)) == said
+
+
 def test_groups_are_launched_one_ahead() -> None:
     for queued, layers in ((0, 4), (1, 4), (2, 0)):
         runs = moment(prefill=batch(1000), running_kv=RUNNING, prefill_queued=queued)

@@ -21,7 +21,7 @@ L2_BYTES = 60 << 20
 """Of an H200."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stats:
     """What serving was like so far.
 
@@ -58,6 +58,16 @@ class Stats:
     switches: Switches = field(default_factory=Switches)
     state: State = field(default_factory=State)
 
+    def __repr__(self) -> str:
+        ended = ", ".join(f"{count} {reason}" for reason, count in self.finished.items())
+        return (
+            f"Stats({self.tokens:,} tokens in {self.elapsed_us / 1e6:.3f} s, "
+            f"{self.tokens_per_s:,.0f} a second; {self.requests} requests, finished: "
+            f"{ended or 'none'}; TTFT {_ms(self.ttft_us)}; TBT {_ms(self.tbt_us)}; "
+            f"{self.bubble_ratio:.1%} bubbles, {self.switches.count} switches, "
+            f"{self.preemptions} preemptions)"
+        )
+
     @property
     def bubble_ratio(self) -> float:
         """Share of the time while work existed with no kernel, mean of the lanes."""
@@ -67,6 +77,10 @@ class Stats:
     def muxwise_bubble_ratio(self) -> float:
         """Share of all time with no kernel, mean of the lanes."""
         return self.bubbles.muxwise_ratio
+
+
+def _ms(us: Distribution) -> str:
+    return f"p50 {us.p50 / 1e3:.2f} ms, p99 {us.p99 / 1e3:.2f} ms" if us.count else "none"
 
 
 class StatsMeter:

@@ -54,6 +54,11 @@ def test_waits_of_two_requests():
     assert stats.preemptions == 3
     assert stats.elapsed_us == 400  # nothing is there any more
     assert stats.tokens_per_s == pytest.approx(5 / 400e-6)
+    assert repr(stats) == (
+        "Stats(5 tokens in 0.000 s, 12,500 a second; 2 requests, finished: 1 length, 1 cancelled; "
+        "TTFT p50 0.29 ms, p99 0.30 ms; TBT p50 0.02 ms, p99 0.04 ms; 0.0% bubbles, 0 switches, "
+        "3 preemptions)"
+    )
 
 
 def test_time_goes_on_while_requests_are_there():
