@@ -15,7 +15,14 @@ import click
 
 import smkern
 from smkern.device import has_gpu
-from smkern.doctor_device import Finding, Status, device_findings, table_findings, tried
+from smkern.doctor_device import (
+    Finding,
+    Status,
+    cache_findings,
+    device_findings,
+    table_findings,
+    tried,
+)
 from smkern.errors import SmkernError
 
 if TYPE_CHECKING:
@@ -78,6 +85,7 @@ def examine(device: int | None = None) -> Report:
         findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
         planned = smkern.load_profile().info
         findings += table_findings(planned.name, planned.capability)
+        findings += cache_findings()
         return Report(tuple(findings), WITHOUT_GPU)
     findings += device_findings(info, device)
     for name, options in PARTITION_BACKENDS.items():
@@ -85,6 +93,7 @@ def examine(device: int | None = None) -> Report:
         findings.append(tried("Partitions", name, check))
     findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
     findings += table_findings(info.name, info.capability)
+    findings += cache_findings()
     return Report(tuple(findings))
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import smkern
@@ -150,6 +153,21 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
         "ok" if own else "note",
         f"constants fitted on {gpu}" if own else f"constants are {near}: nobody fitted {gpu}",
     )
+
+
+def cache_findings() -> Iterator[Finding]:
+    """A line each for smkern's cache folder and Triton's; either may be deleted at any time."""
+    from platformdirs import user_cache_path
+
+    triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    for name, folder in (("smkern", user_cache_path("smkern")), ("triton", Path(triton))):
+        yield tried("Caches", name, partial(_held, folder))
+
+
+def _held(folder: Path) -> tuple[Status, str]:
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    held = f"{len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB" if sizes else "nothing yet"
+    return "note", f"{folder}: {held}"
 
 
 def _models_of(weights: set[tuple[int, int]]) -> Iterator[str]:

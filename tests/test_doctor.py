@@ -137,6 +137,21 @@ def test_a_corrupt_table_of_ones_own_is_found_out(tmp_path: Path) -> None:
     assert "half-written" in found.detail
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_cache_folders_are_named_with_what_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+    (tmp_path / "kernels" / "abc").mkdir(parents=True)
+    for name in ("one.cubin", "two.ptx"):
+        (tmp_path / "kernels" / "abc" / name).write_bytes(bytes(100_000))
+    found = [finding for finding in doctor.examine().findings if finding.section == "Caches"]
+    assert [(one.name, one.detail) for one in found] == [
+        ("smkern", f"{tmp_path / 'smkern'}: nothing yet"),
+        ("triton", f"{tmp_path / 'kernels'}: 2 files, 0.2 MB"),
+    ]
+
+
 def test_what_a_check_says_is_not_markup() -> None:
     out = StringIO()
     console = Console(file=out, width=120)
