@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 CHILDREN = ("autotune", "bench", "csrc", "examples")
-DATA = ["*.pyi", "*.json", "*.html", "*.cu", "*.cuh", "*.h", "py.typed"]
+DATA = ["*.pyi", "*.json", "*.cu", "*.cuh", "*.h", "py.typed"]
 
 
 def packages() -> dict[str, str]:

@@ -106,7 +106,7 @@ def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     wanted = {
         (path.relative_to(ROOT) if folder == "smkern" else "smkern" / path.relative_to(ROOT))
         for folder in ("smkern", "autotune", "bench", "csrc", "examples")
-        for pattern in ("*.py", "*.pyi", "*.json", "*.html", "*.cu", "*.cuh", "*.h", "py.typed")
+        for pattern in ("*.py", "*.pyi", "*.json", "*.cu", "*.cuh", "*.h", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
         if "__pycache__" not in path.parts
     }

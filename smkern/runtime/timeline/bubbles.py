@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.timeline.trace import Choice, Span, State, Trace
+from smkern.runtime.timeline.trace import Reader, Span, State, Trace
 
 CHANGES = 4096
 """Changes of what there is to do that a lane remembers while it launches nothing."""
@@ -103,7 +103,7 @@ class Bubbles:
         return [lane for lane in (self.decode, self.prefill) if lane.launches]
 
 
-class BubbleMeter:
+class BubbleMeter(Reader):
     """Adds up bubbles launch by launch, in memory that does not grow with their number.
 
     Fed by a `Timeline` (`attach`): launches of a lane in order, and what there was to do before a
@@ -123,9 +123,6 @@ class BubbleMeter:
     def state(self, state: State) -> None:
         for meter in self._lanes.values():
             meter.state(state)
-
-    def choice(self, choice: Choice) -> None:
-        """Decisions do not matter here."""
 
     def bubbles(self) -> Bubbles:
         """So far. Time before a lane's first launch and after its last counts where work for it

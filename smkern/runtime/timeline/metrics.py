@@ -9,7 +9,7 @@ from smkern.errors import ArgumentError
 from smkern.runtime.place import LANES
 
 if TYPE_CHECKING:
-    from smkern.runtime.timeline.samples import Distribution
+    from smkern.runtime.timeline.meters import Distribution
     from smkern.runtime.timeline.stats import Stats
 
 QUANTILES = (("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99"))

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.timeline.bubbles import BubbleMeter, Bubbles
-from smkern.runtime.timeline.rates import Rate, RateMeter
-from smkern.runtime.timeline.samples import Distribution, Samples
-from smkern.runtime.timeline.switches import Switches, SwitchMeter
+from smkern.runtime.timeline.meters import (
+    Distribution,
+    Rate,
+    RateMeter,
+    Samples,
+    Switches,
+    SwitchMeter,
+)
 from smkern.runtime.timeline.trace import State
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane
-from smkern.runtime.timeline.trace import Choice, Note, Span, State, Trace
+from smkern.runtime.timeline.trace import Choice, Note, Reader, Span, State, Trace, predicted
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
@@ -21,16 +21,6 @@ CAPACITY = 20_000
 """Launches that are kept: two minutes at 150 a second, about 20 MB."""
 BACKLOG = 4096
 """Records not put in order yet before recording one puts two in order: 2,000 launches' events."""
-
-
-class Reader(Protocol):
-    """Told what a timeline put in order, each record once, as they were recorded."""
-
-    def span(self, span: Span) -> object: ...
-
-    def state(self, state: State) -> None: ...
-
-    def choice(self, choice: Choice) -> None: ...
 
 
 class Timeline:
@@ -178,8 +168,6 @@ class Timeline:
         on_their_way = [_unfinished(ticket, now_us) for ticket in self._open.values()]
         spans = [*self._spans, *on_their_way]
         if self.predictor is not None:
-            from smkern.runtime.timeline.predicted import predicted
-
             spans = predicted(spans, self.predictor)
         return Trace(
             self.num_sms,

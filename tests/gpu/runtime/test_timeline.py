@@ -12,7 +12,6 @@ from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Work
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.place import LANES, Place
-from smkern.runtime.timeline.page import write
 from smkern.runtime.timeline.perfetto import load
 from smkern.runtime.timeline.plot import draw
 from smkern.runtime.timeline.timeline import Timeline
@@ -60,4 +59,3 @@ def test_both_lanes_with_the_device_s_times(tmp_path):
     assert prefill.begin_us < decode.end_us
     assert len(load(timeline.save(tmp_path / "t.json")).spans) == 2 * STEPS
     assert draw(trace, tmp_path / "t.png").exists()
-    assert write(trace, tmp_path / "t.html").exists()

@@ -14,7 +14,7 @@ from smkern.latency.cost import Costs, Load, kernels_of, total_bytes, total_flop
 from smkern.models.presets import preset
 from smkern.policies import Decision
 from smkern.runtime.place import Place
-from smkern.runtime.timeline.samples import Distribution, Samples
+from smkern.runtime.timeline.meters import Distribution, Samples
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from tests.runtime.timeline.timelines import NUM_SMS, Script, waiting
 
