@@ -46,6 +46,8 @@ from smkern.partition import plan_ladder as plan_ladder
 from smkern.partition import split as split
 from smkern.profile import Profile as Profile
 from smkern.profile import load_profile as load_profile
+from smkern.runtime import LLM as LLM
+from smkern.runtime import Completion as Completion
 from smkern.runtime import CudaDevice as CudaDevice
 from smkern.runtime import Handle as Handle
 from smkern.runtime import HostDevice as HostDevice

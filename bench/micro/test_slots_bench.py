@@ -10,9 +10,9 @@ import torch
 
 from smkern.kv import PagePool
 from smkern.models import SamplingParams
-from smkern.models.request import Request
 from smkern.runtime.model.input_batch import InputBatch, RowState
 from smkern.runtime.model.row_updates import Records
+from smkern.runtime.request import Request
 
 RUNNING, CONTEXT, PAGE, ROUNDS = 128, 4096, 16, 1000
 

@@ -11,7 +11,7 @@ from smkern.bench.model.prepare import problems_of
 from smkern.bench.runtime.serving import Sizes
 from smkern.device import Budget, device_info
 from smkern.models import ModelConfig
-from smkern.models.decode_rows import batch_bucket
+from smkern.runtime.model.sizes import batch_bucket
 from smkern.tuning.config import GemmProblem
 
 CLUSTERS_FROM = 0.5

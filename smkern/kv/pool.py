@@ -20,7 +20,8 @@ class KvPool(PagePool):
     Args:
         sizes: Layers, heads, page size and dtype.
         num_pages: Pages. None: as many as fit in `memory_fraction` of the GPU's free memory.
-        memory_fraction: Of the memory that is free now, when `num_pages` is None.
+        memory_fraction: Share of the memory that is free now, when `num_pages` is None.
+        reserved_bytes: Free memory that somebody else will take, when `num_pages` is None.
         device: Where the pages lie.
         reuse: Whether prefixes are found again.
 
@@ -59,12 +60,13 @@ class KvPool(PagePool):
         *,
         num_pages: int | None = None,
         memory_fraction: float = 0.9,
+        reserved_bytes: int = 0,
         device: torch.device | str = "cuda",
         reuse: bool = True,
     ) -> None:
         where = torch_device(device)
         if num_pages is None:
-            num_pages = pages_in_free_memory(sizes, where, memory_fraction)
+            num_pages = pages_in_free_memory(sizes, where, memory_fraction, reserved_bytes)
         self.sizes = sizes
         # the storage first: what the device has no room for is refused before pages are listed
         self.storage = allocate_storage(sizes, as_int("num_pages", num_pages, 1), where)

@@ -54,8 +54,10 @@ class KvSizes:
         return 2 * self.num_layers * prod(self.page_shape) * self.dtype.itemsize
 
 
-def pages_in_free_memory(sizes: KvSizes, device: torch.device, fraction: float) -> int:
-    """Pages that fit in `fraction` of the GPU memory that is free now.
+def pages_in_free_memory(
+    sizes: KvSizes, device: torch.device, fraction: float, reserved_bytes: int = 0
+) -> int:
+    """Pages that fit in `fraction` of the GPU memory that is free now, but for what is reserved.
 
     Raises:
         ArgumentError: a fraction outside (0, 1], or a device whose free memory is nobody's to take.
@@ -72,10 +74,11 @@ def pages_in_free_memory(sizes: KvSizes, device: torch.device, fraction: float) 
     # What torch keeps for later is free for a pool too.
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    pages = int(free * share) // sizes.page_bytes
+    left = max(free - reserved_bytes, 0)
+    pages = int(left * share) // sizes.page_bytes
     if pages < 1:
         raise OutOfPagesError(
-            f"a page takes {sizes.page_bytes} bytes, {share:g} of the {free} free of {total} on "
+            f"a page takes {sizes.page_bytes} bytes, {share:g} of the {left} free of {total} on "
             f"{device} are less: free memory, or raise memory_fraction"
         )
     return min(pages, MAX_SIZE)

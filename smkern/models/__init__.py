@@ -7,16 +7,18 @@
 ...     decoder.layer(0, step)                                         # on this partition's SMs
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from smkern.models.architecture import MoeConfig
 from smkern.models.arena import Arena, Buffers, MoeBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
-from smkern.models.generate import LLM
 from smkern.models.graph import DecodeGraph, DecodeInputs
 from smkern.models.host_cost import layer_launch_us
 from smkern.models.layers import AttentionWeights, DenseLayer, Layer, MoeLayer
 from smkern.models.presets import preset, presets
-from smkern.models.request import Completion, Piece
 from smkern.models.sampling import SamplingParams
 from smkern.models.step import Step
 from smkern.models.warming import ModelCalls
@@ -26,19 +28,16 @@ __all__ = [
     "Arena",
     "AttentionWeights",
     "Buffers",
-    "Completion",
     "DecodeGraph",
     "DecodeInputs",
     "Decoder",
     "DenseLayer",
-    "LLM",
     "Layer",
     "ModelCalls",
     "ModelConfig",
     "MoeBuffers",
     "MoeConfig",
     "MoeLayer",
-    "Piece",
     "SamplingParams",
     "Step",
     "Weights",
@@ -46,3 +45,13 @@ __all__ = [
     "preset",
     "presets",
 ]
+
+_MOVED = {"LLM": "smkern.LLM", "Completion": "smkern.Completion", "Piece": "smkern.Output"}
+
+
+def __getattr__(name: str) -> Any:
+    """An error that names the new place of what is no longer here."""
+    if name in _MOVED:
+        # An AttributeError would lose its text in `from smkern.models import LLM`.
+        raise ImportError(f"smkern.models.{name} is {_MOVED[name]} now: import it from there")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

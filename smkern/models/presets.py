@@ -1,10 +1,15 @@
-"""Models by name: the shapes that benches and examples speak of, without a checkpoint."""
+"""Models by name, by folder, or by configuration."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 from smkern.errors import ConfigError
 from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
+from smkern.models.from_hf import token_ids
+from smkern.models.hub import read_json
 from smkern.ops.rope import Llama3, Rope
 
 
@@ -93,3 +98,34 @@ def preset(name: str) -> ModelConfig:
             "ModelConfig.from_hf"
         )
     return known[name.lower()]
+
+
+def find_model(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | None]:
+    """A model's configuration, and the folder of its weights if it has one.
+
+    Args:
+        model: A folder with config.json, a preset's name, or a configuration.
+
+    Raises:
+        ConfigError: none of these, or a model that is not served.
+    """
+    if isinstance(model, ModelConfig):
+        return model, None
+    folder = Path(model)
+    if folder.is_dir():
+        config = ModelConfig.from_hf(folder)
+        return config.replace(eos_token_ids=_end_tokens(config, folder)), folder
+    if str(model).lower() in presets():
+        return preset(str(model)), None
+    raise ConfigError(
+        f"model {str(model)!r} is neither a folder nor one of {sorted(presets())}: pass a folder "
+        "with config.json, a preset or a ModelConfig"
+    )
+
+
+def _end_tokens(config: ModelConfig, folder: Path) -> tuple[int, ...]:
+    """The tokens that end a text: those of config.json, and of generation_config.json."""
+    path = folder / "generation_config.json"
+    given: Any = read_json(path, ConfigError).get("eos_token_id") if path.is_file() else None
+    more = token_ids(f"eos_token_id in {path}", given)
+    return tuple(dict.fromkeys((*config.eos_token_ids, *more)))

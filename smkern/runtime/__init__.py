@@ -67,9 +67,11 @@ if TYPE_CHECKING:
     from smkern.runtime.host_device import HostDevice
     from smkern.runtime.interleaver import Interleaver, Ticket
     from smkern.runtime.live import Handle, Output
+    from smkern.runtime.llm import LLM
     from smkern.runtime.model.executor import ModelExecutor
     from smkern.runtime.multiplexer import Multiplexer
     from smkern.runtime.place import Lane, Place
+    from smkern.runtime.request import Completion
     from smkern.runtime.serving import serve
     from smkern.runtime.sim.device import SimDevice
     from smkern.runtime.sim.executor import SimExecutor
@@ -77,12 +79,14 @@ if TYPE_CHECKING:
     from smkern.runtime.timeline.timeline import Timeline
 
 __all__ = [
+    "Completion",
     "CudaDevice",
     "Device",
     "Event",
     "Handle",
     "HostDevice",
     "Interleaver",
+    "LLM",
     "Lane",
     "ModelExecutor",
     "Multiplexer",
@@ -104,9 +108,11 @@ _FILES = {
     "host_device": ("HostDevice",),
     "interleaver": ("Interleaver", "Ticket"),
     "live": ("Handle", "Output"),
+    "llm": ("LLM",),
     "model.executor": ("ModelExecutor",),
     "multiplexer": ("Multiplexer",),
     "place": ("Lane", "Place"),
+    "request": ("Completion",),
     "serving": ("serve",),
     "sim.device": ("SimDevice",),
     "sim.executor": ("SimExecutor",),

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from smkern.kv import PagePool
 from smkern.latency import Chunk
 from smkern.models.config import ModelConfig
-from smkern.models.request import Request
 from smkern.runtime.device import Device, Work
+from smkern.runtime.request import Request
 
 
 class PrefillChunk(NamedTuple):

@@ -9,8 +9,8 @@ from weakref import WeakMethod
 
 from smkern.errors import SmkernError
 from smkern.kv import Event as KvEvent
-from smkern.models.request import Completion, Request
 from smkern.policies import Waiting
+from smkern.runtime.request import Completion, Request
 
 Stage = Literal["future", "waiting", "prefill", "running", "paused", "done"]
 

@@ -9,13 +9,13 @@ from random import Random
 from time import perf_counter
 
 from smkern.errors import ArgumentError, DeviceError, SmkernError
-from smkern.models.admission import Admission, Prompt
 from smkern.models.sampling import SamplingParams
-from smkern.models.text import Tokenizer
+from smkern.models.tokenizer import Tokenizer
 from smkern.ops.checks import as_int
 from smkern.policies import Aggregated, Policy
 from smkern.runtime.executor import Executor, MemoryReport
 from smkern.runtime.in_flight import LaunchError
+from smkern.runtime.input_processor import InputProcessor, Prompt
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.live import Handle, Live, Output
@@ -115,10 +115,9 @@ class Multiplexer:
             Aggregated() if policy is None else policy, executor, self._lanes, self._queues,
             self._launcher, self._lives, timeline,
         )  # fmt: skip
-        self._admission = Admission(
-            executor.config, executor.pool, executor.max_context, lambda needed: tokenizer,
-            Random(seed),
-        )  # fmt: skip
+        self._inputs = InputProcessor(
+            executor.config, executor.pool, executor.max_context, tokenizer, Random(seed)
+        )
         self._watchdog = Watchdog(stall_timeout_s)
         self._future = Arrivals()
         self._count = 0
@@ -158,7 +157,7 @@ class Multiplexer:
         now_us = self._lanes.device.now_us()
         come_us = now_us if arrival_us is None else as_time("arrival_us", arrival_us)
         wait_ms = inf if deadline_ms in (None, inf) else as_time("deadline_ms", deadline_ms)
-        request = self._admission.request(self._count, prompt, params)
+        request = self._inputs.process(self._count, prompt, params)
         live = Live(request, priority, come_us, come_us + 1e3 * wait_ms)
         self._lives[self._count] = live
         self._count += 1

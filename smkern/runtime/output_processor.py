@@ -108,7 +108,7 @@ def deliver(
                 finished.append(live)
             continue
         # What most tokens are: neither text nor an end. 128 of them are handed out a step.
-        if request.stream is None and token not in request.stop_token_ids:
+        if request.detokenizer is None and token not in request.stop_token_ids:
             ids = request.ids
             ids.append(token)
             if len(ids) - request.prompt_len < request.max_new_tokens:
@@ -116,7 +116,7 @@ def deliver(
                 continue
             ids.pop()
         try:
-            chunk = request.accept(token)
+            text, completion = request.accept(token)
         except Exception as reason:  # noqa: BLE001  a tokenizer's, which may raise anything
             live.error = RequestError(
                 f"{request}: its tokenizer raised {type(reason).__name__} at the text of token "
@@ -124,9 +124,9 @@ def deliver(
             )
             finished.append(live)
             continue
-        live.completion = chunk.completion
-        outputs.append(Output(live.id, token, chunk.text, chunk.completion))
-        if chunk.completion is not None:
+        live.completion = completion
+        outputs.append(Output(live.id, token, text, completion))
+        if completion is not None:
             finished.append(live)
     return outputs, finished
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from smkern.kv import KvPool
 from smkern.models.layered import LayeredModel
-from smkern.models.text import Tokenizer
+from smkern.models.tokenizer import Tokenizer
 from smkern.partition import Ladder
 from smkern.policies import Policy
 from smkern.runtime.device import Device

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from smkern.models.request import Request
 from smkern.runtime.live import Live, rows_of
 from smkern.runtime.queues import RequestQueues
+from smkern.runtime.request import Request
 
 
 class SteadyBatch:
@@ -61,7 +61,7 @@ class SteadyBatch:
         self._stops = frozenset().union(*[request.stop_token_ids for request in self.requests])
         # A text may end at any token, and what is drawn again must be compared.
         self._is_plain = not any(
-            live.again or (live.request.stream is not None and live.request.params.stops)
+            live.again or (live.request.detokenizer is not None and live.request.params.stops)
             for live in lives
         )
 

@@ -11,13 +11,13 @@ from torch import Tensor
 import smkern.integrations.transformers as st
 from smkern.kv import KvPool, KvSizes
 from smkern.models import SamplingParams
-from smkern.models.request import Request
 from smkern.partition import Ladder
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
+from smkern.runtime.request import Request
 
 NEW = 6
 """Tokens of every request."""

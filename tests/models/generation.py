@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from smkern.models import LLM, ModelConfig, SamplingParams, Weights, preset
+from smkern import LLM
+from smkern.models import Decoder, ModelConfig, SamplingParams, Weights, preset
+from tests.runtime.alone import Alone
 
 VOCAB = 64
 
@@ -53,13 +55,9 @@ def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
 def one_at_a_time(
     config: ModelConfig, prompts: list[list[int]], params: list[SamplingParams], seed: int = 3
 ) -> list[tuple[int, ...]]:
-    """Each prompt alone, in one forward, without a cache of prefixes."""
-    weights = Weights.random(config, seed)
-    found = []
-    for prompt, wanted in zip(prompts, params, strict=True):
-        llm = make_llm(config, weights=weights, prefix_cache=False)
-        found.append(llm.generate([prompt], wanted)[0].tokens)
-    return found
+    """The tokens of each prompt by itself."""
+    alone = Alone(Decoder(config, Weights.random(config, seed)), config.max_position)
+    return [tuple(alone.generate(*asked)) for asked in zip(prompts, params, strict=True)]
 
 
 def assert_nothing_leaked(llm: LLM) -> None:

@@ -147,7 +147,7 @@ class Alone:
             top_k=self._ints(params.top_k),
             top_p=self._floats(params.top_p),
             min_p=self._floats(params.min_p),
-            seeds=self._ints(params.seed).long(),
+            seeds=torch.tensor([params.seed or 0], device=self.decoder.device),
             steps=self._ints(length),  # the tokens in front of the one that is drawn
         )
         return int(drawn)

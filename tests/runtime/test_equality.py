@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from smkern import LLM
 from smkern.bench.runtime.serving import Sizes
-from smkern.models import LLM, Decoder, Weights
+from smkern.models import Decoder, Weights
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice

@@ -11,10 +11,11 @@ import smkern
 from smkern import ops
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool, KvSizes
-from smkern.models import LLM, Decoder, SamplingParams, Weights, graph
+from smkern.models import Decoder, SamplingParams, Weights, graph
 from smkern.policies import FixedSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
+from tests.runtime.alone import Alone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,9 +41,9 @@ def test_tokens_are_those_of_each_prompt_alone(policy: Any, same: bool) -> None:
     handles = [mux.submit(prompt, params) for prompt in PROMPTS]
     for output in mux.run():
         assert output.error is None
-    alone = LLM(CONFIG, weights=WEIGHTS, num_pages=32, max_batch=1, prefix_cache=False)
+    alone = Alone(decoder, CONFIG.max_position)
     for handle, prompt in zip(handles, PROMPTS, strict=True):
-        assert handle.tokens == tuple(alone.generate([prompt], params)[0].tokens)
+        assert list(handle.tokens) == alone.generate(prompt, params)
     mux.close()
 
 

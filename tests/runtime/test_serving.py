@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError
-from smkern.models.request import Request
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.launcher import cut
+from smkern.runtime.request import Request
 from smkern.runtime.sim.rows import AFTER_END
 from tests.models.generation import Letters
 from tests.runtime.policies import RandomPolicy, Scripted

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from smkern.models import SamplingParams, preset
-from smkern.models.request import Request
 from smkern.policies import FixedSplit
 from smkern.runtime import Multiplexer, SimExecutor
 from smkern.runtime.live import Live
 from smkern.runtime.queues import RequestQueues
+from smkern.runtime.request import Request
 from smkern.runtime.sim.pool import SimPool
 from smkern.runtime.steady_batch import SteadyBatch
 from tests.runtime.world import World

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from smkern.kv import KvPool, KvSizes
-from smkern.models import LLM, Decoder, SamplingParams, Weights
-from smkern.models.request import Request
+from smkern.models import Decoder, SamplingParams, Weights
 from smkern.policies import Aggregated, FixedSplit
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from tests.models.generation import VOCAB, tiny
+from tests.runtime.alone import Alone
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear, World
 
@@ -29,11 +30,11 @@ SEED = 3
 
 
 class Truth:
-    """Each request alone, by `LLM.generate`; what was asked is remembered."""
+    """Each request alone, by the oracle; what was asked is remembered."""
 
     def __init__(self) -> None:
         self.weights = Weights.random(CONFIG, SEED)
-        self._llm = LLM(CONFIG, weights=self.weights, num_pages=64, max_batch=1, prefix_cache=False)
+        self._alone = Alone(Decoder(CONFIG, self.weights), CONFIG.max_position)
         self._known: dict[Any, list[int]] = {}
 
     def __call__(self, request: Request) -> list[int]:
@@ -45,7 +46,7 @@ class Truth:
                 params.max_new_tokens, params.temperature, params.top_k, params.top_p,
                 params.min_p, request.seed, stop_token_ids=params.stop_token_ids,
             )  # fmt: skip
-            self._known[asked] = list(self._llm.generate([prompt], seeded)[0].tokens)
+            self._known[asked] = self._alone.generate(prompt, seeded)
         return self._known[asked]
 
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smkern.models.request import Request
 from smkern.runtime.device import Event, Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.request import Request
 
 
 @dataclass(slots=True, eq=False)

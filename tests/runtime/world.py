@@ -8,9 +8,9 @@ from typing import Any
 
 from smkern.latency import Size
 from smkern.models import ModelConfig, SamplingParams, preset
-from smkern.models.request import Request
 from smkern.runtime.live import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.watched import WatchedExecutor

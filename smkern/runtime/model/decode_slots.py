@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from smkern.models.request import Request
 from smkern.runtime.model.input_batch import InputBatch
+from smkern.runtime.request import Request
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
 from smkern.latency import Size
-from smkern.models.arena import Arena
 from smkern.models.layered import LayeredModel
-from smkern.models.request import Request
 from smkern.ops.checks import as_int
 from smkern.partition import Ladder
 from smkern.runtime.device import Device, Work
@@ -21,11 +19,12 @@ from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.mixed import MixedRunner
-from smkern.runtime.model.prefill import PrefillRunner, Prompts
+from smkern.runtime.model.prefill import PrefillRunner, Prompts, prompt_arenas
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.request import Request
 
 GRAPH_LIMIT_BYTES = 1024 * MIB
 """Of decode graphs and their pool, unless told otherwise."""
@@ -140,10 +139,7 @@ class ModelExecutor(Executor):
         self._tokens = slots.token_ids
         self._prefill_table = InputBatch(self._state, pool)
         caches = self._caches = [pool.layer(i) for i in range(config.num_layers)]
-        self._arenas = [
-            Arena(config, max_tokens + max_running, max_prefill + max_running, model.device),
-            Arena(config, max_tokens, max_prefill, model.device),
-        ]
+        self._arenas = prompt_arenas(config, model.device, max_running, max_prefill, max_tokens)
         self._slots = [
             Prompts(arena, (1 - slot) * max_prefill, max_tokens, max_prefill, num_sms)
             for slot, arena in enumerate(self._arenas)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 from smkern.models.arena import Arena
-from smkern.models.decode_rows import batch_bucket, context_bucket
 from smkern.models.graph import DecodeGraph
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
@@ -20,6 +19,7 @@ from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import DECODE_PRIORITY
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.sizes import batch_bucket, context_bucket
 from smkern.runtime.place import Place
 from smkern.tuning.attention.shapes import AttentionShape
 

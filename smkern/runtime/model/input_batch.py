@@ -10,9 +10,9 @@ import numpy as np
 
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
-from smkern.models.request import Request
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.row_updates import HostSender, RowUpdate, Sender
+from smkern.runtime.request import Request
 
 __all__ = ["PrefillRow", "Pages", "RowState", "RowUpdate", "InputBatch"]
 
@@ -78,7 +78,7 @@ class InputBatch:
     Example:
         >>> from smkern.kv import KvPool, KvSizes
         >>> from smkern.models import SamplingParams
-        >>> from smkern.models.request import Request
+        >>> from smkern.runtime.request import Request
         >>> pool = KvPool(KvSizes(1, num_kv_heads=1, head_dim=64), num_pages=8, device="cpu")
         >>> state = RowState.make(max_running=4, max_prefill=2, max_pages=4, device="cpu")
         >>> table = InputBatch(state, pool)

@@ -10,7 +10,6 @@ import torch
 from smkern.kv import Staging
 from smkern.latency import Size
 from smkern.models.layered import LayeredModel, forward
-from smkern.models.request import Request
 from smkern.models.step import Caches, Step
 from smkern.runtime.executor import PrefillChunk, size_chunks
 from smkern.runtime.model import sizes
@@ -18,6 +17,7 @@ from smkern.runtime.model.input_batch import RowUpdate
 from smkern.runtime.model.prefill import Prompts, reserve
 from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.request import Request
 
 
 class MixedRunner:

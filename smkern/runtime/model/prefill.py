@@ -11,9 +11,9 @@ from smkern.errors import ArgumentError
 from smkern.kv import Staging
 from smkern.kv.staging import RING
 from smkern.models.arena import Arena
+from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
-from smkern.models.request import Request
 from smkern.models.step import Caches, Step
 from smkern.partition import current_num_sms
 from smkern.runtime.device import Work
@@ -23,6 +23,30 @@ from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
+from smkern.runtime.request import Request
+
+
+def prompt_arenas(
+    config: ModelConfig,
+    device: torch.device | str,
+    max_running: int,
+    max_prefill: int,
+    max_tokens: int,
+) -> list[Arena]:
+    """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1."""
+    return [
+        Arena(config, max_tokens + max_running, max_prefill + max_running, device),
+        Arena(config, max_tokens, max_prefill, device),
+    ]
+
+
+def activation_bytes(
+    config: ModelConfig, *, max_running: int, max_prefill: int, max_tokens: int
+) -> int:
+    """Device memory that an executor of these sizes takes for activations, bytes."""
+    arenas = prompt_arenas(config, "meta", max_running, max_prefill, max_tokens)
+    decode = Arena(config, max_running, max_running, "meta")
+    return sum(arena.num_bytes for arena in (*arenas, decode))
 
 
 class Prompts:

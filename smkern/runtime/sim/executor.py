@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.models.config import ModelConfig
-from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import (
     Draw,
@@ -19,6 +18,7 @@ from smkern.runtime.executor import (
     size_chunks,
 )
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.event import SimEvent
 from smkern.runtime.sim.pool import HazardError, SimPool

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smkern.models.request import Request
 from smkern.runtime.executor import PrefillChunk
+from smkern.runtime.request import Request
 from smkern.runtime.sim.event import SimEvent
 from smkern.runtime.sim.pool import SimPool
 from smkern.runtime.sim.tokens import TokenSource

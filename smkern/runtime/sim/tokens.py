@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smkern.models.config import ModelConfig
-from smkern.models.request import Request
+from smkern.runtime.request import Request
 
 _MASK = 2**64 - 1
 

@@ -12,12 +12,12 @@ import torch
 import smkern
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
-from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.request import Request
 from tests.models.peers import hf_config
 
 LENGTHS = [300, 17, 9, 129, 64, 511, 40, 33]

@@ -11,9 +11,9 @@ import torch
 
 import smkern
 from smkern.models import SamplingParams
-from smkern.models.request import Request
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowState
 from smkern.runtime.model.row_sender import STAGES
+from smkern.runtime.request import Request
 from tests.runtime.model.slot_rows import Play, new_pool, new_state
 
 LONG = 200_000_000

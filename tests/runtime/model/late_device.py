@@ -17,7 +17,6 @@ import pytest
 
 from smkern.models.graph import DecodeInputs
 from smkern.models.layered import LayeredModel, forward
-from smkern.models.request import Request
 from smkern.models.step import Step
 from smkern.runtime import ModelExecutor
 from smkern.runtime.device import Device, Event, Work
@@ -25,6 +24,7 @@ from smkern.runtime.host_device import host_us
 from smkern.runtime.model.reads import Read, Source, TokenBuffer
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import LANES, Lane, Place
+from smkern.runtime.request import Request
 
 
 class LateDevice(Device):

@@ -10,9 +10,9 @@ import torch
 from smkern.kv import PagePool
 from smkern.models import SamplingParams
 from smkern.models.graph import DecodeInputs
-from smkern.models.request import Request
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.request import Request
 
 RUNNING, PREFILL, CONTEXT, PAGE, STOP = 6, 3, 48, 4, 2
 

@@ -11,6 +11,7 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, Weights
 from smkern.runtime.model.graphs import MIB, GraphCache, GraphKey
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.model.sizes import batch_bucket, context_bucket
 from smkern.runtime.place import Place
 from tests.models.generation import tiny
 
@@ -157,3 +158,16 @@ def test_a_cpu_has_none():
 @pytest.mark.parametrize(("length", "bucket"), [(1, 2048), (2048, 2048), (2049, 8192)])
 def test_contexts(length: int, bucket: int):
     assert FakeCache().key(WHOLE, 1, length).context == bucket
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"), [(1, 1), (2, 2), (3, 4), (9, 16), (16, 16), (17, 32), (40, 48), (99, 100)]
+)
+def test_buckets_of_batches(batch: int, rows: int) -> None:
+    assert batch_bucket(batch, 100) == rows
+
+
+def test_buckets_of_contexts() -> None:
+    lengths = [1, 2048, 2049, 8192, 8193, 30_000]
+    wanted = [2048, 2048, 8192, 8192, 30_000, 30_000]
+    assert [context_bucket(x, 30_000) for x in lengths] == wanted

@@ -11,13 +11,13 @@ import pytest
 from smkern.errors import ArgumentError, DeviceError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
-from smkern.models.request import Request
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane
+from smkern.runtime.request import Request
 from tests.models.generation import VOCAB, one_at_a_time, random_prompts, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,6 @@ import pytest
 
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
-from smkern.models.request import Request
 from smkern.policies import FixedSplit
 from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.device import Device
@@ -19,6 +18,7 @@ from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.row_updates import Records
 from smkern.runtime.place import Lane, Place
+from smkern.runtime.request import Request
 from tests.models.generation import one_at_a_time, random_prompts, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
 from smkern.kv import PagePool
-from smkern.models.request import Request
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowState
 from smkern.runtime.model.row_updates import STAGE_WORDS, Records
+from smkern.runtime.request import Request
 from tests.runtime.model.slot_rows import (
     CONTEXT,
     PREFILL,

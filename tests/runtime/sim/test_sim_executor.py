@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from smkern.models import SamplingParams, preset
-from smkern.models.request import Request
 from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
 from smkern.runtime.sim.pool import HazardError

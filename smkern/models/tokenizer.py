@@ -49,7 +49,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return made
 
 
-class TextStream:
+class Detokenizer:
     """The text of a request as its tokens come, up to the first of its stop texts.
 
     A character whose bytes are not all there, and what may be the beginning of a stop text, are

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import smkern
-from smkern.models import LLM, Completion, Decoder, SamplingParams
+from smkern import LLM, Completion
+from smkern.models import Decoder, SamplingParams
 from tests.gpu.models.support import CLEAR
 from tests.models.generation import assert_nothing_leaked, greedy
 from tests.models.peers import FAMILIES, Peer, make_peer, prompts
@@ -129,10 +130,11 @@ def test_a_second_time_nothing_is_compiled_or_captured(
 ) -> None:
     llm = model.llm(prefix_cache=False)
     llm.generate(texts, greedy(NEW, ignore_eos=True))
-    before, graphs = smkern.counters(), len(llm._engine._graphs)
+    before, graphs = smkern.counters(), llm.memory_report().graphs
+    assert graphs > 0
     llm.generate(texts, greedy(NEW, ignore_eos=True))
     assert smkern.counters() == before
-    assert len(llm._engine._graphs) == graphs
+    assert llm.memory_report().graphs == graphs
     llm.close()
 
 

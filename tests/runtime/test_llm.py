@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from smkern import LLM, models
 from smkern.errors import (
     ArgumentError,
     ConfigError,
@@ -15,8 +16,8 @@ from smkern.errors import (
     PartitionError,
     RequestError,
 )
-from smkern.models import LLM, Decoder, MoeConfig, SamplingParams, Weights
-from smkern.models.scheduler import Scheduler, Work
+from smkern.models import Decoder, MoeConfig, SamplingParams, Step, Weights
+from smkern.runtime import HostDevice
 from tests.models.generation import (
     VOCAB,
     assert_nothing_leaked,
@@ -162,12 +163,13 @@ def test_a_stream_is_what_generate_gives(
     llm = make_llm(num_pages=9)
     tokens: dict[int, list[int]] = {}
     completions = {}
-    for piece in llm.stream(prompts, greedy()):
-        assert piece.index not in completions
-        assert piece.text is None
-        tokens.setdefault(piece.index, []).append(piece.token)
-        if piece.completion is not None:
-            completions[piece.index] = piece.completion
+    for output in llm.stream(prompts, greedy()):
+        assert output.id not in completions
+        assert output.token is not None
+        assert output.text is None
+        tokens.setdefault(output.id, []).append(output.token)
+        if output.completion is not None:
+            completions[output.id] = output.completion
     assert [tuple(tokens[i]) for i in range(len(prompts))] == alone
     assert [completions[i].tokens for i in range(len(prompts))] == alone
     assert_nothing_leaked(llm)
@@ -272,27 +274,79 @@ def test_params_of_another_kind_are_named(params: Any) -> None:
         make_llm().generate([[1]], params)
 
 
-class ClosedPartition:
-    """Of a partition, what a run that ends behind its closing asks."""
-
-    closed, num_sms = True, 1
-
-    def __enter__(self) -> None:
-        raise PartitionError("closed")
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def test_a_partition_that_closes_under_a_run_leaks_nothing(prompts: list[list[int]]) -> None:
+def test_a_device_that_closes_under_a_run_leaks_nothing(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a partition does: the next launch raises, and so does the run."""
     llm = make_llm()
     stream = llm.stream(prompts, greedy())
     next(stream)
-    llm._engine._partition = ClosedPartition()  # type: ignore[assignment]
-    with pytest.raises(PartitionError):
-        list(stream)
-    llm._engine._partition = None
+
+    def closed(*given: Any) -> None:
+        raise PartitionError("closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostDevice, "launch", closed)
+        with pytest.raises(PartitionError, match="closed"):
+            list(stream)
     assert_nothing_leaked(llm)
     assert len(llm.generate(prompts, greedy())) == len(prompts)
+
+
+@pytest.mark.parametrize("after", [0, 5, 30])
+def test_an_interrupt_leaks_nothing(
+    after: int,
+    prompts: list[list[int]],
+    alone: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C in the middle of a forward, or between two."""
+    llm, calls, layer = make_llm(num_pages=9), 0, Decoder.layer
+
+    def interrupted(self: Decoder, index: int, step: Step) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == after + 1:
+            raise KeyboardInterrupt
+        return layer(self, index, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "layer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, greedy())
+    assert_nothing_leaked(llm)
+    assert [x.tokens for x in llm.generate(prompts, greedy())] == alone
+
+
+def test_a_stream_that_is_never_asked_runs_nothing(prompts: list[list[int]]) -> None:
+    llm = make_llm()
+    llm.stream(prompts, greedy())
+    assert [x.index for x in llm.generate(prompts[:2], greedy(3))] == [0, 1]
+    assert_nothing_leaked(llm)
+
+
+def test_pages_of_somebody_else_are_an_error() -> None:
+    llm = make_llm(num_pages=3)
+    llm.pool.allocate("foreign", [1] * 33)
+    with pytest.raises(OutOfPagesError, match="prompt 0 needs 1 pages"):
+        llm.generate([1, 2], greedy(2))
+    assert llm.pool.requests == ("foreign",)
+    llm.pool.release("foreign")
+    assert len(llm.generate([1, 2], greedy(2))[0].tokens) == 2
+
+
+def test_a_partition_is_for_a_gpu() -> None:
+    with pytest.raises(ArgumentError, match="for weights on cpu: partitions are a GPU's"):
+        make_llm(partition=object())
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("LLM", "smkern.LLM"), ("Completion", "smkern.Completion"), ("Piece", "smkern.Output")],
+)
+def test_old_places_name_the_new_ones(name: str, place: str) -> None:
+    with pytest.raises(ImportError, match=f"smkern.models.{name} is {place} now"):
+        getattr(models, name)
 
 
 def test_counts_of_params_and_of_prompts_agree() -> None:
@@ -318,23 +372,18 @@ def test_weights_of_ones_own() -> None:
     assert make_llm(config).generate(prompt, greedy())[0].tokens != by_seed[0].tokens
 
 
-def test_a_step_is_a_prompt_or_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts first, in chunks of at most so many tokens; then all decode together."""
-    seen: list[tuple[bool, list[int]]] = []
-    choose = Scheduler.next
+def test_a_forward_takes_all_that_decode_and_prompts_up_to_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens of each request, by forward; of a decode step, how many decode."""
+    seen: list[list[int] | int] = []
+    embed = Decoder.embed
 
-    def spy(self: Scheduler) -> Work:
-        work = choose(self)
-        seen.append((work.decodes, [chunk.count for chunk in work.chunks]))
-        return work
+    def spy(self: Decoder, step: Step) -> torch.Tensor:
+        ends = step.cu_q_lens
+        seen.append(step.batch if ends is None else ends.diff().tolist())
+        return embed(self, step)
 
-    monkeypatch.setattr(Scheduler, "next", spy)
+    monkeypatch.setattr(Decoder, "embed", spy)
     make_llm(max_step_tokens=20).generate(random_prompts([12, 30, 1]), greedy(3))
-    assert seen == [
-        (False, [12, 8]),
-        (False, [20]),
-        (False, [2]),
-        (True, [1, 1, 1]),
-        (True, [1, 1, 1]),
-        (True, [1]),
-    ]
+    assert seen == [[12, 8], [20, 1], [2, 1, 1], 2, 2]

@@ -1,4 +1,4 @@
-"""Text in and out: tokenizers of a folder, characters of several tokens, stop texts."""
+"""Text in and out, and what a model's folder brings: weights, end tokens, a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from smkern import LLM
 from smkern.errors import ConfigError, RequestError
-from smkern.models import LLM
-from smkern.models.text import TextStream, load_tokenizer
 from tests.models.generation import Letters, greedy, make_llm
-from tests.models.peers import Peer, hf_config
+from tests.models.peers import FAMILIES, Peer, hf_config, make_peer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def peer(request: pytest.FixtureRequest) -> Peer:
+    torch.manual_seed(7)
+    return make_peer(request.param)
+
+
+@pytest.fixture
+def folder(peer: Peer, tmp_path: Path) -> Path:
+    peer.model.save_pretrained(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -28,65 +39,11 @@ def ids_of(text: str) -> list[int]:
     return Letters().encode(text)
 
 
-def pushed(ids: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
-    stream = TextStream(Letters(), [1, 2, 3], stops)
-    pieces = []
-    for token in ids:
-        pieces.append(stream.push(token))
-        if stream.stopped:
-            break
-    pieces.append(stream.finish())
-    return pieces, stream
-
-
-@pytest.mark.parametrize("config", ["[]", '{"tokenizer_class": 5}', "{"])
-def test_a_tokenizer_that_is_none_is_named(tmp_path: Path, config: str) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "tokenizer_config.json").write_text(config)
-    with pytest.raises(ConfigError, match="holds no tokenizer that transformers reads"):
-        load_tokenizer(tmp_path)
-
-
 @pytest.mark.parametrize("ends", [{}, "x", [[1]], 1.5, True])
 def test_end_tokens_that_are_none_are_named(peer_folder: Path, ends: object) -> None:
     (peer_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     with pytest.raises(ConfigError, match=r"eos_token_id in .*generation_config\.json="):
         LLM(peer_folder, device="cpu")
-
-
-def test_text_comes_token_by_token() -> None:
-    pieces, stream = pushed(ids_of("abc"))
-    assert pieces == ["a", "b", "c", ""]
-    assert stream.text == "abc"
-
-
-def test_half_a_character_is_held_back() -> None:
-    assert pushed([0, 40, 41, 1])[0] == ["a", "", "é", "b", ""]
-    assert pushed([0, 40])[0] == ["a", "", "�"]
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "pieces"),
-    [
-        ("abcd", ("bc",), ["a", "", "", ""]),
-        ("abxd", ("bc",), ["a", "", "bx", "d", ""]),
-        ("abab", ("abc",), ["", "", "ab", "", "ab"]),
-        ("xabb", ("b", "ab"), ["x", "", "", ""]),
-        ("aab", ("ab",), ["", "a", "", ""]),
-    ],
-)
-def test_stop_texts_are_cut_off_and_their_beginnings_held(
-    text: str, stops: tuple[str, ...], pieces: list[str]
-) -> None:
-    got, stream = pushed(ids_of(text), stops)
-    assert got == pieces
-    assert stream.text == "".join(pieces)
-
-
-def test_a_beginning_that_is_no_stop_is_given_out() -> None:
-    got, stream = pushed(ids_of("aaab"), ("aac",))
-    assert "".join(got) == "aaab"
-    assert not stream.stopped
 
 
 def test_prompts_are_texts_and_so_are_completions() -> None:
@@ -95,8 +52,8 @@ def test_prompts_are_texts_and_so_are_completions() -> None:
     assert by_text.tokens == by_ids.tokens
     assert by_text.prompt_len == 5
     assert by_text.text == Letters().decode(list(by_text.tokens), skip_special_tokens=True)
-    pieces = list(llm.stream("hello", greedy(24)))
-    assert "".join(piece.text or "" for piece in pieces) == by_text.text
+    outputs = list(llm.stream("hello", greedy(24)))
+    assert "".join(output.text or "" for output in outputs) == by_text.text
 
 
 def test_a_stop_text_ends_a_request() -> None:
@@ -150,9 +107,9 @@ def test_without_transformers_only_text_needs_it(
     peer: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _save_tokenizer(folder, peer.model.config.vocab_size)
-    llm = LLM(folder, device="cpu", num_pages=16)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr("smkern.models.generate.find_spec", lambda name: None)
+    monkeypatch.setattr("smkern.runtime.llm.find_spec", lambda name: None)
+    llm = LLM(folder, device="cpu", num_pages=16)
     assert llm.generate([5, 6], greedy(2, ignore_eos=True))[0].text is None
     with pytest.raises(ConfigError, match="needs transformers, which is not installed"):
         llm.generate("w5")
@@ -164,6 +121,5 @@ def test_a_folder_without_a_tokenizer_is_named(peer: Peer, folder: Path, tmp_pat
         llm.generate("text")
     empty = tmp_path / "empty"
     empty.mkdir()
-    llm = LLM(folder, device="cpu", num_pages=16, tokenizer=empty)
     with pytest.raises(ConfigError, match="holds no tokenizer that transformers reads"):
-        llm.generate("text")
+        LLM(folder, device="cpu", num_pages=16, tokenizer=empty)

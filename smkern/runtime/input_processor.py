@@ -1,0 +1,120 @@
+"""From a prompt as a user gives it to a request that can be served, or an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from smkern.errors import OutOfPagesError, RequestError
+from smkern.kv import PagePool
+from smkern.models.config import ModelConfig
+from smkern.models.sampling import MAX_SEED, SamplingParams
+from smkern.models.tokenizer import Detokenizer, Tokenizer
+from smkern.runtime.request import Request
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+
+class InputProcessor:
+    """Makes requests of prompts.
+
+    Args:
+        config: The model.
+        pool: The pages that requests will need.
+        max_context: Tokens of a request, prompt included.
+        tokenizer: For prompts that are texts, stop texts, and text of completions.
+        seeds: For requests without a seed of their own.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pool: PagePool,
+        max_context: int,
+        tokenizer: Tokenizer | None,
+        seeds: Random,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._max_context = max_context
+        self._tokenizer = tokenizer
+        self._seeds = seeds
+
+    def process(self, index: int, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """The request of one prompt, called "prompt <index>" in errors.
+
+        Raises:
+            RequestError: a prompt or values that cannot be served, with the limit and the remedy.
+            OutOfPagesError: a request that could not fit even alone.
+        """
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params={params!r}: pass SamplingParams, one for all or one each")
+        params.check(f"prompt {index}", self._config.vocab_size)
+        tokenizer = self._tokenizer
+        ids = self._token_ids(index, prompt, params)
+        self._check_tokens(index, ids)
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops.update(self._config.eos_token_ids)
+        request = Request(
+            index,
+            params,
+            self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed,
+            frozenset(stops),
+            min(params.max_new_tokens, self._max_context - len(ids) + 1),
+            ids,
+            len(ids),
+            None if tokenizer is None else Detokenizer(tokenizer, ids, params.stops),
+        )
+        self._check_fits(request)
+        return request
+
+    def _token_ids(self, index: int, prompt: Prompt, params: SamplingParams) -> list[int]:
+        if self._tokenizer is None and (isinstance(prompt, str) or params.stops):
+            what = "is a text" if isinstance(prompt, str) else f"stops at {params.stops}"
+            raise RequestError(
+                f"prompt {index} {what}, and there is no tokenizer: pass token ids and "
+                "stop_token_ids, or tokenizer=<folder>"
+            )
+        if not isinstance(prompt, str):
+            if not isinstance(prompt, Iterable):
+                raise RequestError(
+                    f"prompt {index} is {prompt!r}: pass a text or a list of token ids; a tensor's "
+                    "are its tolist()"
+                )
+            return [*prompt]
+        assert self._tokenizer is not None
+        try:
+            return self._tokenizer.encode(prompt)
+        except Exception as reason:
+            raise RequestError(
+                f"prompt {index}: its tokenizer raised {type(reason).__name__}: {reason}; pass "
+                "token ids, or another tokenizer"
+            ) from reason
+
+    def _check_tokens(self, index: int, ids: Sequence[int]) -> None:
+        vocab = self._config.vocab_size
+        if not ids:
+            raise RequestError(f"prompt {index} is empty: pass at least one token")
+        for position, token in enumerate(ids):
+            if not isinstance(token, int) or not 0 <= token < vocab:
+                raise RequestError(
+                    f"prompt {index} has {token!r} at position {position}: token ids are whole "
+                    f"numbers of 0 to {vocab - 1}; use this model's tokenizer"
+                )
+        if len(ids) > self._max_context:
+            raise RequestError(
+                f"prompt {index} has {len(ids)} tokens, the context holds {self._max_context}: "
+                f"shorten it (the model's own context is {self._config.max_position}: max_context)"
+            )
+
+    def _check_fits(self, request: Request) -> None:
+        pages = self._pool.pages_for(request.max_tokens_held)
+        if pages > self._pool.num_pages:
+            raise OutOfPagesError(
+                f"{request} may take {request.max_tokens_held} tokens in {pages} pages, the pool "
+                f"has {self._pool.num_pages} of {self._pool.page_size} tokens: lower "
+                "max_new_tokens, shorten the prompt, or raise num_pages"
+            )

@@ -1,0 +1,338 @@
+"""Text in, text out: a model with its pool and its tokenizer, served by the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from smkern.errors import ArgumentError, ModelError, RequestError
+from smkern.kv import KvPool, KvSizes
+from smkern.models.config import ModelConfig
+from smkern.models.decoder import Decoder
+from smkern.models.presets import find_model
+from smkern.models.sampling import MAX_SEED, SamplingParams
+from smkern.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from smkern.models.weights import Weights
+from smkern.ops.checks import as_int
+from smkern.ops.warming import Bar
+from smkern.partition import Partition
+from smkern.policies import Aggregated
+from smkern.runtime.executor import MemoryReport
+from smkern.runtime.input_processor import Prompt
+from smkern.runtime.live import Output
+from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.model.prefill import activation_bytes
+from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.request import Completion
+
+CPU_CONTEXT = 1024
+"""Tokens that a CPU's pool holds for each request of the largest batch, unless told otherwise."""
+
+
+class LLM:
+    """A model that generates: `smkern.serve` with `Aggregated`, one call at a time.
+
+    Requests are admitted while pages last and wait otherwise. Every forward takes a token of each
+    request that decodes and as much of the waiting prompts as fits; decode steps without prompts
+    are CUDA graphs. Prefixes that are in the pool are not computed again. When pages run out, the
+    youngest request gives its own back and is computed again later.
+
+    Args:
+        model: A folder with config.json, safetensors and maybe a tokenizer; or a preset's name or a
+            configuration, with random weights.
+        weights: Instead of the folder's, or of random ones.
+        device: Device of weights that are loaded or drawn. None: the GPU where there is one, else
+            the CPU.
+        dtype: Dtype of weights and activations. None: the configuration's.
+        seed: Seed of random weights, and of requests without a seed of their own.
+        tokenizer: A folder, or an object with `encode` and `decode`. None: the model's folder's.
+        num_pages: Pages of the pool. None: as many as fit on the GPU; on a CPU, those of
+            `max_batch` requests of 1024 tokens.
+        memory_fraction: Share of the GPU memory that is free behind weights and activations.
+        page_size: Tokens of a page.
+        max_batch: Requests that run at a time.
+        max_step_tokens: Prompt tokens of a forward; longer prompts run in chunks.
+        max_context: Tokens of a request, prompt included. None: the model's context.
+        prefix_cache: Whether prefixes are found again.
+        partition: Where all runs. None: on the whole device, also inside a `with partition:`.
+        num_sms: SMs of every operator. None: all that the partition has.
+        progress: Draw a progress bar while weights load.
+
+    Attributes:
+        config: The model.
+        decoder: Its layers.
+        pool: Its pages; `pool.usage` and `pool.check()` are there to be looked at.
+
+    Raises:
+        ConfigError: no such model, one that cannot be served, or files that are no tokenizer.
+        WeightsError: the folder's files are wrong.
+        OutOfPagesError: no memory for pages.
+        ArgumentError: sizes that cannot be, or a partition for weights on a CPU.
+
+    Source: continuous batching as in Orca (OSDI 2022) section 3.2; pages as in PagedAttention
+        (arXiv 2309.06180) section 4; chunks of prompts as in Sarathi (arXiv 2308.16369) section 4.
+
+    Example:
+        >>> import smkern, torch
+        >>> from smkern.models import SamplingParams, preset
+        >>> small = preset("qwen3-8b").replace(
+        ...     num_layers=1, hidden_size=64, num_q_heads=2, num_kv_heads=1,
+        ...     intermediate_size=96, vocab_size=32, dtype=torch.float32, max_position=64)
+        >>> llm = smkern.LLM(small, device="cpu")
+        >>> done = llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=4))
+        >>> [(len(x.tokens), x.finish_reason) for x in done]
+        [(4, 'length'), (4, 'length')]
+    """
+
+    def __init__(
+        self,
+        model: str | Path | ModelConfig,
+        *,
+        weights: Weights | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
+        tokenizer: str | Path | Tokenizer | None = None,
+        num_pages: int | None = None,
+        memory_fraction: float = 0.9,
+        page_size: int = 16,
+        max_batch: int = 64,
+        max_step_tokens: int = 8192,
+        max_context: int | None = None,
+        prefix_cache: bool = True,
+        partition: Partition | None = None,
+        num_sms: int | None = None,
+        progress: bool = False,
+    ) -> None:
+        as_int("max_batch", max_batch, 1)
+        as_int("max_step_tokens", max_step_tokens, 1)
+        config, folder = find_model(model)
+        if dtype is not None:
+            config = config.replace(dtype=dtype)
+        max_context = config.max_position if max_context is None else max_context
+        as_int("max_context", max_context, 1, config.max_position)
+        self._tokenizer, self._unread_tokenizer = _find_tokenizer(folder, tokenizer)
+        if weights is None:
+            where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            if folder is None:
+                weights = Weights.random(config, seed, where)
+            else:
+                weights = Weights.load(
+                    folder, config=config, device=where, dtype=dtype, progress=progress
+                )
+        self.config = config
+        self.decoder = Decoder(config, weights, max_position=max_context)
+        largest: Any = {
+            "max_running": max_batch, "max_prefill": max_batch, "max_tokens": max_step_tokens
+        }  # fmt: skip
+        on_gpu = self.decoder.device.type == "cuda"
+        if num_pages is None and not on_gpu:
+            num_pages = max_batch * -(-min(max_context, CPU_CONTEXT) // page_size)
+        self.pool = KvPool(
+            KvSizes(
+                config.num_layers, config.num_kv_heads, config.head_dim, page_size, config.dtype
+            ),
+            num_pages=num_pages,
+            memory_fraction=memory_fraction,
+            reserved_bytes=activation_bytes(config, **largest),
+            device=self.decoder.device,
+            reuse=prefix_cache,
+        )
+        self._executor = ModelExecutor(
+            self.decoder,
+            self.pool,
+            device=None if partition is None else _device_in(partition, self.decoder.device),
+            max_context=max_context,
+            num_sms=num_sms,
+            **largest,
+        )
+        if on_gpu:
+            self._executor.warm()
+            self._executor.capture()
+        self._max_step_tokens = max_step_tokens
+        self._seeds = Random(seed)
+        self._is_busy = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Completion]:
+        """Generate to the end of every prompt.
+
+        Args:
+            prompts: Texts or lists of token ids, one or several.
+            params: For all prompts, or one each. None: 128 greedy tokens.
+            progress: Draw a progress bar.
+
+        Returns:
+            A completion for each prompt, in their order.
+
+        Raises:
+            RequestError: naming the prompt: empty, longer than the context, tokens outside the
+                vocabulary, text without a tokenizer, or sampling values out of range. Nothing ran.
+            OutOfPagesError: a request that could not fit even alone. Nothing ran.
+
+        Example:
+            >>> llm = smkern.LLM("/models/Qwen3-8B")                           # doctest: +SKIP
+            >>> llm.generate("Once upon a time")[0].text                       # doctest: +SKIP
+        """
+        finished: dict[int, Completion] = {}
+        mux, count = self._submit(prompts, params)
+        with closing(self._run(mux, count)) as outputs, Bar(progress) as bar:
+            show = bar.step("generate", count)
+            for output in outputs:
+                if output.completion is not None:
+                    finished[output.id] = output.completion
+                    show(len(finished))
+        return [finished[index] for index in range(count)]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Output]:
+        """Generate, and yield every token when it is drawn; an output's `id` is the prompt's index.
+
+        Closing the iterator early gives all pages back. One runs at a time.
+
+        Args:
+            prompts: As in `generate`.
+            params: As in `generate`.
+
+        Raises:
+            RequestError, OutOfPagesError: as in `generate`, before the first output is asked for.
+
+        Example:
+            >>> for output in llm.stream("Once upon a time"):                  # doctest: +SKIP
+            ...     print(output.text, end="", flush=True)
+        """
+        return self._run(*self._submit(prompts, params))
+
+    def memory_report(self) -> MemoryReport:
+        """Device memory of graphs, activations, state and pages."""
+        return self._executor.memory_report()
+
+    def close(self) -> None:
+        """Destroy the graphs, so that a partition can close. Closing twice is fine."""
+        self._executor.close()
+
+    def _submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> tuple[Multiplexer, int]:
+        """A runtime for the requests of this call alone, and how many they are; nothing runs."""
+        given = _as_list(prompts)
+        each = _for_each(params, len(given))
+        is_text = any(isinstance(x, str) for x in given) or any(x.stop for x in each)
+        if is_text and self._unread_tokenizer is not None:
+            load_tokenizer(self._unread_tokenizer)  # says what is missing
+        mux = Multiplexer(
+            self._executor,
+            # Prompts take all that a forward holds: nobody waits between two tokens of a batch job.
+            # Nothing is launched ahead, so batches do not follow from timing: the same call on the
+            # same pool draws the same tokens.
+            policy=Aggregated(chunk_tokens=self._max_step_tokens, steps=1, ahead=False),
+            tokenizer=self._tokenizer,
+        )
+        for prompt, wanted in zip(given, each, strict=True):
+            if wanted.seed is None:
+                wanted = replace(wanted, seed=self._seeds.randint(0, MAX_SEED))
+            mux.submit(prompt, wanted)
+        return mux, len(given)
+
+    def _run(self, mux: Multiplexer, count: int) -> Generator[Output, None, None]:
+        """Serve to the end; one that is left early, or that raises, gives all pages back."""
+        if self._is_busy:
+            raise ArgumentError(
+                "a generation is running on this LLM: exhaust or close its iterator first"
+            )
+        self._is_busy = True
+        try:
+            for output in mux.run():
+                error = output.error
+                if error is not None:
+                    # What the model raised comes out as it was.
+                    cause = error.__cause__ if isinstance(error, ModelError) else None
+                    raise cause or error
+                yield output
+            self._executor.idle()  # graphs that this call missed are there for the next one
+        finally:
+            self._is_busy = False
+            for index in range(count):
+                mux.cancel(index)
+            for _ in mux.run():
+                pass
+            self.pool.poll()
+
+
+def _find_tokenizer(
+    folder: Path | None, given: str | Path | Tokenizer | None
+) -> tuple[Tokenizer | None, Path | None]:
+    """The tokenizer; and the folder of one that cannot be read, though token ids come out."""
+    if given is None and folder is not None and has_tokenizer(folder):
+        if find_spec("transformers") is None:
+            return None, folder
+        given = folder
+    return load_tokenizer(Path(given)) if isinstance(given, (str, Path)) else given, None
+
+
+def _device_in(partition: Partition, device: torch.device) -> Any:
+    """A partition as the device that all runs on."""
+    if device.type != "cuda":
+        raise ArgumentError(
+            f"partition={partition!r} for weights on {device}: partitions are a GPU's; pass "
+            'device="cuda", or leave partition out'
+        )
+    from smkern.runtime.cuda_device import CudaDevice
+
+    return CudaDevice(device=device.index, partition=partition)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Several prompts, also where one was given alone.
+
+    Raises:
+        RequestError: what is no sequence.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts are a {type(prompts).__name__}: pass a text, a list of token ids, or a list "
+            "of these"
+        )
+    if len(prompts) and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """The params of each prompt.
+
+    Raises:
+        RequestError: values of another kind, or not as many as prompts.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    each = list(params) if isinstance(params, Sequence) else [params]
+    for given in each:
+        if not isinstance(given, SamplingParams):
+            raise RequestError(f"params={given!r}: pass SamplingParams, one for all or one each")
+    if len(each) != count:
+        raise RequestError(
+            f"{len(each)} SamplingParams for {count} prompts: pass one for all, or one each"
+        )
+    return each
