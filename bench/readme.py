@@ -124,8 +124,8 @@ def _by_number(path: Path) -> tuple[int, str]:
 
 @click.command("readme")
 @click.option(
-    "--page", "pages", type=click.Path(path_type=Path), multiple=True, default=PAGES,
-    help="To fill; once for each page.",
+    "--page", "pages", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True, default=PAGES, help="To fill; once for each page.",
 )  # fmt: skip
 @click.option("--results", type=click.Path(path_type=Path), default=FOLDER / COMMITTED)
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a page is out of date.")

@@ -5,29 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from smkern.bench.runtime.cases import (
-    ABLATION,
-    AGGREGATED,
-    AIMS,
-    ALONE,
-    GAIN,
-    HANDOVER,
-    HOST,
-    MEMORY,
-    MISMATCHES,
-    MIXED_IDLE,
-    OURS,
-    OVERHEAD,
-    PLANS,
-    QUEUES,
-    SERVED_RATE,
-    SOAK_LEAKS,
-    SOAK_MINUTES,
-    STEADY,
-    STOCK,
-    SWITCH,
-    gap_name,
-)
+from smkern.bench.runtime import cases
 from smkern.bench.runtime.rows import KEPT_BY, LEAST, MOST, best, gain_meets, is_gain, of, sides
 from smkern.bench.tables.markdown import NOT_MEASURED, pivot, rows_or_none
 
@@ -42,18 +20,18 @@ VARIANTS = {
     "all_off": "none of the three",
 }
 COSTS = {
-    gap_name(1): "decode stream without a kernel, a step at a time, p50",
-    gap_name(2): "the same, two steps launched",
-    OVERHEAD: "prefill layer by layer over one launch, minus 1",
-    MIXED_IDLE: "device idle inside a mixed forward",
-    HOST: "host time of a step, 128 requests decode, p50, us",
-    SWITCH: "host time of a switch, p50, us",
-    f"{HANDOVER}_p50": "hand-over of SMs, p50, us",
-    f"{HANDOVER}_p99": "hand-over of SMs, p99, us",
-    MEMORY: "graphs and partitions, 20 batches x 7 splits, MiB",
-    MISMATCHES: "tokens that differ from each request alone",
-    SOAK_MINUTES: "soak, minutes",
-    SOAK_LEAKS: "leaks, stalls and failures in it",
+    cases.gap_name(1): "decode stream without a kernel, a step at a time, p50",
+    cases.gap_name(2): "the same, two steps launched",
+    cases.OVERHEAD: "prefill layer by layer over one launch, minus 1",
+    cases.MIXED_IDLE: "device idle inside a mixed forward",
+    cases.HOST: "host time of a step, 128 requests decode, p50, us",
+    cases.SWITCH: "host time of a switch, p50, us",
+    f"{cases.HANDOVER}_p50": "hand-over of SMs, p50, us",
+    f"{cases.HANDOVER}_p99": "hand-over of SMs, p99, us",
+    cases.MEMORY: "graphs and partitions, 20 batches x 7 splits, MiB",
+    cases.MISMATCHES: "tokens that differ from each request alone",
+    cases.SOAK_MINUTES: "soak, minutes",
+    cases.SOAK_LEAKS: "leaks, stalls and failures in it",
 }
 STEADY_FIGURES = (
     ("step alone, ms", "alone_ms", ".2f"),
@@ -63,19 +41,26 @@ STEADY_FIGURES = (
 )
 
 
-def gains_by_limit(cells: Iterable[Cell], provider: str = OURS) -> dict[tuple[str, float], Cell]:
-    """(model, TBT limit in ms) to its gain, in the order of the models; where a side keeps no such
-    limit, what is known of the other side."""
+def gains_by_limit(
+    cells: Iterable[Cell], provider: str = cases.OURS
+) -> dict[tuple[str, float], Cell]:
+    """Gains by (model, TBT limit in ms), in the order of the plans.
+
+    Where only one side keeps a limit: what is known of that side.
+    """
     cells = list(cells)
     found = {
-        (c["case"]["model"], float(c["case"]["name"].removeprefix(GAIN).removesuffix("ms"))): c
+        (
+            c["case"]["model"],
+            float(c["case"]["name"].removeprefix(cases.GAIN).removesuffix("ms")),
+        ): c
         for c in cells
         if is_gain(c) and c.get("value") and c["provider"] == provider
     }
     limits = {
         (cell["case"]["model"], float(cell["case"]["limit_ms"]))
-        for cell in of(cells, AGGREGATED)
-        if cell["provider"] == OURS
+        for cell in of(cells, cases.AGGREGATED)
+        if cell["provider"] == cases.OURS
     }
     return {
         (model, limit): found.get((model, limit)) or _sides(cells, model, limit, provider)
@@ -86,10 +71,10 @@ def gains_by_limit(cells: Iterable[Cell], provider: str = OURS) -> dict[tuple[st
 def gains_table(cells: Iterable[Cell]) -> str:
     """Prefill tokens per ms beside decode, chunked and multiplexed, by model and TBT limit."""
     cells = list(cells)
-    stocks = gains_by_limit(cells, STOCK)
+    stocks = gains_by_limit(cells, cases.STOCK)
     rows = []
     for (model, limit_ms), gain in gains_by_limit(cells).items():
-        stock, aim = stocks[model, limit_ms], AIMS.get((model, limit_ms))
+        stock, aim = stocks[model, limit_ms], cases.AIMS.get((model, limit_ms))
         mark = "**" if aim and not ("value" in gain and gain_meets(gain | {"aim": aim})) else ""
         rows.append(
             [
@@ -148,14 +133,14 @@ def _pair(cell: Cell) -> str:
 
 def _index(model: str) -> int:
     """The model's place among the plans."""
-    names = [plan.model for plan in PLANS]
+    names = [plan.model for plan in cases.PLANS]
     return names.index(model) if model in names else len(names)
 
 
 def served_table(cells: Iterable[Cell]) -> str:
     """The steady state through the `Multiplexer`: TBT as delivered, the prompts' tokens per ms."""
     rows = []
-    for cell in of(cells, SERVED_RATE):
+    for cell in of(cells, cases.SERVED_RATE):
         case, limit = cell["case"], cell["case"]["limit"].removesuffix("ms")
         is_split = case["policy"] == "fixed_split"
         how = f"`FixedSplit({cell['rung']})`" if is_split else f"`Aggregated({cell['chunk']:.0f})`"
@@ -170,9 +155,9 @@ def served_table(cells: Iterable[Cell]) -> str:
 def steady_table(cells: Iterable[Cell]) -> str:
     """A decode step alone and beside prompts, and the prompts' tokens per ms, by decode SMs."""
     cells = list(cells)
-    steady = of(cells, STEADY)
+    steady = of(cells, cases.STEADY)
     parts = []
-    kinds = {(c["provider"] != OURS, _index(c["case"]["model"]), *_kind(c)) for c in steady}
+    kinds = {(c["provider"] != cases.OURS, _index(c["case"]["model"]), *_kind(c)) for c in steady}
     for *_, model, provider in sorted(kinds):
         members = [cell for cell in steady if _kind(cell) == (model, provider)]
         entries = [
@@ -180,9 +165,9 @@ def steady_table(cells: Iterable[Cell]) -> str:
             for label, name, style in STEADY_FIGURES
             for cell in members
         ]
-        alone = [c["value"] for c in of(cells, ALONE) if _kind(c) == (model, provider)]
+        alone = [c["value"] for c in of(cells, cases.ALONE) if _kind(c) == (model, provider)]
         said = f"; alone on the whole device {alone[0]:.1f} tokens/ms" if alone else ""
-        by = "stock kernels" if provider == STOCK else provider
+        by = "stock kernels" if provider == cases.STOCK else provider
         parts.append(f"{model}, {by}{said}:\n\n{pivot('decode SMs', entries)}")
     return "\n\n".join(parts) or NOT_MEASURED
 
@@ -196,10 +181,10 @@ def costs_table(cells: Iterable[Cell]) -> str:
     cells = list(cells)
     rows = []
     for name, label in COSTS.items():
-        found = [cell for cell in of(cells, name) if cell["provider"] == OURS]
+        found = [cell for cell in of(cells, name) if cell["provider"] == cases.OURS]
         found.sort(key=lambda cell: _index(cell["case"]["model"]))
         rows += [_cost(cell, name, label) for cell in found]
-    queues = of(cells, QUEUES)
+    queues = of(cells, cases.QUEUES)
     if queues:
         shared = sum(cell["value"] for cell in queues)
         rows.append(["rungs whose lanes share a hardware queue", f"{shared} of {len(queues)}", ""])
@@ -220,7 +205,7 @@ def ablation_table(cells: Iterable[Cell]) -> str:
     """TBT and prompts' tokens per ms with everything, and with parts turned off."""
     cells = list(cells)
     p50, p99 = (
-        {cell["case"]["variant"]: cell for cell in of(cells, f"{ABLATION}_tbt_p{n}_ms")}
+        {cell["case"]["variant"]: cell for cell in of(cells, f"{cases.ABLATION}_tbt_p{n}_ms")}
         for n in (50, 99)
     )
     rows = [
