@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 import tomllib
@@ -124,6 +125,31 @@ def test_names_exist(page):
     for name in names(page):
         if not name.startswith("smkern.integrations") or find_spec("transformers"):
             resolve(re.split(r"[^\w.]", name)[0])
+
+
+def signatures(page: Path) -> Iterator[tuple[str, str]]:
+    """Names and arguments of public functions: those of `text` blocks, and quoted with a `*`."""
+    blocks = "".join(block.text for block in snippets(page, "text"))
+    yield from re.findall(r"^smkern\.(\w+)\((.*?)\)$", blocks, re.DOTALL | re.MULTILINE)
+    for text in quoted(page):
+        if match := re.fullmatch(r"(?:smkern\.)?(\w+)\((.*, \*, .*)\)", text):
+            yield match[1], match[2].replace(", ...", "")
+
+
+@every_page
+def test_signatures_are_those_of_the_operators(page):
+    for name, shown in signatures(page):
+        known = inspect.signature(resolve(f"smkern.{name}")).parameters
+        arguments = ast.parse(f"def _({shown}): ...").body[0].args
+        names = [argument.arg for argument in arguments.args]
+        assert names == [x.name for x in known.values() if x.kind is x.POSITIONAL_OR_KEYWORD], name
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            assert known[argument.arg].kind is inspect.Parameter.KEYWORD_ONLY, name
+            if default is not None:
+                assert ast.literal_eval(default) == known[argument.arg].default, (
+                    name,
+                    argument.arg,
+                )
 
 
 def commands(page: Path) -> Iterator[list[str]]:
