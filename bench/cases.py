@@ -1,84 +1,103 @@
-"""What is measured: shapes, rows and budgets of the GEMM suites, and how options name them."""
+"""Cases in budgets: what a suite measures, and how its options choose among it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import click
 
-from smkern.bench.results import results_folder
-from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
-from smkern.measure.options import IntList, ShapeList, stacked
+from smkern.bench.suite import AGAIN_OPTION, BUDGETS_OPTION, TIME_LIMIT_OPTION, UnknownNameError
+from smkern.device import device_info
 
-STREAMING_SHAPE: Shape = (28672, 4096)
-STREAMING_MS = (1, 8, 16, 32, 64)
-STREAMING_BUDGETS = (24,)
-"""Measured in addition: decode sizes on the widest weight, where bandwidth bends."""
+
+class Measured(Protocol):
+    """A case: what is computed, what that moves and computes, the `case` of its cells."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def about(self) -> dict[str, Any]: ...
+    @property
+    def bytes_moved(self) -> int: ...
+    @property
+    def flops(self) -> int: ...
+
+
+C = TypeVar("C", bound=Measured)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Generic[C]):
     """One case in one budget: all its providers are timed in the same rounds."""
 
-    n: int
-    k: int
-    m: int
+    case: C
     num_sms: int
 
-    @property
-    def case(self) -> dict[str, Any]:
-        return {"m": self.m, "n": self.n, "k": self.k, "dtype": "bf16"}
+
+def groups_of(cases: Iterable[C], budgets: Iterable[int]) -> list[Group[C]]:
+    """All groups, a case after the other, so that its operands are made once."""
+    budgets = tuple(budgets)
+    return [Group(case, num_sms) for case in cases for num_sms in budgets]
 
 
-def gemm_groups(
-    shapes: tuple[Shape, ...] = SHAPES,
-    ms: tuple[int, ...] = MS,
-    budgets: tuple[int, ...] = BUDGETS,
-    *,
-    streaming: bool = False,
-) -> list[Group]:
-    """All groups, a shape after the other, so that its operands are made once.
+def named(cases: Sequence[C], names: Iterable[str]) -> tuple[C, ...]:
+    """The cases whose names contain one of `names`; in their own order.
 
-    `streaming` adds `STREAMING_BUDGETS` for the decode sizes of `STREAMING_SHAPE`.
+    Raises:
+        UnknownNameError: a name that no case has.
     """
-    return [
-        Group(n, k, m, num_sms)
-        for n, k in shapes
-        for m in ms
-        for num_sms in _budgets_of((n, k), m, budgets, streaming)
-    ]
+    names = tuple(names)
+    for name in names:
+        if not any(name in case.name for case in cases):
+            known = ", ".join(case.name for case in cases)
+            raise UnknownNameError(f"no case is named {name!r}; there are {known}")
+    return tuple(case for case in cases if any(name in case.name for name in names))
 
 
-def _budgets_of(shape: Shape, m: int, budgets: tuple[int, ...], streaming: bool) -> list[int]:
-    extra = streaming and shape == STREAMING_SHAPE and m in STREAMING_MS
-    return sorted({*budgets, *(STREAMING_BUDGETS if extra else ())})
+@dataclass(frozen=True, slots=True)
+class Sizes(Generic[C]):
+    """What a suite measures, and what with `--quick`."""
+
+    cases: Sequence[C]
+    quick_cases: Sequence[C]
+    budgets: Sequence[int]
+    quick_budgets: Sequence[int]
+
+    def groups(
+        self, *, quick: bool, cases: str | None, budgets: Sequence[int] | None
+    ) -> list[Group[C]]:
+        """Every case asked for in every budget; of a suite's own budgets those of this device.
+
+        Raises:
+            UnknownNameError: a part of `cases`, apart by commas, that no case's name has.
+        """
+        most = self.quick_cases if quick else self.cases
+        chosen = named(self.cases, cases.split(",")) if cases else most
+        own = self.quick_budgets if quick else self.budgets
+        total = device_info().num_sms
+        return groups_of(chosen, budgets or tuple(n for n in own if n <= total))
 
 
-def file_options(suite: str, *, quick: str) -> Callable[[Any], Any]:
-    """The options --out, --resume and --quick, which `quick` is the help of."""
-    return stacked(
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path, dir_okay=False),
-            default=lambda: results_folder() / f"{suite}.json",
-            show_default=f"bench/results/<this GPU>/{suite}.json",
-            help="Results file.",
-        ),
-        click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others."),
-        click.option("--quick", is_flag=True, help=quick),
+def case_options(
+    example: str, *, peers: Sequence[str] | None = None
+) -> tuple[Callable[[Any], Any], ...]:
+    """The options of a suite of named cases.
+
+    Args:
+        example: parts of case names.
+        peers: who takes part unless named; None where nobody can be named.
+    """
+    beside = click.option(
+        "--peers", default=",".join(peers or ()), show_default=True, help="Beside whom."
     )
-
-
-def common_options(suite: str) -> Callable[[Any], Any]:
-    """The options every GEMM suite takes: --out --resume --quick --shapes --ms --budgets."""
-    return stacked(
-        file_options(suite, quick="A few cells only: seconds of GPU time."),
-        click.option("--shapes", type=ShapeList(), default=None, help="Weights, as NxK,NxK."),
-        click.option("--ms", type=IntList(), default=None, help="Rows of the activations."),
-        click.option(
-            "--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:2"
-        ),
+    return (
+        click.option("--cases", default=None, help=f"Parts of case names: {example}"),
+        BUDGETS_OPTION,
+        TIME_LIMIT_OPTION,
+        *([] if peers is None else [beside]),
+        AGAIN_OPTION,
     )

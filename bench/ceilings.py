@@ -13,19 +13,17 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.cases import common_options
 from smkern.bench.ceiling_rows import PLACEMENTS, profile_of, summarize
 from smkern.bench.contention import Load, time_together
 from smkern.bench.contexts import Green
 from smkern.bench.dense import Dense, expected_us
 from smkern.bench.power import PowerMeter, power_meter
-from smkern.bench.reader import SHAPES, Reader
-from smkern.bench.reads import pick_shape
-from smkern.bench.results import Results, open_results
+from smkern.bench.reader import Reader
+from smkern.bench.reads import best_reader
+from smkern.bench.results import Results
+from smkern.bench.suite import GEMM_OPTIONS, Output, show, suite_command, written
 from smkern.device import device_info, gpu_folder
-from smkern.errors import SmkernError
 from smkern.measure.partitions import Partitions, Place
-from smkern.measure.provenance import collect_meta
 from smkern.measure.timing import Call, Timing
 from smkern.profile import SHIPPED, Placement, Profile, save_profile
 
@@ -49,7 +47,7 @@ def counts(total: int, shares: Sequence[int]) -> list[int]:
 
 
 @dataclass(slots=True)
-class Sitting:
+class Ceilings:
     """Measures at the places of the partitions and puts cells into `results`."""
 
     partitions: Partitions
@@ -152,22 +150,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return round(fmean(known), 1) if known else None
 
 
-def best_reader(partitions: Partitions, device: int = 0) -> Reader:
-    """The reader that is fastest on the small partitions, where latency binds."""
-    readers: dict[str, Reader] = {}
-    data = None
-    for shape in SHAPES:
-        readers[shape.name] = Reader(device, shape, data)
-        data = readers[shape.name].data
-    found = [partitions.at(n) for n in sorted(partitions.budgets) if n <= 32]
-    places = {
-        str(place.num_sms): Green(place.num_sms, place.stream)
-        for place in (*found, partitions.full)
-        if place is not None
-    }
-    return readers[pick_shape(readers, places)]
-
-
 def sides(
     partitions: Partitions, total: int, shares: Sequence[int]
 ) -> Iterator[tuple[Place, Place]]:
@@ -192,20 +174,23 @@ def run(
     extra = [n for n in read_only if info.min_sms <= n < total]
     budgets = {n for n in counts(total, shares) if n >= info.min_sms} | set(extra)
     with Partitions(budgets, placements=placements) as partitions, Progress() as progress:
-        reader = best_reader(partitions)
-        sitting = Sitting(partitions, reader, Dense(), results, power_meter(), errors)
+        small = [partitions.at(n) for n in sorted(budgets) if n <= 32]
+        reader = best_reader(
+            Green(at.num_sms, at.stream) for at in (*small, partitions.full) if at is not None
+        )
+        ceilings = Ceilings(partitions, reader, Dense(), results, power_meter(), errors)
         pairs = list(sides(partitions, total, shares))
         task = progress.add_task("ceilings", total=len(pairs) + len(extra) + 1)
-        sitting.alone(partitions.full, dense=True)
+        ceilings.alone(partitions.full, dense=True)
         progress.advance(task)
         for place, other in pairs:
-            sitting.alone(place, dense=place.num_sms >= SMALLEST_DENSE)
+            ceilings.alone(place, dense=place.num_sms >= SMALLEST_DENSE)
             if other.num_sms >= SMALLEST_DENSE:
-                sitting.beside(place, other)
+                ceilings.beside(place, other)
             progress.advance(task)
         for n in extra:
             if (found := partitions.at(n)) is not None:
-                sitting.alone(found, dense=False)
+                ceilings.alone(found, dense=False)
             progress.advance(task)
 
 
@@ -216,50 +201,34 @@ def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
     return path
 
 
-@click.command("ceilings")
-@common_options("ceilings")
-@click.option("--save", is_flag=True, help="Keep the curves as your profile of this GPU.")
-@click.option("--ship", is_flag=True, help="Write them to the package's own profiles.")
-def command(
-    out: Path,
-    resume: bool,
-    quick: bool,
-    shapes: Any,
-    ms: Any,
-    budgets: Any,
-    save: bool,
-    ship: bool,
-) -> None:
+@suite_command(
+    "ceilings",
+    *GEMM_OPTIONS,
+    click.option("--save", is_flag=True, help="Keep the curves as your profile of this GPU."),
+    click.option("--ship", is_flag=True, help="Write them to the package's own profiles."),
+)
+def command(output: Output, *, budgets: Any, save: bool, ship: bool, **_: Any) -> None:
     """Time reads and dense products on n SMs, alone and beside each other.
 
     --budgets names small sides; each is measured with its complement. --shapes and --ms do not
     apply.
     """
+    quick = output.quick
     if (budgets and (save or ship)) or (quick and ship):
         raise click.UsageError(
             "a profile needs the whole suite: drop --budgets, and --quick of one to ship"
         )
-    try:
-        results = open_results(out, resume=resume, meta=collect_meta())
-        shares = budgets or (QUICK_SHARES if quick else SHARES)
-        errors: dict[str, str] = {}
-        try:
-            placements: tuple[Placement, ...] = ("spread",) if quick else PLACEMENTS
-            run(shares, () if quick or budgets else READ_ONLY, results, errors, placements)
-        finally:
-            results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
-            if results.by_key:
-                results.save(out)
-        profile = profile_of(results.cells, device_info(), results.meta)
-        if save:
-            click.echo(f"profile saved: {save_profile(profile)}")
-        if ship:
-            click.echo(f"profile to ship: {ship_profile(profile)}")
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
-    for name, points in results.summary.items():
-        click.echo(f"{name}: {points}")
-    click.echo(f"{len(results.by_key)} cells in {out}")
+    results = output.open()
+    shares = budgets or (QUICK_SHARES if quick else SHARES)
+    placements: tuple[Placement, ...] = ("spread",) if quick else PLACEMENTS
+    with written(results, output, summarize) as errors:
+        run(shares, () if quick or budgets else READ_ONLY, results, errors, placements)
+    profile = profile_of(results.cells, device_info(), results.meta)
+    if save:
+        click.echo(f"profile saved: {save_profile(profile)}")
+    if ship:
+        click.echo(f"profile to ship: {ship_profile(profile)}")
+    show(results, output.path)
 
 
 if __name__ == "__main__":

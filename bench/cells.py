@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 
 if TYPE_CHECKING:
     from smkern.device import Budget
     from smkern.profile import Placement, Profile
+
+Cell = dict[str, Any]
 
 
 class Work(Protocol):
@@ -46,7 +50,19 @@ def ceiling_of(profile: Profile, budget: Budget, placement: Placement | None) ->
     return Ceiling(bandwidth, profile.flops(budget.num_sms))
 
 
-def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> dict[str, Any]:
+def cell_head(op: str, about: Mapping[str, Any], place: Place, provider: str) -> Cell:
+    """What was measured, where, and by whom."""
+    return {
+        "op": op,
+        "case": dict(about),
+        "num_sms": place.num_sms,
+        "mode": place.mode,
+        "placement": place.placement,
+        "provider": provider,
+    }
+
+
+def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> Cell:
     """us, tflops, tbps, fraction_of_ceiling, fraction_of_bandwidth, noise."""
     us = timing.us_median
     tbps = problem.bytes_moved / us / 1e6
@@ -60,7 +76,7 @@ def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> dict[str, 
     }
 
 
-def failed_cell(message: str) -> dict[str, Any]:
+def failed_cell(message: str) -> Cell:
     """A cell that could not be measured: no figures, and why."""
     return {
         "us": None,

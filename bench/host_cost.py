@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
 import smkern
-from smkern.bench.cases import common_options
 from smkern.bench.cliffs import even_budgets
+from smkern.bench.compiling import dispatcher_of, problem_of
 from smkern.bench.host_timing import HostTime, host_time
 from smkern.bench.plain_launch import plain_launch
-from smkern.bench.providers import dispatcher_of, problem_of
-from smkern.bench.results import Results, open_results
+from smkern.bench.results import Results
+from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command, written
 from smkern.device import Budget, device_info
-from smkern.errors import SmkernError
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions
-from smkern.measure.provenance import collect_meta
 from smkern.partition import current_budget
+
+Cell = dict[str, Any]
 
 OP = "gemm_host"
 TARGET_US = {"eager": 10.0, "torch_ops": 16.0, "new_budget": 5.0, "switch": 10.0}
@@ -208,38 +207,28 @@ def _mm(ops: GemmOperands, m: int) -> Callable[[int], None]:
     return call
 
 
-def summarize(results: Results) -> dict[str, Any]:
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """Rows with a target: how many are met, and the worst of each name."""
-    rows = [cell for cell in results.cells if cell["op"] == OP and "target" in cell]
-    worst = {name: max(_values(rows, name)) for name in dict.fromkeys(map(_name, rows))}
+    rows = [cell for cell in cells if cell["op"] == OP and "target" in cell]
+    worst: dict[str, float] = {}
+    for row in rows:
+        name = row["case"]["name"]
+        worst[name] = max(row["value"], worst.get(name, row["value"]))
     return {"met": sum(row["met"] for row in rows), "of": len(rows), "worst": worst}
 
 
-def _name(row: dict[str, Any]) -> str:
-    return str(row["case"]["name"])
-
-
-def _values(rows: Sequence[dict[str, Any]], name: str) -> Iterator[float]:
-    return (row["value"] for row in rows if _name(row) == name)
-
-
-@click.command("host")
-@common_options("host")
-def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets: Any) -> None:
+@suite_command("host", *GEMM_OPTIONS)
+def command(output: Output, *, ms: Any, budgets: Any, **_: Any) -> None:
     """Time what an eager call, a changed budget and another partition cost the host."""
-    try:
-        info = device_info()
-        results = open_results(out, resume=resume, meta=collect_meta())
+    info = device_info()
+    results = output.open()
+    with written(results, output, summarize):
         costs = HostCosts(results)
         costs.calls()
         costs.switches()
-        if not quick:
+        if not output.quick:
             counts = budgets or even_budgets(info.num_sms, info.sm_granularity)
             costs.budgets(counts, ms or COUNTED_MS)
-        results.summary = summarize(results)
-        results.save(out)
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
     for cell in results.cells:
         goal = f" (at most {cell['target']})" if "target" in cell else ""
         click.echo(f"{cell['provider']:8} {cell['case']}: {cell['value']} {cell['unit']}{goal}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,16 +12,14 @@ import torch
 from rich.progress import Progress
 
 import smkern
-from smkern.bench.cases import common_options
 from smkern.bench.contexts import EIGHT, PAIR, Driver, Green, candidate_orders
 from smkern.bench.partition_costs import measure_costs
 from smkern.bench.partition_rows import summarize
-from smkern.bench.reader import SHAPES, Reader
-from smkern.bench.reads import pick_shape, time_reads
-from smkern.bench.results import Results, open_results
+from smkern.bench.reader import Reader
+from smkern.bench.reads import best_reader, time_reads
+from smkern.bench.results import Results
+from smkern.bench.suite import GEMM_OPTIONS, Output, show, suite_command, written
 from smkern.device import device_info
-from smkern.errors import SmkernError
-from smkern.measure.provenance import collect_meta
 from smkern.measure.timing import Timing
 
 FINE_RUNGS = (12, 20, 28)
@@ -78,7 +75,7 @@ def _closing(green: Green) -> Iterator[Green]:
 
 
 @dataclass(slots=True)
-class Sitting:
+class Choices:
     """Measures rung by rung; everything at a rung is timed in the same rounds."""
 
     reader: Reader
@@ -151,24 +148,14 @@ class Sitting:
         }
 
 
-def best_reader(data: Any = None) -> Reader:
-    """The reader that is fastest on small spread partitions."""
-    readers: dict[str, Reader] = {}
-    for shape in SHAPES:
-        readers[shape.name] = Reader(0, shape, data)
-        data = readers[shape.name].data
-    with smkern.ladder(list(PICK_AT)) as ladder:
-        parts = [ladder.split(decode=n).decode for n in PICK_AT]
-        places = {str(part.num_sms): Green(part.num_sms, part.stream) for part in parts}
-        return readers[pick_shape(readers, places)]
-
-
 def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
     """Measure; what fails is named in `errors`. The costs come first, before any partition."""
     torch.cuda.init()
     first = Reader(0)
     measure_costs(results, first)
-    reader = best_reader(first.data)
+    with smkern.ladder(list(PICK_AT)) as small:
+        parts = [small.split(decode=n).decode for n in PICK_AT]
+        reader = best_reader((Green(x.num_sms, x.stream) for x in parts), first.data)
     results.meta["reader"] = reader.shape.name
     driver = Driver()
     candidates = find_candidates(driver, reader)
@@ -179,40 +166,29 @@ def run(rungs: Sequence[int], results: Results, errors: dict[str, str]) -> None:
         try:
             if default is not None:
                 ladders["driver"] = default
-            sitting = Sitting(reader, driver, candidates, ladders, results, errors)
+            choices = Choices(reader, driver, candidates, ladders, results, errors)
             for num_sms in progress.track(rungs, description="bandwidth by choice of SMs"):
-                sitting.rung(num_sms)
+                choices.rung(num_sms)
         finally:
             torch.cuda.synchronize()
             if default is not None:
                 default.close()
 
 
-@click.command("partitions")
-@common_options("partitions")
-def command(out: Path, resume: bool, quick: bool, shapes: Any, ms: Any, budgets: Any) -> None:
+@suite_command("partitions", *GEMM_OPTIONS)
+def command(output: Output, *, budgets: Any, **_: Any) -> None:
     """Time reads from SMs chosen by smkern, the driver, torch, FlashInfer's way and at random.
 
     Beside them the host time and memory of making a ladder, of switching partitions, and of
     asking for the SM count. --shapes and --ms do not apply.
     """
-    try:
-        total = device_info().num_sms
-        rungs = budgets or (QUICK_RUNGS if quick else default_rungs(total))
-        _check_rungs(rungs, total)
-        results = open_results(out, resume=resume, meta=collect_meta())
-        errors: dict[str, str] = {}
-        try:
-            run(sorted(set(rungs)), results, errors)
-        finally:
-            results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
-            if results.by_key:
-                results.save(out)
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
-    for name, row in results.summary.items():
-        click.echo(f"{name}: {row}")
-    click.echo(f"{len(results.by_key)} cells in {out}")
+    total = device_info().num_sms
+    rungs = budgets or (QUICK_RUNGS if output.quick else default_rungs(total))
+    _check_rungs(rungs, total)
+    results = output.open()
+    with written(results, output, summarize) as errors:
+        run(sorted(set(rungs)), results, errors)
+    show(results, output.path)
 
 
 def _check_rungs(rungs: Sequence[int], total: int) -> None:

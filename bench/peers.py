@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 import click
+import torch
+
+from smkern.bench.suite import UnknownNameError
+from smkern.measure.timing import Call
 
 
 def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
@@ -30,9 +34,31 @@ def noted(found: tuple[Any, str | None], meta: dict[str, Any]) -> Any:
 
 
 def peers_named(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Names apart by commas; ValueError for one that is none of `known`."""
+    """Names apart by commas; UnknownNameError for one that is none of `known`."""
     names = tuple(name for name in text.split(",") if name)
     for name in names:
         if name not in known:
-            raise ValueError(f"no peer is named {name!r}; there are {', '.join(known)}")
+            raise UnknownNameError(f"no peer is named {name!r}; there are {', '.join(known)}")
     return names
+
+
+def once(make: Callable[[], Call]) -> Callable[[], Call]:
+    """`make`, run at the first use and never again: a wrapper serves every place of its case.
+
+    FlashInfer sizes its plan from the whole device, so it is the same in every partition. A failure
+    is kept too.
+    """
+    kept: list[Call | Exception] = []
+
+    def get() -> Call:
+        if not kept:
+            try:
+                kept.append(make())
+                torch.cuda.synchronize()
+            except Exception as error:  # noqa: BLE001  raised again below, each time
+                kept.append(error)
+        if isinstance(kept[-1], Exception):
+            raise kept[-1]
+        return kept[-1]
+
+    return get

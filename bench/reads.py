@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
 
 import torch
 
 from smkern.bench.contexts import Green
-from smkern.bench.reader import Reader
+from smkern.bench.reader import SHAPES, Reader
 from smkern.measure.timing import Timing
 
 ROUNDS = 7
@@ -61,6 +62,21 @@ def read_us(reader: Reader, place: Green, reads: int = READS) -> float:
         end.record(place.stream)
         end.synchronize()
         return 1e3 * begin.elapsed_time(end) / reads
+
+
+def best_reader(places: Iterable[Green], data: Any = None, device: int = 0) -> Reader:
+    """The reader that is fastest over the places, by the product of its times.
+
+    On many SMs all of them saturate the memory: give it small places.
+
+    Args:
+        data: the buffer to read; made where not given.
+    """
+    readers: dict[str, Reader] = {}
+    for shape in SHAPES:
+        readers[shape.name] = Reader(device, shape, data)
+        data = readers[shape.name].data
+    return readers[pick_shape(readers, {str(place.num_sms): place for place in places})]
 
 
 def pick_shape(readers: Mapping[str, Reader], places: Mapping[str, Green]) -> str:

@@ -135,8 +135,10 @@ def open_results(path: Path, *, resume: bool, meta: JsonDict) -> Results:
     """A fresh `Results`, or with `resume` the file's, with this run's provenance added.
 
     Raises:
-        ResultsError: the file holds another GPU's figures, or with `resume` is no results file.
+        ResultsError: the file holds another GPU's figures, cannot be written, or with `resume` is
+            no results file.
     """
+    _check_writable(path)
     fresh = Results(meta=meta)
     if not path.exists():
         return fresh
@@ -153,6 +155,14 @@ def open_results(path: Path, *, resume: bool, meta: JsonDict) -> Results:
     return results if resume else fresh
 
 
+def _check_writable(path: Path) -> None:
+    """Raise ResultsError where no file can be made; before hours of measuring, not after."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is not writable" if folder.is_dir() else "is no folder"
+        raise ResultsError(f"{path} cannot be written: {folder} {why}; name another with --out")
+
+
 def _runs(meta: JsonDict) -> list[JsonDict]:
     own = {name: meta[name] for name in ("date", "command", "smkern_commit") if name in meta}
     return [*meta.get("runs", []), *([own] if own else [])]
@@ -167,13 +177,13 @@ def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
 def command(parts: tuple[Path, ...], out: Path) -> None:
     """Merge results files of one suite; where two measured a cell, the later argument counts."""
-    from smkern.bench.append.group import summarize as append_rows
+    from smkern.bench.append.cases import summarize as append_rows
     from smkern.bench.attention.rows import summarize as attention_rows
+    from smkern.bench.gemm_rows import summarize as gemm_rows
     from smkern.bench.model.rows import summarize as model_rows
     from smkern.bench.ops.rows import summarize as op_rows
     from smkern.bench.runtime.rows import renew
     from smkern.bench.runtime.rows import summarize as runtime_rows
-    from smkern.bench.summary import summarize as gemm_rows
 
     merged = Results()
     for part in parts:

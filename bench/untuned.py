@@ -15,17 +15,27 @@ from typing import Any
 
 import click
 
-from smkern.bench.cases import Group, file_options, gemm_groups
-from smkern.bench.gemm import Deadline, conclude, run
-from smkern.bench.results import open_results
-from smkern.bench.summary import settled_ratio, target_row
+from smkern.bench.cases import Group
+from smkern.bench.compiling import dispatcher_of
+from smkern.bench.frame import GroupSuite
+from smkern.bench.gemm import GemmChoice, gemm_groups
+from smkern.bench.gemm_providers import GemmCase
+from smkern.bench.gemm_rows import settled_ratio
+from smkern.bench.rows import target_row
+from smkern.bench.suite import (
+    AGAIN_OPTION,
+    TIME_LIMIT_OPTION,
+    Output,
+    conclude,
+    suite_command,
+)
 from smkern.device import device_info
-from smkern.errors import SmkernError, TableError
-from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
-from smkern.measure.provenance import collect_meta
+from smkern.errors import TableError
+from smkern.measure.gemm import BUDGETS, Shape
 from smkern.measure.timing import geomean
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.cost_constants import CostConstants, read_constants
+from smkern.tuning.select import GEMM
 
 Cell = dict[str, Any]
 
@@ -65,12 +75,12 @@ def shapes() -> tuple[Shape, ...]:
     return tuple(dict.fromkeys(shape for model in MODELS.values() for shape in model.values()))
 
 
-def untuned_groups(total: int) -> list[Group]:
+def untuned_groups(total: int) -> list[Group[GemmCase]]:
     """The cases with their drawn budgets, a shape after the other; the same on every run."""
     heads = {model["head"] for model in MODELS.values()}
     draw = random.Random(SEED)
     return [
-        Group(n, k, m, num_sms)
+        Group(GemmCase(m, n, k), num_sms)
         for n, k in shapes()
         for m in ROWS
         for num_sms in sorted(draw.sample(range(16, total, 2), DRAWS))
@@ -165,60 +175,45 @@ class LeftOut:
         return read_constants(path, f"fitted without {path.stem}", remedy)
 
 
-@click.command("untuned")
-@file_options("untuned", quick="A tenth of the cells.")
-@click.option(
-    "--left-out",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder of constants, each fitted without a shape: the committed shapes by them.",
+@suite_command(
+    "untuned",
+    click.option(
+        "--left-out",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="Folder of constants, each fitted without a shape: the committed shapes by them.",
+    ),
+    TIME_LIMIT_OPTION,
+    AGAIN_OPTION,
+    quick="A tenth of the cells.",
 )
-@click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
-@click.option("--again/--no-again", default=True, help="Measure losing cells a second time.")
-def command(
-    out: Path,
-    resume: bool,
-    quick: bool,
-    left_out: Path | None,
-    time_limit_s: float | None,
-    again: bool,
-) -> None:
+def command(output: Output, *, left_out: Path | None, again: bool) -> None:
     """Time what the cost model alone chooses, on shapes, rows and budgets that no table holds.
 
     Beside it cuBLAS in the same partition, spread and the driver's own; the better counts.
     """
-    from smkern.bench.providers import dispatcher_of
-    from smkern.tuning.select import GEMM
+    info = device_info()
+    if left_out is not None:
+        groups = gemm_groups(budgets=tuple(n for n in BUDGETS if n <= info.num_sms))
+        suite, again = left_out_suite(left_out), False
+    else:
+        groups = untuned_groups(info.num_sms)
+        tuned = {(key.n, key.k) for key in GEMM.load(info.name).cells}
+        check_unseen(shapes(), tuned, "this GPU's table")
+        check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
+        suite = GemmChoice(BACKENDS, context=False).suite(summarize, {"smkern:model": UNDER})
+    groups = groups[:: 10 if output.quick else 1]
+    results = output.open()
+    conclude(results, output.path, suite.run(groups, results, output, again=again))
 
-    try:
-        info = device_info()
-        dispatcher = dispatcher_of()
-        results = open_results(out, resume=resume, meta=collect_meta())
-        deadline = Deadline.after(time_limit_s)
-        if left_out is not None:
-            budgets = tuple(n for n in BUDGETS if n <= info.num_sms)
-            groups = gemm_groups(SHAPES, MS, budgets)
-            held = LeftOut(left_out)
 
-            def prepare(shape: Shape) -> None:
-                dispatcher.constants = held.constants(shape)
+def left_out_suite(folder: Path) -> GroupSuite[GemmCase]:
+    """The committed shapes, each by the constants of `folder` that were fitted without it."""
+    dispatcher, held = dispatcher_of(), LeftOut(folder)
 
-            left = run(
-                groups[:: 10 if quick else 1], results, out, deadline, again=False,
-                backends=LEFT_OUT, peers=False, context=False, rows=summarize_left_out,
-                before=prepare,
-            )  # fmt: skip
-        else:
-            groups = untuned_groups(info.num_sms)
-            tuned = {(key.n, key.k) for key in GEMM.load(info.name).cells}
-            check_unseen(shapes(), tuned, "this GPU's table")
-            check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
-            left = run(
-                groups[:: 10 if quick else 1], results, out, deadline, again=again,
-                backends=BACKENDS, context=False, limits={"smkern:model": UNDER}, rows=summarize,
-            )  # fmt: skip
-    except SmkernError as error:
-        raise click.ClickException(str(error)) from error
-    conclude(results, out, left)
+    def use(shape: Shape) -> None:
+        dispatcher.constants = held.constants(shape)
+
+    return GemmChoice(LEFT_OUT, peers=False, context=False, before=use).suite(summarize_left_out)
 
 
 if __name__ == "__main__":

@@ -68,12 +68,12 @@ def _split_name(config: GemmConfig) -> str:
 
 def measure(path: Path, ms: Sequence[int], budgets: Sequence[int]) -> Results:
     """A short GEMM benchmark inside partitions, written to `path`."""
-    from smkern.bench.cases import gemm_groups
-    from smkern.bench.gemm import Deadline, run
+    from smkern.bench.gemm import GemmChoice, gemm_groups
+    from smkern.bench.suite import Output
 
     results = Results(meta=collect_meta())
     groups = gemm_groups((SHAPE,), tuple(ms), tuple(budgets))
-    run(groups, results, path, Deadline.after(None), again=False)
+    GemmChoice().suite().run(groups, results, Output(path), again=False)
     return results
 
 

@@ -10,9 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.bench.attention.flashinfer import once
-from smkern.bench.contest import Contender
-from smkern.measure.append import EPS, K_SCALE, V_SCALE, AppendOperands, Layout, problem_of_case
+from smkern.bench.frame import Bench, Provider, wrong_result
+from smkern.bench.peers import once
+from smkern.measure.append import (
+    EPS,
+    K_SCALE,
+    TOLERANCE,
+    V_SCALE,
+    AppendCase,
+    AppendOperands,
+    Layout,
+    problem_of_case,
+)
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
 from smkern.tuning.append import predict_us
@@ -55,11 +64,6 @@ def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
     expected_us = predict_us(problem, config, place.budget, dispatcher.profile)
     words = f"warps={config.num_warps}:ctas_per_sm={config.ctas_per_sm}"
     return {"config": words, "source": found.source, "predicted_us": round(expected_us, 2)}
-
-
-def our_contender(ops: AppendOperands, place: Place) -> Contender:
-    tell = partial(selection, ops, place)
-    return Contender("smkern", place, partial(our_call, ops), {"layout": "HND"}, tell)
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -150,26 +154,45 @@ def flashinfer_call(module: Any, ops: AppendOperands, layout: Layout) -> Call:
 
 
 @dataclass(slots=True)
-class AppendPeers:
-    """Every peer's calls for a case, made once and used in all its places."""
+class AppendBench(Bench[AppendCase]):
+    """smkern, FlashInfer's kernels in turn and torch on one case.
+
+    Args:
+        ops: the operands.
+        flashinfer: its module, or None.
+        names: the peers that take part.
+    """
 
     ops: AppendOperands
     flashinfer: Any
     names: Collection[str] = PEERS
-    _found: list[tuple[str, Layout, Callable[[], Call]]] = field(init=False)
+    budget_us: float = 100_000.0
+    _peers: list[tuple[str, Layout, Callable[[], Call]]] = field(init=False)
 
     def __post_init__(self) -> None:
         ops = self.ops
-        self._found = [
+        found: list[tuple[str, Layout, Callable[[], Call]]] = [
             ("torch", "NHD", once(partial(torch_call, ops, False))),
             ("torch:compile", "NHD", once(partial(torch_call, ops, True))),
         ]
         if self.flashinfer is not None:
             for layout in LAYOUTS:
                 make = partial(flashinfer_call, self.flashinfer, ops, layout)
-                self._found.append(("flashinfer", layout, once(make)))
-        self._found = [found for found in self._found if found[0] in self.names]
+                found.append(("flashinfer", layout, once(make)))
+        self._peers = [peer for peer in found if peer[0] in self.names]
 
-    def at(self, place: Place) -> Iterator[Contender]:
-        for provider, layout, make in self._found:
-            yield Contender(provider, place, make, {"layout": layout})
+    def ours(self, case: AppendCase, place: Place) -> list[Provider]:
+        tell = partial(selection, self.ops, place)
+        return [Provider("smkern", place, partial(our_call, self.ops), {"layout": "HND"}, tell)]
+
+    def peers(self, case: AppendCase, place: Place) -> Iterator[Provider]:
+        for provider, layout, make in self._peers:
+            yield Provider(provider, place, make, {"layout": layout})
+
+    def reset(self, case: AppendCase) -> None:
+        self.ops.wanted()
+        self.ops.poison()
+
+    def complaint(self, case: AppendCase, provider: Provider, result: Any) -> str | None:
+        relative = self.ops.error(provider.about["layout"])
+        return wrong_result(relative, TOLERANCE[case.cache_dtype])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from smkern.bench.named import Group, named
 from smkern.measure.attention import AttentionCase
 
 SKEWED_LENGTHS = (200, 500, 1000, 2000, 8000, 30000)
@@ -52,11 +51,3 @@ CASES = (
     MIXED,
 )
 QUICK_CASES = (UNIFORM, COLD, ONE_PROMPT)
-
-
-AttentionGroup = Group[AttentionCase]
-
-
-def cases_named(names: Iterable[str]) -> tuple[AttentionCase, ...]:
-    """The suite's cases by parts of their names; ValueError for a name that no case has."""
-    return named(CASES, names)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smkern.bench.peers import flashinfer_with
+from smkern.bench.peers import once
 from smkern.measure.attention import AttentionOperands, AttentionSet, Layout
 from smkern.measure.timing import Call
 
@@ -22,20 +22,16 @@ Run = Callable[[AttentionSet, tuple[torch.Tensor, torch.Tensor]], None]
 
 @dataclass(frozen=True, slots=True)
 class FlashInfer:
-    """The module, or why it is not there. The workspace serves all wrappers, one after another."""
+    """The module, or None; the workspace serves all wrappers, one after another."""
 
     module: Any
-    version: str | None
-    reason: str | None
     workspace: torch.Tensor | None
 
     @classmethod
-    def find(cls) -> FlashInfer:
-        flashinfer, about = flashinfer_with()
-        if flashinfer is None:
-            return cls(None, None, about, None)
-        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-        return cls(flashinfer, about, None, workspace)
+    def of(cls, module: Any) -> FlashInfer:
+        if module is None:
+            return cls(None, None)
+        return cls(module, torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"))
 
     def calls(self, ops: AttentionOperands) -> Iterator[tuple[str, Layout, Callable[[], Call]]]:
         """(provider, layout, what makes its call) of every way FlashInfer has for the case.
@@ -84,28 +80,6 @@ class FlashInfer:
         starts = starts - starts[0]
         wrapper.plan(starts, *_pages(ops, rows), *_sizes(ops), causal=True, **_dtypes(ops))
         return _run(wrapper, ops, rows)
-
-
-def once(make: Callable[[], Call]) -> Callable[[], Call]:
-    """`make`, run at the first use and never again: a wrapper serves every place of its case.
-
-    FlashInfer sizes its plan from the whole device, so it is the same in every partition. A failure
-    is kept too.
-    """
-    kept: list[Call | Exception] = []
-
-    def get() -> Call:
-        if not kept:
-            try:
-                kept.append(make())
-                torch.cuda.synchronize()
-            except Exception as error:  # noqa: BLE001  raised again below, each time
-                kept.append(error)
-        if isinstance(kept[-1], Exception):
-            raise kept[-1]
-        return kept[-1]
-
-    return get
 
 
 def _call(ops: AttentionOperands, layout: Layout, *runs: Run) -> Call:

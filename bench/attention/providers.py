@@ -11,13 +11,20 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from smkern.bench.attention.flashinfer import FlashInfer, once
-from smkern.bench.contest import Contender
-from smkern.measure.attention import AttentionOperands
-from smkern.measure.partitions import Place
-from smkern.measure.timing import Call
+from smkern.bench.attention.flashinfer import FlashInfer
+from smkern.bench.cases import Group
+from smkern.bench.cells import cell_head, failed_cell
+from smkern.bench.frame import Bench, Provider, wrong_result
+from smkern.bench.peers import once
+from smkern.measure.attention import AttentionCase, AttentionOperands
+from smkern.measure.partitions import Partitions, Place
+from smkern.measure.timing import Call, Case, time_interleaved, try_eagerly
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 
+PLAN_OP = "plan_attention"
+TOLERANCE = 2e-2
+"""|out - reference| / |reference| of a bf16 result; bf16 probabilities alone give 3e-3."""
+PLAN_CALLS = 32
 OUR_BACKENDS: dict[str, str | None] = {
     "smkern": None,
     "smkern:cuda": "cuda",
@@ -70,22 +77,7 @@ def our_call(ops: AttentionOperands, plan: Any, backend: str | None) -> Call:
     return call
 
 
-def our_contenders(ops: AttentionOperands, place: Place) -> Iterator[Contender]:
-    """Our providers in one place, over one plan: they run one after another."""
-    plans: list[Any] = []
-
-    def make(backend: str | None) -> Call:
-        if not plans:
-            plans.append(plan_of(ops, place))
-            torch.cuda.synchronize()
-        return our_call(ops, plans[0], backend)
-
-    for provider, backend in OUR_BACKENDS.items():
-        tell = partial(_selection, ops, plans, backend)
-        yield Contender(provider, place, partial(make, backend), {"layout": "HND"}, tell)
-
-
-def _selection(ops: AttentionOperands, plans: list[Any], backend: str | None) -> dict[str, str]:
+def selection(ops: AttentionOperands, plans: list[Any], backend: str | None) -> dict[str, str]:
     """The configuration that dispatch chose under a plan, and from where it took it."""
     from smkern.ops.attention.eager import eager_attention
 
@@ -129,22 +121,66 @@ def sdpa_call(ops: AttentionOperands, backend: SDPBackend) -> Call:
 
 
 @dataclass(slots=True)
-class Peers:
-    """Every peer's calls for a case, made once and used in all its places."""
+class AttentionBench(Bench[AttentionCase]):
+    """smkern by kernel, FlashInfer's ways, torch's SDPA, and the plan by itself; on one case."""
 
     ops: AttentionOperands
     flashinfer: FlashInfer
-    _found: list[tuple[str, dict[str, Any], Callable[[], Call]]] = field(init=False)
+    budget_us: float = 150_000.0
+    _peers: list[tuple[str, dict[str, Any], Callable[[], Call]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        found: list[tuple[str, dict[str, Any], Callable[[], Call]]] = [
-            (provider, {"layout": layout}, make)
-            for provider, layout, make in self.flashinfer.calls(self.ops)
-        ]
+        found = self.flashinfer.calls(self.ops)
+        self._peers = [(provider, {"layout": layout}, make) for provider, layout, make in found]
         if self.ops.case.is_dense:
             for provider, backend in SDPA_BACKENDS.items():
-                found.append((provider, {}, once(partial(sdpa_call, self.ops, backend))))
-        self._found = found
+                self._peers.append((provider, {}, once(partial(sdpa_call, self.ops, backend))))
 
-    def at(self, place: Place) -> list[Contender]:
-        return [Contender(provider, place, make, about) for provider, about, make in self._found]
+    def ours(self, case: AttentionCase, place: Place) -> Iterator[Provider]:
+        """Our providers in one place, over one plan: they run one after another."""
+        plans: list[Any] = []
+
+        def make(backend: str | None) -> Call:
+            if not plans:
+                plans.append(plan_of(self.ops, place))
+                torch.cuda.synchronize()
+            return our_call(self.ops, plans[0], backend)
+
+        for provider, backend in OUR_BACKENDS.items():
+            tell = partial(selection, self.ops, plans, backend)
+            yield Provider(provider, place, partial(make, backend), {"layout": "HND"}, tell)
+
+    def peers(self, case: AttentionCase, place: Place) -> Iterator[Provider]:
+        for provider, about, make in self._peers:
+            yield Provider(provider, place, make, about)
+
+    def reset(self, case: AttentionCase) -> None:
+        self.ops.reference()
+        self.ops.poison()
+
+    def complaint(self, case: AttentionCase, provider: Provider, result: Any) -> str | None:
+        out = result.reshape(self.ops.reference().shape)
+        return wrong_result(self.ops.error(out), TOLERANCE)
+
+    def more(
+        self, group: Group[AttentionCase], partitions: Partitions, cells: list[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """The plan by itself: refilled on the device, many times in one graph."""
+        place = partitions.at(group.num_sms)
+        if place is None:
+            return
+        cell = cell_head(PLAN_OP, group.case.about, place, "smkern")
+        cell["group_sms"] = group.num_sms
+        try:
+            plan = plan_of(self.ops, place)
+            refill = partial(plan_of, self.ops, place, plan)
+            case = Case(lambda i: refill(), place.stream, PLAN_CALLS)
+            message = try_eagerly(case.call, place.stream)
+            if message is None:
+                timing = time_interleaved({"plan": case}, rounds=7)["plan"]
+        except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+        if message is not None:
+            yield cell | failed_cell(message)
+        else:
+            yield cell | {"us": round(timing.us_median, 3), "noise": round(timing.noise, 4)}

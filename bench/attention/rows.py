@@ -14,11 +14,9 @@ from smkern.bench.attention.cases import (
     UNIFORM,
     UNIFORM_FP8,
 )
-from smkern.bench.summary import target_row
+from smkern.bench.rows import Cell, Row, not_measured, rounded, target_row, worst_row
+from smkern.bench.rows import settled as ratio_that_counts
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
-Row = dict[str, Any]
 
 STREAMED = (UNIFORM.name, SKEWED.name, LONG.name)
 DECODE_TBPS = {16: 1.7, 24: 2.45, 32: 3.0, 48: 3.65, 64: 3.95}
@@ -50,7 +48,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         "plan_us": _least_or_most(plans, lambda c: c["us"], 5.0, at_most=True),
         "mixed_vs_flashinfer": _informal(measured, "mixed"),
         "vs_flashinfer_by_case": _by_case(measured),
-        "not_measured": [_name(c) | {"error": c["error"]} for c in ours + plans if c.get("error")],
+        "not_measured": not_measured(ours + plans, _name),
     }
 
 
@@ -118,9 +116,14 @@ def _skewed_row(streamed: Sequence[Cell]) -> Row:
     return _least_or_most(skewed, lambda c: _tbps(c) / uniform[c["group_sms"]], 0.95)
 
 
+def is_losing(cell: Cell) -> bool:
+    """Whether one of our cells, as dispatched, is slower than FlashInfer's best way."""
+    return cell["provider"] == "smkern" and (cell.get("vs_flashinfer") or 1.0) < 1.0
+
+
 def settled(cell: Cell) -> float:
     """The ratio to FlashInfer that counts: of the second measurement where there is one."""
-    return float(cell.get("vs_flashinfer_again") or cell["vs_flashinfer"])
+    return ratio_that_counts(cell, "vs_flashinfer")
 
 
 def _by_case(ours: Sequence[Cell]) -> dict[str, dict[str, float]]:
@@ -136,9 +139,8 @@ def _by_case(ours: Sequence[Cell]) -> dict[str, dict[str, float]]:
 def _informal(ours: Sequence[Cell], kind: str) -> Row:
     """A row without a target: the geomean and the worst ratio to FlashInfer's best way."""
     found = [c for c in ours if c["case"]["kind"] == kind and c.get("vs_flashinfer")]
-    value = geomean(map(settled, found))
     return {
-        "value": None if value is None else round(value, 4),
+        "value": rounded(geomean(map(settled, found))),
         "worst": min(map(settled, found), default=None),
         "cells": len(found),
     }
@@ -151,12 +153,8 @@ def _least_or_most(
     *,
     at_most: bool = False,
 ) -> Row:
-    """The worst cell counts: the least value, or with `at_most` the largest."""
     found = [cell for cell in cells if not cell.get("error")]
-    ordered = sorted(found, key=value, reverse=at_most)
-    row = target_row(value(ordered[0]) if ordered else None, target, len(ordered), at_most=at_most)
-    row["worst"] = [_name(cell) | {"value": round(value(cell), 4)} for cell in ordered[:5]]
-    return row
+    return worst_row(found, value, target, _name, at_most=at_most)
 
 
 def _is(cell: Cell, name: str, num_sms: int) -> bool:

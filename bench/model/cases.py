@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from smkern.bench.model.floor import Forward
+from smkern.bench.suite import UnknownNameError
 
 CONTEXT = 2048
 BATCHES = (1, 32, 64, 128)
@@ -138,11 +139,11 @@ def plans_named(names: Iterable[str]) -> tuple[ModelPlan, ...]:
     """The plans of some models.
 
     Raises:
-        ValueError: a model that has no plan.
+        UnknownNameError: a model that has no plan.
     """
     known = {plan.model: plan for plan in (*PLANS, *MORE_PLANS)}
     chosen = tuple(names)
     for name in chosen:
         if name not in known:
-            raise ValueError(f"no model is named {name!r}; there are {', '.join(known)}")
+            raise UnknownNameError(f"no model is named {name!r}; there are {', '.join(known)}")
     return tuple(known[name] for name in known if name in chosen)

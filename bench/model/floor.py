@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smkern.bench.summary import TFLOPS_PER_SM
+from smkern.bench.gemm_rows import TFLOPS_PER_SM
 from smkern.latency import cost
 from smkern.latency.cost import Kernel, total_bytes, total_flops, visible_pairs
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from smkern.bench.cells import ceiling_of, failed_cell
+from smkern.bench.cells import ceiling_of, cell_head, failed_cell
 from smkern.bench.contention import Load, time_together
-from smkern.bench.contest import cell_head
 from smkern.bench.model.cases import DecodeCase, PrefillCase, limit_of
 from smkern.bench.model.floor import (
     Kernel,
@@ -123,7 +122,7 @@ class Measurer:
         Args:
             case: the prompt.
             place: where.
-            chip_per_sm: the whole chip's TFLOP/s an SM in this sitting.
+            chip_per_sm: the whole chip's TFLOP/s an SM in this run.
         """
         step = planned(self.model.prefill_step(), place)
         times: PromptTimes = time_prompt(self.model, step, place, self.meter)

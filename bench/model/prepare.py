@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
 from smkern.bench.model.cases import ModelPlan
-from smkern.bench.providers import dispatcher_of, precompile, settled_problem
 from smkern.device import Budget
 from smkern.tuning.config import Epilogue, GemmProblem
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from smkern.bench.model.cases import SINGLE_LIMIT, limit_of
+from smkern.bench.rows import Cell, Row, not_measured, rounded, worst_row
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
-Row = dict[str, Any]
 
 DECODE, PREFILL, LAUNCH, KERNEL = "decode_step", "prefill", "layer_launch", "decode_kernel"
 OPS = (DECODE, PREFILL, LAUNCH, KERNEL)
@@ -42,7 +40,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         "decode_beside_over_alone": _beside_row(decode),
         "overlap_gain": _overlap_row(decode),
         "layer_launch_us": _worst(of(measured, LAUNCH), lambda c: c["value"], LAUNCH_US),
-        "not_measured": [_name(c) | {"error": c["error"]} for c in cells if c.get("error")],
+        "not_measured": not_measured(cells, _name),
     }
 
 
@@ -107,7 +105,7 @@ def _beside_row(cells: Sequence[Cell]) -> Row:
     pairs = [(c, alone[_key(c)]) for c in cells if c["case"].get("beside") and _key(c) in alone]
     ratios = [slow["us"] / fast["us"] for slow, fast in pairs]
     worst = max(ratios, default=None)
-    return {"value": _rounded(geomean(ratios)), "worst": _rounded(worst), "cells": len(ratios)}
+    return {"value": rounded(geomean(ratios)), "worst": rounded(worst), "cells": len(ratios)}
 
 
 def _overlap_row(cells: Sequence[Cell]) -> Row:
@@ -117,9 +115,9 @@ def _overlap_row(cells: Sequence[Cell]) -> Row:
     pairs = [(c, plain[_key(c)]) for c in alone if not is_plain(c) and _key(c) in plain]
     gains = [off["us"] / on["us"] for off, on in pairs]
     return {
-        "value": _rounded(geomean(gains)),
+        "value": rounded(geomean(gains)),
         "cells": len(gains),
-        "gains": [_name(c) | {"gain": _rounded(g)} for (c, _), g in zip(pairs, gains, strict=True)],
+        "gains": [_name(c) | {"gain": rounded(g)} for (c, _), g in zip(pairs, gains, strict=True)],
     }
 
 
@@ -136,23 +134,7 @@ def _worst(
     least: bool = False,
 ) -> Row:
     """The largest value against the most that is allowed, or with `least` the other way."""
-    valued = [(figure, cell) for cell in cells if (figure := value(cell)) is not None]
-    valued.sort(key=lambda pair: pair[0], reverse=not least)
-    figure = valued[0][0] if valued else None
-    met = None
-    if figure is not None and target is not None:
-        met = figure >= target if least else figure <= target
-    return {
-        "value": _rounded(figure),
-        "target": target,
-        "met": met,
-        "cells": len(valued),
-        "worst": [_name(cell) | {"value": _rounded(figure)} for figure, cell in valued[:4]],
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    return worst_row(cells, value, target, _name, at_most=not least, shown=4)
 
 
 def _name(cell: Cell) -> dict[str, Any]:

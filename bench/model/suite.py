@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 from rich.progress import Progress
 
-from smkern.bench.cases import file_options
-from smkern.bench.cells import failed_cell
-from smkern.bench.contest import cell_head
-from smkern.bench.gemm import Deadline, report
+from smkern.bench.cells import cell_head, failed_cell
 from smkern.bench.model.cases import (
     PLANS,
     QUICK_PLANS,
@@ -25,17 +20,22 @@ from smkern.bench.model.cases import (
 )
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
-from smkern.bench.results import Results, open_results
+from smkern.bench.results import Results
+from smkern.bench.suite import (
+    BUDGETS_OPTION,
+    TIME_LIMIT_OPTION,
+    Output,
+    Run,
+    conclude,
+    suite_command,
+)
 from smkern.device import device_info
-from smkern.errors import SmkernError
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
-from smkern.measure.provenance import collect_meta
 from smkern.profile import load_profile
 
 Cell = dict[str, Any]
 
-SAVE_EVERY_S = 5.0
 LAUNCH_BUDGETS = (48, 132)
 LAUNCH_BATCHES = (1, 64)
 BREAKDOWN_BATCHES = (1, 64)
@@ -69,25 +69,28 @@ class Task:
         return head | failed_cell(message) | {"group_sms": self.place.num_sms}
 
 
-@dataclass(slots=True)
-class ModelSitting:
-    """One run of the suite; the file is written every few seconds and at the end."""
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """What a run measures of each model.
+
+    Args:
+        overlap: whether kernels may overlap their neighbours; if not, steps alone are measured.
+        breakdown: each operator of a step, and nothing else.
+        alone: decode steps with nothing beside them, and nothing else.
+    """
 
     partitions: Partitions
     results: Results
-    path: Path
-    deadline: Deadline
-    progress: Progress
     overlap: bool = True
     breakdown: bool = False
     alone: bool = False
-    _saved_s: float = field(default=float("-inf"))
+
+    def pending(self, plan: ModelPlan) -> list[Task]:
+        """What the file lacks."""
+        return [task for task in self.tasks(plan) if not task.is_done(self.results)]
 
     def tasks(self, plan: ModelPlan) -> Iterator[Task]:
-        """What is measured of a model. The whole chip's prefill comes before the partitions'.
-
-        Without overlap, or `alone`, the decode steps with nothing beside them.
-        """
+        """All of it. The whole chip's prefill comes before the partitions'."""
         if self.breakdown:
             yield from self._breakdowns(plan)
             return
@@ -139,41 +142,6 @@ class ModelSitting:
                     case = DecodeCase(plan.model, batch, overlap=self.overlap)
                     yield Task(KERNEL, case, place, _on(case, place, "breakdown"))
 
-    def run(self, plans: Sequence[ModelPlan], measurer: Callable[[ModelPlan], Any]) -> int:
-        """Measure what the file lacks, one model on the device at a time; how much is left."""
-        left = {plan: self._pending(plan) for plan in plans}
-        bar = self.progress.add_task("measure", total=sum(map(len, left.values())))
-        try:
-            for plan, tasks in left.items():
-                if tasks and not self.deadline.passed:
-                    self._measure(tasks, measurer(plan), bar)
-                    trim_memory(0)
-        finally:
-            self.save()
-        return sum(len(self._pending(plan)) for plan in plans)
-
-    def _pending(self, plan: ModelPlan) -> list[Task]:
-        return [task for task in self.tasks(plan) if not task.is_done(self.results)]
-
-    def _measure(self, tasks: Sequence[Task], measurer: Any, bar: Any) -> None:
-        for task in tasks:
-            if self.deadline.passed:
-                return
-            try:
-                for cell in task.measure(measurer):
-                    self.results.add(cell)
-            except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
-                self.results.add(task.failure(error))
-                self.progress.console.print(f"{task.op} {task.case}: {error}", markup=False)
-            self.progress.advance(bar)
-            if time.monotonic() - self._saved_s > SAVE_EVERY_S:
-                self.save()
-
-    def save(self) -> None:
-        self.results.summary = summarize(self.results.cells)
-        self.results.save(self.path)
-        self._saved_s = time.monotonic()
-
 
 def _decode(case: DecodeCase, place: Place, other: Place | None) -> Callable[[Any], Iterable[Cell]]:
     return lambda measurer: measurer.decode(case, place, other)
@@ -193,65 +161,76 @@ def budgets_of(plans: Iterable[ModelPlan], total: int) -> set[int]:
 
 
 def run(
-    plans: Sequence[ModelPlan],
-    results: Results,
-    path: Path,
-    deadline: Deadline,
-    *,
-    overlap: bool,
-    breakdown: bool,
-    alone: bool,
-    rounds: int,
+    plans: Sequence[ModelPlan], results: Results, output: Output, *, rounds: int, **kinds: bool
 ) -> int:
-    """Measure what `results` lacks; how many tasks are left."""
+    """Measure what `results` lacks, one model on the device at a time; how many tasks are left.
+
+    Args:
+        rounds: windows in which a step alone is timed.
+        kinds: see `Tasks`.
+    """
     from smkern.bench.model.measure import Measurer
     from smkern.bench.model.model import Model
     from smkern.bench.model.prepare import compile_gemms
 
     total = device_info().num_sms
-    with (
-        Partitions(budgets_of(plans, total), placements=("spread",)) as partitions,
-        Progress() as progress,
-    ):
-        sitting = ModelSitting(
-            partitions, results, path, deadline, progress, overlap, breakdown, alone
-        )
+    wanted = budgets_of(plans, total)
+    with Partitions(wanted, placements=("spread",)) as partitions, Progress() as progress:
+        tasks = Tasks(partitions, results, **kinds)
         profile, meter = load_profile(), power_meter()
 
         def measurer(plan: ModelPlan) -> Measurer:
             model = Model(plan)
             others = [total - n for n in plan.decode_budgets if n < total]
             steps, prompts = (
-                dict.fromkeys(
-                    place.budget for n in counts if (place := partitions.at(n)) is not None
-                )
+                dict.fromkeys(at.budget for n in counts if (at := partitions.at(n)) is not None)
                 for counts in (plan.decode_budgets, (*plan.prefill_budgets, *others))
             )
             compile_gemms(model.config, plan, steps, prompts)
             return Measurer(model, profile, meter, rounds)
 
-        return sitting.run(plans, measurer)
+        def items(left: Mapping[ModelPlan, list[Task]]) -> Iterator[tuple[Task, Measurer]]:
+            for plan, pending in left.items():
+                if pending:
+                    made = measurer(plan)
+                    for task in pending:
+                        yield task, made
+                    del made
+                    trim_memory(0)
+
+        def measure(item: tuple[Task, Measurer]) -> Iterator[Cell]:
+            task, made = item
+            try:
+                yield from task.measure(made)
+            except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
+                progress.console.print(f"{task.op} {task.case}: {error}", markup=False)
+                yield task.failure(error)
+
+        left = {plan: tasks.pending(plan) for plan in plans}
+        run = Run(results, output, summarize, progress)
+        run.through(items(left), measure, sum(map(len, left.values())))
+        return sum(len(tasks.pending(plan)) for plan in plans)
 
 
-@click.command("model")
-@file_options("model", quick="Two batches of one model in two budgets.")
-@click.option("--models", default=None, help="Presets: qwen3-8b,llama-3.1-8b")
-@click.option("--batches", type=IntList(), default=None, help="Decode batches: 1,64")
-@click.option("--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:4")
-@click.option("--time-limit-s", type=float, default=None, help="Stop measuring after so long.")
-@click.option(
-    "--overlap/--no-overlap", default=True, help="Whether kernels may overlap their neighbours."
+@suite_command(
+    "model",
+    click.option("--models", default=None, help="Presets: qwen3-8b,llama-3.1-8b"),
+    click.option("--batches", type=IntList(), default=None, help="Decode batches: 1,64"),
+    BUDGETS_OPTION,
+    TIME_LIMIT_OPTION,
+    click.option(
+        "--overlap/--no-overlap", default=True, help="Whether kernels may overlap their neighbours."
+    ),
+    click.option("--alone", is_flag=True, help="Decode steps only, with nothing beside them."),
+    click.option("--breakdown", is_flag=True, help="Instead, time each operator of a decode step."),
+    quick="Two batches of one model in two budgets.",
 )
-@click.option("--alone", is_flag=True, help="Decode steps only, with nothing beside them.")
-@click.option("--breakdown", is_flag=True, help="Instead, time each operator of a decode step.")
 def command(
-    out: Path,
-    resume: bool,
-    quick: bool,
+    output: Output,
+    *,
     models: str | None,
     batches: Any,
     budgets: Any,
-    time_limit_s: float | None,
     overlap: bool,
     alone: bool,
     breakdown: bool,
@@ -266,32 +245,26 @@ def command(
     """
     from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
 
-    try:
-        plans = plans_named(models.split(",")) if models else (QUICK_PLANS if quick else PLANS)
-        if batches:
-            plans = tuple(replace(plan, batches=tuple(batches)) for plan in plans)
-        if budgets:
-            plans = tuple(
-                replace(plan, decode_budgets=budgets) if alone else plan.within(budgets)
-                for plan in plans
-            )
-        resume = resume or breakdown or alone or not overlap  # they add to what the first run left
-        results = open_results(out, resume=resume, meta=collect_meta())
-        if not overlap:
-            from smkern.bench.model.overlap import forbid_overlap
+    plans = plans_named(models.split(",")) if models else (QUICK_PLANS if output.quick else PLANS)
+    if batches:
+        plans = tuple(replace(plan, batches=tuple(batches)) for plan in plans)
+    if budgets:
+        plans = tuple(
+            replace(plan, decode_budgets=budgets) if alone else plan.within(budgets)
+            for plan in plans
+        )
+    # they add to what the first run left
+    results = output.open(resume=breakdown or alone or not overlap)
+    if not overlap:
+        from smkern.bench.model.overlap import forbid_overlap
 
-            forbid_overlap()
-        left = run(
-            plans, results, out, Deadline.after(time_limit_s), overlap=overlap,
-            breakdown=breakdown, alone=alone, rounds=1 if quick else 3,
-        )  # fmt: skip
-    except (SmkernError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    tables = (breakdown_table,) if breakdown else (decode_table, prefill_table)
-    for table in tables:
+        forbid_overlap()
+    rounds = 1 if output.quick else 3
+    kinds = {"overlap": overlap, "breakdown": breakdown, "alone": alone}
+    left = run(plans, results, output, rounds=rounds, **kinds)
+    for table in (breakdown_table,) if breakdown else (decode_table, prefill_table):
         click.echo(table(results.cells) + "\n")
-    click.echo(report(results.summary))
-    click.echo(f"{len(results.by_key)} cells in {out}; {left} tasks left (go on with --resume)")
+    conclude(results, output.path, left, of="tasks")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from smkern.bench.append.cases import CASES as APPEND_CASES
-from smkern.bench.named import Group, named
 from smkern.measure.append import AppendCase
 from smkern.measure.timing import sets_for
 
@@ -168,10 +166,3 @@ APPENDS = tuple(c for c in APPEND_CASES if c.kind == "norm-rope" and c.tokens in
 """Taken over from the append suite: the operator between the projection and attention."""
 ALL_CASES: tuple[OpCase | AppendCase, ...] = (*CASES, *APPENDS)
 QUICK_CASES = (norm("add_rms_norm", PREFILL), silu_and_mul(DECODE), sample(128))
-
-OpGroup = Group[OpCase | AppendCase]
-
-
-def cases_named(names: Iterable[str]) -> tuple[OpCase | AppendCase, ...]:
-    """The suite's cases by parts of their names; ValueError for a name that no case has."""
-    return named(ALL_CASES, names)

@@ -1,4 +1,4 @@
-"""Every operator's rivals by name, who of them is there, and contenders in a place."""
+"""Every operator's rivals by name, who of them is there, and providers in a place."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from smkern.bench.attention.flashinfer import once
-from smkern.bench.contest import Contender
+from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
+from smkern.bench.frame import Bench, Provider
 from smkern.bench.ops import experts, products, row_wise, sampling
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
-from smkern.bench.peers import flashinfer_with
-from smkern.bench.providers import dispatcher_of, precompile, settled_problem
+from smkern.bench.peers import once
 from smkern.device import Budget
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
@@ -51,10 +50,8 @@ SLOW_TO_BUILD = {
 """Peers that take part only where `--peers` names them, and why."""
 PEERS = ("torch", "torch:compile", "other")
 """Who takes part: torch's sequence, what its compiler makes of it, anything else that is quick."""
-
-
-find_flashinfer = partial(flashinfer_with, "activation", "gemm", "norm", "page", "rope", "sampling")
-"""FlashInfer with what the operators have peers of; or None and why it is not there."""
+BUDGET_US = 25_000.0
+"""Device time that the rounds of a group may take."""
 
 
 def missing(ops: Collection[str]) -> dict[str, str]:
@@ -94,13 +91,17 @@ def _warmed(make: Callable[[], Call]) -> Call:
 
 
 @dataclass(slots=True)
-class OpPeers:
-    """A case's rivals, and each one's call, made once and used in all its places."""
+class OpBench(Bench[OpCase]):
+    """A case's rivals, each one's call made once and used in all its places.
 
-    case: OpCase
+    Args:
+        names: the peers that take part.
+    """
+
     rivals: Rivals
     names: Collection[str] = PEERS
-    _found: dict[str, Callable[[], Call]] = field(init=False)
+    budget_us: float = BUDGET_US
+    _peers: dict[str, Callable[[], Call]] = field(init=False)
 
     def __post_init__(self) -> None:
         rivals = self.rivals
@@ -112,11 +113,17 @@ class OpPeers:
         for name, step in rivals.others.items():
             if name in self.names or ("other" in self.names and name not in SLOW_TO_BUILD):
                 found[name] = partial(rivals.call, step)
-        self._found = {name: once(partial(_warmed, make)) for name, make in found.items()}
+        self._peers = {name: once(partial(_warmed, make)) for name, make in found.items()}
 
-    def ours(self, place: Place) -> Contender:
-        return Contender("smkern", place, partial(self.rivals.call, self.rivals.ours), {})
+    def ours(self, case: OpCase, place: Place) -> list[Provider]:
+        return [Provider("smkern", place, partial(self.rivals.call, self.rivals.ours))]
 
-    def at(self, place: Place) -> Iterator[Contender]:
-        for provider, make in self._found.items():
-            yield Contender(provider, place, make, {})
+    def peers(self, case: OpCase, place: Place) -> Iterator[Provider]:
+        for provider, make in self._peers.items():
+            yield Provider(provider, place, make)
+
+    def reset(self, case: OpCase) -> None:
+        self.rivals.reset()
+
+    def complaint(self, case: OpCase, provider: Provider, result: Any) -> str | None:
+        return self.rivals.complaint(result)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smkern.bench.ops.cases import CASES
+from smkern.bench.rows import Cell, Row, not_measured, rounded, settled, worst_row
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
 
 APPEND = "qk_norm_rope_append"
 OPS = tuple(dict.fromkeys((*(case.op for case in CASES), APPEND)))
@@ -17,16 +16,6 @@ STREAMING = ("add_rms_norm", APPEND)
 STREAMING_TOKENS, STREAMING_SHARE = 8192, 0.80
 """From so many tokens on, the share of the partition's bandwidth that those two must reach."""
 SAMPLE_BATCH, SAMPLE_READS = 128, 3.0
-
-
-def is_losing(cell: Cell) -> bool:
-    """Whether our cell is slower than the best peer."""
-    return cell["provider"] == "smkern" and (cell.get("vs_best") or 1.0) < 1.0
-
-
-def settled(cell: Cell) -> float:
-    """The ratio to the best peer that counts: of the second measurement where there is one."""
-    return float(cell.get("vs_best_again") or cell["vs_best"])
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
@@ -47,9 +36,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
             for op, found in shares.items()
         },
         "sample_reads_of_logits": _row(sampled, reads, SAMPLE_READS, at_most=True),
-        "not_measured": [
-            _name(cell) | {"error": cell["error"]} for cell in ours if cell.get("error")
-        ],
+        "not_measured": not_measured(ours, _name),
     }
 
 
@@ -58,30 +45,18 @@ def reads(cell: Cell) -> float:
     return 1.0 / float(cell["fraction_of_bandwidth"])
 
 
-def _lead_row(cells: list[Cell]) -> dict[str, Any]:
+def _lead_row(cells: list[Cell]) -> Row:
     compared = [cell for cell in cells if cell.get("vs_best")]
-    row = _row(compared, settled, 1.0)
-    mean = geomean(map(settled, compared))
-    return row | {
-        "geomean": None if mean is None else round(mean, 4),
+    return _row(compared, settled, 1.0) | {
+        "geomean": rounded(geomean(map(settled, compared))),
         "losing": sum(settled(cell) < 1.0 for cell in compared),
     }
 
 
 def _row(
     cells: list[Cell], value: Callable[[Cell], float], target: float, *, at_most: bool = False
-) -> dict[str, Any]:
-    """The worst cell against the target."""
-    ordered = sorted(cells, key=value, reverse=at_most)
-    worst = value(ordered[0]) if ordered else None
-    met = None if worst is None else (worst <= target if at_most else worst >= target)
-    return {
-        "value": None if worst is None else round(worst, 4),
-        "target": target,
-        "met": met,
-        "cells": len(ordered),
-        "worst": [_name(cell) | {"value": round(value(cell), 4)} for cell in ordered[:3]],
-    }
+) -> Row:
+    return worst_row(cells, value, target, _name, at_most=at_most, shown=3)
 
 
 def _name(cell: Cell) -> dict[str, Any]:

@@ -3,92 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress
 
-from smkern.bench.append.group import AppendRunner
-from smkern.bench.append.providers import AppendPeers
-from smkern.bench.frame import Given, Sizes, suite_options
-from smkern.bench.gemm import Deadline
-from smkern.bench.ops.cases import (
-    ALL_CASES,
-    BUDGETS,
-    QUICK_BUDGETS,
-    QUICK_CASES,
-    OpCase,
-    OpGroup,
-    cases_named,
-)
-from smkern.bench.ops.group import OpRunner
+from smkern.bench.append.providers import AppendBench
+from smkern.bench.cases import Group, Sizes, case_options
+from smkern.bench.frame import Bench, GroupSuite
+from smkern.bench.ops.cases import ALL_CASES, BUDGETS, QUICK_BUDGETS, QUICK_CASES, OpCase
 from smkern.bench.ops.providers import (
+    BUDGET_US,
     BUILDERS,
     PEERS,
     SLOW_TO_BUILD,
     WITHOUT_FLASHINFER,
-    OpPeers,
+    OpBench,
     compile_gemms,
-    find_flashinfer,
     missing,
 )
 from smkern.bench.ops.rows import summarize
-from smkern.bench.peers import noted, peers_named
-from smkern.bench.power import power_meter
+from smkern.bench.peers import flashinfer_with, noted, peers_named
 from smkern.bench.results import Results
-from smkern.bench.sitting import Sitting
+from smkern.bench.rows import loses_to_best
+from smkern.bench.suite import Output, conclude, suite_command
 from smkern.measure.append import AppendCase, AppendOperands
 from smkern.measure.partitions import Partitions
-from smkern.profile import load_profile
 
+SIZES: Sizes[OpCase | AppendCase] = Sizes(ALL_CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS)
 APPEND_PEERS = {"torch": "torch", "torch:compile": "torch:compile", "other": "flashinfer"}
 """The suite's peers, and the append suite's that are theirs."""
+FLASHINFER_PARTS = ("activation", "gemm", "norm", "page", "rope", "sampling")
+"""Modules of FlashInfer that the operators have peers in."""
 
 
-def run(
-    groups: Sequence[OpGroup],
-    results: Results,
-    path: Path,
-    deadline: Deadline,
-    *,
-    again: bool,
-    peers: tuple[str, ...] = PEERS,
-    device: str = "cuda",
-) -> int:
-    """Measure what `results` lacks; how many groups are left."""
-    flashinfer = noted(find_flashinfer(), results.meta)
-    groups = _there(groups, results)
-    with Partitions({group.num_sms for group in groups}) as partitions, Progress() as progress:
-        profile, meter = load_profile(), power_meter()
-        runner, appends = (
-            OpRunner(partitions, profile, meter),
-            AppendRunner(partitions, profile, meter),
-        )
-        appends.budget_us = runner.budget_us
-        budgets = [place.budget for n in {g.num_sms for g in groups} if (place := partitions.at(n))]
+def ops_suite(
+    flashinfer: Any, peers: Sequence[str], device: str = "cuda"
+) -> GroupSuite[OpCase | AppendCase]:
+    def build(cases: Sequence[OpCase | AppendCase]) -> Bench[Any]:
+        (case,) = cases[:1]
+        if isinstance(case, AppendCase):
+            names = [APPEND_PEERS[name] for name in peers if name in APPEND_PEERS]
+            return AppendBench(AppendOperands(case, device), flashinfer, names, BUDGET_US)
+        return OpBench(BUILDERS[case.op](case, flashinfer, device), peers)
+
+    def compile_all(groups: Sequence[Group[Any]], partitions: Partitions, _: Any) -> None:
+        counts = {group.num_sms for group in groups}
+        budgets = [place.budget for n in counts if (place := partitions.at(n)) is not None]
         compile_gemms([group.case for group in groups], budgets)
 
-        def operands(case: OpCase | AppendCase) -> tuple[Any, Any]:
-            if isinstance(case, AppendCase):
-                ops, names = (
-                    AppendOperands(case),
-                    [APPEND_PEERS[n] for n in peers if n in APPEND_PEERS],
-                )
-                return ops, AppendPeers(ops, flashinfer, names)
-            rivals = BUILDERS[case.op](case, flashinfer, device)
-            return rivals, OpPeers(case, rivals, peers)
-
-        def measure(group: Any, ops: Any, theirs: Any) -> list[dict[str, Any]]:
-            if isinstance(group.case, AppendCase):
-                return appends.measure(group, ops, theirs, again=again)
-            return runner.measure(group, theirs, again=again)
-
-        sitting = Sitting(measure, operands, summarize, results, path, deadline, progress)
-        return sitting.run(groups)
+    return GroupSuite(build, summarize, loses_to_best, prepare=compile_all)
 
 
-def _there(groups: Sequence[OpGroup], results: Results) -> list[OpGroup]:
+def there(groups: Sequence[Group[Any]], results: Results) -> list[Group[Any]]:
     """The groups of operators that exist; the others, and peers there are none of, are named."""
     ops = dict.fromkeys(group.case.op for group in groups)
     absent = missing(ops)
@@ -102,28 +68,24 @@ def _there(groups: Sequence[OpGroup], results: Results) -> list[OpGroup]:
     return [group for group in groups if group.case.op not in absent]
 
 
-@click.command("ops")
-@suite_options(
+@suite_command(
     "ops",
+    *case_options("sample,rms_norm-64", peers=PEERS),
     quick="Three cases in two budgets: seconds of GPU time.",
-    cases="sample,rms_norm-64",
-    peers=PEERS,
 )
-def command(**options: Any) -> None:
+def command(output: Output, *, cases: str | None, budgets: Any, peers: str, again: bool) -> None:
     """Time a layer's operators in SM partitions and on the whole chip.
 
     Each group of cells is one operator at one size in one budget: smkern; the sequence of torch's
     operators that it replaces, as it is and compiled; what torch, cuBLAS and FlashInfer have of
     their own, in the spread and in the default partition.
     """
-    given = Given(**options)
-    sizes = Sizes(ALL_CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS, cases_named)
-
-    def measured(groups: list[OpGroup], results: Results, deadline: Deadline) -> int:
-        peers = peers_named(given.peers, (*PEERS, *SLOW_TO_BUILD))
-        return run(groups, results, given.out, deadline, again=given.again, peers=peers)
-
-    given.measure(sizes, measured)
+    groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
+    names = peers_named(peers, (*PEERS, *SLOW_TO_BUILD))
+    results = output.open()
+    suite = ops_suite(noted(flashinfer_with(*FLASHINFER_PARTS), results.meta), names)
+    left = suite.run(there(groups, results), results, output, again=again)
+    conclude(results, output.path, left)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from smkern.bench.append.group import OPS
+from smkern.bench.append.cases import OPS
 from smkern.bench.plots.attention import best, ideal
 from smkern.bench.plots.panels import grid, line, save
 from smkern.bench.results import Results

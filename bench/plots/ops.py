@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from smkern.bench.ops.rows import OPS, settled
+from smkern.bench.ops.rows import OPS
 from smkern.bench.plots.panels import grid, save
 from smkern.bench.results import Results
+from smkern.bench.rows import settled
 
 Cell = dict[str, Any]
 

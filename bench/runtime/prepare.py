@@ -39,7 +39,7 @@ def compile_steps(config: ModelConfig, sizes: Sizes, prompts: Iterable[int]) -> 
     """Compile what decode steps and prompts of so many tokens will launch; how many variants."""
     if not torch.cuda.is_available():
         return 0
-    from smkern.bench.providers import dispatcher_of, precompile, settled_problem
+    from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
 
     decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
     wanted = [

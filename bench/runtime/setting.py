@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
+from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
 from smkern.bench.model.cases import ModelPlan
 from smkern.bench.model.model import Model
 from smkern.bench.model.prepare import problems_of
-from smkern.bench.providers import dispatcher_of, precompile, settled_problem
 from smkern.bench.runtime.cases import OURS, STOCK_RUNGS, RuntimePlan
 from smkern.bench.runtime.ours import Ours
 from smkern.bench.runtime.rig import Rig

@@ -12,13 +12,12 @@ from typing import Any
 
 import click
 
-from smkern.bench.cases import file_options
-from smkern.bench.gemm import Deadline, report
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
+from smkern.bench.suite import Deadline, file_options, report
 from smkern.errors import SmkernError
 from smkern.measure.options import IntList
 from smkern.measure.provenance import collect_meta

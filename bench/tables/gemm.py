@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from smkern.bench.gemm_rows import WORST_TARGET, settled_ratio
 from smkern.bench.results import Results
-from smkern.bench.summary import WORST_TARGET, settled_ratio
 from smkern.bench.tables.markdown import NOT_MEASURED, markdown_table, pivot, rows_or_none
 from smkern.bench.untuned import ROWS, UNDER, WORST, better_ratio
 from smkern.measure.timing import geomean

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from smkern.bench.append import group as append
+from smkern.bench.append import cases as append
 from smkern.bench.attention.rows import settled as attention_ratio
 from smkern.bench.ops import rows as ops
+from smkern.bench.rows import settled
 from smkern.bench.tables.markdown import pivot
 
 Cell = dict[str, Any]
@@ -114,7 +115,7 @@ def append_table(cells: Iterable[Cell]) -> str:
     entries = []
     for cell in cells:
         if cell["op"] in append.OPS and cell["provider"] == "smkern" and cell.get("us"):
-            lead = f" ({append.settled(cell):.2f})" if cell.get("vs_best") else ""
+            lead = f" ({settled(cell):.2f})" if cell.get("vs_best") else ""
             entries.append((cell["case"]["name"], cell["group_sms"], f"{cell['us']:.1f}{lead}"))
     return pivot("us (x best peer) \\ SMs", entries)
 
@@ -133,7 +134,7 @@ def ops_table(cells: Iterable[Cell]) -> str:
 def _lead(cell: Cell) -> str:
     if not cell.get("vs_best"):
         return ""
-    ratio = ops.settled(cell)
+    ratio = settled(cell)
     return f" ({ratio:.2f})" if ratio >= 1.0 else f" (**{ratio:.2f}**)"
 
 

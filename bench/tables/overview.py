@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from math import nan
 from typing import Any
 
+from smkern.bench.gemm_rows import settled_ratio
 from smkern.bench.results import Results
-from smkern.bench.summary import settled_ratio
 from smkern.bench.tables.gemm import compared
 from smkern.bench.tables.markdown import NOT_MEASURED, rows_or_none
 from smkern.bench.tables.runtime import gains_by_limit

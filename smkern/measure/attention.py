@@ -43,6 +43,10 @@ class AttentionCase:
     page_size: int = 16
 
     @property
+    def op(self) -> str:
+        return "paged_attention"
+
+    @property
     def batch(self) -> int:
         return len(self.kv_lens)
 

@@ -15,7 +15,7 @@ from smkern.device import Budget
 from smkern.ops.sample.call import problem_of
 from smkern.tuning.cells import Tuned
 from smkern.tuning.sample import SAMPLING, SampleConfig, SampleKey, SampleProblem
-from tests.bench.conftest import FakeCuda
+from tests.measure.fake_cuda import FakeCuda
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import smkern.bench.append.suite as suite
-from smkern.bench.append import group as append_group
-from smkern.bench.append import providers as append_providers
-from smkern.bench.append.cases import BUDGETS, CASES, cases_named
-from smkern.bench.append.group import checked, summarize
-from smkern.bench.append.providers import torch_call
-from smkern.bench.contest import Contender
-from smkern.bench.named import groups_of
+from smkern.bench.append import providers, suite
+from smkern.bench.append.cases import BUDGETS, CASES, summarize
+from smkern.bench.append.providers import AppendBench, torch_call
+from smkern.bench.cases import Sizes, groups_of, named
 from smkern.bench.plots.append import draw
-from smkern.bench.results import Results
+from smkern.bench.results import Results, load_results
+from smkern.bench.rows import loses_to_best
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.operators import append_table
-from smkern.device import Budget
 from smkern.measure.append import AppendCase, AppendOperands
-from smkern.measure.partitions import Place
-from smkern.profile import load_profile
-from tests.bench.doubles import Meter, Partitions
+from tests.bench.doubles import FakePartitions
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -42,9 +36,7 @@ def test_cases():
     long = next(case for case in CASES if case.name == "norm-rope-8192")
     assert long.q_lens == (2048,) * 4
     assert long.bytes_moved == 8192 * 128 * (2 * 8 * 4 + 32 * 4 + 4)
-    assert [case.tokens for case in cases_named(["fp8-8"])] == [8, 8192]
-    with pytest.raises(ValueError, match="no case is named 'bf16'"):
-        cases_named(["bf16"])
+    assert [case.tokens for case in named(CASES, ["fp8-8"])] == [8, 8192]
 
 
 def slowed(make, cuda, us):
@@ -69,21 +61,16 @@ def small_operands(monkeypatch):
 
 
 @pytest.fixture
-def on_cpu(cuda, monkeypatch, small_operands):
+def on_cpu(virtual_gpu, monkeypatch, small_operands):
     """Our calls take 200 us and torch's 500; its compiler is not asked."""
-    monkeypatch.setattr(suite, "CASES", TINY)
-    monkeypatch.setattr("smkern.bench.append.cases.CASES", TINY)
-    monkeypatch.setattr(suite, "Partitions", partial(Partitions, cuda=cuda))
-    monkeypatch.setattr(suite, "power_meter", Meter)
-    monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
-    monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)
+    monkeypatch.setattr(suite, "SIZES", Sizes(TINY, TINY, BUDGETS, BUDGETS))
     monkeypatch.setattr(suite, "AppendOperands", small_operands)
-    monkeypatch.setattr(suite, "find_flashinfer", lambda: (None, "not here"))
-    ours = slowed(append_providers.our_call, cuda, 200.0)
-    monkeypatch.setattr(append_providers, "our_call", ours)
-    theirs = slowed(lambda ops, compiled: torch_call(ops, False), cuda, 500.0)
-    monkeypatch.setattr(append_providers, "torch_call", theirs)
-    monkeypatch.setattr(append_providers, "selection", lambda *a: {"config": "reference"})
+    monkeypatch.setattr(suite, "flashinfer_with", lambda *parts: (None, "not here"))
+    ours = slowed(providers.our_call, virtual_gpu, 200.0)
+    monkeypatch.setattr(providers, "our_call", ours)
+    theirs = slowed(lambda ops, compiled: torch_call(ops, False), virtual_gpu, 500.0)
+    monkeypatch.setattr(providers, "torch_call", theirs)
+    monkeypatch.setattr(providers, "selection", lambda *a: {"config": "reference"})
 
 
 def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
@@ -104,35 +91,29 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     assert data["summary"]["append_worst_vs_best"]["met"] is True
     ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16,24", "--resume"])
     assert ran.exit_code == 0, ran.output
-    assert len(json.loads(out.read_text())["cells"]) == 2 * len(data["cells"])
+    placements = {(c["num_sms"], c["placement"]) for c in load_results(out).cells}
+    assert placements == {(16, "spread"), (16, "default"), (24, "spread"), (24, "default")}
 
 
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.kind)
 @pytest.mark.parametrize("fault", ["k", "v", "q", "row"])
-def test_a_wrong_result_is_no_time(cuda, small_operands, monkeypatch, case, fault):
-    ops = small_operands(case)
-    good = append_providers.our_call(ops)
-    ops.poison()
-    good(0)
+def test_a_wrong_result_is_no_time(cuda, small_operands, case, fault):
+    bench = AppendBench(small_operands(case), None)
+    ops, (ours,) = bench.ops, bench.ours(case, FakePartitions(cuda).at(16))
+    bench.reset(case)
+    ours.make()(0)
     assert ops.error("HND") < 1e-6
+    assert bench.complaint(case, ours, None) is None
     if fault == "q" and not case.turns:
         return
-
-    def bad(i):
-        good(i)
-        one = ops.sets[0]
-        k, v = one.cache("HND")
-        target = {"k": k, "v": v, "q": one.out, "row": k}[fault]
-        if fault == "row":
-            target[ops.places.page[0], ops.places.slot[0]] = float("nan")
-        else:
-            target.copy_((1.2 * target.float()).to(target.dtype))
-
-    place = Place(16, "green", "spread", cuda.new_stream(), Budget(16, "mask"))
-    errors: dict[str, str] = {}
-    contender = Contender("smkern", place, lambda: bad, {"layout": "HND"})
-    assert checked(contender, ops, errors) is None
-    assert "wrong result" in errors[contender.name]
+    one = ops.sets[0]
+    k, v = one.cache("HND")
+    target = {"k": k, "v": v, "q": one.out, "row": k}[fault]
+    if fault == "row":
+        target[ops.places.page[0], ops.places.slot[0]] = float("nan")
+    else:
+        target.copy_((1.2 * target.float()).to(target.dtype))
+    assert "wrong result" in bench.complaint(case, ours, None)
 
 
 def test_peers_are_chosen_by_name(on_cpu, tmp_path):
@@ -152,7 +133,8 @@ def test_summary_names_what_was_not_measured():
     assert rows["append_not_measured"] == [{"name": "plain-8", "num_sms": 16, "error": "why"}]
     assert rows["append_worst_vs_best"]["value"] is None
     assert summarize([]) == {}
-    assert append_group.is_losing(cell | {"vs_best": 0.9})
+    assert loses_to_best(cell | {"vs_best": 0.9})
+    assert not loses_to_best(cell)
 
 
 def test_fused_operands_are_views(small_operands):

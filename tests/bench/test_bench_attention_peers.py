@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from smkern.bench.attention.flashinfer import FlashInfer
+from smkern.bench.peers import flashinfer_with, noted
 from smkern.measure.attention import AttentionCase, AttentionOperands
 
 MIXED = AttentionCase(
@@ -57,7 +58,7 @@ class FakeModule:
 def ways(case: AttentionCase, monkeypatch) -> tuple[FakeModule, dict, AttentionOperands]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     module, ops = FakeModule(), AttentionOperands(case, device="cpu")
-    found = FlashInfer(module, "0", None, torch.empty(0))
+    found = FlashInfer(module, torch.empty(0))
     return module, {(p, layout): make for p, layout, make in found.calls(ops)}, ops
 
 
@@ -128,11 +129,13 @@ def test_a_wrapper_is_made_once_and_a_failure_is_kept(monkeypatch):
             make()
 
 
-def test_absent_flashinfer_says_why_and_has_no_ways(monkeypatch):
+def test_absent_flashinfer_says_why_and_has_no_ways(monkeypatch, capsys):
     def without(name):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr("smkern.bench.peers.import_module", without)
-    absent = FlashInfer.find()
-    assert absent.reason == "ImportError: No module named 'flashinfer'"
-    assert list(absent.calls(AttentionOperands(DECODE, device="cpu"))) == []
+    meta = {}
+    assert noted(flashinfer_with(), meta) is None
+    assert "left out: ImportError: No module named 'flashinfer'" in capsys.readouterr().err
+    assert meta == {"flashinfer": None}
+    assert list(FlashInfer.of(None).calls(AttentionOperands(DECODE, device="cpu"))) == []

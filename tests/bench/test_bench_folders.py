@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import pytest
 
-from smkern.bench.cases import file_options
 from smkern.bench.results import (
     COMMITTED,
     FOLDER,
@@ -17,6 +16,7 @@ from smkern.bench.results import (
     open_results,
     results_folder,
 )
+from smkern.bench.suite import file_options
 from smkern.cli import SUITES, cli
 from smkern.device import gpu_folder
 from tests import gpus

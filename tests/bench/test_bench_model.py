@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -19,12 +18,11 @@ from smkern.bench.model.overlap import forbid_overlap
 from smkern.bench.model.prepare import problems_of, wanted
 from smkern.device import Budget
 from smkern.kernels import driver, gemm_frame
-from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.models.presets import preset
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
-from tests.bench.doubles import Meter, Partitions
+from tests.bench.doubles import FakePartitions, Meter
 
 PLAN = ModelPlan("qwen3-8b", (1, 2), 40, (16, 132), (116, 132))
 PROFILE = load_profile("h200")
@@ -38,17 +36,6 @@ def tiny(name: str = "qwen3-8b"):
     config = preset(name)
     inner = {} if config.moe else {"intermediate_size": 96}
     return config.replace(**SIZES, **inner, rope=Rope(64, theta=1e6))
-
-
-class FullStage(Partitions):
-    """Places up to the whole chip."""
-
-    def __init__(self, budgets, placements=("spread",), *, cuda) -> None:
-        super().__init__(budgets, cuda)
-        self.full = Place(132, "full", None, cuda.new_stream(), Budget(132, "mask"))
-
-    def at(self, num_sms, placement="spread"):
-        return self.full if num_sms == 132 else super().at(num_sms, placement)
 
 
 def made_up(loads, **options):
@@ -66,7 +53,7 @@ def partitions(cuda, monkeypatch):
     for module in ("cases", "model"):
         monkeypatch.setattr(f"smkern.bench.model.{module}.CONTEXT", 16)
     monkeypatch.setattr("smkern.bench.model.model.ROOM", 32)
-    return FullStage((16, 116, 132), cuda=cuda)
+    return FakePartitions(cuda)
 
 
 @pytest.fixture
@@ -190,7 +177,7 @@ def test_gemms_to_compile():
 def on_cpu(partitions, cuda, monkeypatch):
     monkeypatch.setattr(suite, "PLANS", (PLAN,))
     monkeypatch.setattr(suite, "QUICK_PLANS", (PLAN,))
-    monkeypatch.setattr(suite, "Partitions", partial(FullStage, cuda=cuda))
+    monkeypatch.setattr(suite, "Partitions", lambda budgets, placements: FakePartitions(cuda))
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
     monkeypatch.setattr(suite, "device_info", lambda: PROFILE.info)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import smkern.bench.ops.suite as suite
-from smkern.bench.contest import cell_head
-from smkern.bench.named import groups_of
-from smkern.bench.ops import cases, providers
-from smkern.bench.ops.cases import ALL_CASES, BUDGETS, CASES, OpCase, cases_named, expert_counts
-from smkern.bench.ops.providers import BUILDERS, OpPeers, missing
+from smkern.bench.cases import Sizes, groups_of, named
+from smkern.bench.cells import cell_head
+from smkern.bench.frame import Provider
+from smkern.bench.ops import cases, suite
+from smkern.bench.ops.cases import ALL_CASES, BUDGETS, CASES, OpCase, expert_counts
+from smkern.bench.ops.providers import BUILDERS, OpBench, missing
 from smkern.bench.ops.rivals import Rivals, relative_error
 from smkern.bench.ops.rows import summarize
 from smkern.bench.plots.ops import draw
@@ -23,10 +23,8 @@ from smkern.bench.results import Results
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.operators import ops_table, sample_table
 from smkern.device import Budget
-from smkern.measure.append import AppendCase, AppendOperands
+from smkern.measure.append import AppendCase
 from smkern.measure.partitions import Place
-from smkern.profile import load_profile
-from tests.bench.doubles import Meter, Partitions
 
 TINY = (
     cases.norm("rms_norm", 5, 64),
@@ -65,12 +63,10 @@ def test_cases():
     assert by["sample-128x151936"].about == {
         "name": "sample-128x151936", "batch": 128, "vocab": 151936, "dtype": "bf16",
     }  # fmt: skip
-    assert [c.name for c in cases_named(["topk"])] == [
+    assert [c.name for c in named(ALL_CASES, ["topk"])] == [
         "topk_softmax-64x128x8",
         "topk_softmax-4096x128x8",
     ]
-    with pytest.raises(ValueError, match="no case is named 'conv'"):
-        cases_named(["conv"])
 
 
 def test_experts_that_no_row_chose_are_not_read():
@@ -180,28 +176,23 @@ def slowed(make, cuda, us):
 
 
 @pytest.fixture
-def on_cpu(cuda, monkeypatch):
+def on_cpu(virtual_gpu, monkeypatch):
     """Torch's sequence as ours takes 200 us, as torch's 500; its compiler is not asked."""
     chosen = (TINY[1], TINY[6], AppendCase("norm-rope", 96, 4, 2, 64))
-    monkeypatch.setattr(suite, "ALL_CASES", chosen)
+    monkeypatch.setattr(suite, "SIZES", Sizes(chosen, chosen, BUDGETS, BUDGETS))
     monkeypatch.setattr(AppendCase, "num_sets", 2)
-    monkeypatch.setattr(suite, "AppendOperands", partial(AppendOperands, device="cpu"))
     monkeypatch.setattr("smkern.bench.append.providers.selection", lambda *a: {})
-    monkeypatch.setattr(suite, "Partitions", partial(Partitions, cuda=cuda))
-    monkeypatch.setattr(suite, "power_meter", Meter)
-    monkeypatch.setattr("smkern.bench.sitting.trim_memory", lambda keep: None)
-    monkeypatch.setattr("smkern.bench.frame.device_info", lambda: load_profile("h200").info)
-    monkeypatch.setattr(suite, "find_flashinfer", lambda: (None, "not here"))
-    monkeypatch.setattr(suite, "run", partial(suite.run, device="cpu"))
+    monkeypatch.setattr(suite, "flashinfer_with", lambda *parts: (None, "not here"))
+    monkeypatch.setattr(suite, "ops_suite", partial(suite.ops_suite, device="cpu"))
     monkeypatch.setattr(suite, "missing", lambda ops: {})
     monkeypatch.setattr(suite, "compile_gemms", lambda cases, budgets: 0)
 
-    def ours(self, place):
-        make = slowed(self.rivals.call, cuda, 200.0)
-        return providers.Contender("smkern", place, lambda: make(self.rivals.torch), {})
+    def ours(self, case, place):
+        make = slowed(self.rivals.call, virtual_gpu, 200.0)
+        return [Provider("smkern", place, lambda: make(self.rivals.torch))]
 
-    monkeypatch.setattr(OpPeers, "ours", ours)
-    monkeypatch.setattr(Rivals, "call", slowed(Rivals.call, cuda, 300.0))
+    monkeypatch.setattr(OpBench, "ours", ours)
+    monkeypatch.setattr(Rivals, "call", slowed(Rivals.call, virtual_gpu, 300.0))
 
 
 def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
@@ -223,7 +214,7 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     assert data["meta"]["without_flashinfer"] == {}
     ran = CliRunner().invoke(suite.command, [*options[:3], "16,32", *options[4:], "--resume"])
     assert ran.exit_code == 0, ran.output
-    assert len(json.loads(out.read_text())["cells"]) == 2 * len(data["cells"])
+    assert {cell["num_sms"] for cell in json.loads(out.read_text())["cells"]} == {16, 32}
 
 
 def test_an_operator_that_is_not_there_leaves_out_its_rows(on_cpu, tmp_path, monkeypatch):

@@ -82,6 +82,12 @@ def test_resume_keeps_cells_and_a_fresh_run_does_not(tmp_path):
     assert open_results(tmp_path / "none.json", resume=True, meta={}).cells == []
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match=r"x\.json cannot be written.*is no folder.*--out"):
+        open_results(tmp_path / "file" / "x.json", resume=False, meta={})
+
+
 @pytest.mark.parametrize(
     "text",
     [

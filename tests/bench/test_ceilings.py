@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from smkern.bench import ceilings
 from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profile_of, summarize
-from smkern.bench.ceilings import SHARES, Sitting, command, counts, ship_profile, sides
+from smkern.bench.ceilings import SHARES, Ceilings, command, counts, ship_profile, sides
 from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
 from smkern.measure.partitions import Place
@@ -131,7 +131,7 @@ class FakePartitions:
 
 
 @pytest.fixture
-def sitting(monkeypatch) -> Sitting:
+def made(monkeypatch) -> Ceilings:
     """Reads take 400 us, products 2,000; beside each other 500 and 2,500. cuBLAS needs 64 SMs."""
 
     def together(loads, at_least_us, while_busy):
@@ -163,14 +163,14 @@ def sitting(monkeypatch) -> Sitting:
         def __call__(self) -> None:
             return None
 
-    return Sitting(FakePartitions(), reader, dense, Results(), Meter(), {})
+    return Ceilings(FakePartitions(), reader, dense, Results(), Meter(), {})
 
 
-def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(sitting, tmp_path):
-    partitions = sitting.partitions
-    sitting.alone(partitions.at(16), dense=True)
-    sitting.beside(partitions.at(16), partitions.at(116))
-    cells = sitting.results.cells
+def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(made, tmp_path):
+    partitions = made.partitions
+    made.alone(partitions.at(16), dense=True)
+    made.beside(partitions.at(16), partitions.at(116))
+    cells = made.results.cells
     assert [(c["op"], c["num_sms"], c["case"]["beside"], c["provider"]) for c in cells] == [
         ("read", 16, None, "reader:2x1024x8"),
         ("dense", 16, None, "smkern"),
@@ -180,13 +180,13 @@ def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(sitting, tmp
     assert cells[0]["tbps"] == pytest.approx(SIZE / 400 / 1e6, rel=1e-3)
     assert cells[3]["tflops"] == pytest.approx(Dense.tflops(2500.0), rel=1e-3)
     assert (cells[0]["sm_mhz"], cells[0]["watts"]) == (1500.0, 690.0)
-    assert sitting.errors == {"cublas on 16 SMs (spread)": "no clusters"}
-    sitting.results.save(tmp_path / "ceilings.json")
+    assert made.errors == {"cublas on 16 SMs (spread)": "no clusters"}
+    made.results.save(tmp_path / "ceilings.json")
     assert load_results(tmp_path / "ceilings.json").cells == cells
 
 
-def test_every_count_meets_its_complement_in_both_placements(sitting):
-    pairs = list(sides(sitting.partitions, TOTAL, SHARES))
+def test_every_count_meets_its_complement_in_both_placements(made):
+    pairs = list(sides(made.partitions, TOTAL, SHARES))
     assert all(a.num_sms + b.num_sms == TOTAL for a, b in pairs)
     assert all(a.placement == b.placement for a, b in pairs)
     assert len(pairs) == 2 * 2 * len(SHARES)

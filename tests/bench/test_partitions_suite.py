@@ -10,8 +10,9 @@ import torch
 from click.testing import CliRunner
 
 import smkern
-from smkern.bench import partition_costs, partitions
+from smkern.bench import partition_costs, partitions, reads
 from smkern.bench.contexts import Green
+from smkern.bench.reader import SHAPES
 from smkern.bench.reads import pick_shape, time_reads
 from smkern.bench.results import load_results
 
@@ -123,9 +124,8 @@ def clock(monkeypatch) -> Clock:
         (torch.cuda, "Stream"): lambda: stream_of(range(TOTAL)),
         (torch.cuda, "default_stream"): lambda: stream_of(range(TOTAL)),
         (torch.cuda, "mem_get_info"): lambda device: (1 << 30, 2 << 30),
-        (partitions, "Reader"): lambda device, shape=partitions.SHAPES[0], data=None: FakeReader(
-            found, shape
-        ),
+        (partitions, "Reader"): lambda device: FakeReader(found, SHAPES[0]),
+        (reads, "Reader"): lambda device, shape, data: FakeReader(found, shape),
         (partitions, "Driver"): FakeDriver,
         (partitions, "device_info"): lambda: info,
         (partition_costs, "Driver"): FakeDriver,
@@ -165,7 +165,7 @@ def test_the_suite_measures_every_choice_and_cost(clock, tmp_path):
 
 
 def test_a_place_that_fails_is_named_and_the_others_go_on(clock):
-    reader = FakeReader(clock, partitions.SHAPES[0])
+    reader = FakeReader(clock, SHAPES[0])
     places = {
         "good": Green(8, stream_of(range(8))),
         "bad": Green(8, stream_of(range(4))),
@@ -179,6 +179,6 @@ def test_a_place_that_fails_is_named_and_the_others_go_on(clock):
 
 
 def test_the_fastest_reader_is_picked(clock):
-    readers = {shape.name: FakeReader(clock, shape) for shape in partitions.SHAPES[::-1]}
+    readers = {shape.name: FakeReader(clock, shape) for shape in SHAPES[::-1]}
     places = {"8": Green(8, stream_of(range(8)))}
     assert readers[pick_shape(readers, places)].shape.loads == 8

@@ -21,9 +21,9 @@ def test_cases_are_the_same_on_every_run_and_in_drawn_budgets():
     assert groups == untuned_groups(132)
     assert len(groups) >= 600
     assert {group.num_sms for group in groups} <= set(range(16, 131, 2))
-    assert {(group.n, group.k) for group in groups} == set(shapes())
+    assert {group.case.shape for group in groups} == set(shapes())
     heads = {model["head"] for model in untuned.MODELS.values()}
-    assert max(group.m for group in groups if (group.n, group.k) in heads) == untuned.HEAD_ROWS
+    assert max(g.case.m for g in groups if g.case.shape in heads) == untuned.HEAD_ROWS
 
 
 def test_no_shape_is_in_a_shipped_table_or_in_the_fit():

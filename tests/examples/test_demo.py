@@ -106,14 +106,14 @@ def test_with_gpu_partitions_then_rates_then_the_picture(
     def ladder() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(rungs=tuple(splits), split=lambda *, decode: splits[decode])
 
-    def run(groups: Any, results: Results, path: Path, deadline: Any, *, again: bool) -> int:
+    def run(suite: Any, groups: Any, results: Results, output: Any, *, again: bool) -> int:
         for group in groups:
             for provider in ("smkern", "cublas", "wrong-budget"):
-                results.add(cell(provider, group.m, group.num_sms))
+                results.add(cell(provider, group.case.m, group.num_sms))
         return 0
 
     monkeypatch.setattr(smkern, "ladder", ladder, raising=False)
-    monkeypatch.setattr("smkern.bench.gemm.run", run)
+    monkeypatch.setattr("smkern.bench.frame.GroupSuite.run", run)
     partitions.show(console)
     gemm_budgets.show(console, tmp_path, 132)
     text = printed(console)

@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from smkern.bench import gemm, host_cost
-from smkern.bench.providers import cublas_call
+from smkern.bench.gemm_providers import cublas_call
 from smkern.bench.results import load_results
 from smkern.device import device_info
 from smkern.measure.gemm import GemmOperands

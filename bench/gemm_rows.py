@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from smkern.bench.rows import Cell, Row, rounded, settled, target_row, worst_row
 from smkern.measure.timing import geomean
-
-Cell = dict[str, Any]
-Row = dict[str, Any]
 
 TFLOPS_PER_SM = 8.1
 """Dense bf16 rate of an H200's SM: 4,096 FLOP a clock at 1.98 GHz."""
@@ -30,7 +27,7 @@ def is_losing(cell: Cell, limits: Mapping[str, float] = WORST_TARGET) -> bool:
 
 def settled_ratio(cell: Cell) -> float:
     """The ratio to cuBLAS that counts: of the second measurement where there is one."""
-    return float(cell["vs_cublas_again"] if "vs_cublas_again" in cell else cell["vs_cublas"])
+    return settled(cell, "vs_cublas")
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
@@ -69,17 +66,6 @@ def _failed(cell: Cell) -> bool:
     return bool(cell.get("error")) and cell["provider"] != "cublas"
 
 
-def target_row(value: float | None, target: float, count: int, *, at_most: bool = False) -> Row:
-    """`met` when the value reaches the target, or with `at_most` stays within it."""
-    compare = operator.le if at_most else operator.ge
-    return {
-        "value": None if value is None else round(value, 4),
-        "target": target,
-        "met": None if value is None else compare(value, target),
-        "cells": count,
-    }
-
-
 def _compared(cells: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.get("vs_cublas") is not None]
 
@@ -92,13 +78,9 @@ def _geomean_row(cells: list[Cell], target: float) -> Row:
 def _by_budget(cells: list[Cell]) -> dict[str, float | None]:
     budgets = sorted({cell["group_sms"] for cell in _compared(cells)})
     return {
-        str(n): _rounded(geomean(settled_ratio(c) for c in _compared(cells) if c["group_sms"] == n))
+        str(n): rounded(geomean(settled_ratio(c) for c in _compared(cells) if c["group_sms"] == n))
         for n in budgets
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 def _worst_row(cells: list[Cell], target: float) -> Row:
@@ -159,11 +141,9 @@ def _m64_row(cells: list[Cell]) -> Row:
 
 
 def _least(cells: list[Cell], value: Callable[[Cell], float], target: float) -> Row:
-    ordered = sorted(cells, key=value)
-    row = target_row(value(ordered[0]) if ordered else None, target, len(ordered))
-    row["below_target"] = sum(value(cell) < target for cell in ordered)
-    row["geomean"] = _rounded(geomean(value(cell) for cell in ordered))
-    row["worst"] = [_name(c) | {"value": round(value(c), 4)} for c in ordered[:5]]
+    row = worst_row(cells, value, target, _name)
+    row["below_target"] = sum(value(cell) < target for cell in cells)
+    row["geomean"] = rounded(geomean(value(cell) for cell in sorted(cells, key=value)))
     return row
 
 
@@ -193,8 +173,8 @@ def _times_row(by: dict[str, list[Cell]], provider: str) -> Row:
     pairs = _pairs(by, provider, "smkern")
     ratios = [slow["us"] / fast["us"] for slow, fast in pairs]
     return {
-        "value": _rounded(geomean(ratios)),
-        "worst": _rounded(max(ratios, default=None)),
+        "value": rounded(geomean(ratios)),
+        "worst": rounded(max(ratios, default=None)),
         "cells": len(pairs),
     }
 

@@ -1,0 +1,69 @@
+"""Compiling side by side what GEMMs will launch, before anything is timed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import click
+
+from smkern.device import Budget
+from smkern.ops.gemm.dispatch import Dispatcher
+from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.constraints import LIBRARIES
+
+
+def dispatcher_of(device: int = 0) -> Dispatcher:
+    """The dispatcher behind `smkern.gemm` on a device that is present."""
+    from smkern.ops.gemm.eager import eager_gemm
+
+    return eager_gemm(device).dispatcher
+
+
+def problem_of(n: int, k: int, m: int, *, batch_invariant: bool = False) -> GemmProblem:
+    return GemmProblem(m, n, k, "bf16", batch_invariant=batch_invariant)
+
+
+def settled_problem(problem: GemmProblem, budget: Budget) -> GemmProblem:
+    """The GEMM that dispatch will launch: the plain one where it runs SwiGLU unfused."""
+    if dispatcher_of().select(problem, budget).config.kernel != "unfused":
+        return problem
+    return replace(problem, epilogue=Epilogue())
+
+
+def precompile(
+    dispatcher: Dispatcher,
+    wanted: Iterable[tuple[GemmProblem, Budget, str | None]],
+    *,
+    done: Callable[[int, int], None] | None = None,
+) -> int:
+    """Compile in parallel what `wanted` (problem, budget, backend) will launch; how many."""
+    chosen = ((item[0], dispatcher.select(*item).config) for item in wanted)
+    return compile_configs(dispatcher, chosen, done=done)
+
+
+def compile_configs(
+    dispatcher: Dispatcher,
+    configs: Iterable[tuple[GemmProblem, GemmConfig]],
+    *,
+    done: Callable[[int, int], None] | None = None,
+) -> int:
+    """Compile in parallel what these will launch; how many variants.
+
+    One that does not compile is left to its cell, which will name the error.
+    """
+    from smkern.kernels.gemm_compile import precompile as compile_all
+    from smkern.kernels.gemm_variants import variant_of
+
+    major, minor = dispatcher.profile.info.capability
+    variants = {
+        variant_of(problem, config, 10 * major + minor)
+        for problem, config in configs
+        if config.kernel not in LIBRARIES
+    }
+    try:
+        return compile_all(variants, workers=os.cpu_count() or 1, done=done)
+    except Exception as error:  # noqa: BLE001  whatever a compiler raises
+        click.echo(f"not all variants compile: {type(error).__name__}: {error}", err=True)
+        return 0

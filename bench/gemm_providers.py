@@ -1,0 +1,270 @@
+"""Who computes a GEMM in a benchmark: smkern as dispatched, its own kernels, cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from smkern.bench.cases import Group
+from smkern.bench.compiling import problem_of
+from smkern.bench.frame import Bench, Provider, wrong_result
+from smkern.device import Budget
+from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Partitions, Place
+from smkern.measure.timing import Call, Timing, ratio
+from smkern.ops.gemm.dispatch import Dispatcher
+from smkern.tuning.config import GemmConfig, GemmProblem
+
+Cell = dict[str, Any]
+
+OUR_BACKENDS: dict[str, str | None] = {
+    "smkern": None,
+    "smkern:triton": "own",
+    "smkern:model": "model",
+}
+"""Provider to the `backend` of `smkern.gemm`: as dispatched; never cuBLAS; the model, no tables."""
+TOLERANCE = 1e-2
+"""|out - torch| / |torch| of a bf16 product; rounding alone gives 2e-3, a wrong tile far more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmCase:
+    """out [m, n] = a [m, k] @ w [n, k]^T in bf16. `op`: the operator of its cells."""
+
+    m: int
+    n: int
+    k: int
+    op: str = "gemm"
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.n, self.k
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The `case` of a results cell."""
+        return {"m": self.m, "n": self.n, "k": self.k, "dtype": "bf16"}
+
+    @property
+    def problem(self) -> GemmProblem:
+        return problem_of(self.n, self.k, self.m)
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.problem.bytes_moved
+
+    @property
+    def flops(self) -> int:
+        return self.problem.flops
+
+
+@dataclass(slots=True)
+class ShapeBench(Bench[GemmCase]):
+    """The cases of one weight shape.
+
+    Args:
+        operands: of the shape; they serve all rows.
+        dispatcher: of the device.
+    """
+
+    operands: GemmOperands
+    dispatcher: Dispatcher
+    budget_us: float = 12_000.0
+
+    def reset(self, case: GemmCase) -> None:
+        self.operands.reference(case.m)
+        self.operands.poison(case.m)
+
+    def complaint(self, case: GemmCase, provider: Provider, result: Any) -> str | None:
+        return wrong_result(self.operands.error(case.m), TOLERANCE)
+
+    def dispatched(self, name: str, case: GemmCase, place: Place, **options: Any) -> Provider:
+        """The public operator; `options` go to `smkern.gemm`."""
+        make = partial(dispatched_call, self.operands, case.m, **options)
+        return Provider(name, place, make, self.selection(case, place, **options))
+
+    def selection(
+        self,
+        case: GemmCase,
+        place: Place,
+        backend: str | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> dict[str, str]:
+        """The configuration that dispatch chooses, and from where it takes it."""
+        problem = replace(case.problem, batch_invariant=batch_invariant)
+        found = self.dispatcher.select(problem, place.budget, backend)
+        return {"config": describe(found.config), "source": found.source}
+
+
+@dataclass(slots=True)
+class GemmBench(ShapeBench):
+    """Our GEMM and cuBLAS on one weight shape.
+
+    Args:
+        backends: our providers, by the `backend` of `smkern.gemm`.
+        with_peers: whether cuBLAS takes part.
+        with_context: with cuBLAS on the whole chip, and our kernel told a wrong budget.
+    """
+
+    backends: Mapping[str, str | None] = field(default_factory=lambda: OUR_BACKENDS)
+    with_peers: bool = True
+    with_context: bool = True
+
+    def providers(self, group: Group[GemmCase], partitions: Partitions) -> list[Provider]:
+        case, full = group.case, partitions.full
+        place = partitions.at(group.num_sms)
+        found = [] if place is None else list(self.ours(case, place))
+        for peer in dict.fromkeys((place, partitions.at(group.num_sms, "default"))):
+            if peer is not None and self.with_peers:
+                found.append(self._cublas("cublas", case, peer))
+        if not self.with_context or place is full:
+            return found
+        found.append(self._cublas("cublas-full", case, full))
+        return found if place is None else [*found, self._wrong_budget(case, place, full.budget)]
+
+    def ours(self, case: GemmCase, place: Place) -> list[Provider]:
+        """Our providers, those that pick the same configuration once."""
+        found: dict[Any, Provider] = {}
+        for provider, backend in self.backends.items():
+            config = self.dispatcher.select(case.problem, place.budget, backend).config
+            if config not in found:
+                found[config] = self.dispatched(provider, case, place, backend=backend)
+        return list(found.values())
+
+    def _cublas(self, name: str, case: GemmCase, place: Place) -> Provider:
+        return Provider(name, place, partial(cublas_call, self.operands, case.m))
+
+    def _wrong_budget(self, case: GemmCase, place: Place, told: Budget) -> Provider:
+        misled = Misled(self.dispatcher, told)
+        about = {"config": describe(misled.config(case.problem))}
+        make = partial(misled.call, self.operands, case, place)
+        return Provider(
+            "wrong-budget", place, make, about, case={**case.about, "budget_told": told.num_sms}
+        )
+
+    def compare(
+        self, provider: Provider, cells: Mapping[str, Cell], timings: Mapping[str, Timing]
+    ) -> Cell:
+        """cuBLAS's time in the better of its places in this budget over ours."""
+        peers = [key for key in timings if cells[key]["provider"] == "cublas"]
+        if not peers or provider.name not in self.backends:
+            return {}
+        best = min(peers, key=lambda key: timings[key].us_median)
+        return {
+            "vs_cublas": round(ratio(timings[best], timings[provider.key]), 4),
+            "best_cublas": cells[best]["placement"] or "full",
+        }
+
+    def more(self, group: Group[GemmCase], partitions: Partitions, cells: list[Cell]) -> list[Cell]:
+        """Cells of the providers that picked a configuration which was measured already."""
+        place = partitions.at(group.num_sms)
+        if place is None:
+            return []
+        ours = {cell["provider"]: cell for cell in cells if cell["provider"] in self.backends}
+        copies = []
+        for provider, backend in self.backends.items():
+            if provider not in ours:
+                chosen = self.selection(group.case, place, backend)
+                twin = next(c for c in ours.values() if c["config"] == chosen["config"])
+                about = {"provider": provider, "source": chosen["source"]}
+                copies.append({**twin, **about, "same_as": twin["provider"]})
+        return copies
+
+
+def dispatched_call(ops: GemmOperands, m: int, **options: Any) -> Call:
+    """The public operator; `options` go to `smkern.gemm`."""
+    import smkern
+
+    gemm, sets = smkern.gemm, ops.sets(m)
+    count = len(sets)
+
+    def call(i: int) -> None:
+        a, w, out = sets[i % count]
+        gemm(a, w, out=out, **options)
+
+    return call
+
+
+def cublas_call(ops: GemmOperands, m: int) -> Call:
+    """torch.mm, which is cuBLAS with torch's workspace of the stream."""
+    sets = [(a, w.t(), out) for a, w, out in ops.sets(m)]
+    count = len(sets)
+
+    def call(i: int) -> None:
+        a, wt, out = sets[i % count]
+        torch.mm(a, wt, out=out)
+
+    return call
+
+
+@dataclass(slots=True)
+class Misled:
+    """Our own kernel told the whole device's budget wherever it runs, past all validation.
+
+    It shares one workspace among its calls: they run one after another.
+    """
+
+    dispatcher: Dispatcher
+    told: Budget
+    _workspace: torch.Tensor | None = None
+
+    def config(self, problem: GemmProblem) -> GemmConfig:
+        return self.dispatcher.select(problem, self.told, "own").config
+
+    def call(self, ops: GemmOperands, case: GemmCase, place: Place) -> Call:
+        """Launches on the place's stream, configured and sized for `told`."""
+        plan = self.dispatcher.prepare(case.problem, self.config(case.problem), self.told)
+        workspace, stream = self._workspace_of(plan.workspace_bytes), place.stream.cuda_stream
+        launches = [
+            (
+                *(tensor.data_ptr() for tensor in (a, w, out)),
+                *(0, 0),
+                *(tensor.stride(0) for tensor in (a, w, out)),
+                *(0, workspace, stream),
+            )
+            for a, w, out in ops.sets(case.m)
+        ]
+        launch, count = plan.launch, len(launches)
+
+        def call(i: int) -> None:
+            launch(*launches[i % count])
+
+        return call
+
+    def _workspace_of(self, num_bytes: int) -> int:
+        """Zeroed afresh, so that a launch that failed before leaves no count behind."""
+        if not num_bytes:
+            return 0
+        if self._workspace is None or self._workspace.nbytes < num_bytes:
+            torch.cuda.synchronize()
+            self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+        self._workspace.zero_()
+        torch.cuda.synchronize()
+        return self._workspace.data_ptr()
+
+
+def describe(config: GemmConfig) -> str:
+    """A configuration in one word: `tma:128x256x64:w8:s3:k1` and what is unusual about it."""
+    if config.kernel == "cublaslt":
+        return config.kernel
+    tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
+    parts = [config.kernel, tile, f"w{config.num_warps}", f"s{config.num_stages}"]
+    parts.append(f"k{config.split or 'stream'}")
+    if config.swap:
+        parts.append("swap")
+    if config.ctas_per_sm > 1:
+        parts.append(f"c{config.ctas_per_sm}")
+    if config.max_ctas:
+        parts.append(f"max{config.max_ctas}")
+    if not config.overlap:
+        parts.append("apart")
+    return ":".join(parts)

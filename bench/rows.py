@@ -1,0 +1,63 @@
+"""Rows of a summary: the figure that counts, its target, whether it is met, of how many cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Cell = dict[str, Any]
+Row = dict[str, Any]
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def target_row(
+    value: float | None, target: float | None, cells: int, *, at_most: bool = False
+) -> Row:
+    """`met` when the value reaches the target, or with `at_most` stays within it.
+
+    A row with no cells has a value of None and is neither met nor missed.
+    """
+    met = None
+    if value is not None and target is not None:
+        met = value <= target if at_most else value >= target
+    return {"value": rounded(value), "target": target, "met": met, "cells": cells}
+
+
+def worst_row(
+    cells: Iterable[Cell],
+    value: Callable[[Cell], float | None],
+    target: float | None,
+    name: Callable[[Cell], dict[str, Any]],
+    *,
+    at_most: bool = False,
+    shown: int = 5,
+) -> Row:
+    """The worst cell counts: the least value, or with `at_most` the largest; `shown` are named.
+
+    Cells that `value` has None of are left out.
+    """
+    found = [(figure, cell) for cell in cells if (figure := value(cell)) is not None]
+    found.sort(key=lambda pair: pair[0], reverse=at_most)
+    row = target_row(found[0][0] if found else None, target, len(found), at_most=at_most)
+    worst = [name(cell) | {"value": rounded(figure)} for figure, cell in found[:shown]]
+    return row | {"worst": worst}
+
+
+def not_measured(
+    cells: Iterable[Cell], name: Callable[[Cell], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The cells that failed, and why."""
+    return [name(cell) | {"error": cell["error"]} for cell in cells if cell.get("error")]
+
+
+def settled(cell: Cell, ratio: str = "vs_best") -> float:
+    """The ratio that counts: of the second measurement where there is one."""
+    return float(cell.get(f"{ratio}_again") or cell[ratio])
+
+
+def loses_to_best(cell: Cell) -> bool:
+    """Whether a cell of ours, as dispatched, is slower than the best peer."""
+    return cell["provider"] == "smkern" and (cell.get("vs_best") or 1.0) < 1.0

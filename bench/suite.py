@@ -1,0 +1,195 @@
+"""What the suites' commands share: options, the results file, a deadline, and how a run ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.progress import Progress
+
+from smkern.bench.results import Results, open_results, results_folder
+from smkern.errors import SmkernError
+from smkern.measure.options import IntList, ShapeList, stacked
+from smkern.measure.provenance import collect_meta
+
+Cell = dict[str, Any]
+I = TypeVar("I")  # noqa: E741  an item of a run
+SAVE_EVERY_S = 5.0
+
+BUDGETS_OPTION = click.option(
+    "--budgets", type=IntList(), default=None, help="SM counts: 16,32 or 16-132:2"
+)
+GEMM_OPTIONS = (
+    click.option("--shapes", type=ShapeList(), default=None, help="Weights, as NxK,NxK."),
+    click.option("--ms", type=IntList(), default=None, help="Rows of the activations."),
+    BUDGETS_OPTION,
+)
+AGAIN_OPTION = click.option(
+    "--again/--no-again", default=True, help="Measure what loses a second time."
+)
+TIME_LIMIT_OPTION = click.option(
+    "--time-limit-s", type=float, default=None, help="Stop measuring after so long."
+)
+
+
+class UnknownNameError(SmkernError, ValueError):
+    """A case, a peer or a model that no suite has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When to stop measuring, by `time.monotonic()`; None is never."""
+
+    at_s: float | None = None
+
+    @staticmethod
+    def after(seconds: float | None) -> Deadline:
+        return Deadline(None if seconds is None else time.monotonic() + seconds)
+
+    @property
+    def passed(self) -> bool:
+        return self.at_s is not None and time.monotonic() >= self.at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a run's results go, and how much of the suite it is: the options of every suite."""
+
+    path: Path
+    resume: bool = False
+    quick: bool = False
+    deadline: Deadline = Deadline()
+
+    def open(self, *, resume: bool = False) -> Results:
+        """The file's results to add to, with `resume` or the option, else fresh ones."""
+        return open_results(self.path, resume=self.resume or resume, meta=collect_meta())
+
+
+def file_options(suite: str, *, quick: str) -> Callable[[Any], Any]:
+    """The options --out, --resume and --quick, which `quick` is the help of."""
+    return stacked(
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path, dir_okay=False),
+            default=lambda: results_folder() / f"{suite}.json",
+            show_default=f"bench/results/<this GPU>/{suite}.json",
+            help="Results file.",
+        ),
+        click.option("--resume", is_flag=True, help="Keep the file's cells, measure the others."),
+        click.option("--quick", is_flag=True, help=quick),
+    )
+
+
+def suite_command(
+    name: str, *options: Callable[[Any], Any], quick: str = "A few cells only: seconds of GPU time."
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A suite's command: its function gets an `Output` and the values of `options`.
+
+    What smkern raises on purpose is the command's error, not a traceback.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @wraps(function)
+        def run(
+            out: Path, resume: bool, quick: bool, time_limit_s: float | None = None, **given: Any
+        ) -> None:
+            output = Output(out, resume, quick, Deadline.after(time_limit_s))
+            try:
+                function(output, **given)
+            except SmkernError as error:
+                raise click.ClickException(str(error)) from error
+
+        every = file_options(name.replace("-", "_"), quick=quick)
+        return click.command(name)(stacked(every, *options)(run))
+
+    return decorate
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a suite; the file is written every few seconds and at the end.
+
+    Args:
+        results: gets the cells.
+        output: where they are written, and until when to measure.
+        summarize: the file's summary, of its cells.
+        progress: shows how far it is.
+    """
+
+    results: Results
+    output: Output
+    summarize: Callable[[Sequence[Cell]], dict[str, Any]]
+    progress: Progress
+    _saved_s: float = float("-inf")
+
+    def through(
+        self, items: Iterable[I], measure: Callable[[I], Iterable[Cell]], total: int
+    ) -> None:
+        """Measure one item after the other until the deadline."""
+        bar = self.progress.add_task("measure", total=total)
+        try:
+            left = iter(items)
+            while not self.output.deadline.passed and (item := next(left, None)) is not None:
+                for cell in measure(item):
+                    self.results.add(cell)
+                del item  # its operands go before the next ones are made
+                self.progress.advance(bar)
+                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+                    self.save()
+        finally:
+            self.save()
+
+    def save(self) -> None:
+        self.results.summary = self.summarize(self.results.cells)
+        self.results.save(self.output.path)
+        self._saved_s = time.monotonic()
+
+
+@contextmanager
+def written(
+    results: Results, output: Output, summarize: Callable[[Sequence[Cell]], dict[str, Any]]
+) -> Iterator[dict[str, str]]:
+    """Write the file in the end, whatever happens; gives what takes who failed, and why.
+
+    Nothing is written where nothing was measured.
+    """
+    errors: dict[str, str] = {}
+    try:
+        yield errors
+    finally:
+        results.summary = summarize(results.cells) | ({"failed": errors} if errors else {})
+        if results.by_key:
+            results.save(output.path)
+
+
+def show(results: Results, path: Path) -> None:
+    """Print the summary's rows as they are, and how many cells there are."""
+    for name, row in results.summary.items():
+        click.echo(f"{name}: {row}")
+    click.echo(f"{len(results.by_key)} cells in {path}")
+
+
+def report(summary: dict[str, Any]) -> str:
+    """The summary's rows, one a line: value, target, met."""
+    lines = []
+    for name, row in summary.items():
+        parts = row if isinstance(row, dict) and "value" not in row else {"": row}
+        for provider, part in parts.items():
+            if isinstance(part, dict) and "value" in part:
+                met = {True: "met", False: "MISSED", None: ""}[part.get("met")]
+                value, target = part["value"], part.get("target", "")
+                label = f"{name} {provider}".rstrip()
+                lines.append(f"{label:55} {value!s:>9} {target!s:>6} {met} ({part['cells']} cells)")
+    return "\n".join(lines)
+
+
+def conclude(results: Results, path: Path, left: int, *, of: str = "groups") -> None:
+    """Print what came of a run, and how to go on with what is left."""
+    click.echo(report(results.summary))
+    click.echo(f"{len(results.by_key)} cells in {path}; {left} {of} left (go on with --resume)")

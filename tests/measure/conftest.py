@@ -1,0 +1,3 @@
+from tests.measure.fake_cuda import cuda
+
+__all__ = ["cuda"]
