@@ -22,7 +22,7 @@ from tests.docs.pages import PAGES, ROOT, name_of, prose, run, snippets
 INFOS = ("python", "python gpu", "python checkpoint")
 """Runs anywhere; needs a GPU; needs the weights of a model."""
 README_LINES = 200
-FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+FOLDERS = ("smkern", "autotune", "bench", "csrc", "docs", "examples", "tests", ".ci")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -87,10 +87,14 @@ def quoted(page: Path) -> Iterator[str]:
 
 @every_page
 def test_paths_exist(page):
+    files = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     for text in quoted(page):
         path = text.split()[0].rstrip(":")
-        if re.fullmatch(r"[\w./-]+", path) and path.split("/")[0] in FOLDERS and "/" in path:
-            assert (ROOT / path).exists(), text
+        if re.fullmatch(r"\w+\.py", path):
+            assert path in files, text
+        elif re.fullmatch(r"[\w./-]+/[\w./-]*", path):
+            if path.split("/")[0] in FOLDERS or path.endswith(".py"):
+                assert (ROOT / path).exists() or (ROOT / "smkern" / path).exists(), text
 
 
 def names(page: Path) -> Iterator[str]:
