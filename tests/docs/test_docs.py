@@ -92,9 +92,10 @@ def test_paths_exist(page):
         path = text.split()[0].rstrip(":")
         if re.fullmatch(r"\w+\.py", path):
             assert path in files, text
-        elif re.fullmatch(r"[\w./-]+/[\w./-]*", path):
-            if path.split("/")[0] in FOLDERS or path.endswith(".py"):
-                assert (ROOT / path).exists() or (ROOT / "smkern" / path).exists(), text
+        elif re.fullmatch(r"[\w./-]+/[\w./-]*", path) and (
+            path.split("/")[0] in FOLDERS or path.endswith(".py")
+        ):
+            assert (ROOT / path).exists() or (ROOT / "smkern" / path).exists(), text
 
 
 def names(page: Path) -> Iterator[str]:
