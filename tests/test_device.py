@@ -19,7 +19,7 @@ from smkern.device import (
 )
 from smkern.errors import DeviceError
 from smkern.kv import KvPool, KvSizes, PageTables
-from smkern.models import Arena, Weights, preset
+from smkern.models import ActivationBuffers, Weights, preset
 from smkern.ops import Rope
 from smkern.partition import budget_of_stream, current_budget
 from tests import gpus
@@ -178,7 +178,7 @@ SIZES = KvSizes(1, num_kv_heads=1, head_dim=64)
     [
         lambda: Weights.random(preset("qwen3-8b"), device="cuda"),
         lambda: Weights.from_tensors(preset("qwen3-8b"), {}, device="cuda:0"),
-        lambda: Arena(preset("qwen3-8b"), max_tokens=4, device=torch.device("cuda")),
+        lambda: ActivationBuffers(preset("qwen3-8b"), max_tokens=4, device=torch.device("cuda")),
         lambda: KvPool(SIZES, num_pages=8),
         lambda: PageTables(2, 4, device="cuda"),
         lambda: Rope(64).table(8, "cuda"),

@@ -23,7 +23,7 @@ from smkern.kernels.attention.launch import AttentionKernels
 from smkern.kernels.compile import Artifact
 from smkern.kernels.gemm_launch import GemmKernels
 from smkern.kernels.rows_launch import RowsKernels
-from smkern.models import Arena, preset
+from smkern.models import ActivationBuffers, preset
 from smkern.models.layers import empty_layer
 from smkern.ops.append.call import Call as AppendCall
 from smkern.ops.append.dispatch import AppendDispatcher
@@ -172,7 +172,7 @@ class FakeLayer:
         self.weights: Any = empty_layer(
             self.config, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
         )
-        self.arena = Arena(self.config, MAX_M, 1)
+        self.activations = ActivationBuffers(self.config, MAX_M, 1)
         heads, dim = self.config.num_kv_heads, self.config.head_dim
         pages = torch.empty(2, MAX_M // PAGE, PAGE, heads, dim, dtype=torch.bfloat16)
         self.k_cache, self.v_cache = pages
@@ -183,7 +183,7 @@ class FakeLayer:
 
     def calls(self, m: int) -> dict[str, Callable[[], Any]]:
         """The plan of a prompt of `m` tokens and the eight launches of its first layer."""
-        b, w, c = self.arena.buffers(m, 1), self.weights, self.config
+        b, w, c = self.activations.buffers(m, 1), self.weights, self.config
         numbers = PlanNumbers(
             c.num_q_heads, c.num_kv_heads, c.head_dim, PAGE, m, m, True, None, m, None
         )

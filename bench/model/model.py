@@ -15,7 +15,7 @@ from smkern.bench.ops.sampling import Settings
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call, current_stream
 from smkern.models import (
-    Arena,
+    ActivationBuffers,
     DecodeGraph,
     DecodeInputs,
     Decoder,
@@ -63,7 +63,7 @@ class Caches:
 
 
 class Model:
-    """A decoder, its caches, and an arena for decode steps and one for a prompt.
+    """A decoder, its caches, and activation buffers for decode steps and for a prompt.
 
     Args:
         plan: the batches and the prompt to have room for.
@@ -80,8 +80,8 @@ class Model:
         weights = Weights.random(config, device=device)
         self.decoder = Decoder(config, weights, max_position=positions)
         self.caches = Caches.make(config, plan, device)
-        self._decode_arena = Arena(config, max(plan.batches), device=device)
-        self._prefill_arena = Arena(config, plan.tokens, 1, device=device)
+        self._decode_activations = ActivationBuffers(config, max(plan.batches), device=device)
+        self._prefill_activations = ActivationBuffers(config, plan.tokens, 1, device=device)
         self._generator = torch.Generator(device).manual_seed(2)
 
     def prefill_step(self) -> Step:
@@ -89,7 +89,7 @@ class Model:
         tokens = self.plan.tokens
         lengths = torch.tensor([0, tokens], dtype=torch.int32, device=self.device)
         return Step.make(
-            self._prefill_arena,
+            self._prefill_activations,
             token_ids=self._tokens(tokens),
             kv_lens=torch.full((1,), tokens, dtype=torch.int32, device=self.device),
             page_table=self.caches.prefill,
@@ -119,7 +119,7 @@ class Model:
             self.caches.layers,
             max_kv_len=ROOM,
             partition=place.partition,
-            arena=self._decode_arena,
+            activations=self._decode_activations,
         )
         loop = DecodeLoop(graph, place, torch.full_like(inputs.kv_lens, CONTEXT))
         loop.check(self.plan.model)

@@ -15,7 +15,7 @@ from smkern.bench.model.model import Model
 from smkern.bench.ops.sampling import Settings
 from smkern.bench.runtime.cases import OURS, RuntimePlan
 from smkern.bench.runtime.stamps import Stamps
-from smkern.models import Arena, DecodeGraph, DecodeInputs, Step
+from smkern.models import ActivationBuffers, DecodeGraph, DecodeInputs, Step
 from smkern.partition import Partition
 from smkern.runtime.place import Place
 
@@ -96,12 +96,12 @@ class Ours:
         self._stamps = stamps
         self._partition = partition
         self._pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
-        self._decode_arena = Arena(self.model.config, plan.batch, device=device)
+        self._decode_activations = ActivationBuffers(self.model.config, plan.batch, device=device)
         self._inputs, self._lengths = self._decode_inputs()
         self._prompt = self.model.prefill_step()
         self._graphs: dict[Place, SteadyGraph] = {}
         self._prompts: dict[Place, Step] = {}
-        self._mixed_arena: Arena | None = None
+        self._mixed_activations: ActivationBuffers | None = None
         self._draw = Draw.of(plan.batch + 2, device)
         self._prompt_draw = Draw.of(1, device)
 
@@ -129,9 +129,9 @@ class Ours:
 
     def mixed(self, chunk: int, start: int) -> Callable[[], None]:
         plan, model, device = self.plan, self.model, self.device
-        if self._mixed_arena is None:
+        if self._mixed_activations is None:
             rows = max(plan.chunk_rows)
-            self._mixed_arena = Arena(model.config, rows, plan.batch + 2, device)
+            self._mixed_activations = ActivationBuffers(model.config, rows, plan.batch + 2, device)
         pieces = pieces_of(chunk, start, plan.tokens)
         counts = [count for count, _ in pieces] + [1] * plan.batch
         lengths = [sum(piece) for piece in pieces] + [plan.context] * plan.batch
@@ -140,7 +140,7 @@ class Ours:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
         step = Step.make(
-            self._mixed_arena,
+            self._mixed_activations,
             token_ids=torch.arange(sum(counts), dtype=torch.int32, device=device)
             % model.config.vocab_size,
             kv_lens=ints(lengths),
@@ -197,7 +197,7 @@ class Ours:
             self.model.caches.layers,
             max_kv_len=steady_model.ROOM,
             partition=self._partition(place),
-            arena=self._decode_arena,
+            activations=self._decode_activations,
             pool=self._pool,
             lengths=self._lengths,
             stamps=self._stamps,

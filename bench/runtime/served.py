@@ -190,7 +190,7 @@ def memory_cells(
             "shared_mib": round(report.shared_bytes / MIB, 1),
             "partitions_mib": round(report.partition_bytes / MIB, 1),
             # of a step, once for all graphs, as without graphs: not part of the value
-            "activations_mib": round(executor.graphs.arena.num_bytes / MIB, 1),
+            "activations_mib": round(executor.graphs.activations.num_bytes / MIB, 1),
             "refused": len(executor.graphs.refused),
             "seconds": round(time.monotonic() - began, 1),
         }

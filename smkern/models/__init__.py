@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from smkern.models.activations import ActivationBuffers, MoeBuffers, StepBuffers
 from smkern.models.architecture import MoeConfig
-from smkern.models.arena import Arena, Buffers, MoeBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.graph import DecodeGraph, DecodeInputs
@@ -25,9 +25,8 @@ from smkern.models.warming import ModelCalls
 from smkern.models.weights import Weights
 
 __all__ = [
-    "Arena",
+    "ActivationBuffers",
     "AttentionWeights",
-    "Buffers",
     "DecodeGraph",
     "DecodeInputs",
     "Decoder",
@@ -40,13 +39,20 @@ __all__ = [
     "MoeLayer",
     "SamplingParams",
     "Step",
+    "StepBuffers",
     "Weights",
     "layer_launch_us",
     "preset",
     "presets",
 ]
 
-_MOVED = {"LLM": "smkern.LLM", "Completion": "smkern.Completion", "Piece": "smkern.Output"}
+_MOVED = {
+    "Arena": "smkern.models.ActivationBuffers",
+    "Buffers": "smkern.models.StepBuffers",
+    "Completion": "smkern.Completion",
+    "LLM": "smkern.LLM",
+    "Piece": "smkern.Output",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from smkern import ops
 from smkern.errors import ArgumentError, ConfigError
+from smkern.models.activations import MoeBuffers, StepBuffers
 from smkern.models.architecture import MoeConfig
-from smkern.models.arena import Buffers, MoeBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.layers import DenseLayer, Layer, MoeLayer
 from smkern.models.step import Step
@@ -159,7 +159,7 @@ class Decoder:
             batch_invariant=self.batch_invariant, num_sms=num_sms,
         )  # fmt: skip
 
-    def _dense(self, layer: DenseLayer, b: Buffers, num_sms: int | None) -> None:
+    def _dense(self, layer: DenseLayer, b: StepBuffers, num_sms: int | None) -> None:
         """SwiGLU, added to the residual stream."""
         assert b.gated is not None
         same = self.batch_invariant
@@ -188,7 +188,7 @@ def refuse_experts(config: ModelConfig) -> None:
 
 
 def _experts(
-    layer: MoeLayer, moe: MoeConfig, b: Buffers, m: MoeBuffers, num_sms: int | None
+    layer: MoeLayer, moe: MoeConfig, b: StepBuffers, m: MoeBuffers, num_sms: int | None
 ) -> None:
     """The mixture of experts, added to the residual stream."""
     ops.gemm(b.normed, layer.router, out=m.router_logits, static_weights=True, num_sms=num_sms)

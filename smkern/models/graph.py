@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.models.arena import Arena
+from smkern.models.activations import ActivationBuffers
 from smkern.models.layered import LayeredModel, forward
 from smkern.models.plan_memory import PlanMemory
 from smkern.models.step import Caches, Step
@@ -146,7 +146,7 @@ class DecodeGraph:
         max_total_kv: All requests together get no more, for instance the tokens that a pool holds;
             a tight one makes the plan small. None: batch * max_kv_len.
         partition: Where it runs. None: on the whole device.
-        arena: Buffers; graphs that never run at the same time may share one. None: of its own.
+        activations: Buffers that graphs which never run at the same time may share. None: its own.
         pad_token: What a finished row draws.
         num_sms: SMs of every operator, below the partition's.
         pool: A memory pool of torch's graphs to share.
@@ -183,7 +183,7 @@ class DecodeGraph:
         max_kv_len: int,
         max_total_kv: int | None = None,
         partition: Partition | None = None,
-        arena: Arena | None = None,
+        activations: ActivationBuffers | None = None,
         pad_token: int = 0,
         num_sms: int | None = None,
         pool: Any = None,
@@ -193,8 +193,8 @@ class DecodeGraph:
         capture: bool = True,
     ) -> None:
         batch = inputs.token_ids.shape[0]
-        if arena is None:
-            arena = Arena(decoder.config, batch, batch, decoder.device)
+        if activations is None:
+            activations = ActivationBuffers(decoder.config, batch, batch, decoder.device)
         self.decoder = decoder
         self.inputs = inputs
         self.partition = partition
@@ -202,7 +202,7 @@ class DecodeGraph:
         self._scratch = scratch  # the graph has its addresses
         self._no_keys = torch.zeros((), dtype=torch.int32, device=decoder.device)
         step = Step.make(
-            arena,
+            activations,
             token_ids=inputs.token_ids,
             kv_lens=torch.zeros_like(inputs.kv_lens),
             page_table=inputs.page_table,

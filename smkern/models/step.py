@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError
-from smkern.models.arena import Arena, Buffers
+from smkern.models.activations import ActivationBuffers, StepBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.plan_memory import PlanMemory
 from smkern.ops.attention import Plan, plan_attention
@@ -35,7 +35,7 @@ class Step:
         max_q_len: No request has more new tokens.
         max_kv_len: No length is above it.
         max_total_kv: The sum of the lengths is not above it; None: batch * max_kv_len.
-        buffers: Views of an arena.
+        buffers: Views of activation buffers.
         plan: How attention's work is dealt; `planned` makes it.
         num_sms: SMs of every operator. None: all that the current stream's partition has.
     """
@@ -49,14 +49,14 @@ class Step:
     max_q_len: int
     max_kv_len: int
     max_total_kv: int | None
-    buffers: Buffers
+    buffers: StepBuffers
     plan: Plan | None = None
     num_sms: int | None = None
 
     @classmethod
     def make(
         cls,
-        arena: Arena,
+        activations: ActivationBuffers,
         *,
         token_ids: Tensor,
         kv_lens: Tensor,
@@ -69,14 +69,14 @@ class Step:
         plan: Plan | None = None,
         num_sms: int | None = None,
     ) -> Step:
-        """A step in an arena's buffers; nothing is launched, lengths are not read.
+        """A step in activation buffers; nothing is launched, lengths are not read.
 
         With `cu_q_lens` it is a prefill (or a mixed step): tokens of requests one behind another,
         `kv_lens` counts what is cached and what is new, so a chunk or a cached prefix needs nothing
         else. Without it each request has one token.
 
         Args:
-            arena: Its buffers hold the step until the next step that is made in it.
+            activations: They hold the step until the next step that is made in them.
             token_ids: [tokens] int32 or int64.
             kv_lens: [batch] int32.
             page_table: [batch, max_pages] int32, rows may be apart.
@@ -90,24 +90,25 @@ class Step:
             num_sms: SMs of every operator.
 
         Raises:
-            ArgumentError: what does not fit the arena, the model or the caches.
+            ArgumentError: what does not fit the buffers, the model or the caches.
 
         Example:
             >>> import torch
-            >>> from smkern.models import Arena, Decoder, Step, Weights, preset
+            >>> from smkern.models import ActivationBuffers, Decoder, Step, Weights, preset
             >>> config = preset("qwen3-8b").replace(
             ...     num_layers=1, hidden_size=64, num_q_heads=2, num_kv_heads=1,
             ...     intermediate_size=96, vocab_size=32, dtype=torch.float32, max_position=64)
             >>> decoder = Decoder(config, Weights.random(config))
             >>> caches = [tuple(torch.zeros(2, 4, 16, 1, 128))]
-            >>> step = Step.make(Arena(config, 5), token_ids=torch.arange(5), max_kv_len=16,
-            ...                  kv_lens=torch.tensor([3, 2]).int(), caches=caches, max_q_len=3,
+            >>> step = Step.make(ActivationBuffers(config, 5), token_ids=torch.arange(5),
+            ...                  kv_lens=torch.tensor([3, 2]).int(), caches=caches,
+            ...                  max_q_len=3, max_kv_len=16,
             ...                  cu_q_lens=torch.tensor([0, 3, 5]).int(),
             ...                  page_table=torch.tensor([[1], [2]]).int())
             >>> decoder.forward(step).shape
             torch.Size([2, 32])
         """
-        config = arena.config
+        config = activations.config
         if token_ids.dim() != 1 or kv_lens.dim() != 1:
             raise ArgumentError(
                 f"token_ids has shape {list(token_ids.shape)}, kv_lens {list(kv_lens.shape)}: pass "
@@ -128,13 +129,14 @@ class Step:
                 "shorten the prompts"
             )
         for name, x in (("token_ids", token_ids), ("kv_lens", kv_lens)):
-            if x.device != arena.device:
+            if x.device != activations.device:
                 raise ArgumentError(
-                    f"{name} is on {x.device}, the arena on {arena.device}: move {name} there"
+                    f"{name} is on {x.device}, the activations on {activations.device}: move it "
+                    "there"
                 )
         return cls(
             config, token_ids, kv_lens, page_table, caches, cu_q_lens, max_q_len, max_kv_len,
-            max_total_kv, arena.buffers(tokens, batch), plan, num_sms,
+            max_total_kv, activations.buffers(tokens, batch), plan, num_sms,
         )  # fmt: skip
 
     @property

@@ -85,7 +85,7 @@ class MemoryReport:
         graph_bytes: Of them and their pool, without what they share.
         shared_bytes: Of what all of them share: attention's plan and workspaces.
         partition_bytes: Of the ladder's contexts and streams.
-        arena_bytes: Of activations.
+        activation_bytes: Activation buffers.
         state_bytes: Of slots, tables and staging.
         kv_bytes: Of the pages.
         by_graph: Bytes of each graph.
@@ -96,7 +96,7 @@ class MemoryReport:
     graph_bytes: int = 0
     shared_bytes: int = 0
     partition_bytes: int = 0
-    arena_bytes: int = 0
+    activation_bytes: int = 0
     state_bytes: int = 0
     kv_bytes: int = 0
     by_graph: dict[str, int] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from smkern.models import Arena, Decoder, ModelConfig, Step, Weights
+from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 _CLASSES = {
@@ -111,7 +111,7 @@ class Session:
     """Requests of a decoder: their pages, scattered, and what is cached of each."""
 
     decoder: Decoder
-    arena: Arena
+    activations: ActivationBuffers
     caches: list[tuple[Tensor, Tensor]]
     page_table: Tensor
     lengths: list[int]
@@ -131,8 +131,8 @@ class Session:
         ]
         order = torch.randperm(batch * pages, generator=torch.Generator().manual_seed(1))
         table = order.int().view(batch, pages).to(device)
-        arena = Arena(config, batch * max_kv_len, batch, device)
-        return cls(decoder, arena, caches, table, [0] * batch, max_kv_len)  # type: ignore[arg-type]
+        activations = ActivationBuffers(config, batch * max_kv_len, batch, device)
+        return cls(decoder, activations, caches, table, [0] * batch, max_kv_len)  # type: ignore[arg-type]
 
     def step(self, chunks: Sequence[Sequence[int]], *, ragged: bool = True) -> Step:
         """A step that appends these tokens to the requests."""
@@ -141,7 +141,7 @@ class Session:
         self.lengths = [n + m for n, m in zip(self.lengths, counts, strict=True)]
         starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
         return Step.make(
-            self.arena,
+            self.activations,
             token_ids=torch.tensor([x for chunk in chunks for x in chunk], device=device),
             kv_lens=torch.tensor(self.lengths, dtype=torch.int32, device=device),
             page_table=self.page_table,

@@ -1,4 +1,4 @@
-"""Steps and arenas: their numbers, their memory, and what does not fit."""
+"""Steps and activation buffers: their numbers, their memory, and what does not fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models import Arena, Decoder, ModelConfig, Step, Weights, layer_launch_us
+from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights, layer_launch_us
 from tests.models.peers import Peer, Session, hf_config, prompts
 
 INT = torch.int32
@@ -18,7 +18,7 @@ def config() -> ModelConfig:
 
 
 def _step(config: ModelConfig, **changes) -> Step:
-    """A decode step of two requests in an arena for four tokens of three requests."""
+    """A decode step of two requests in buffers for four tokens of three requests."""
     pages = torch.zeros(config.num_layers, 2, 4, 16, config.num_kv_heads, config.head_dim)
     given = {
         "token_ids": torch.zeros(2, dtype=INT),
@@ -27,7 +27,7 @@ def _step(config: ModelConfig, **changes) -> Step:
         "caches": [(layer[0], layer[1]) for layer in pages],
         "max_kv_len": 16,
     }
-    return Step.make(Arena(config, 4, 3), **(given | changes))
+    return Step.make(ActivationBuffers(config, 4, 3), **(given | changes))
 
 
 REFUSED = [
@@ -35,21 +35,24 @@ REFUSED = [
     ({"token_ids": torch.zeros(3, dtype=INT)}, "3 tokens for 2 requests: without cu_q_lens"),
     ({"caches": []}, "0 pairs of caches for 2 layers"),
     ({"max_kv_len": 513}, "max_kv_len=513: the model's context has 512 tokens"),
-    ({"kv_lens": torch.ones(2, dtype=INT, device="meta")}, "kv_lens is on meta, the arena on cpu"),
+    (
+        {"kv_lens": torch.ones(2, dtype=INT, device="meta")},
+        "kv_lens is on meta, the activations on cpu",
+    ),
     (
         {
             "token_ids": torch.zeros(5, dtype=INT),
             "cu_q_lens": torch.tensor([0, 2, 5], dtype=INT),
             "max_q_len": 3,
         },
-        "a step of 5 tokens and 2 requests in an arena for 4 and 3",
+        "a step of 5 tokens and 2 requests in buffers for 4 and 3",
     ),
     (
         {
             "token_ids": torch.zeros(4, dtype=INT),
             "kv_lens": torch.ones(4, dtype=INT),
         },
-        "4 tokens and 4 requests in an arena for 4 and 3",
+        "4 tokens and 4 requests in buffers for 4 and 3",
     ),
 ]
 
@@ -60,20 +63,20 @@ def test_what_does_not_fit_is_named(config: ModelConfig, changes, message):
         _step(config, **changes)
 
 
-def test_an_empty_arena_is_refused(config: ModelConfig):
+def test_empty_buffers_are_refused(config: ModelConfig):
     with pytest.raises(ArgumentError, match="max_tokens=0"):
-        Arena(config, 0)
+        ActivationBuffers(config, 0)
 
 
-def test_an_arenas_bytes_are_counted(config: ModelConfig):
-    small, large = Arena(config, 4, 3), Arena(config, 8, 3)
+def test_bytes_of_buffers_are_counted(config: ModelConfig):
+    small, large = ActivationBuffers(config, 4, 3), ActivationBuffers(config, 8, 3)
     rows = 2 * config.hidden_size + config.qkv_size + config.q_size + config.intermediate_size
     assert large.num_bytes - small.num_bytes == 4 * rows * 4
 
 
 def test_buffers_are_views_of_one_memory(config: ModelConfig):
-    arena = Arena(config, 4, 3)
-    whole, part = arena.buffers(4, 3), arena.buffers(2, 1)
+    activations = ActivationBuffers(config, 4, 3)
+    whole, part = activations.buffers(4, 3), activations.buffers(2, 1)
     assert part.hidden.data_ptr() == whole.hidden.data_ptr()
     assert part.q.data_ptr() == part.qkv.data_ptr()
     assert part.v.shape == (2, config.num_kv_heads, config.head_dim)
@@ -115,11 +118,13 @@ def test_all_lengths_can_be_bounded_together(config: ModelConfig):
 
 
 def test_no_buffer_is_read_before_it_is_written(peer: Peer):
-    """An arena full of NaN gives the same logits; so does one that held another step."""
+    """Buffers full of NaN give the same logits; so do those that held another step."""
     texts = prompts((9, 21))
     decoder = peer.decoder()
     first, second = Session.make(decoder, 2), Session.make(decoder, 2)
-    buffers = second.arena.buffers(second.arena.max_tokens, second.arena.max_batch)
+    buffers = second.activations.buffers(
+        second.activations.max_tokens, second.activations.max_batch
+    )
     for name in ("hidden", "normed", "qkv", "attended", "last", "last_normed", "logits"):
         getattr(buffers, name).fill_(float("nan"))
     if buffers.moe is not None:
@@ -128,5 +133,5 @@ def test_no_buffer_is_read_before_it_is_written(peer: Peer):
     want = first.logits(texts)
     assert torch.equal(second.logits(texts), want)
     other = Session.make(decoder, 2)
-    other.arena = first.arena
+    other.activations = first.activations
     assert torch.equal(other.logits(texts), want)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from smkern import ops
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Arena, Decoder, ModelConfig, SamplingParams, Step
+from smkern.models import ActivationBuffers, Decoder, ModelConfig, SamplingParams, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Alone:
         pool = pool_for(config, device, max_context)
         self._caches = [pool.layer(index) for index in range(config.num_layers)]
         self._pages = self._ints(*range(pool.pages_for(max_context)))
-        self._arena = Arena(config, max_context, 1, device)
+        self._activations = ActivationBuffers(config, max_context, 1, device)
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         """The tokens of a request, one that ends it included."""
@@ -131,7 +131,7 @@ class Alone:
 
     def _step(self, new: Sequence[int], length: int, max_kv_len: int, **more: object) -> Step:
         return Step.make(
-            self._arena,
+            self._activations,
             token_ids=self._ints(*new),
             kv_lens=self._ints(length),
             page_table=self._pages[None],

@@ -342,7 +342,13 @@ def test_a_partition_is_for_a_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("LLM", "smkern.LLM"), ("Completion", "smkern.Completion"), ("Piece", "smkern.Output")],
+    [
+        ("Arena", "smkern.models.ActivationBuffers"),
+        ("Buffers", "smkern.models.StepBuffers"),
+        ("Completion", "smkern.Completion"),
+        ("LLM", "smkern.LLM"),
+        ("Piece", "smkern.Output"),
+    ],
 )
 def test_old_places_name_the_new_ones(name: str, place: str) -> None:
     with pytest.raises(ImportError, match=f"smkern.models.{name} is {place} now"):

@@ -52,7 +52,7 @@ class Layers:
 
     Example:
         >>> import torch, smkern.integrations.transformers as st
-        >>> from smkern.models import Arena, Step
+        >>> from smkern.models import ActivationBuffers, Step
         >>> from smkern.models.layered import forward
         >>> from transformers import AutoModelForCausalLM, Qwen3Config
         >>> hf = Qwen3Config(hidden_size=64, num_attention_heads=2, num_key_value_heads=1,
@@ -60,8 +60,9 @@ class Layers:
         ...                  max_position_embeddings=64, pad_token_id=0, dtype="float32")
         >>> layers = st.Layers(AutoModelForCausalLM.from_config(hf).eval())
         >>> caches = [tuple(torch.zeros(2, 4, 16, 1, 64))]
-        >>> step = Step.make(Arena(layers.config, 5), token_ids=torch.arange(5), max_kv_len=16,
-        ...                  kv_lens=torch.tensor([3, 2]).int(), caches=caches, max_q_len=3,
+        >>> step = Step.make(ActivationBuffers(layers.config, 5), token_ids=torch.arange(5),
+        ...                  kv_lens=torch.tensor([3, 2]).int(), caches=caches,
+        ...                  max_q_len=3, max_kv_len=16,
         ...                  cu_q_lens=torch.tensor([0, 3, 5]).int(),
         ...                  page_table=torch.tensor([[1], [2]]).int())
         >>> forward(layers, step).shape

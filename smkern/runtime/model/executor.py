@@ -19,7 +19,7 @@ from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.mixed import MixedRunner
-from smkern.runtime.model.prefill import PrefillRunner, Prompts, prompt_arenas
+from smkern.runtime.model.prefill import PrefillRunner, Prompts, prompt_activations
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
@@ -139,10 +139,12 @@ class ModelExecutor(Executor):
         self._tokens = slots.token_ids
         self._prefill_table = InputBatch(self._state, pool)
         caches = self._caches = [pool.layer(i) for i in range(config.num_layers)]
-        self._arenas = prompt_arenas(config, model.device, max_running, max_prefill, max_tokens)
+        self._activations = prompt_activations(
+            config, model.device, max_running, max_prefill, max_tokens
+        )
         self._slots = [
-            Prompts(arena, (1 - slot) * max_prefill, max_tokens, max_prefill, num_sms)
-            for slot, arena in enumerate(self._arenas)
+            Prompts(activations, (1 - slot) * max_prefill, max_tokens, max_prefill, num_sms)
+            for slot, activations in enumerate(self._activations)
         ]
         self._reads = Reads(model.device, 2 * max_prefill + max_running)
         self._prefill = PrefillRunner(
@@ -328,7 +330,7 @@ class ModelExecutor(Executor):
             graph_bytes=graphs.num_bytes,
             shared_bytes=graphs.shared_bytes,
             partition_bytes=self._partition_bytes,
-            arena_bytes=sum(x.num_bytes for x in (*self._arenas, graphs.arena)),
+            activation_bytes=sum(x.num_bytes for x in (*self._activations, graphs.activations)),
             state_bytes=rows + buffers,
             kv_bytes=self.pool.storage.nbytes,
             by_graph=graphs.by_graph,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smkern.models.arena import Arena
+from smkern.models.activations import ActivationBuffers
 from smkern.models.graph import DecodeGraph
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
@@ -97,7 +97,7 @@ class GraphCache:
         self._limit_bytes = limit_bytes
         self._num_sms = num_sms
         self._captures = device.type == "cuda"
-        self.arena = Arena(model.config, rows, rows, device)
+        self.activations = ActivationBuffers(model.config, rows, rows, device)
         self.plans = PlanMemory(device)
         self.scratch = Scratch(device)
         self._graphs: OrderedDict[GraphKey, _Held] = OrderedDict()
@@ -253,7 +253,7 @@ class GraphCache:
             self._caches,
             max_kv_len=key.context,
             partition=self._partition(place),
-            arena=self.arena,
+            activations=self.activations,
             num_sms=self._num_sms,
             pool=self._pool,
             plan_memory=self.plans,

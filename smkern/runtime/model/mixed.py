@@ -139,7 +139,7 @@ class MixedRunner:
                 out=self._kv_lens[self._max_chunks : rows.stop],
             )
         return Step.make(
-            self._prompts.arena,
+            self._prompts.activations,
             token_ids=self._token_ids[begin : split + batch],
             kv_lens=self._kv_lens[rows],
             page_table=self._state.page_table[first - num_chunks : first + batch],

@@ -10,7 +10,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.kv import Staging
 from smkern.kv.staging import RING
-from smkern.models.arena import Arena
+from smkern.models.activations import ActivationBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
 from smkern.models.plan_memory import PlanMemory
@@ -26,17 +26,17 @@ from smkern.runtime.place import Place
 from smkern.runtime.request import Request
 
 
-def prompt_arenas(
+def prompt_activations(
     config: ModelConfig,
     device: torch.device | str,
     max_running: int,
     max_prefill: int,
     max_tokens: int,
-) -> list[Arena]:
+) -> list[ActivationBuffers]:
     """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1."""
     return [
-        Arena(config, max_tokens + max_running, max_prefill + max_running, device),
-        Arena(config, max_tokens, max_prefill, device),
+        ActivationBuffers(config, max_tokens + max_running, max_prefill + max_running, device),
+        ActivationBuffers(config, max_tokens, max_prefill, device),
     ]
 
 
@@ -44,9 +44,9 @@ def activation_bytes(
     config: ModelConfig, *, max_running: int, max_prefill: int, max_tokens: int
 ) -> int:
     """Device memory that an executor of these sizes takes for activations, bytes."""
-    arenas = prompt_arenas(config, "meta", max_running, max_prefill, max_tokens)
-    decode = Arena(config, max_running, max_running, "meta")
-    return sum(arena.num_bytes for arena in (*arenas, decode))
+    prompts = prompt_activations(config, "meta", max_running, max_prefill, max_tokens)
+    decode = ActivationBuffers(config, max_running, max_running, "meta")
+    return sum(x.num_bytes for x in (*prompts, decode))
 
 
 class Prompts:
@@ -55,7 +55,7 @@ class Prompts:
     Work of a slot is launched on one lane, in order, so the next batch may overwrite it all.
 
     Args:
-        arena: Activations.
+        activations: Activation buffers.
         first_row: Of the slot's rows in the row state.
         max_tokens: New tokens of a batch.
         max_prefill: Requests of a batch.
@@ -64,18 +64,18 @@ class Prompts:
 
     def __init__(
         self,
-        arena: Arena,
+        activations: ActivationBuffers,
         first_row: int,
         max_tokens: int,
         max_prefill: int,
         num_sms: int | None = None,
     ) -> None:
-        self.arena = arena
+        self.activations = activations
         self.first_row = first_row
         self.num_sms = num_sms
-        self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=arena.device)
-        self.cu_q_lens = torch.zeros(max_prefill + 1, dtype=torch.int32, device=arena.device)
-        self.plans = PlanMemory(arena.device)
+        self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=activations.device)
+        self.cu_q_lens = torch.zeros(max_prefill + 1, dtype=torch.int32, device=activations.device)
+        self.plans = PlanMemory(activations.device)
         self.batch: PromptBatch | None = None
 
     @property
@@ -85,7 +85,7 @@ class Prompts:
 
     @property
     def num_bytes(self) -> int:
-        """Beside the arena."""
+        """Device memory beside the activations, bytes."""
         return self.token_ids.nbytes + self.cu_q_lens.nbytes + self.plans.num_bytes
 
 
@@ -211,7 +211,7 @@ class PrefillRunner:
         tokens = [id_ for chunk in chunks for id_ in chunk.ids]
         inputs = self._state.inputs(rows.start, len(rows))
         step = Step.make(
-            prompts.arena,
+            prompts.activations,
             token_ids=prompts.token_ids[: len(tokens)],
             kv_lens=inputs.kv_lens,
             page_table=inputs.page_table,

@@ -43,7 +43,7 @@ def empty_forward(
     positions = getattr(model, "max_position", config.max_position)
     most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], positions)
     step = Step.make(
-        prompts.arena,
+        prompts.activations,
         token_ids=prompts.token_ids[:tokens],
         kv_lens=torch.zeros_like(rows.kv_lens),
         page_table=rows.page_table,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import smkern
-from smkern.models import Arena, Decoder, ModelConfig, Step, Weights, preset
+from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights, preset
 from tests.gpu.models.support import DEVICE, decode_graph
 from tests.models.peers import Session
 
@@ -36,7 +36,7 @@ class Model:
     """A decoder, pages of random keys and values, and requests that hold some of them."""
 
     decoder: Decoder
-    arena: Arena
+    activations: ActivationBuffers
     caches: list[tuple[Tensor, Tensor]]
     page_table: Tensor
     tokens: Tensor
@@ -58,9 +58,9 @@ class Model:
         order = torch.randperm(requests * columns, generator=generator)
         tokens = torch.randint(config.vocab_size, (requests, LONGEST), generator=generator)
         lengths = torch.randint(1, LONGEST + 1, (requests,), generator=generator).tolist()
-        arena = Arena(config, 4096, requests, device)
+        activations = ActivationBuffers(config, 4096, requests, device)
         table = order.int().view(requests, columns).to(device)
-        return cls(decoder, arena, caches, table, tokens.int().to(device), lengths)
+        return cls(decoder, activations, caches, table, tokens.int().to(device), lengths)
 
     def run(
         self,
@@ -81,7 +81,7 @@ class Model:
         spans = zip(rows, starts, ends, strict=True)
         sums = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
         step = Step.make(
-            self.arena,
+            self.activations,
             token_ids=torch.cat([self.tokens[row, start:end] for row, start, end in spans]),
             kv_lens=torch.tensor(ends, dtype=torch.int32, device=device),
             page_table=self.page_table[list(rows)],

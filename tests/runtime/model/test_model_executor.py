@@ -297,6 +297,6 @@ def test_memory_report(prompts: list[list[int]]):
     report = run.executor.memory_report()
     assert report.graphs == 0
     assert report.kv_bytes == run.executor.pool.storage.nbytes
-    assert min(report.arena_bytes, report.state_bytes) > VOCAB
+    assert min(report.activation_bytes, report.state_bytes) > VOCAB
     run.executor.close()
     run.executor.close()

@@ -1,0 +1,194 @@
+"""Activation buffers: allocated once for the largest forward, written by every operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.device import torch_device
+from smkern.errors import ArgumentError
+from smkern.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MoeBuffers:
+    """What a mixture of experts writes in a layer; a slot is one of a token's experts.
+
+    Attributes:
+        router_logits: [tokens, num_experts].
+        weights: [tokens, top_k] fp32.
+        experts: [tokens, top_k] int32.
+        rows: [tokens * top_k, hidden_size], sorted by expert.
+        offsets: [num_experts + 1] int32: where each expert's rows begin.
+        index: [tokens * top_k] int32: the row of each slot.
+        gated: [tokens * top_k, I].
+        outs: [tokens * top_k, hidden_size].
+    """
+
+    router_logits: Tensor
+    weights: Tensor
+    experts: Tensor
+    rows: Tensor
+    offsets: Tensor
+    index: Tensor
+    gated: Tensor
+    outs: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBuffers:
+    """Views of activation buffers for one step.
+
+    Attributes:
+        hidden: [tokens, hidden_size], the residual stream; layers update it in place.
+        normed: [tokens, hidden_size].
+        qkv: [tokens, qkv_size]; `q`, `k` and `v` are its heads, [tokens, heads, head_dim].
+        attended: [tokens, q_heads, head_dim]; `attended_rows` the same as a matrix.
+        gated: [tokens, intermediate_size] of a dense MLP, else None.
+        moe: Buffers of a mixture of experts, else None.
+        last_rows: [batch] int32: the row of each request's last token.
+        last: [batch, hidden_size]: those rows.
+        last_normed: [batch, hidden_size].
+        logits: [batch, vocab_size].
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    qkv: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attended: Tensor
+    attended_rows: Tensor
+    gated: Tensor | None
+    moe: MoeBuffers | None
+    last_rows: Tensor
+    last: Tensor
+    last_normed: Tensor
+    logits: Tensor
+
+
+class ActivationBuffers:
+    """Activations of a decoder, for steps of at most so many tokens and requests.
+
+    Steps that may run at the same time need buffers of their own.
+
+    Args:
+        config: The model.
+        max_tokens: Tokens of the largest step.
+        max_batch: Requests of the largest step. None: `max_tokens`.
+        device: Where the memory lies.
+
+    Raises:
+        ArgumentError: a count below 1.
+
+    Example:
+        >>> from smkern.models import ActivationBuffers, preset
+        >>> activations = ActivationBuffers(preset("qwen3-8b"), max_tokens=4, device="cpu")
+        >>> activations.buffers(3, 2).qkv.shape
+        torch.Size([3, 6144])
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_tokens: int,
+        max_batch: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        batch = max_tokens if max_batch is None else max_batch
+        if max_tokens < 1 or batch < 1:
+            raise ArgumentError(
+                f"max_tokens={max_tokens}, max_batch={batch}: give at least 1 of each"
+            )
+        self.config = config
+        self.max_tokens = max_tokens
+        self.max_batch = batch
+        self._fields = _fields(config)
+        counts, place = _counts(config, max_tokens, batch), torch_device(device)
+        self._whole = {
+            name: torch.empty(counts[field.rows], *field.row, dtype=field.dtype, device=place)
+            for name, field in self._fields.items()
+        }
+        self.device = self._whole["hidden"].device  # with its index, as tensors say it
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(x.nbytes for x in self._whole.values())
+
+    def buffers(self, num_tokens: int, batch: int) -> StepBuffers:
+        """Views for a step of so many tokens and requests.
+
+        Raises:
+            ArgumentError: more than the buffers hold.
+        """
+        if not 0 <= num_tokens <= self.max_tokens or not 0 <= batch <= self.max_batch:
+            raise ArgumentError(
+                f"a step of {num_tokens} tokens and {batch} requests in buffers for "
+                f"{self.max_tokens} and {self.max_batch}: split the step, or make larger buffers"
+            )
+        config, counts = self.config, _counts(self.config, num_tokens, batch)
+        x = {name: whole[: counts[self._fields[name].rows]] for name, whole in self._whole.items()}
+        heads = [config.num_q_heads, config.num_kv_heads, config.num_kv_heads]
+        q, k, v = x["qkv"].view(num_tokens, sum(heads), config.head_dim).split(heads, 1)
+        moe = None
+        if config.moe is not None:
+            moe = MoeBuffers(**{name: x.pop(name) for name in MoeBuffers.__dataclass_fields__})
+        return StepBuffers(
+            q=q, k=k, v=v,
+            attended_rows=x["attended"].view(num_tokens, config.q_size),
+            gated=x.pop("gated", None),
+            moe=moe,
+            **x,
+        )  # fmt: skip
+
+
+_Rows = Literal["token", "slot", "expert", "request"]
+
+
+class _Field(NamedTuple):
+    """A buffer: what it has a row for, the row's shape, and its dtype."""
+
+    rows: _Rows
+    row: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _fields(config: ModelConfig) -> dict[str, _Field]:
+    """A model's buffers by name."""
+    hidden, dtype, moe = (config.hidden_size,), config.dtype, config.moe
+    found = {
+        "hidden": _Field("token", hidden, dtype),
+        "normed": _Field("token", hidden, dtype),
+        "qkv": _Field("token", (config.qkv_size,), dtype),
+        "attended": _Field("token", (config.num_q_heads, config.head_dim), dtype),
+        "last_rows": _Field("request", (), torch.int32),
+        "last": _Field("request", hidden, dtype),
+        "last_normed": _Field("request", hidden, dtype),
+        "logits": _Field("request", (config.vocab_size,), dtype),
+    }
+    if moe is None:
+        return {**found, "gated": _Field("token", (config.intermediate_size,), dtype)}
+    return {
+        **found,
+        "router_logits": _Field("token", (moe.num_experts,), dtype),
+        "weights": _Field("token", (moe.top_k,), torch.float32),
+        "experts": _Field("token", (moe.top_k,), torch.int32),
+        "rows": _Field("slot", hidden, dtype),
+        "offsets": _Field("expert", (), torch.int32),
+        "index": _Field("slot", (), torch.int32),
+        "gated": _Field("slot", (moe.intermediate_size,), dtype),
+        "outs": _Field("slot", hidden, dtype),
+    }
+
+
+def _counts(config: ModelConfig, tokens: int, batch: int) -> dict[_Rows, int]:
+    """Rows of each kind in a step."""
+    counts: dict[_Rows, int] = {"token": tokens, "request": batch}
+    if config.moe is not None:
+        counts["slot"] = tokens * config.moe.top_k
+        counts["expert"] = config.moe.num_experts + 1
+    return counts
