@@ -5,6 +5,8 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 CHILDREN = ("autotune", "bench", "csrc", "examples")
+REPO_ONLY = ("bench.micro", "bench.results")
+"""What no installed command needs: timings of the host by pytest, and measured results."""
 DATA = ["*.pyi", "*.json", "*.cu", "*.cuh", "*.h", "py.typed"]
 
 
@@ -16,7 +18,9 @@ def packages() -> dict[str, str]:
         if Path(child).is_dir():
             found[f"smkern.{child}"] = child
             found |= {
-                f"smkern.{child}.{name}": f"{child}/{_folder(name)}" for name in _inside(child)
+                f"smkern.{child}.{name}": f"{child}/{_folder(name)}"
+                for name in _inside(child)
+                if not f"{child}.{name}".startswith(REPO_ONLY)
             }
     return found
 
@@ -33,5 +37,7 @@ def _folder(name: str) -> str:
 setup(
     packages=list(packages()),
     package_dir=packages(),
-    package_data={"": DATA},
+    # the demo draws these figures where there is no GPU
+    package_data={"": DATA, "smkern.bench": ["results/h200/gemm.json"]},
+    include_package_data=False,  # MANIFEST.in is the sdist's alone
 )
