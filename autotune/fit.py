@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from smkern.autotune import raw
 from smkern.autotune.raw import GemmMeasurement
 from smkern.measure.gemm import SHAPES
+from smkern.measure.timing import geomean
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import STREAM_K
 from smkern.tuning.constraints import LIBRARIES, num_ctas, num_tiles
@@ -102,7 +102,7 @@ def gap(measurements: Sequence[GemmMeasurement], profile: Profile, constants: Co
     if not losses:
         return Gap(0, 1.0, 1.0, None)
     worst, worst_cell = max(losses)
-    return Gap(len(losses), exp(sum(log(x) for x, _ in losses) / len(losses)), worst, worst_cell)
+    return Gap(len(losses), geomean(x for x, _ in losses) or 1.0, worst, worst_cell)
 
 
 def residuals(

@@ -27,7 +27,7 @@ from smkern.tuning.select import GEMM
 from smkern.tuning.table import Cell, Table
 
 SAME_WITHIN = 1.015
-"""Times so close are one: power and clocks move more than that between sittings."""
+"""Times so close are one: power and clocks move more than that between runs."""
 SPLIT_MUST_GAIN = 1.04
 LIBRARY_MUST_GAIN = 1.01
 """cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions. So

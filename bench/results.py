@@ -7,8 +7,6 @@ replaces the old one) and writes the file whole, by a temporary file and a renam
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import click
 
+from smkern.atomic import write_whole
 from smkern.device import device_info, gpu_folder
 from smkern.errors import DeviceError, SmkernError
 
@@ -87,18 +86,7 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Write the file atomically: whoever reads it sees the old one or the new one, whole."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.dump())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, self.dump())
 
     def dump(self) -> str:
         lines = ",\n".join(json.dumps(cell, allow_nan=False) for cell in self.by_key.values())

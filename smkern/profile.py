@@ -6,8 +6,6 @@ Importing this loads neither torch nor the driver.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +14,7 @@ from math import log
 from pathlib import Path
 from typing import Any, Literal
 
+from smkern.atomic import write_whole
 from smkern.device import Confinement, DeviceInfo, device_info, gpu_folder, has_gpu
 from smkern.errors import DeviceError, ProfileError
 
@@ -279,17 +278,7 @@ def save_profile(profile: Profile, path: Path | None = None) -> Path:
         "curves": {name: [list(p) for p in sorted(c)] for name, c in profile.curves.items()},
     }
     with FileLock(f"{path}.lock"):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(text, file, indent=1, sort_keys=True)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, json.dumps(text, indent=1, sort_keys=True) + "\n")
     return path
 
 

@@ -143,11 +143,11 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
     def full(*args):
         raise OSError("no space left")
 
-    monkeypatch.setattr(profiles.os, broken, full)
+    monkeypatch.setattr(f"os.{broken}", full)
     with pytest.raises(OSError, match="no space left"):
         save_profile(profile(flops_tflops_spread_alone=CURVE), path)
     assert path.read_bytes() == before
-    assert list(tmp_path.glob("*.tmp")) == []
+    assert list(tmp_path.glob(".*.part")) == []
 
 
 def test_what_is_no_json_leaves_the_old_profile(tmp_path):
@@ -155,7 +155,7 @@ def test_what_is_no_json_leaves_the_old_profile(tmp_path):
     with pytest.raises(TypeError):
         save_profile(Profile(INFO, {}, {"date": object()}), path)
     assert read(path) == profile()
-    assert list(tmp_path.glob("*.tmp")) == []
+    assert list(tmp_path.glob(".*.part")) == []
 
 
 def test_an_unknown_name_lists_what_is_shipped():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import write_whole
 from smkern.errors import DeviceError
 
 
@@ -68,16 +69,8 @@ def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
 
 def _keep(path: Path, cubin: bytes) -> None:
     """Write whole or not at all; a cache that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(cubin)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        return
+    with suppress(OSError):
+        write_whole(path, cubin)
 
 
 def _by_nvrtc(name: str, defines: Sequence[str], arch: str) -> bytes:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from smkern.errors import ArgumentError
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig, GemmProblem
-from smkern.tuning.constraints import COUNTER_BYTES
+from smkern.tuning.constraints import COUNTER_BYTES, k_steps, num_ctas
+from smkern.tuning.cost_model import streamed_tiles
 
 MAX_COUNTERS = COUNTER_BYTES // 4
 
@@ -34,14 +35,11 @@ def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> S
     tiles_m = -(-problem.m // config.block_m)
     tiles_n = -(-problem.n // config.block_n)
     tiles = tiles_m * tiles_n
-    k_iters = max(1, -(-problem.k // config.block_k))
-    ctas = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
-    if config.max_ctas:
-        ctas = min(ctas, config.max_ctas)
+    k_iters, ctas = k_steps(problem, config), num_ctas(config, budget)
     if config.split == 1:
         stream = 0
     elif config.split == STREAM_K:
-        stream = _streamed_tiles(tiles, ctas)
+        stream = streamed_tiles(tiles, ctas)
     else:
         stream = tiles
         ctas = min(ctas, tiles * config.split)
@@ -65,11 +63,3 @@ def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> S
         quantum=quantum,
         group=min(config.group_m, across),
     )
-
-
-def _streamed_tiles(tiles: int, ctas: int) -> int:
-    """Tiles that stream-K spreads: the partial wave, and a full one if its pieces were small."""
-    rest = tiles % ctas
-    if rest == 0 or tiles < ctas:
-        return 0 if rest == 0 else tiles
-    return rest if 4 * rest >= ctas else rest + ctas

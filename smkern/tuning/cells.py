@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
+from smkern.atomic import write_whole
 from smkern.device import gpu_folder
 from smkern.errors import TableError
 
@@ -86,7 +86,9 @@ class CellFile(Generic[K, V]):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.path) + ".lock"):
             table = self.load(meta["gpu"]).merged(Cells(dict(meta), dict(cells)))
-            self._write(self.dump(table))
+            for left in self.path.parent.glob(f".{self.path.name}.*.part"):
+                left.unlink(missing_ok=True)  # under the lock: of a writer that died
+            write_whole(self.path, self.dump(table))
         return table
 
     def dump(self, table: Cells[K, V]) -> str:
@@ -95,25 +97,6 @@ class CellFile(Generic[K, V]):
         lines = [json.dumps(self.codec.encode(key, table.cells[key])) for key in keys]
         head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
         return json.dumps(head)[:-1] + ', "cells": [\n' + ",\n".join(lines) + "\n]}\n"
-
-    def _write(self, text: str) -> None:
-        """Replace the file at once; under the lock, other temporary files are dead writers'."""
-        for left in self.path.parent.glob(f".{self.path.name}.*.part"):
-            left.unlink(missing_ok=True)
-        temporary = self.path.parent / f".{self.path.name}.{os.getpid()}.part"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _parse(self, text: str, gpu: str | None) -> Cells[K, V]:
         try:

@@ -133,7 +133,7 @@ def test_a_full_disk_is_named_and_leaves_the_table_as_it_was(bench, monkeypatch)
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("smkern.tuning.cells.os.replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(TableError, match=r"table.json cannot be written \(No space left.*--out"):
         bench.tune()
     assert (bench.folder / "table.json").read_text() == before

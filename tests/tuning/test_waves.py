@@ -52,10 +52,3 @@ def test_stream_k_leaves_whole_waves_and_cuts_few_pieces(tiles, ctas):
     assert streamed < 2 * ctas
     if tiles > ctas and streamed:
         assert ctas <= 4 * streamed, "a tile must not be cut into more than about four pieces"
-
-
-def test_stream_k_agrees_with_the_launch():
-    launch = pytest.importorskip("smkern.kernels.gemm_schedule")
-    for tiles in range(1, 400):
-        for ctas in (1, 7, 16, 132):
-            assert launch._streamed_tiles(tiles, ctas) == streamed_tiles(tiles, ctas)
