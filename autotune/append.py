@@ -44,7 +44,7 @@ def tuned_cases(
 
 
 def shape_of(case: AppendCase) -> AppendProblem:
-    """What a table's key and the model see of a case; needs no tensors."""
+    """The case as keys and the cost model see it; needs no tensors."""
     turned = (case.rotary_dim or case.head_dim) if case.turns else 0
     return AppendProblem(
         case.tokens, len(case.q_lens), case.num_q_heads if case.turns else 0, case.num_kv_heads,

@@ -22,7 +22,7 @@ PREFILL_LENGTHS = (512, 2048, 8192)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What of a model an attention kernel sees: 32x8x128 is 32 query and 8 KV heads of 128."""
+    """A model's heads: 32x8x128 is 32 query and 8 KV heads of 128."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -103,7 +103,7 @@ def quick_cases(cache_dtype: CacheDtype = "bf16") -> list[AttentionCase]:
 
 
 def problem_of(case: AttentionCase) -> AttentionProblem:
-    """What dispatch sees of a case whose host numbers are exact."""
+    """The case as dispatch sees it, with exact host numbers."""
     shape = AttentionShape(
         batch=case.batch,
         num_q_heads=case.num_q_heads,

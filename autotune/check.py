@@ -1,4 +1,4 @@
-"""What a table is worth: what dispatch picks from it against what the cost model alone picks."""
+"""What a table is worth: dispatch's pick with it, timed against the cost model's own."""
 
 from __future__ import annotations
 

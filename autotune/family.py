@@ -1,4 +1,4 @@
-"""What the tuner knows of a table's operators beside the table: how to measure and to choose."""
+"""How the tuner measures a family and chooses the winner of a cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smkern.profile import Profile
 from smkern.tuning.family import BucketFamily, Family
 
 Tasks = Mapping[Hashable, Callable[[], object]]
-"""What compiles a variant into this user's cache, in another process; by variant."""
+"""Variant to the task that compiles it into this user's cache, in another process."""
 
 
 def _same(x: Any) -> Any:

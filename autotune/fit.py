@@ -44,7 +44,7 @@ of 188 that ever were, 106 lose 0.05% in geomean, and choosing among them takes 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What the model's pick loses against the best measured candidate of the same cells."""
+    """Loss of the model's picks against the best measured candidates of the same cells."""
 
     cells: int
     geomean: float
@@ -171,7 +171,7 @@ def fit(
 def variants_of(
     measurements: Sequence[GemmMeasurement], profile: Profile, constants: CostConstants
 ) -> dict[str, tuple[float, float]]:
-    """What each variant takes over the model's word, as a logarithm: whole loops, and cut ones.
+    """Logarithm of each variant's measured over modelled time: of whole loops, and of cut ones.
 
     Differences within cells count, averaged with `PRIOR`; variants that never are `AS_GOOD` as the
     best of a cell are left out, so that nothing chooses them.
@@ -313,7 +313,7 @@ def _weights(item: GemmMeasurement) -> tuple[int, int]:
 def held_out(
     measurements: Sequence[GemmMeasurement], value: Callable[[GemmMeasurement], Any]
 ) -> tuple[list[GemmMeasurement], list[GemmMeasurement]]:
-    """Those of two thirds of the values, and those of the others, which it has not seen."""
+    """Measurements split by `value`: two thirds to fit to, and a third held out."""
     third = set(sorted({value(item) for item in measurements})[::3])
     seen = [item for item in measurements if value(item) not in third]
     return seen, [item for item in measurements if value(item) in third]

@@ -76,7 +76,7 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
         return [self.operands.out(problem.m, 0)[:, : problem.out_columns]]
 
     def expected(self, problem: GemmProblem) -> Sequence[Tensor]:
-        """What set 0 comes to by torch, [m, n] (SwiGLU [m, n / 2]) in the operands' dtype."""
+        """The result of set 0 by torch, [m, n] (SwiGLU [m, n / 2]) in the operands' dtype."""
         ops = self.operands
         value = ops.a(problem.m, 0) @ ops.w(0).t()
         if problem.epilogue.swiglu:

@@ -17,7 +17,7 @@ from smkern.measure.options import IntList, ShapeList, stacked
 from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, Kernel
 
-OPS = ("gemm", "gemm_swiglu", "attention", "append", "rows", "sample", "moe", "grouped_gemm")
+OPS = ("gemm", "gemm_swiglu", "attention", "append", "sample", "moe", "grouped_gemm")
 MODEL_MINUTES = 10.0
 MODEL_CANDIDATES = 6
 
@@ -109,8 +109,8 @@ def command(ctx: click.Context, **options: Any) -> None:
     is also kept in --raw; `python -m smkern.autotune.fit` fits the GEMM's cost model to that file.
     gemm_swiglu tunes GEMMs with SwiGLU, which share the GEMM's table: fused, or the plain GEMM
     followed by silu_and_mul. attention takes decode batches and prompts of usual lengths for the
-    models of --heads, append steps of a few tokens and of many, rows norms and activations, sample
-    decode batches, moe and grouped_gemm a mixture of experts.
+    models of --heads, append steps of a few tokens and of many, sample decode
+    batches, moe and grouped_gemm a mixture of experts.
     """
     from smkern.autotune.run import Settings, tune_model, tune_operator
 

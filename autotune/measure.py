@@ -43,8 +43,8 @@ class Tuner(ABC, Generic[P, C]):
     """Measures cells on one case's operands, made once; `place` is the partition of each.
 
     Attributes:
-        name: Of the operator, in the record.
-        tolerance: Of a result: |x - reference| / |reference|.
+        name: The operator's, in the record.
+        tolerance: Largest |x - reference| / |reference| of a result.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Tuner(ABC, Generic[P, C]):
 
     @abstractmethod
     def results(self, problem: P) -> Sequence[Tensor]:
-        """What a call of set 0 writes."""
+        """The tensors that a call of set 0 writes."""
 
     @abstractmethod
     def expected(self, problem: P) -> Sequence[Tensor]:
-        """What the reference makes of set 0, result by result."""
+        """The reference's results on set 0."""
 
     def poison(self, problem: P) -> None:
         """Set 0 as before its first call, its results such that a missing element is found."""
@@ -83,7 +83,7 @@ class Tuner(ABC, Generic[P, C]):
         """The times of the configurations in `place`, in their order.
 
         Args:
-            problem: Of the operands.
+            problem: What the operands are for.
             place: A partition, or the whole device.
             wanted: Configurations and the times that a model predicts, us.
             contended: Beside a memory-bound neighbour on the complement partition.
@@ -129,7 +129,7 @@ class Tuner(ABC, Generic[P, C]):
         expected: Sequence[Tensor],
         firsts: dict[Hashable, list[Tensor]],
     ) -> str | None:
-        """What is wrong with one run of the call; None: its results are right."""
+        """Run the call once: why its results are wrong, or None."""
         self.poison(problem)
         torch.cuda.synchronize()
         message = try_eagerly(call, place.stream)
@@ -171,8 +171,8 @@ def time_candidates(
     Args:
         calls: Each has run once.
         place: Whose stream.
-        expected_us: Of the fastest, by the model.
-        errors: Of candidates that cannot be captured.
+        expected_us: The model's time of the fastest.
+        errors: Gets the errors of candidates that cannot be captured.
         budget_us: Device time that the first rounds may take, about.
     """
     if not calls:

@@ -1,4 +1,4 @@
-"""What one model launches on one GPU, and which of its cells are measured first.
+"""The cells of one model on one GPU, and the order in which they are measured.
 
 A cell can win what its launches take of a step, times what tuning usually gains there, times how
 often a server has that split: so what was measured when the time is up is what counts the most.
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smkern.autotune import append, attention, moe, rows, sample
+from smkern.autotune import append, attention, moe, sample
 from smkern.autotune.attention_cases import Heads, case_of
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import GemmCase, gemm_family
-from smkern.autotune.moe_cases import Experts, MoeCase, Op
+from smkern.autotune.moe import Experts, MoeCase, Op
 from smkern.autotune.pipeline import Job
 from smkern.autotune.places import Place, Sides
 from smkern.autotune.shortlist import parse_epilogue
@@ -27,7 +27,7 @@ from smkern.profile import Profile
 from smkern.tuning.config import GemmProblem
 
 Cases = Mapping[str, tuple[str, object]]
-"""By the name of a kernel, its table and its case."""
+"""Name of a kernel to its table and case."""
 Step = tuple[Sequence[Kernel], Cases]
 """A forward's kernels, and which of them are measured for it."""
 
@@ -35,7 +35,6 @@ DECODE_ROWS = (1, 8, 16, 32, 64, 128, 256)
 PREFILL_ROWS = (512, 1024, 2048, 4096, 8192)
 SIZES: Mapping[str, tuple[int, ...]] = {
     "gemm": (*DECODE_ROWS, *PREFILL_ROWS),
-    "rows": (1, 16, 128, 1024, 8192),
     "append": (1, 8, 64, 512, 4096),
     "sample": (1, 8, 32, 64, 128),
     "moe": (1, 8, 32, 128, 512, 2048, 8192),
@@ -48,17 +47,17 @@ CONTEXT = 2048
 DECODE_STEPS = tuple((n, length) for length in (1024, 4096, 32_768) for n in (1, 8, 64))[:-1]
 """(batch, keys) at which attention is measured; the last one would take 17 GB of keys."""
 PROMPTS = (512, 2048, 8192)
-"""Of `PREFILL_ROWS`, those at which attention is measured."""
+"""The `PREFILL_ROWS` at which attention is measured."""
 
 GAIN: Mapping[str, float] = {
-    "gemm": 0.10, "grouped_gemm": 0.15, "attention": 0.05, "append": 0.10, "rows": 0.10,
+    "gemm": 0.10, "grouped_gemm": 0.15, "attention": 0.05, "append": 0.10,
     "sample": 0.10, "moe": 0.10,
 }  # fmt: skip
 """Share of an operator's time that tuning usually saves: rough, it only orders the work."""
 COMMON, LESS_COMMON = (16, 32, 48), 64
 """Decode SMs of the splits that servers run the most; up to 64 they do now and then."""
 LAUNCH_US = 2.0
-"""What a launch takes whatever it does."""
+"""Fixed cost of a launch."""
 
 
 def model_config(name: str) -> ModelConfig:
@@ -86,7 +85,7 @@ def model_config(name: str) -> ModelConfig:
 
 
 def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
-    """What one of `tp` tensor-parallel ranks has: heads, widths and rows of the head are dealt.
+    """The model of one of `tp` tensor-parallel ranks: heads, widths and vocabulary are shared out.
 
     With fewer KV heads than ranks each has one of them, as other ranks have too.
 
@@ -117,7 +116,7 @@ def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
 
 def families(most: int) -> dict[str, MeasuredFamily]:
     """All tables by name, `most` candidates a cell."""
-    found = (gemm_family(), rows.FAMILY, append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
+    found = (gemm_family(), append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
              moe.GROUPED)  # fmt: skip
     return {family.name: replace(family, most=most) for family in found}
 
@@ -127,8 +126,8 @@ class ModelCells:
     """The cells of a model.
 
     Args:
-        config: Of one rank.
-        vocab_size: Of the whole model: what tokens are drawn from.
+        config: One rank's model.
+        vocab_size: The whole model's, which the sampler sees.
         profile: The device.
         families: By name.
     """
@@ -178,11 +177,10 @@ class ModelCells:
                     yield kernels, self._attention(1, tokens, tokens)
 
     def _kernels(self, load: Load) -> Sequence[Kernel]:
-        found = kernels_of(self.config, load, l2_bytes=self.profile.info.l2_bytes)
-        return (Kernel("embedding", 0, 0), *found)  # which the enumeration leaves out
+        return kernels_of(self.config, load, l2_bytes=self.profile.info.l2_bytes)
 
     def _us(self, kernel: Kernel, place: Place) -> float:
-        """Of all launches of a kernel in a step, at the place's ceilings."""
+        """Time of all launches of a kernel in a step at the place's ceilings, us."""
         sms = place.budget.num_sms
         moving = kernel.bytes_moved / self.profile.bandwidth(sms) / 1e6
         computing = kernel.flops / self.profile.flops(sms) / 1e6
@@ -193,20 +191,16 @@ class ModelCells:
         return {ATTENTION: ("attention", case_of(heads, batch, q_len, length))}
 
     def _cases(self, kernels: Sequence[Kernel], size: int) -> Cases:
-        """Those over so many rows whose table is measured at that size."""
+        """Cases over so many rows of the kernels whose table is measured at that size."""
         found = {kernel.name: self._case(kernel, size) for kernel in kernels}
         return {x: case for x, case in found.items() if case and size in SIZES[case[0]]}
 
     def _case(self, kernel: Kernel, size: int) -> tuple[str, object] | None:
-        """The table and the case of a kernel over so many rows; None: attention."""
+        """The table and the case of a kernel over so many rows; None: no table, or attention's."""
         c, name = self.config, kernel.name
         if (product := kernel.product) is not None:
             m, n, k, epilogue = product
             return "gemm", GemmCase(GemmProblem(m, n, k, "bf16", parse_epilogue(epilogue)))
-        if name in ("input_norm", "post_norm", "final_norm"):
-            return "rows", rows.RowsCase("rms_norm", size, c.hidden_size)
-        if name == "embedding":
-            return "rows", rows.RowsCase("embedding", size, c.hidden_size)
         if name == "append":
             turned = 0 if c.rope.rotary_dim == c.head_dim else c.rope.rotary_dim
             return "append", AppendCase(
@@ -215,7 +209,7 @@ class ModelCells:
             )  # fmt: skip
         if name == "sample":
             return "sample", sample.SampleCase(size, self.vocab_size)
-        if c.moe is None or name == ATTENTION:
+        if c.moe is None or name not in _OF_EXPERTS:
             return None
         experts = Experts(c.hidden_size, c.moe.intermediate_size, c.moe.num_experts, c.moe.top_k)
         table, op = _OF_EXPERTS[name]
@@ -229,7 +223,7 @@ _OF_EXPERTS: Mapping[str, tuple[str, Op]] = {
     "gate_up": ("grouped_gemm", "gate_up"),
     "down": ("grouped_gemm", "down"),
 }
-"""What the forward calls an operator of the experts, and its table's name for it."""
+"""A kernel's name in the forward to its table and operator there."""
 
 
 def common(num_sms: int, total: int, *, decode: bool) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from smkern.autotune import append, attention, moe, moe_cases, rows, sample
+from smkern.autotune import append, attention, moe, sample
 from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_cases, tuned_cases
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import GemmCase, gemm_family
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the command was asked for; what is None or empty is chosen here."""
+    """Options of the command; defaults fill in whatever is None or empty."""
 
     quick: bool = False
     ms: Sequence[int] | None = None
@@ -82,19 +82,14 @@ def _append(wishes: Wishes) -> Work:
     return wishes.work(append.FAMILY, cases)
 
 
-def _rows(wishes: Wishes) -> Work:
-    cases = rows.tuned_cases(rows=wishes.sizes(rows.ROWS, rows.QUICK_ROWS))
-    return wishes.work(rows.FAMILY, cases)
-
-
 def _sample(wishes: Wishes) -> Work:
     cases = sample.tuned_cases(rows=wishes.sizes(sample.ROWS, sample.QUICK_ROWS))
     return wishes.work(sample.FAMILY, cases)
 
 
-def _experts(wishes: Wishes, family: MeasuredFamily, ops: Sequence[moe_cases.Op]) -> Work:
-    tokens = wishes.sizes(moe_cases.TOKENS, moe_cases.QUICK_TOKENS)
-    return wishes.work(family, moe_cases.cases_of(ops, tokens))
+def _experts(wishes: Wishes, family: MeasuredFamily, ops: Sequence[moe.Op]) -> Work:
+    tokens = wishes.sizes(moe.TOKENS, moe.QUICK_TOKENS)
+    return wishes.work(family, moe.cases_of(ops, tokens))
 
 
 OPERATORS: Mapping[str, Callable[[Wishes], Work]] = {
@@ -102,8 +97,7 @@ OPERATORS: Mapping[str, Callable[[Wishes], Work]] = {
     "gemm_swiglu": partial(_products, swiglu=True),
     "attention": _attention,
     "append": _append,
-    "rows": _rows,
     "sample": _sample,
-    "moe": partial(_experts, family=moe.MOE, ops=moe_cases.MOE_OPS),
-    "grouped_gemm": partial(_experts, family=moe.GROUPED, ops=moe_cases.GROUPED_OPS),
+    "moe": partial(_experts, family=moe.MOE, ops=moe.MOE_OPS),
+    "grouped_gemm": partial(_experts, family=moe.GROUPED, ops=moe.GROUPED_OPS),
 }

@@ -69,7 +69,7 @@ class Sides:
     whole: Place
 
     def only(self, counts: Iterable[int] | None) -> Sides:
-        """Those with these SM counts; None: all. The whole device stays."""
+        """The places with these SM counts; None: all. The whole device stays."""
         if counts is None:
             return self
         kept = set(counts)

@@ -24,7 +24,7 @@ from smkern.tuning.cells import user_path
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every run is asked for.
+    """Options of a run.
 
     Args:
         budgets: SM counts; None: the usual ones.

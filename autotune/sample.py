@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from smkern.autotune.family import MeasuredFamily, ranked
-from smkern.autotune.small import small_tasks, small_tuner
-from smkern.measure.timing import MIN_TOTAL_BYTES
+from smkern.autotune.operator_tuner import operator_tasks, operator_tuner
+from smkern.measure.timing import sets_for
+from smkern.ops.operator import Operator
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE, sample_dispatcher
 from smkern.tuning import sample as tuning
@@ -19,10 +20,10 @@ ROWS = (1, 8, 32, 64, 128, 512)
 """A bucket of its own for each of the usual decode batches."""
 QUICK_ROWS = (32, 128)
 VOCABS = (128_256, 151_936)
-"""Of Llama-3.1, and of Qwen3."""
+"""Llama-3.1's and Qwen3's."""
 TOP_K, TOP_P, TEMPERATURE = 50, 0.95, 0.8
 TOLERANCE = 0.5
-"""Of tokens against the reference's: one row in thousands may draw another by rounding. Candidates
+"""Difference from the reference's tokens: rounding may turn one row in thousands. Candidates
 must draw the same all the same."""
 
 
@@ -41,19 +42,16 @@ class SampleCase:
     def problem(self) -> SampleProblem:
         return SampleProblem(self.rows, self.vocab)
 
-    @property
-    def num_sets(self) -> int:
-        """Calls to rotate over, so that a launch finds little of its own in L2; at most 64."""
-        return min(64, max(2, -(-MIN_TOTAL_BYTES // self.problem.bytes_moved)))
-
 
 def tuned_cases(*, rows: Sequence[int] = ROWS) -> list[SampleCase]:
     """Every vocabulary for every batch."""
     return [SampleCase(n, vocab) for vocab in VOCABS for n in rows]
 
 
-def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
-    """Calls with results, each on logits of its own; every eighth row of several is greedy."""
+def calls_of(
+    case: SampleCase, device: str = "cuda"
+) -> tuple[Operator[SampleProblem], list[Sample]]:
+    """The operator, and calls, each on logits of its own; every eighth row is greedy."""
     generator = torch.Generator(device).manual_seed(case.rows)
     rows = torch.arange(case.rows, device=device)
     temperature = torch.full((case.rows,), TEMPERATURE, device=device)
@@ -71,14 +69,14 @@ def calls_of(case: SampleCase, device: str = "cuda") -> list[Sample]:
             out=out,
         )  # fmt: skip
 
-    return [call() for _ in range(case.num_sets)]
+    return SAMPLE, [call() for _ in range(sets_for(case.problem.bytes_moved))]
 
 
 FAMILY = MeasuredFamily(
     family=tuning.SAMPLING,
     listed=ranked(tuning.SAMPLING),
     dispatcher=sample_dispatcher,
-    tuner=small_tuner(lambda case, device: (SAMPLE, calls_of(case, device)), tolerance=TOLERANCE),
-    tasks=small_tasks,
+    tuner=operator_tuner(calls_of, tolerance=TOLERANCE),
+    tasks=operator_tasks,
     most=16,
 )

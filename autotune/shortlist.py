@@ -1,4 +1,4 @@
-"""What is worth measuring in a cell: the model's best, of different kinds, and the library."""
+"""The candidates of a GEMM's cell: the model's best of different kinds, and the library."""
 
 from __future__ import annotations
 

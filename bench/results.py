@@ -7,6 +7,7 @@ replaces the old one) and writes the file whole, by a temporary file and a renam
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -47,7 +48,7 @@ from smkern.profile import load_profile
 from smkern.tuning.append import APPEND
 from smkern.tuning.attention.select import ATTENTION, select_attention
 from smkern.tuning.cost_constants import load_constants
-from smkern.tuning.rows import ROWS
+from smkern.tuning.rows import choose
 from smkern.tuning.select import GEMM
 
 CAPABILITY = 90
@@ -148,7 +149,7 @@ class FakeLayer:
         space = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         rows: Any = OperatorDispatcher(
             profile, lambda: RowsKernels(CAPABILITY),
-            ROWS.selector(profile), of_step,
+            partial(choose, profile=profile), of_step,
         )  # fmt: skip
         gemms = Dispatcher(
             profile, GEMM.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,

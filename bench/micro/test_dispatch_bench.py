@@ -46,7 +46,3 @@ def test_choice_by_the_model(benchmark, profile, m):
 def test_prediction_of_one_configuration(benchmark, profile):
     config = select_gemm(PROBLEM, BUDGET, profile, None).config
     assert benchmark(cost_model.predict_us, PROBLEM, config, BUDGET, profile) > 0
-
-
-def test_wave_arithmetic(benchmark):
-    assert benchmark(cost_model.waves, 768, 1, 108)

@@ -1,4 +1,4 @@
-"""What an append launch is decided by: sizes and options, and the numbers that run it.
+"""The append: problem, candidates and cost model.
 
 A row (one head of one token) is worked on by a few neighbouring lanes of one warp, whatever the
 configuration: its bits depend on the problem's kind alone, never on the batch or the budget.
@@ -83,7 +83,7 @@ class AppendProblem:
 
     @property
     def flops(self) -> int:
-        """None that count: it waits for memory."""
+        """Zero: the operator is bound by memory."""
         return 0
 
     @property
@@ -126,7 +126,7 @@ def q_count(problem: AppendProblem, config: AppendConfig) -> int:
 
 
 def num_items(problem: AppendProblem, config: AppendConfig) -> int:
-    """What CTAs share."""
+    """Work items that the CTAs share."""
     return -(-problem.tokens // item_tokens(problem, config))
 
 
@@ -137,7 +137,7 @@ def num_ctas(problem: AppendProblem, config: AppendConfig, budget: Budget) -> in
 
 
 def candidates(problem: AppendProblem, budget: Budget) -> tuple[AppendConfig, ...]:
-    """What is tuned over and what the model chooses from."""
+    """The configurations that are tuned over and that the model chooses from."""
     most = RESIDENT if problem.num_q_heads else RESIDENT_PLAIN
     return tuple(
         AppendConfig(warps, ctas)
@@ -151,7 +151,7 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-# What the model does not derive.
+# Fitted constants of the cost model.
 _LAUNCH_US = 2.0
 """An empty kernel in a graph."""
 _CHAIN_US = 1.5
@@ -159,7 +159,7 @@ _CHAIN_US = 1.5
 _STEP_US = 0.03
 """One more step of the search for a token's request."""
 _SM_TBPS = 0.2
-"""What an SM moves at most, reads and writes together."""
+"""Highest rate of an SM, reads and writes together."""
 _EFFICIENCY = 0.85
 """Share of the read bandwidth that a mix of reads and writes has."""
 _HALF_WARPS = 8
@@ -196,7 +196,7 @@ def predict_us(
 
 @dataclass(frozen=True, slots=True, order=True)
 class AppendKey(Key):
-    """What a tuned cell is looked up by."""
+    """Key of a tuned cell."""
 
     op: AppendOp
     num_q_heads: int

@@ -93,7 +93,7 @@ class BucketTable(Generic[K, C]):
         return (self.cells[key].config for key in self._series.get(wanted.fixed, ()))
 
     def near(self, wanted: K) -> Iterator[C]:
-        """Those with no bucket further than `NEAR`, the nearest in octaves first."""
+        """Configurations of cells with no bucket further than `NEAR`, the nearest first."""
         found: list[tuple[float, K]] = []
         for key in self._series.get(wanted.fixed, ()):
             pairs = zip(key.buckets, wanted.buckets, strict=True)

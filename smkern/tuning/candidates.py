@@ -71,7 +71,7 @@ def variants(
     residual: bool = False,
     swiglu: bool = False,
 ) -> tuple[GemmConfig, ...]:
-    """What may be compiled, with the deepest pipeline that its residency leaves; split 1."""
+    """Variants to compile, with the deepest pipeline that their residency leaves; split 1."""
     problem = GemmProblem(1, 2, 1, dtype, Epilogue(residual=residual, swiglu=swiglu), aligned)
     budget = Budget(1, "mask", True)
     found: list[GemmConfig] = []
@@ -95,7 +95,7 @@ def variants(
 def kernels_for(
     problem: GemmProblem, capability: Capability, among: tuple[Kernel, ...] = AVAILABLE
 ) -> tuple[Kernel, ...]:
-    """Of several kernels those to consider: the pointer kernel only where no other can run.
+    """The kernels to consider: the pointer kernel only where no other can run.
 
     With SwiGLU ws alone where it runs: tma, whose tiles are two of half the rows, won none of 113.
     """

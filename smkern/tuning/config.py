@@ -1,4 +1,4 @@
-"""What a GEMM launch is decided by: the problem, the budget and the configuration."""
+"""A GEMM's problem, budget and configuration."""
 
 from __future__ import annotations
 

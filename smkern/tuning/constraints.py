@@ -1,4 +1,4 @@
-"""What a GEMM configuration must satisfy to be launched: one predicate a constraint.
+"""What a GEMM configuration must satisfy to be launched, one predicate per constraint.
 
 The tuner, the dispatcher and the tests share these predicates. `CONSTRAINTS` names them; a
 configuration is legal when none is violated.
@@ -13,7 +13,7 @@ from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProble
 
 Capability = tuple[int, int]
 LIBRARIES: tuple[Kernel, ...] = ("cublaslt", "unfused")
-"""What is no kernel of ours that a tile describes: it makes its own choices."""
+"""Backends that choose for themselves; no tile describes them."""
 
 COUNTER_BYTES = 64 * 1024
 MAX_WORKSPACE_BYTES = 64 * 1024 * 1024
@@ -122,7 +122,7 @@ def k_steps(problem: GemmProblem, config: GemmConfig) -> int:
 
 
 def gate_up_bytes(problem: GemmProblem) -> int:
-    """What the plain GEMM leaves for `silu_and_mul`, bytes."""
+    """Bytes that the plain GEMM writes for `silu_and_mul`."""
     return element_bytes(problem.dtype) * problem.m * problem.n
 
 

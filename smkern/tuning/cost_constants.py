@@ -1,4 +1,4 @@
-"""What the GEMM's cost model is fitted to: constants of a GPU, and how its variants differ."""
+"""Fitted constants of the GEMM's cost model: of a GPU, and of each compiled variant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smkern.tuning.config import GemmConfig, Kernel
 
 @dataclass(frozen=True, slots=True)
 class CostConstants:
-    """What the model does not derive. `smkern.autotune.fit` fits them to measured candidates.
+    """Constants that `smkern.autotune.fit` fits to measured candidates.
 
     The defaults are an H200's. `variants` holds what a compiled variant (`variant_key`) takes over
     what the model says, whole loops first, then cut ones: a logarithm. Where it holds any, a
@@ -31,13 +31,13 @@ class CostConstants:
     overlap_l2: float = 0.92
     """Share of L2's rate where it begins before that: its CTAs are placed around the others."""
     l2_latency_us: float = 0.43
-    """From asking for a stage to having it out of L2; the stages in flight share it."""
+    """Latency of a stage that is in L2; the stages in flight share it."""
     dram_latency_us: float = 0.39
-    """What that takes longer out of memory."""
+    """Extra latency of a stage that comes from memory."""
     issue_us: float = 0.017
     """Least time of a product over 16 of K, however small the tile."""
     step_us: float = 0.027
-    """Of one block_k step: barriers and issue, hidden only by another CTA of the SM."""
+    """Overhead of a block_k step: barriers and issue, hidden only by another CTA of the SM."""
     eager_step_us: float = 0.074
     """Extra cost of a step whose product is awaited before the next is issued (`eager`)."""
     tma_step_us: float = 0.025
@@ -45,13 +45,13 @@ class CostConstants:
     pointer_step_us: float = 0.12
     """Extra cost of a step in the pointer kernel: addresses and masks."""
     tile_us: float = 0.1
-    """Of one tile: the epilogue's fixed part and the way to the next tile."""
+    """Overhead of a tile: the epilogue's fixed part and the way to the next tile."""
     drain_us: float = 1.35
     """Refill of the pipeline at each tile, in kernels that do not load ahead over tiles (tma)."""
     store_tbps_per_sm: float = 0.04
     """Writing a tile: TB/s of one CTA."""
     piece_us: float = 0.56
-    """Of one K piece: fence, counter and the wait for them."""
+    """Overhead of a K piece: fence, counter and the wait for them."""
     partial_write_tbps: float = 1.0
     """Writing a partial tile: TB/s of one CTA."""
     partial_read_tbps: float = 0.0223
@@ -85,7 +85,7 @@ class CostConstants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostConstants:
-        """Of a file's `constants` and `variants`; unknown names raise KeyError."""
+        """Read a file's `constants` and `variants`; unknown names raise KeyError."""
         numbers = data["constants"]
         unknown = sorted(set(numbers) - set(NAMES))
         if unknown:
@@ -102,7 +102,7 @@ class CostConstants:
         return variant_key(config) in self.variants
 
     def factor(self, config: GemmConfig, cut: float) -> float:
-        """What the variant takes over what the model says where this share of tiles is cut."""
+        """Measured over modelled time of the variant where this share of tiles is cut."""
         found = self.variants.get(variant_key(config)) if self.variants else None
         return exp(found[0] + cut * (found[1] - found[0])) if found else 1.0
 
@@ -126,7 +126,7 @@ def variant_key(config: GemmConfig) -> str:
 def load_constants(gpu: str, capability: tuple[int, int] | None = None) -> CostConstants:
     """The cost model's constants as fitted on `gpu`, else those of a GPU of the same generation.
 
-    Of a GPU that nobody fitted they rank candidates, no more: its ceilings are its profile's.
+    On a GPU that nobody fitted they only rank candidates: ceilings are the profile's.
     Another generation's kernels differ, so there the defaults count.
 
     Raises:

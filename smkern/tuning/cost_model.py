@@ -1,13 +1,12 @@
 """How long a GEMM takes in a budget of SMs: waves, tile efficiency, bandwidth, reduction, power.
 
-`waves` is the wave quantization of Bullet (section 2.2.1). `predict_us` adds what a persistent
-kernel with K pieces costs. Whole and split loops are never predicted slower on more SMs: every term
-falls or stays as SMs are added; stream-K asks about fewer CTAs too (`Estimate.grids`).
+Wave quantization is Bullet's (section 2.2.1), with the cost of a persistent kernel's K pieces.
+Whole and split loops are never predicted slower on more SMs: every term falls or stays as SMs are
+added; stream-K asks about fewer CTAs too (`Estimate.grids`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple, Protocol
@@ -17,7 +16,7 @@ from smkern.tuning.cost_constants import DEFAULTS, CostConstants
 
 
 class DeviceFacts(Protocol):
-    """What the model reads of `smkern.device.DeviceInfo`."""
+    """The part of `smkern.device.DeviceInfo` that the model reads."""
 
     @property
     def l2_bytes(self) -> int: ...
@@ -28,34 +27,12 @@ class DeviceFacts(Protocol):
 
 
 class CeilingSource(Protocol):
-    """What the model reads of `smkern.profile.Profile`."""
+    """The part of `smkern.profile.Profile` that the model reads."""
 
     @property
     def info(self) -> DeviceFacts: ...
     def bandwidth(self, num_sms: int, *, confined: Confinement) -> float: ...
     def flops(self, num_sms: int) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Waves:
-    """Bullet's three figures: waves, SMs active in the last one, idle share of SM cycles."""
-
-    waves: int
-    tail: int
-    idle: float
-
-
-def waves(tiles: int, ctas_per_sm: int, num_sms: int) -> Waves:
-    """Wave quantization of `tiles` thread blocks (Bullet, section 2.2.1).
-
-    w = ceil(g / (b N)), tail = ceil(g / b - N (w - 1)), idle = (N - tail) / (N w), with g thread
-    blocks, b of them resident on an SM, and N SMs.
-    """
-    if tiles == 0:
-        return Waves(0, 0, 0.0)
-    count = -(-tiles // (ctas_per_sm * num_sms))
-    tail = -(-tiles // ctas_per_sm) - num_sms * (count - 1)
-    return Waves(count, tail, (num_sms - tail) / (num_sms * count))
 
 
 class Ceilings:
@@ -113,7 +90,7 @@ def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
 
 
 class _Parts(NamedTuple):
-    """Of a launch: multiplying, memory and L2, each by itself, us; the share of tiles cut."""
+    """Times of a launch by resource, us, and the share of tiles cut."""
 
     busy_us: float
     dram_us: float
@@ -197,7 +174,7 @@ class Estimate:
         return sixteenths * each, own
 
     def _latency(self) -> float:
-        """From asking for a stage to having it, by how much of all that is read is in L2."""
+        """Latency of a stage, by the share of all reads that L2 serves."""
         constants = self._constants
         from_memory = min(1.0, self._again / self._l2_bytes)
         return constants.l2_latency_us + from_memory * constants.dram_latency_us
@@ -376,8 +353,8 @@ def predict_us(
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    Of the longest CTA's chain of tiles and the power limit the larger; that, memory and L2 blended
-    by `constants.blend`; plus the launch. What chooses for itself (cuBLASLt, SwiGLU unfused): what
+    The larger of the longest CTA's chain of tiles and the power limit; that, memory and L2 blended
+    by `constants.blend`; plus the launch. Backends that choose for themselves take the time that
     the budget's ceilings allow at best.
     """
     ceilings = Ceilings(budget, profile, constants)

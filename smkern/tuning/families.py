@@ -9,7 +9,6 @@ from smkern.tuning.attention.select import ATTENTION
 from smkern.tuning.family import Family
 from smkern.tuning.grouped import GROUPED_GEMM
 from smkern.tuning.moe import MOE
-from smkern.tuning.rows import ROWS
 from smkern.tuning.sample import SAMPLING
 from smkern.tuning.select import GEMM
 
@@ -17,7 +16,6 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     GEMM,
     ATTENTION,
     APPEND,
-    ROWS,
     SAMPLING,
     MOE,
     GROUPED_GEMM,

@@ -1,4 +1,4 @@
-"""What a grouped GEMM is decided by: sizes, and the numbers that run it.
+"""The grouped GEMM: problem, candidates and cost model.
 
 The host knows the rows of all experts together, not each one's: configurations are chosen for rows
 that are dealt to the experts at random. A row's bits depend on the configuration, hence on the
@@ -187,7 +187,7 @@ def row_tiles(rows: int, num_experts: int, block: int) -> float:
     return num_experts * total
 
 
-# What the model does not derive.
+# Fitted constants of the cost model.
 _LAUNCH_US = 2.5
 """An empty kernel in a graph."""
 _RAMP_US = 2.0
@@ -195,11 +195,11 @@ _RAMP_US = 2.0
 _TILE_US = 0.4
 """A tile's epilogue, where it is not behind the next one's copies."""
 _LATENCY_US = 1.1
-"""From a copy's issue to its arrival, loaded."""
+"""Latency of a copy under load."""
 _SM_TBPS = 0.2
-"""What an SM copies at most."""
+"""Highest copy rate of an SM."""
 _L2_TBPS = 9.0
-"""What all SMs together copy out of L2 at most."""
+"""Highest copy rate out of L2, all SMs together."""
 _EFFICIENCY = 0.92
 """Share of the read bandwidth."""
 _TENSOR = 0.88
@@ -256,14 +256,14 @@ def _multiplied(problem: GroupedProblem, config: GroupedConfig) -> float:
 
 
 def _sm_tbps(config: GroupedConfig, in_a_stage: int) -> float:
-    """What the stages in flight let an SM copy."""
+    """Copy rate of an SM with the stages in flight."""
     stages = config.num_stages - (0 if config.eager else 1)
     return min(_SM_TBPS, 1e-6 * stages * in_a_stage / _LATENCY_US)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupedKey(Key):
-    """What a tuned cell is looked up by."""
+    """Key of a tuned cell."""
 
     num_experts: int
     n: int

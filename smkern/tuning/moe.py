@@ -1,4 +1,4 @@
-"""What routing, permutation and un-permutation of a mixture of experts are decided by.
+"""Routing, permutation and un-permutation of experts: problems, candidates and cost model.
 
 A row is worked on alike by every configuration: these choose how many threads and CTAs there are,
 and, for the permutation, whether choices are compared or counted. No bits depend on them.
@@ -150,7 +150,7 @@ def group_tokens(problem: MoeProblem, config: MoeConfig) -> int:
 
 
 def num_items(problem: MoeProblem, config: MoeConfig) -> int:
-    """What CTAs share."""
+    """Work items that the CTAs share."""
     groups = -(-problem.tokens // group_tokens(problem, config))
     if isinstance(problem, UnpermuteProblem):
         return groups * -(-problem.hidden // block_of(problem.hidden))
@@ -173,14 +173,14 @@ def ways(problem: MoeProblem) -> tuple[bool, ...]:
 
 
 def scratch_bytes(problem: MoeProblem) -> int:
-    """What counts of a permutation's blocks need, bytes."""
+    """Bytes for the counts of a permutation's blocks."""
     if not any(ways(problem)) or not isinstance(problem, PermuteProblem):
         return 0
     return 4 * -(-problem.choices // COUNTED) * power_of_two(problem.num_experts)
 
 
 def candidates(problem: MoeProblem, budget: Budget) -> tuple[MoeConfig, ...]:
-    """What is tuned over and what the model chooses from."""
+    """The configurations that are tuned over and that the model chooses from."""
     return tuple(
         MoeConfig(warps, ctas, counted)
         for warps in WARPS
@@ -196,7 +196,7 @@ def most_warps(problem: MoeProblem, num_warps: int, counted: bool) -> int:
     return RESIDENT_WIDE if wide else RESIDENT
 
 
-# What the model does not derive.
+# Fitted constants of the cost model.
 _LAUNCH_US = 2.0
 """An empty kernel in a graph."""
 _CHAIN_US = 1.5
@@ -206,7 +206,7 @@ _ROUND_US = 0.12
 _COMPARES_PER_US = 60_000.0
 """Choices that an SM compares in a us."""
 _SM_TBPS = 0.2
-"""What an SM moves at most, reads and writes together."""
+"""Highest rate of an SM, reads and writes together."""
 _EFFICIENCY = 0.85
 """Share of the read bandwidth that a mix of reads and writes has."""
 _HALF_WARPS = 8
@@ -241,7 +241,7 @@ def predict_us(
 
 @dataclass(frozen=True, slots=True, order=True)
 class MoeKey(Key):
-    """What a tuned cell is looked up by; a size that an operator does not have is 0."""
+    """Key of a tuned cell; a size that an operator does not have is 0."""
 
     op: MoeOp
     num_experts: int

@@ -1,4 +1,4 @@
-"""What a launch of the sampler is decided by: sizes, and the CTAs that share the rows.
+"""The sampler: problem, candidates and cost model.
 
 A row's token follows from the row alone: its pieces are the same for all batches and budgets, a
 piece is summed by one warp in one order, and all that goes across pieces is a sum of integers.
@@ -58,12 +58,12 @@ class SampleProblem:
 
     @property
     def pieces(self) -> int:
-        """Of a row."""
+        """Pieces of a row."""
         return -(-self.vocab // self.piece)
 
     @property
     def groups(self) -> int:
-        """Of a row: a lane's share of a piece each."""
+        """Groups of a row, one a lane of each piece."""
         return 32 * self.pieces
 
     @property
@@ -73,7 +73,7 @@ class SampleProblem:
 
     @property
     def flops(self) -> int:
-        """None that count: it waits for memory."""
+        """Zero: the operator is bound by memory."""
         return 0
 
 
@@ -111,7 +111,7 @@ def workspace_bytes(problem: SampleProblem) -> int:
 
 
 def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ...]:
-    """What is tuned over and what the model chooses from."""
+    """The configurations that are tuned over and that the model chooses from."""
     if budget.confined != "mask":
         return tuple(SampleConfig(warps, 1) for warps in WARPS)
     return tuple(
@@ -122,17 +122,17 @@ def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ..
     )
 
 
-# What the model does not derive.
+# Fitted constants of the cost model.
 _LAUNCH_US = 2.0
 """An empty kernel in a graph."""
 _OVERLAP_US = 1.0
-"""What of that a launch saves which begins before the one ahead has ended."""
+"""Saved by a launch that starts before the one ahead of it has ended."""
 _FINISH_US = 5.0
-"""From a row's last piece to its token, by many warps."""
+"""Time from a row's last piece to its token with many warps."""
 _WARP_US = 24.0
-"""What that takes longer by one warp."""
+"""Extra time of that with a single warp."""
 _SM_TBPS = 0.2
-"""What an SM reads at most."""
+"""Highest read rate of an SM."""
 _HALF_WARPS = 12
 """Warps on an SM with which it is at half that rate."""
 _EFFICIENCY = 0.9
@@ -168,7 +168,7 @@ VOCAB_STEP = 1 << 14
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleKey(Key):
-    """What a tuned cell is looked up by; `vocab` is rounded up."""
+    """Key of a tuned cell; `vocab` is rounded up."""
 
     vocab: int
     dtype: SampleDtype

@@ -106,7 +106,7 @@ def select_near(
     modelled: Selection,
     constants: CostConstants,
 ) -> Selection | None:
-    """What the cells of the same weights beside `problem` and `budget` say, or None.
+    """The choice by cells of the same weights beside `problem` and `budget`, or None.
 
     A neighbour's configuration is predicted here and corrected by how far the model is off there;
     that of fewer SMs, on as many CTAs as there, takes no longer than measured there. `modelled` is

@@ -24,7 +24,7 @@ _Cells = dict["CellKey", "Cell"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CellKey:
-    """What a tuned cell is looked up by."""
+    """Key of a tuned cell."""
 
     op: str
     n: int
@@ -48,7 +48,7 @@ class CellKey:
 class Cell:
     """The fastest configuration of a cell, and the fastest of our own where another won.
 
-    That is cuBLASLt, or SwiGLU unfused.
+    Another is cuBLASLt, or SwiGLU unfused.
 
     Args:
         us: median time of `config`, microseconds.
@@ -163,7 +163,7 @@ class Table:
 
 
 def _beside(values: Sequence[Any], value: Any) -> Sequence[Any]:
-    """Of sorted values the last up to `value` and the first from it on."""
+    """The neighbours of `value` among sorted values: the last below and the first above."""
     at = bisect_left(values, value)
     if at < len(values) and values[at] == value:
         return values[at : at + 1]

@@ -12,9 +12,8 @@ from smkern.autotune.attention_cases import MODELS, Heads
 from smkern.autotune.measure import best_cell
 from smkern.bench.append.providers import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
-from smkern.tuning.append import APPEND, AppendConfig, AppendKey, Budget
-from smkern.tuning.cells import Tuned
-from tests.bench.conftest import FakeCuda
+from smkern.tuning.append import APPEND, AppendKey, Budget
+from tests.measure.fake_cuda import FakeCuda
 
 SMALL = Heads(4, 2, 64)
 
@@ -98,20 +97,6 @@ def test_a_cell_is_measured_and_checked_to_the_bit(cuda, profile, monkeypatch):
     assert best is not None
     fine = [item for item in found if item.error is None]
     assert best.us <= 1.015 * min(item.us for item in fine)
-
-
-def test_what_is_tuned_is_what_dispatch_takes(profile, tmp_path):
-    case, budget = append.tuned_cases([SMALL])[1], Budget(32, "mask")
-    file, meta = (
-        APPEND.file(tmp_path / "append.json"),
-        dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x"),
-    )
-    tuned = AppendConfig(16, 1)
-    key = AppendKey.of(append.shape_of(case), budget)
-    file.merge({key: Tuned(tuned, 2.0)}, meta | {"gpu": "g"})
-    table = APPEND.table_of(file.load("g"))
-    found = APPEND.select(append.shape_of(case), budget, profile, table)
-    assert (found.config, found.source) == (tuned, "table")
 
 
 def test_dry_run_says_what_would_be_measured():

@@ -60,7 +60,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
         (["--minutes", "0"], "0 minutes: give more than 0"),
         (["--model", "qwen3-8b", "--minutes", "-3"], "-3 minutes: give more than 0"),
         (["--model", "qwen3-8b", "--minutes", "nan"], "nan minutes: give more than 0"),
-        (["--model", "qwen3-8b", "--op", "rows", "--ms", "8"], "chooses op, ms itself"),
+        (["--model", "qwen3-8b", "--op", "sample", "--ms", "8"], "chooses op, ms itself"),
         (["--model", "qwen3-8b", "--tp", "0"], "not in the range"),
         (["--check"], "give --model too"),
         (["--tp", "2"], "give --model too"),

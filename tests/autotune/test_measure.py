@@ -14,6 +14,7 @@ from smkern.errors import ArgumentError
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.timing import Timing
 from smkern.tuning import constraints
+from smkern.tuning.cells import Tuned
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.table import Cell, CellKey, Table
 
@@ -172,3 +173,11 @@ def test_weights_of_one_shape_share_their_operands():
     tuner = gemm_family().tuner(cases, None, "cpu")
     assert (tuner.operands.n, tuner.operands.k, tuner.operands.max_m) == (128, 64, 32)
     assert len({gemm_family().operands(case) for case in cases}) == 1
+
+
+def test_the_models_choice_is_kept_where_it_is_as_fast():
+    def chosen(first_us, other_us):
+        return measure.best_cell([measured(GOOD, first_us), measured(SLOW, other_us)])
+
+    assert chosen(10.1, 10.0) == Tuned(GOOD, 10.1)
+    assert chosen(10.3, 10.0) == Tuned(SLOW, 10.0)

@@ -47,15 +47,13 @@ def test_a_dense_model_is_its_products_and_everything_around_them(profile):
         (151936, 4096, "none"): set(model.DECODE_ROWS),
     }
     names = {job.family.name for job in jobs}
-    assert names == {"gemm", "attention", "append", "rows", "sample"}
+    assert names == {"gemm", "attention", "append", "sample"}
     heads = {job.problem.shape.num_q_heads for job in jobs if job.family.name == "attention"}
     assert heads == {32}
     appended = [job.problem for job in jobs if job.family.name == "append"]
     assert {(p.num_q_heads, p.num_kv_heads, p.norm, p.rotary_dim) for p in appended} == {
         (32, 8, True, 128)
     }
-    ops = {(job.problem.op, job.problem.width) for job in jobs if job.family.name == "rows"}
-    assert ops == {("rms_norm", 4096), ("embedding", 4096)}
 
 
 def test_a_model_without_norms_of_heads_appends_without(profile):
@@ -166,7 +164,7 @@ def test_the_first_cells_are_the_large_products_on_the_usual_splits(profile):
     at = {(j.case.name, j.place.budget.num_sms): n for n, j in enumerate(jobs)}
     gate_up = "gemm-64x24576x4096-swiglu"
     assert at[gate_up, 32] < at[gate_up, 56] < at[gate_up, 120]
-    assert at[gate_up, 32] < at["gemm-64x4096x4096-residual", 32] < at["rms_norm-16x4096", 32]
+    assert at[gate_up, 32] < at["gemm-64x4096x4096-residual", 32] < at["sample-8x151936", 32]
     budgets = {job.place.budget.num_sms for job in jobs}
     assert budgets == {*range(8, 125, 8), *range(12, 125, 8), 132}
 
@@ -220,7 +218,7 @@ def test_all_cells_land_in_their_tables_and_are_not_measured_again(bench, capsys
     saved = bench.saved()
     assert sum(map(len, saved.values())) == len(measured) > 50
     assert not saved["moe"]
-    assert all(saved[x] for x in ("gemm", "attention", "append", "rows", "sample"))
+    assert all(saved[x] for x in ("gemm", "attention", "append", "sample"))
     raw = bench.folder / "tables" / "gemm.raw.jsonl"
     assert json.loads(raw.read_text().splitlines()[0])["op"] == "gemm"
     assert [event[0] for event in bench.device.log[:2]] == ["ceilings", "ladder"]
@@ -302,7 +300,7 @@ def test_the_check_times_both_picks_of_cells_where_they_differ(bench, capsys):
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("tuned over untuned (time; below 1 the table is faster)")
     tables = {line.split(":")[0]: line for line in lines[at + 1 :]}
-    assert tables.keys() == {"gemm", "attention", "append", "rows", "sample"}
+    assert tables.keys() == {"gemm", "attention", "append", "sample"}
     counted = sum(int(line.split(": ")[1].split()[0]) for line in tables.values())
     assert counted == total
 
@@ -315,10 +313,10 @@ def test_the_check_of_nothing_says_what_to_do(bench, capsys):
 def test_the_checks_arithmetic(capsys):
     check.report(
         [Compared("gemm", "a", 0.5), Compared("gemm", "b", 2.0), Compared("gemm", "c", 1.0),
-         Compared("rows", "d", 0.9)]
+         Compared("sample", "d", 0.9)]
     )  # fmt: skip
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines == [
         "gemm: 3 cells, geomean 1.000, worst 2.000 (b)",
-        "rows: 1 cells, geomean 0.900, worst 0.900 (d)",
+        "sample: 1 cells, geomean 0.900, worst 0.900 (d)",
     ]

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from smkern.autotune import append, attention, rows, run
+from smkern.autotune import append, attention, run, sample
 from smkern.autotune.attention_cases import Heads, tuned_cases
 from smkern.autotune.gemm import GemmCase, gemm_family
 from smkern.autotune.operators import Work
-from smkern.autotune.rows import RowsCase
+from smkern.autotune.sample import SampleCase
 from smkern.errors import TableError
 from smkern.tuning.cells import CellFile
 from smkern.tuning.config import GemmProblem
@@ -22,7 +22,7 @@ FAMILIES = {
     "gemm": (gemm_family(), [GemmCase(GemmProblem(m, 1024, 512)) for m in (16, 512)]),
     "attention": (attention.FAMILY, tuned_cases([SMALL])[:2]),
     "append": (append.FAMILY, append.tuned_cases([SMALL])[:2]),
-    "rows": (rows.FAMILY, [RowsCase("rms_norm", n, 4096) for n in (16, 128)]),
+    "sample": (sample.FAMILY, [SampleCase(n, 151_936) for n in (8, 128)]),
 }
 
 

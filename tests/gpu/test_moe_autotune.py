@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.autotune.main import command
-from smkern.autotune.moe import GROUPED, MOE
-from smkern.autotune.moe_cases import GROUPED_OPS, MOE_OPS, cases_of
+from smkern.autotune.moe import GROUPED, GROUPED_OPS, MOE, MOE_OPS, cases_of
 from smkern.device import device_info
 
 

@@ -25,7 +25,7 @@ from smkern.tuning.append import APPEND, AppendProblem
 from smkern.tuning.config import Epilogue, GemmProblem
 from smkern.tuning.constraints import shared_limit
 from smkern.tuning.grouped import GROUPED_GEMM, GroupedProblem
-from smkern.tuning.rows import ROWS, RowsProblem
+from smkern.tuning.rows import RowsProblem, choose
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import FACTS, profile_of
 
@@ -147,7 +147,7 @@ def test_an_expert_gemm_is_the_pointer_kernels(capability: int, step: str, tmp_p
 def test_operators_over_rows(capability: int, step: str, op: Any, tmp_path: Path) -> None:
     (rows, num_sms), profile = STEPS[step], profile_of(capability)
     problem = RowsProblem(op, rows, 4096)
-    config = ROWS.config(problem, Budget(num_sms, "mask"), profile)
+    config = choose(problem, Budget(num_sms, "mask"), profile)
     artifact = rows_variant(problem, config, capability).compile()
     check_fits(artifact, artifact.shared_bytes, capability, tmp_path)
     assert ("ACQBULK" in told(artifact, tmp_path, "-sass")) == (capability >= 90)

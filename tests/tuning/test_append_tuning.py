@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from smkern.errors import BudgetError, TableError
 from smkern.tuning.append import (
     APPEND,
     WARPS,
     AppendConfig,
-    AppendKey,
     AppendProblem,
     Budget,
     candidates,
@@ -23,7 +21,6 @@ from smkern.tuning.append import (
     predict_us,
     q_count,
 )
-from smkern.tuning.cells import Tuned
 
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
@@ -95,27 +92,3 @@ def test_a_long_step_is_bound_by_memory():
     problem, budget = replace(BASE, tokens=8192), Budget(132, "mask")
     us = predict_us(problem, APPEND.choose(problem, budget, Profile()), budget, Profile())
     assert problem.bytes_moved / 4.4e6 < us < 1.4 * problem.bytes_moved / 4.4e6
-
-
-def test_cells_are_kept_and_found(tmp_path):
-    budget, tuned = Budget(32, "mask"), AppendConfig(16, 1)
-    file = APPEND.file(tmp_path / "append.json")
-    file.merge({AppendKey.of(BASE, budget): Tuned(tuned, 3.25)}, META | {"gpu": "NVIDIA H200"})
-    table = APPEND.table_of(file.load("NVIDIA H200"))
-    for tokens in (33, 64, 200):
-        found = APPEND.select(replace(BASE, tokens=tokens), budget, Profile(), table)
-        assert (found.config, found.source) == (tuned, "table")
-    for other, where in (
-        (replace(BASE, tokens=8192), budget),
-        (replace(BASE, norm=False), budget),
-        (BASE, Budget(32, "grid")),
-        (BASE, Budget(34, "mask")),
-    ):
-        assert APPEND.select(other, where, Profile(), table).source == "model"
-    with pytest.raises(TableError, match="tuned on"):
-        file.load("NVIDIA B200")
-
-
-def test_no_budget():
-    with pytest.raises(BudgetError, match="num_sms is 0"):
-        APPEND.select(BASE, Budget(0, "grid"), Profile())

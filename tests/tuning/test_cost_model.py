@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from smkern.tuning import candidates, constraints
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, variant_key
-from smkern.tuning.cost_model import Ceilings, Estimate, predict_us
+from smkern.tuning.cost_model import Ceilings, Estimate, predict_us, streamed_tiles
 
 SM_90 = (9, 0)
 sizes = st.integers(1, 8192)
@@ -135,3 +135,12 @@ def test_a_variant_that_was_never_good_is_not_known(profile):
         problem, good, budget, profile
     )
     assert ratio == pytest.approx(exp(0.1))
+
+
+@given(st.integers(1, 3000), st.integers(1, 264))
+def test_stream_k_leaves_whole_waves_and_cuts_few_pieces(tiles, ctas):
+    streamed = streamed_tiles(tiles, ctas)
+    assert (tiles - streamed) % ctas == 0
+    assert streamed < 2 * ctas
+    if tiles > ctas and streamed:
+        assert ctas <= 4 * streamed, "a tile must not be cut into more than about four pieces"

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from smkern.errors import BudgetError, TableError
 from smkern.tuning import grouped, moe
-from smkern.tuning.cells import Tuned
-from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedKey, GroupedProblem
+from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import (
     MOE,
     Budget,
     MoeConfig,
-    MoeKey,
     PermuteProblem,
     TopkProblem,
     UnpermuteProblem,
@@ -143,42 +140,3 @@ def test_most_tiles_bound_any_deal() -> None:
         counts = [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
         tiles = sum(-(-count // config.block_m) for count in counts) * 12
         assert tiles <= grouped.most_tiles(problem, config)
-
-
-def test_cells_serve_their_neighbours(tmp_path: Any) -> None:
-    config = MoeConfig(16, 1, counted=True, pdl=False)
-    base = replace(SMALL["permute"], tokens=2000)
-    key = MoeKey.of(base, WHOLE)
-    file = MOE.file(tmp_path / "moe.json")
-    file.merge({key: Tuned(config, 9.0)}, META | {"gpu": "x"})
-    table = MOE.table_of(file.load("x"))
-    for tokens in (1100, 2048, 4096, 8000):
-        assert MOE.config(replace(base, tokens=tokens), WHOLE, PROFILE, table) == config
-    few = MOE.config(replace(base, tokens=1), WHOLE, PROFILE, table)
-    assert not few.counted
-    other = MOE.config(base, Budget(131, "mask"), PROFILE, table)
-    assert other == MOE.choose(base, Budget(131, "mask"), PROFILE)
-    with pytest.raises(BudgetError):
-        MOE.config(base, Budget(0, "mask"), PROFILE)
-    with pytest.raises(TableError):
-        file.load("another")
-
-
-def test_grouped_cells(tmp_path: Any) -> None:
-    config = replace(grouped.configs_of(GATE_UP, 90)[3], pdl=False)
-    key = GroupedKey.of(GATE_UP, WHOLE)
-    file = GROUPED_GEMM.file(tmp_path / "grouped_gemm.json")
-    file.merge({key: Tuned(config, 200.0)}, META | {"gpu": "x"})
-    table = GROUPED_GEMM.table_of(file.load("x"))
-    for rows in (300, 512, 1000):
-        problem = replace(GATE_UP, rows=rows, a_stride=99)
-        assert GROUPED_GEMM.config(problem, WHOLE, PROFILE, table) == config
-    pointer = replace(GATE_UP, aligned=False)
-    assert GROUPED_GEMM.config(pointer, WHOLE, PROFILE, table).kernel == "pointer"
-    with pytest.raises(BudgetError):
-        GROUPED_GEMM.config(GATE_UP, Budget(0, "mask"), PROFILE)
-
-
-def test_tables_that_ship_can_be_read() -> None:
-    MOE.load("NVIDIA H200")
-    GROUPED_GEMM.load("NVIDIA H200")

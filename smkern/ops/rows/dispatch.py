@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from smkern.ops.bounded_cache import model_rows
@@ -13,9 +13,9 @@ from smkern.tuning.rows import RowsConfig, RowsProblem
 
 @cache
 def rows_dispatcher(index: int) -> OperatorDispatcher[RowsProblem, RowsConfig]:
-    """The dispatcher of a device that is present: its profile, its table, its kernels."""
+    """The dispatcher of a device that is present: its profile, its kernels."""
     from smkern.profile import load_profile
-    from smkern.tuning.rows import ROWS
+    from smkern.tuning.rows import choose
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -25,7 +25,7 @@ def rows_dispatcher(index: int) -> OperatorDispatcher[RowsProblem, RowsConfig]:
 
         return RowsKernels(10 * major + minor)
 
-    return OperatorDispatcher(profile, kernels, ROWS.selector(profile), of_step)
+    return OperatorDispatcher(profile, kernels, partial(choose, profile=profile), of_step)
 
 
 def of_step(problem: RowsProblem) -> RowsProblem:

@@ -45,7 +45,7 @@ Constraint = Callable[[AttentionProblem, AttentionConfig, Budget, Capability], b
 
 
 def path_of(shape: AttentionShape) -> AttentionPath:
-    """What an attention step must serve, as its host numbers tell.
+    """The path of an attention step, by its host numbers.
 
     "mixed": so many requests for so few query tokens that some of them must take the decode path.
     """
@@ -111,7 +111,7 @@ def triton_config(
 
 
 def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ...]:
-    """What of a configuration decides the order of a row's sums.
+    """The part of a configuration that decides the order of a row's sums.
 
     A CUDA team sums a piece alone, however many teams there are. Triton's row sums turn with the
     keys of a step and with the warps that share them.
@@ -168,7 +168,7 @@ def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
 def triton_rows(shape: AttentionShape, prefill: bool) -> int:
     """Rows of a Triton tile: decode's packed rows, to a power of two, or a prefill item's.
 
-    Of that half, where sums of 256 columns would fill the registers.
+    Half as many where sums of 256 columns would fill the registers.
     """
     if prefill:
         return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2

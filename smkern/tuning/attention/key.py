@@ -1,4 +1,4 @@
-"""What attention's tuned cells are looked up by.
+"""Keys of attention's tuned cells.
 
 A cell is keyed by what a model fixes, the budget, and buckets (powers of two) of what a step
 brings: requests, query tokens of the longest, keys of the mean.
@@ -26,7 +26,7 @@ OP = "paged_attention"
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionKey(Key):
-    """What a tuned cell is looked up by."""
+    """Key of a tuned cell."""
 
     op: str
     path: AttentionPath

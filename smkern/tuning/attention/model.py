@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from smkern.profile import Profile
 
 _EXPONENTIALS_A_CLOCK = 16
-"""Of an SM: the special function units."""
+"""Exponentials per clock of an SM's special function units."""
 _MAX_DEALT = 1 << 14
 """Prefill units beyond which their deal is taken as even."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants:
-    """What the model does not derive, of one kernel."""
+    """Fitted constants of one kernel."""
 
     launch_us: float = 3.0
     """A kernel in a graph: launch, plan header, first items."""
     latency_us: float = 1.0
-    """From asking for keys to having them, in a loaded memory system."""
+    """Latency of a load of keys in a loaded memory system."""
     sm_tbps: float = 0.13
     """Keys that an SM stages and multiplies, TB/s of a 16-bit cache."""
     fp8_share: float = 0.65
     """Share of `sm_tbps`, in bytes, that is left where e4m3 must be converted."""
     unit_us: float = 1.0
-    """Of one decode unit: queries, sums staged, partial written and announced."""
+    """Fixed cost of a decode unit: load queries, stage sums, write and announce the partial."""
     merge_us: float = 3.0
     """The last merge, which nothing hides."""
     dram_efficiency: float = 0.92
@@ -60,7 +60,7 @@ class KernelConstants:
     exponential_share: float = 0.6
     """Share of a tile's exponentials that no product hides."""
     item_us: float = 2.0
-    """Of one prefill unit: queries, the first keys' latency, the epilogue."""
+    """Fixed cost of a prefill unit: load queries, latency of the first keys, epilogue."""
     power_efficiency: float = 0.75
     """Share of the profile's power-limited rate."""
     blend: float = 6.0

@@ -135,9 +135,9 @@ def _listed(
     capability: constraints.Capability,
     kernel: AttentionKernel | None,
 ) -> list[AttentionConfig]:
-    """What the model chooses from, the default first: CUDA's teams; Triton's default alone.
+    """The model's candidates, the default first: CUDA's teams; of Triton the default alone.
 
-    Of Triton's stages and residency the model knows too little to leave what was measured.
+    The model knows too little of Triton's stages and residency to overrule a measured default.
     """
     if kernel is None:
         return []
@@ -171,7 +171,7 @@ def _unserved(
     capability: constraints.Capability,
     backend: AttentionKernel | None,
 ) -> str:
-    """What the error says: the rules that the kernel's default breaks, and the remedy."""
+    """The error's text: constraints that the kernel's default breaks, and the remedy."""
     kernel = backend or "triton"
     default = constraints.default_config(problem, kernel, capability)
     broken = constraints.violations(problem, default, budget, capability)
@@ -196,7 +196,7 @@ def _keeps_kernel(
 def _candidates(
     problem: AttentionProblem, budget: Budget, profile: Profile
 ) -> list[AttentionConfig]:
-    """Those of the kernel that serves a problem; none where no kernel does."""
+    """Candidates of the kernel that serves a problem; empty where no kernel does."""
     capability = profile.info.capability
     kernel = constraints.served_by(problem, budget, capability)
     return candidates(problem, budget, capability, kernel) if kernel else []

@@ -1,4 +1,4 @@
-"""What an attention launch is decided by: the shape, and how keys and queries are cut.
+"""Attention's problem and configuration, and how keys and queries are cut.
 
 The cut depends on a request alone (its own lengths and the model's heads), never on the batch, the
 budget or the kernel: that makes a row's bits independent of its neighbours (rule 12).
@@ -26,7 +26,7 @@ DECODE_MAX_ROWS = 32
 
 Half as many at head_dim 256: their sums would not fit the registers."""
 PIECE_COST = 2
-"""What a decode piece costs beside its keys, in tiles of 128: teams share the sum evenly."""
+"""Fixed cost of a decode piece in tiles of 128 keys: teams share the sum evenly."""
 PREFILL_ROWS = 128
 """Packed rows of a prefill item."""
 PREFILL_TILE = 128

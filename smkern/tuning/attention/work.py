@@ -25,7 +25,7 @@ Ints = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step has to do; items are per KV head, the rest counts all heads.
+    """The work of a step; items are per KV head, the rest counts all heads.
 
     Args:
         decode_keys: keys of each decode item, in the plan's order.

@@ -18,7 +18,7 @@ from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
 from smkern.ops.operator_warmup import aligned
 
 
-class SmallTuner(Tuner[Any, Any]):
+class OperatorTuner(Tuner[Any, Any]):
     """Measures cells of one case of an operator on one device.
 
     Args:
@@ -26,7 +26,7 @@ class SmallTuner(Tuner[Any, Any]):
         dispatcher: prepares the launches.
         calls: with their results, on tensors of the device: launches go round them, so that none
             finds its own in L2; the first one's results are held against the reference.
-        tolerance: of a result: |x - reference| / |reference|.
+        tolerance: largest |x - reference| / |reference| of a result.
         exact: whether candidates must agree to the bit.
     """
 
@@ -91,24 +91,24 @@ class SmallTuner(Tuner[Any, Any]):
         return call
 
 
-def small_tuner(
+def operator_tuner(
     calls: Callable[[Any, str], tuple[Operator[Any], list[Any]]], **options: Any
-) -> Callable[[Sequence[Any], Any, str], SmallTuner]:
+) -> Callable[[Sequence[Any], Any, str], OperatorTuner]:
     """A family's `tuner`.
 
     Args:
         calls: A case's operator, and calls with results on a device.
-        options: Of `SmallTuner`.
+        options: Keyword arguments of `OperatorTuner`.
     """
 
-    def tuner(cases: Sequence[Any], dispatcher: Any, device: str) -> SmallTuner:
+    def tuner(cases: Sequence[Any], dispatcher: Any, device: str) -> OperatorTuner:
         (case,) = cases
         op, made = calls(case, device)
-        return SmallTuner(op, dispatcher, made, **options)
+        return OperatorTuner(op, dispatcher, made, **options)
 
     return tuner
 
 
-def small_tasks(problem: Any, budget: Budget, configs: Sequence[Any], dispatcher: Any) -> Tasks:
+def operator_tasks(problem: Any, budget: Budget, configs: Sequence[Any], dispatcher: Any) -> Tasks:
     """All kernels of the problem's kind: its first launch loads them all."""
     return {x: Compile(x) for x in dispatcher.kernels().variants(problem)}
