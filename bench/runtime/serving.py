@@ -17,8 +17,8 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.policies import Policy
 from smkern.runtime.device import Device
+from smkern.runtime.handle import Handle
 from smkern.runtime.host_device import HostDevice
-from smkern.runtime.live import Handle
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 

@@ -64,9 +64,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smkern.runtime.cuda_device import CudaDevice
     from smkern.runtime.device import Device, Event, Work
+    from smkern.runtime.handle import Handle, Output
     from smkern.runtime.host_device import HostDevice
     from smkern.runtime.interleaver import Interleaver, Ticket
-    from smkern.runtime.live import Handle, Output
     from smkern.runtime.llm import LLM
     from smkern.runtime.model.executor import ModelExecutor
     from smkern.runtime.multiplexer import Multiplexer
@@ -107,7 +107,7 @@ _FILES = {
     "device": ("Device", "Event", "Work"),
     "host_device": ("HostDevice",),
     "interleaver": ("Interleaver", "Ticket"),
-    "live": ("Handle", "Output"),
+    "handle": ("Handle", "Output"),
     "llm": ("LLM",),
     "model.executor": ("ModelExecutor",),
     "multiplexer": ("Multiplexer",),

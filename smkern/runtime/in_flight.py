@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from smkern.errors import DeviceError, ModelError
 from smkern.policies import PrefillView
 from smkern.runtime.device import Event
 from smkern.runtime.executor import Draw, PrefillRun
 from smkern.runtime.interleaver import Ticket
-from smkern.runtime.live import Live
+from smkern.runtime.request import Request
 from smkern.runtime.steady_batch import SteadyBatch
 
 
@@ -19,7 +19,7 @@ class PrefillBatch:
     """A batch of prompts whose layers are launched in groups."""
 
     run: PrefillRun
-    lives: list[Live]
+    requests: list[Request]
     started_us: float
     layers: int = 0
     _view: PrefillView | None = None
@@ -29,12 +29,12 @@ class PrefillBatch:
         view = self._view
         if view is None:
             view = self._view = PrefillView(
-                ids=tuple(live.id for live in self.lives),
+                ids=tuple(request.index for request in self.requests),
                 chunks=tuple((chunk.count, chunk.start) for chunk in self.run.chunks),
                 layers_launched=self.layers,
                 started_us=self.started_us,
-                priority=max(live.priority for live in self.lives),
-                deadline_us=min(live.deadline_us for live in self.lives),
+                priority=max(request.priority for request in self.requests),
+                deadline_us=min(request.deadline_us for request in self.requests),
             )
         elif view.layers_launched != self.layers:
             view = self._view = replace(view, layers_launched=self.layers)
@@ -46,32 +46,36 @@ class InFlight:
     """What is known of a launch until it is over.
 
     Attributes:
-        lives: Requests whose pages it reads or writes.
-        rows: A request and its epoch for each token that it draws.
-        draw: Reads the tokens.
+        requests: Requests whose pages it reads or writes.
+        draw: The tokens that it draws.
+        preemptions: How often each request of `draw` had begun anew when it was launched.
         batch: The batch whose last layers it runs.
         steady: For whom it draws, where that is a step like the one before.
         number: Of the steady batch's steps.
     """
 
-    lives: Sequence[Live]
-    rows: list[tuple[Live, int]] = field(default_factory=list)
+    requests: Sequence[Request]
     draw: Draw | None = None
+    preemptions: Sequence[int] = ()
     batch: PrefillBatch | None = None
     steady: SteadyBatch | None = None
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Both:
-    """The end of two."""
+def preemptions_of(requests: Iterable[Request]) -> list[int]:
+    """How often each of these began anew."""
+    return [request.num_preemptions for request in requests]
 
-    one: Event
-    two: Event
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllOver:
+    """The end of several launches."""
+
+    events: tuple[Event, ...]
 
     def query(self) -> bool:
-        """Whether both are over. One that failed is, with all in front of it; the other may not."""
-        return all(_is_over(event) for event in (self.one, self.two))
+        """Whether all are over. One that failed is, with all in front of it; others may not."""
+        return all(_is_over(event) for event in self.events)
 
 
 def _is_over(event: Event) -> bool:
@@ -91,23 +95,9 @@ class Written:
         return self.ticket.query() and self.ticket.error is None
 
 
-class Blame:
-    """What a model raises becomes a `ModelError` that knows the requests of the launch."""
-
-    def __init__(self, lives: Sequence[Live]) -> None:
-        self._lives = lives
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, LaunchError):
-            raise LaunchError(list(self._lives), error) from error
-
-
 class LaunchError(ModelError):
-    """A launch raised; `lives` are the requests that have failed by it."""
+    """A launch raised; `requests` are those that have failed by it."""
 
-    def __init__(self, lives: list[Live], reason: Exception) -> None:
+    def __init__(self, requests: Iterable[Request], reason: Exception) -> None:
         super().__init__(f"{type(reason).__name__} while work was launched: {reason}")
-        self.lives = lives
+        self.requests = list(requests)

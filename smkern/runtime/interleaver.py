@@ -156,11 +156,11 @@ class Interleaver:
         target, place = self._target[lane], self._place[lane]
         if not queue:
             return target
-        sides = {ticket.place.side for ticket in queue}
-        if self._impatient and "whole" not in (target.side, *sides):
+        places = [ticket.place for ticket in queue]
+        if self._impatient and "whole" not in [target.side, *[x.side for x in places]]:
             return target
         for found in (target, place):
-            if not any(ticket.place.overlaps(found) for ticket in queue):
+            if not any(map(found.overlaps, places)):
                 return found
         return None
 
@@ -186,14 +186,23 @@ class Interleaver:
             StalledError: the lane must wait for the other, or its queue is full: `can_launch` says
                 so beforehand.
         """
-        place = self.place_for(lane)
-        if place is None or not self._has_room(lane, work):
+        ticket = self.try_launch(lane, work)
+        if ticket is None:
             raise StalledError(
                 f"{work.name!r} cannot be launched on the {lane} lane now: "
                 f"{self._launches[lane]} of {self._max_queued} launches queued, SMs "
-                f"{'free' if place else 'held by the other lane'}; ask can_launch() first, poll "
-                "and try again"
+                f"{'free' if self.place_for(lane) else 'held by the other lane'}; ask can_launch() "
+                "first, poll and try again"
             )
+        return ticket
+
+    def try_launch(self, lane: Lane, work: Work) -> Ticket | None:
+        """As `launch`; None, with nothing launched, where `can_launch` would say no."""
+        if not self._has_room(lane, work):
+            return None
+        place = self.place_for(lane)
+        if place is None:
+            return None
         launched_us = self.device.now_us()
         try:
             event = self.device.launch(lane, place, work)

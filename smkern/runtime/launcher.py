@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import ParamSpec, TypeVar
 
 from smkern.errors import ArgumentError
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Draw, Executor, PrefillChunk
-from smkern.runtime.in_flight import Blame, Both, InFlight, PrefillBatch, Written
+from smkern.runtime.executor import Executor, PrefillChunk
+from smkern.runtime.in_flight import (
+    AllOver,
+    InFlight,
+    LaunchError,
+    PrefillBatch,
+    Written,
+    preemptions_of,
+)
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.live import Live, rows_of
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.queues import RequestQueues
+from smkern.runtime.request import Request
 from smkern.runtime.steady_batch import SteadyBatch
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 PLENTY = 4
 """Free pages a request that decodes, from which on pages are taken a step early: while the device
@@ -66,7 +77,7 @@ class BatchLauncher:
             )
         self._num_layers = executor.config.num_layers
         # Whose tokens the decode lane's last launch drew: they are on the device.
-        self._drawn: set[Live] = set()
+        self._drawn: set[Request] = set()
         self._steady: SteadyBatch | None = None
         # Decode steps that their requests have not been told of, and how many tokens these lacked
         # before, where they may become a steady batch.
@@ -87,19 +98,18 @@ class BatchLauncher:
             return
         owed, self._owed = self._owed, []
         in_flight, count = [self.in_flight[ticket] for ticket in owed], len(owed)
-        lives = in_flight[0].lives
-        for live in lives:
-            live.last = owed[-1]
-            live.ahead += count
+        requests = in_flight[0].requests
+        for request in requests:
+            request.last_use = owed[-1]
+            request.num_pending += count
         left, self._forming = self._forming, None
-        if left is not None and lives == self._queues.running:
-            order = tuple([live.request for live, _ in in_flight[0].rows])
-            self._steady = SteadyBatch(
-                self._queues, self._queues.running[:], order, [n - count for n in left]
-            )
+        if left is not None and requests == self._queues.running:
+            draw = in_flight[0].draw
+            assert draw is not None
+            self._steady = SteadyBatch(self._queues, draw.requests, [n - count for n in left])
             for index, launched in enumerate(in_flight):
                 launched.steady, launched.number = self._steady, index + 1 - count
-        steady, is_rich = self.steady, self._queues.free_pages > PLENTY * len(lives)
+        steady, is_rich = self.steady, self._queues.pool.num_available > PLENTY * len(requests)
         if steady is None:
             return
         steady.count()
@@ -111,19 +121,19 @@ class BatchLauncher:
         """Requests that may still be admitted."""
         taken = len(self._queues.running) + len(self._queues.paused)
         for batch in (self.batch, self.preempted):
-            taken += 0 if batch is None else len(batch.lives)
+            taken += 0 if batch is None else len(batch.requests)
         return self._executor.max_running - taken - self.joining
 
     @property
     def joining(self) -> int:
         """Requests whose last layers are on their way."""
-        return sum(len(x.batch.lives) for x in self.in_flight.values() if x.batch is not None)
+        return sum(len(x.batch.requests) for x in self.in_flight.values() if x.batch is not None)
 
     def decode(self, steps: int) -> int:
         """Launch decode steps of all that run; how many.
 
         Raises:
-            ModelError: the launch failed; its `lives` are the requests of it.
+            ModelError: the launch failed; its `requests` are the requests of it.
         """
         steady = self.steady
         if steady is not None and steady.least_left > 0:
@@ -133,22 +143,21 @@ class BatchLauncher:
         self._settle()
         self._steady = None
         version = self._queues.version
-        lives, left = self._decoding()
-        count = self._queues.reserve(min(steps, max(left))) if lives else 0
+        requests, left = self._decoding()
+        count = self._queues.reserve(min(steps, max(left))) if requests else 0
         if self._queues.version != version:  # somebody has given way
-            lives, left = self._decoding()
-        if not lives or not count:
+            requests, left = self._decoding()
+        if not requests or not count:
             return 0
-        with Blame(lives):
-            works = self._executor.decode(tuple([live.request for live in lives]), count)
-        rows: list[tuple[Live, int]] = []
+        works = self._call(requests, self._executor.decode, tuple(requests), count)
+        preemptions: list[int] = []
         for work, draw in works:
-            ticket = self._launch("decode", work, lives)
+            ticket = self._launch("decode", work, requests)
             if ticket is None:
                 break
-            rows = rows or rows_of(lives, draw.requests)
-            self.in_flight[ticket] = InFlight(lives, rows, draw)
-            self._drawn = set(lives)
+            preemptions = preemptions or preemptions_of(draw.requests)
+            self.in_flight[ticket] = InFlight(requests, draw, preemptions)
+            self._drawn = set(requests)
             self._owed.append(ticket)
             self._forming = left
         return len(self._owed)
@@ -156,21 +165,20 @@ class BatchLauncher:
     def _go_on(self, steady: SteadyBatch, steps: int) -> int:
         """Launch decode steps like those before; how many. Their requests hear of it later."""
         self.settle()
-        with Blame(steady.lives):
-            works = self._executor.decode(steady.requests, steps)
+        requests = steady.requests
+        works = self._call(requests, self._executor.decode, requests, steps)
         for work, draw in works:
-            assert draw.requests == steady.order, "requests that sit have changed their rows"
-            ticket = self._launch("decode", work, steady.lives)
+            assert draw.requests == steady.rows, "requests have changed their rows"
+            ticket = self._launch("decode", work, requests)
             if ticket is None:
                 break
-            steady.launched += 1
             self.in_flight[ticket] = InFlight(
-                steady.lives, steady.rows, draw, steady=steady, number=steady.launched
+                requests, draw, steady.preemptions, steady=steady, number=steady.advance()
             )
             self._owed.append(ticket)
         return len(self._owed)
 
-    def mixed(self, lives: Iterable[Live], tokens: int) -> int | None:
+    def mixed(self, requests: Iterable[Request], tokens: int) -> int | None:
         """Launch one forward of chunks of these prompts and a token of all that run; its tokens.
 
         None: not now, the lane's queue is full. 0: none of them can begin.
@@ -179,58 +187,56 @@ class BatchLauncher:
             ModelError: see `decode`; only the prompts' requests have failed.
         """
         self._settle()
-        chunks, chosen = self._next_chunks(lives, tokens)
+        chunks, chosen = self._next_chunks(requests, tokens)
         if not chunks:
             return 0
         running, _ = self._decoding()
         if running and not self._queues.reserve(1):
             running = []
         # Who gave way for it is out, of the prompts too.
-        running = [live for live in running if live.stage == "running"]
-        keep = [i for i, live in enumerate(chosen) if live.room]
+        running = [request for request in running if request.stage == "running"]
+        keep = [i for i, request in enumerate(chosen) if request.room]
         chunks, chosen = [chunks[i] for i in keep], [chosen[i] for i in keep]
         if not chunks:
             return 0
         # Whoever is not part of it has no row from here on, whether it is launched or not.
         self._steady = None
         self._drawn.intersection_update(running)
-        with Blame(chosen):
-            work, draw = self._executor.mixed(chunks, [live.request for live in running])
+        work, draw = self._call(chosen, self._executor.mixed, chunks, running)
         ticket = self._launch("decode", work, chosen)
         if ticket is None:
             return None
         everyone = [*chosen, *running]
-        rows = rows_of(everyone, draw.requests)
-        self.in_flight[ticket] = InFlight(everyone, rows, draw)
-        for live in everyone:
-            live.last = ticket
-        for live, _ in rows:
-            live.ahead += 1
-        self._drawn = {live for live, _ in rows}
-        for live, chunk in zip(chosen, chunks, strict=True):
-            self._computed(live, chunk, ticket)
+        self.in_flight[ticket] = InFlight(everyone, draw, preemptions_of(draw.requests))
+        for request in everyone:
+            request.last_use = ticket
+        for request in draw.requests:
+            request.num_pending += 1
+        self._drawn = set(draw.requests)
+        for request, chunk in zip(chosen, chunks, strict=True):
+            self._computed(request, chunk, ticket)
             if chunk.draws:
-                self._queues.drop(live)
-                self._queues.run(live)
+                self._queues.drop(request)
+                self._queues.run(request)
         return sum(chunk.count for chunk in chunks) + len(running)
 
-    def begin(self, lives: Iterable[Live], tokens: int, *, preempt: bool) -> bool:
+    def begin(self, requests: Iterable[Request], tokens: int, *, preempt: bool) -> bool:
         """Make a batch of these prompts, in front of the running one; False where none has pages.
 
         Raises:
             ModelError: see `decode`.
         """
-        chunks, chosen = self._next_chunks(lives, tokens)
+        chunks, chosen = self._next_chunks(requests, tokens)
         if not chunks:
             return False
-        with Blame(chosen):
-            run = self._executor.begin(chunks, 0 if self.batch is None else 1 - self.batch.run.slot)
+        slot = 0 if self.batch is None else 1 - self.batch.run.slot
+        run = self._call(chosen, self._executor.begin, chunks, slot)
         assert preempt or self.batch is None
         self.preempted = self.batch
         self.batch = PrefillBatch(run, chosen, self._lanes.device.now_us())
-        for live in chosen:
-            self._queues.drop(live)
-            live.stage = "prefill"
+        for request in chosen:
+            self._queues.drop(request)
+            request.stage = "prefill"
         return True
 
     def layers(self, count: int) -> int:
@@ -243,123 +249,123 @@ class BatchLauncher:
         if batch is None:
             return 0
         count = min(count, self._num_layers - batch.layers)
-        with Blame(batch.lives):
-            work = self._executor.prefill(batch.run, batch.layers, count)
-        ticket = self._launch("prefill", work, batch.lives)
+        work = self._call(batch.requests, self._executor.prefill, batch.run, batch.layers, count)
+        ticket = self._launch("prefill", work, batch.requests)
         if ticket is None:
             return 0
         batch.layers += count
         batch.view()  # made behind the launch, not when a policy is asked
-        launched = self.in_flight[ticket] = InFlight(batch.lives)
-        for live in batch.lives:
-            live.last = ticket
+        launched = self.in_flight[ticket] = InFlight(batch.requests)
+        for request in batch.requests:
+            request.last_use = ticket
         if batch.layers == self._num_layers:
             launched.batch, launched.draw = batch, batch.run.draw
             self.batch, self.preempted = self.preempted, None
         return count
 
-    def joined(self, batch: PrefillBatch, draw: Draw | None) -> list[tuple[Live, int]]:
-        """A batch is through its last layer: its requests decode, or wait for their next chunk.
-
-        Returns:
-            A request and its epoch for each token drawn.
-        """
-        for live, chunk in zip(batch.lives, batch.run.chunks, strict=True):
-            if live.stage == "done":  # cancelled meanwhile
-                self._queues.release(live)
-                self._executor.forget(live.request)
+    def joined(self, batch: PrefillBatch) -> None:
+        """A batch is through its last layer: its requests decode, or wait for their next chunk."""
+        for request, chunk in zip(batch.requests, batch.run.chunks, strict=True):
+            if request.stage == "done":  # cancelled meanwhile
+                self._queues.release(request)
+                self._executor.forget(request)
                 continue
-            self._computed(live, chunk, None)
+            self._computed(request, chunk, None)
             if chunk.draws:
-                live.ahead += 1
-                self._queues.run(live)
+                request.num_pending += 1
+                self._queues.run(request)
             else:
-                self._queues.wait(live)
-        return [] if draw is None else rows_of(batch.lives, draw.requests)
+                self._queues.wait(request)
 
-    def fence(self, tickets: Iterable[Ticket] = (), lives: Iterable[Live] = ()) -> bool:
+    def fence(self, tickets: Iterable[Ticket] = (), requests: Iterable[Request] = ()) -> bool:
         """Launches have failed: what of them runs is over behind both lanes.
 
         Args:
             tickets: Launches on their way.
-            lives: Requests of a launch that raised.
+            requests: Requests of a launch that raised.
 
         Returns:
             Whether the device still takes work; one that does not runs nothing either.
         """
-        everyone = {live for ticket in tickets for live in self.in_flight[ticket].lives} | {*lives}
-        end: Both | None = None
+        everyone = {*requests}.union(*[self.in_flight[ticket].requests for ticket in tickets])
+        end: AllOver | None = None
         with suppress(Exception):
-            end = Both(*[self._lanes.fence(lane) for lane in LANES])
+            end = AllOver(tuple([self._lanes.fence(lane) for lane in LANES]))
         if end is not None:
-            for live in everyone:
-                live.last = end
+            for request in everyone:
+                request.last_use = end
         return end is not None
 
-    def lose(self, lives: Iterable[Live]) -> list[Live]:
+    def lose(self, requests: Iterable[Request]) -> list[Request]:
         """Forget the batches of requests that have failed; these, and all others of the batches:
         what a batch has computed of a prompt is lost with it."""
-        gone = dict.fromkeys(lives)
-        if self.preempted is not None and not gone.keys().isdisjoint(self.preempted.lives):
-            gone |= dict.fromkeys(self.preempted.lives)
+        gone = dict.fromkeys(requests)
+        if self.preempted is not None and not gone.keys().isdisjoint(self.preempted.requests):
+            gone |= dict.fromkeys(self.preempted.requests)
             self.preempted = None
-        if self.batch is not None and not gone.keys().isdisjoint(self.batch.lives):
-            gone |= dict.fromkeys(self.batch.lives)
+        if self.batch is not None and not gone.keys().isdisjoint(self.batch.requests):
+            gone |= dict.fromkeys(self.batch.requests)
             self.batch, self.preempted = self.preempted, None
         return list(gone)
 
-    def _launch(self, lane: Lane, work: Work, lives: Sequence[Live]) -> Ticket | None:
+    def _launch(self, lane: Lane, work: Work, requests: Iterable[Request]) -> Ticket | None:
         """Launch work of these requests; None: the lane has no place or no room for it now."""
-        if not self._lanes.can_launch(lane, work):
-            return None
-        with Blame(lives):
-            return self._lanes.launch(lane, work)
+        return self._call(requests, self._lanes.try_launch, lane, work)
 
-    def _decoding(self) -> tuple[list[Live], list[int]]:
+    def _call(
+        self, requests: Iterable[Request], function: Callable[P, Result], /,
+        *args: P.args, **options: P.kwargs,
+    ) -> Result:  # fmt: skip
+        """Call the executor or the lanes; what they raise is attributed to these requests."""
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            raise LaunchError(requests, error) from error
+
+    def _decoding(self) -> tuple[list[Request], list[int]]:
         """Those that run, have tokens to draw when all that is launched is over, and whose last
         token is known: on the device to the decode lane's last launch, or here; and how many."""
-        found: list[Live] = []
+        found: list[Request] = []
         left: list[int] = []
         drawn = self._drawn
-        for live in self._queues.running:
-            request, ahead = live.request, live.ahead
-            count = request.prompt_len + request.max_new_tokens - len(request.ids) - ahead
-            if count > 0 and (not ahead or live in drawn):
-                found.append(live)
+        for request in self._queues.running:
+            count = request.num_left
+            if count > 0 and (not request.num_pending or request in drawn):
+                found.append(request)
                 left.append(count)
         most = self._executor.max_running
         return found[:most], left[:most]
 
     def _next_chunks(
-        self, lives: Iterable[Live], tokens: int
-    ) -> tuple[list[PrefillChunk], list[Live]]:
+        self, requests: Iterable[Request], tokens: int
+    ) -> tuple[list[PrefillChunk], list[Request]]:
         """The next chunks of these prompts, those whose pages there are."""
         chunks: list[PrefillChunk] = []
-        chosen: list[Live] = []
+        chosen: list[Request] = []
         room, free_rows = min(tokens, self._executor.max_tokens), self.free_rows
-        for live in lives:
+        for request in requests:
             if len(chunks) == min(self._executor.max_prefill, free_rows) or not room:
                 break
-            if not self._queues.admit(live):
+            if not self._queues.admit(request):
                 break
-            length = len(live.request.ids)
+            length = len(request.ids)
             if self._least and not chunks:  # else a small room might never do for a rest
                 room = min(max(room, 2 * self._least + 2), self._executor.max_tokens)
-            count = cut(length - live.computed, room, self._least)
+            count = cut(length - request.num_computed, room, self._least)
             if not count:
                 break
-            draws = live.computed + count == length
-            chunks.append(PrefillChunk(live.request, live.computed, count, draws))
-            chosen.append(live)
+            draws = request.num_computed + count == length
+            chunks.append(PrefillChunk(request, request.num_computed, count, draws))
+            chosen.append(request)
             room -= count
         return chunks, chosen
 
-    def _computed(self, live: Live, chunk: PrefillChunk, written: Ticket | None) -> None:
+    def _computed(self, request: Request, chunk: PrefillChunk, written: Ticket | None) -> None:
         """A chunk is in its pages once `written` is over."""
         over = None if written is None else Written(written)
-        self._queues.pool.commit(live.request, chunk.ids, over)
-        live.computed = live.request.num_computed = chunk.end
-        self._queues.look_again(live)
+        self._queues.pool.commit(request, chunk.ids, over)
+        request.num_computed = chunk.end
+        self._queues.look_again(request)
 
 
 def cut(remaining: int, room: int, least: int) -> int:

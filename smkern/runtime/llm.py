@@ -25,8 +25,8 @@ from smkern.ops.warming import Bar
 from smkern.partition import Partition
 from smkern.policies import Aggregated
 from smkern.runtime.executor import MemoryReport
+from smkern.runtime.handle import Output
 from smkern.runtime.input_processor import Prompt
-from smkern.runtime.live import Output
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer

@@ -14,13 +14,14 @@ from smkern.models.tokenizer import Tokenizer
 from smkern.ops.checks import as_int
 from smkern.policies import Aggregated, Policy
 from smkern.runtime.executor import Executor, MemoryReport
+from smkern.runtime.handle import Handle, Output
 from smkern.runtime.in_flight import LaunchError
 from smkern.runtime.input_processor import InputProcessor, Prompt
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
-from smkern.runtime.live import Handle, Live, Output
 from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.queues import Preemption, RequestQueues, no_pages_error
+from smkern.runtime.request import Request
 from smkern.runtime.scheduler import Outcome, Scheduler
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
@@ -110,10 +111,10 @@ class Multiplexer:
         )  # fmt: skip
         self._meter = StatsMeter(timeline, config=executor.config)
         self._outputs = OutputProcessor(self._launcher, self._meter, self._finished)
-        self._lives: dict[int, Live] = {}
+        self._requests: dict[int, Request] = {}
         self._scheduler = Scheduler(
             Aggregated() if policy is None else policy, executor, self._lanes, self._queues,
-            self._launcher, self._lives, timeline,
+            self._launcher, self._requests, timeline,
         )  # fmt: skip
         self._inputs = InputProcessor(
             executor.config, executor.pool, executor.max_context, tokenizer, Random(seed)
@@ -158,14 +159,15 @@ class Multiplexer:
         come_us = now_us if arrival_us is None else as_time("arrival_us", arrival_us)
         wait_ms = inf if deadline_ms in (None, inf) else as_time("deadline_ms", deadline_ms)
         request = self._inputs.process(self._count, prompt, params)
-        live = Live(request, priority, come_us, come_us + 1e3 * wait_ms)
-        self._lives[self._count] = live
+        request.priority, request.arrival_us = priority, come_us
+        request.deadline_us = come_us + 1e3 * wait_ms
+        self._requests[self._count] = request
         self._count += 1
         if come_us <= now_us:
-            self._arrive(live)
+            self._arrive(request)
         else:
-            self._future.add(live)
-        return Handle(live, self.cancel)
+            self._future.add(request)
+        return Handle(request, self.cancel)
 
     def cancel(self, request: Handle | int) -> None:
         """Want no more tokens of a request; one that has ended is left as it is.
@@ -178,15 +180,15 @@ class Multiplexer:
         id_ = request.id if isinstance(request, Handle) else request
         if type(id_) is not int or not 0 <= id_ < self._count:
             raise ArgumentError(f"request {id_!r}: this Multiplexer has had {self._count} of them")
-        live = self._lives.get(id_)
-        if live is not None:
-            live.is_cancelled = True
-            self._end(live)
+        found = self._requests.get(id_)
+        if found is not None:
+            found.is_cancelled = True
+            self._end(found)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, runs, or is on its way."""
-        return not (self._lives or self._launcher.in_flight or self._unread)
+        return not (self._requests or self._launcher.in_flight or self._unread)
 
     # The loop.
 
@@ -227,7 +229,7 @@ class Multiplexer:
                 self._queues.resume()
                 self._decide(began)
             elif not self._launcher.in_flight:
-                self._unblock() if self._lives else catch_up(self._executor, self.timeline)
+                self._unblock() if self._requests else catch_up(self._executor, self.timeline)
         finally:
             self._outputs.flush()
         outputs, self._outputs.outputs = [*self._unread, *self._outputs.outputs], []
@@ -270,32 +272,32 @@ class Multiplexer:
         if self._is_closed and not self._launcher.in_flight:
             return
         self._is_closed = True
-        for live in list(self._lives.values()):
-            live.is_cancelled = True
-            self._end(live)
+        for request in list(self._requests.values()):
+            request.is_cancelled = True
+            self._end(request)
         while self._launcher.in_flight:
             self._poll()
             if self._launcher.in_flight:
                 self._lanes.wait()
         for batch in (self._launcher.batch, self._launcher.preempted):
-            for live in () if batch is None else batch.lives:
-                self._queues.release(live)
+            for request in () if batch is None else batch.requests:
+                self._queues.release(request)
         self._executor.close()
 
-    def _arrive(self, live: Live) -> None:
-        self._queues.wait(live)
-        self._meter.arrived(live.id, live.arrival_us, prompt_tokens=live.request.prompt_len)
+    def _arrive(self, request: Request) -> None:
+        self._queues.wait(request)
+        self._meter.arrived(request.index, request.arrival_us, prompt_tokens=request.prompt_len)
         self._changed = True
 
     def _arrivals(self) -> None:
         if self._future.next_us is not None:
-            for live in self._future.due(self._lanes.device.now_us()):
-                self._arrive(live)
+            for request in self._future.due(self._lanes.device.now_us()):
+                self._arrive(request)
 
     def _wait(self) -> None:
         until_us = self._future.next_us
         if not self._launcher.in_flight and until_us is None:
-            if not self._lives:
+            if not self._requests:
                 return
             until_us = self._lanes.device.now_us() + BLOCKED_US
         end_s = perf_counter() + SETTLE_S
@@ -317,11 +319,11 @@ class Multiplexer:
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
 
-    def _finished(self, live: Live) -> None:
-        if live.error is None:
-            self._end(live)
+    def _finished(self, request: Request) -> None:
+        if request.error is None:
+            self._end(request)
         else:
-            self._fail([live], live.error)
+            self._fail([request], request.error)
 
     def _decide(self, began: float) -> None:
         """Let what can be launched be decided and launched."""
@@ -330,8 +332,8 @@ class Multiplexer:
                 self._unblock(is_stuck=True)
         except LaunchError as error:
             self._outputs.flush()
-            self._launcher.fence(lives=error.lives)
-            self._fail(error.lives, error)
+            self._launcher.fence(requests=error.requests)
+            self._fail(error.requests, error)
 
     # What goes wrong.
 
@@ -340,29 +342,31 @@ class Multiplexer:
         batch, pool = self._launcher.batch, self._queues.pool
         self._changed = not is_stuck or (batch is None and not pool.poll())
         if batch is None:
-            live = self._queues.unblock(is_stuck=is_stuck)
-            if live is not None:
-                self._fail([live], no_pages_error(live, pool))
+            request = self._queues.unblock(is_stuck=is_stuck)
+            if request is not None:
+                self._fail([request], no_pages_error(request, pool))
 
-    def _gave_way(self, live: Live, begins_anew: bool) -> None:
+    def _gave_way(self, request: Request, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""
         self._preemptions += 1
-        self.timeline.note("preempted", request=live.id, begins_anew=begins_anew)
+        self.timeline.note("preempted", request=request.index, begins_anew=begins_anew)
         if begins_anew:
-            self._executor.forget(live.request)
+            self._executor.forget(request)
 
-    def _fail(self, lives: Sequence[Live], error: SmkernError) -> None:
+    def _fail(self, requests: Sequence[Request], error: SmkernError) -> None:
         """These requests, and those of their batches, end with an error; the others go on."""
-        lives = self._launcher.lose(lives)
-        for live in lives:
-            if live.stage != "done":
-                live.error = error
-                self._outputs.outputs.append(Output(live.id, None, error=error))
-                self._end(live, computing=False)
+        requests = self._launcher.lose(requests)
+        for request in requests:
+            if request.stage != "done":
+                request.error = error
+                self._outputs.outputs.append(Output(request.index, None, error=error))
+                self._end(request, computing=False)
             else:  # cancelled before
-                self._queues.release(live)
-                self._executor.forget(live.request)
-        self.timeline.note("failed", error=str(error), requests=[live.id for live in lives])
+                self._queues.release(request)
+                self._executor.forget(request)
+        self.timeline.note(
+            "failed", error=str(error), requests=[request.index for request in requests]
+        )
         self._changed = True
 
     def _device_failed(self, error: DeviceError) -> None:
@@ -373,30 +377,30 @@ class Multiplexer:
             gone += self._lanes.abandon()
         self.timeline.abandoned(gone)
         in_flight = [self._launcher.in_flight.pop(ticket) for ticket in gone]
-        lost = dict.fromkeys(live for launch in in_flight for live in launch.lives)
+        lost = dict.fromkeys(request for launch in in_flight for request in launch.requests)
         self._fail(list(lost), error)
         self._queues.pool.forget_prefixes()  # what was to be written is named already
 
-    def _end(self, live: Live, *, computing: bool = True) -> None:
+    def _end(self, request: Request, *, computing: bool = True) -> None:
         """A request leaves; its pages come back once nothing reads or writes them.
 
         Args:
-            live: The request.
+            request: The request.
             computing: Whether a batch that it is part of still writes its pages.
         """
-        if live.stage == "done":
+        if request.stage == "done":
             return
-        in_batch = live.stage == "prefill" and computing
-        self._queues.commit(live)
-        self._queues.drop(live)
-        live.stage = "done"
+        in_batch = request.stage == "prefill" and computing
+        self._queues.commit(request)
+        self._queues.drop(request)
+        request.stage = "done"
         if not in_batch:  # else `BatchLauncher.joined` releases it
-            self._queues.release(live)
-            self._executor.forget(live.request)
-        del self._lives[live.id]
-        reason = "failed" if live.error else "cancelled" if live.is_cancelled else None
+            self._queues.release(request)
+            self._executor.forget(request)
+        del self._requests[request.index]
+        reason = "failed" if request.error else "cancelled" if request.is_cancelled else None
         if reason is None:
-            assert live.completion is not None
-            reason = live.completion.finish_reason
-        self._meter.finished(live.id, self._lanes.device.now_us(), reason)
+            assert request.completion is not None
+            reason = request.completion.finish_reason
+        self._meter.finished(request.index, self._lanes.device.now_us(), reason)
         self._changed = True

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from smkern.errors import ModelError, RequestError
-from smkern.runtime.in_flight import InFlight
+from smkern.runtime.handle import Output
+from smkern.runtime.in_flight import InFlight, preemptions_of
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.launcher import BatchLauncher
-from smkern.runtime.live import Live, Output
+from smkern.runtime.request import Request
 from smkern.runtime.timeline.stats import StatsMeter
-
-TOLD = 32
-"""Tokens of a record of them: it takes some 10 us to be counted, between two polls."""
 
 
 class OutputProcessor:
@@ -28,7 +26,7 @@ class OutputProcessor:
     """
 
     def __init__(
-        self, launcher: BatchLauncher, meter: StatsMeter, finished: Callable[[Live], None]
+        self, launcher: BatchLauncher, meter: StatsMeter, finished: Callable[[Request], None]
     ) -> None:
         self.outputs: list[Output] = []
         self._launcher = launcher
@@ -38,13 +36,15 @@ class OutputProcessor:
 
     def over(self, ticket: Ticket, launch: InFlight) -> None:
         """A launch is over; its tokens are kept if all go on as they did."""
-        rows = launch.rows
         if launch.batch is not None:
-            rows = self._launcher.joined(launch.batch, launch.draw)
-        if launch.draw is None:
+            self._launcher.joined(launch.batch)
+        draw, steady = launch.draw, launch.steady
+        if draw is None:
             return
+        if launch.batch is not None:
+            launch.preemptions = preemptions_of(draw.requests)
         assert ticket.seen_us is not None
-        tokens, steady = launch.draw.read(), launch.steady
+        tokens = draw.read()
         if (
             steady is not None
             and steady is self._launcher.steady
@@ -54,7 +54,7 @@ class OutputProcessor:
             self._kept.append((launch, tokens, ticket.seen_us))
             return
         self.flush()
-        self._deliver(rows, tokens, ticket.seen_us)
+        self._deliver(launch, tokens, ticket.seen_us)
 
     def flush(self) -> None:
         """Give requests what is owed to them: launches they were not told of, tokens kept."""
@@ -63,49 +63,45 @@ class OutputProcessor:
             return
         kept, self._kept = self._kept, []
         for launch, tokens, seen_us in kept:
-            self._deliver(launch.rows, tokens, seen_us)
+            self._deliver(launch, tokens, seen_us)
 
-    def _deliver(
-        self, rows: Sequence[tuple[Live, int]], tokens: Sequence[int], seen_us: float
-    ) -> None:
+    def _deliver(self, launch: InFlight, tokens: Sequence[int], seen_us: float) -> None:
         """Tokens of one launch to their requests."""
-        outputs, finished = deliver(rows, tokens, seen_us)
+        assert launch.draw is not None
+        rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=False)
+        outputs, finished = deliver(rows, seen_us)
         self.outputs += outputs
-        ids = [output.id for output in outputs]
-        for first in range(0, len(ids), TOLD):
-            self._meter.delivered(ids[first : first + TOLD], seen_us)
-        for live in finished:
-            self._finished(live)
+        self._meter.delivered([output.id for output in outputs], seen_us)
+        for request in finished:
+            self._finished(request)
 
 
 def deliver(
-    rows: Iterable[tuple[Live, int]], tokens: Sequence[int], now_us: float
-) -> tuple[list[Output], list[Live]]:
+    rows: Iterable[tuple[Request, int, int]], now_us: float
+) -> tuple[list[Output], list[Request]]:
     """Hand a token to each request that a launch drew for.
 
     A request that ended, or began anew, since the launch gets none. One that draws again what it
     had drawn before it began anew emits nothing.
 
     Args:
-        rows: A request and its epoch at the launch, by row.
-        tokens: By row.
-        now_us: When they were read.
+        rows: A request, how often it had begun anew when the launch was made, and its token.
+        now_us: When the tokens were read.
 
     Returns:
         The outputs, and the requests that are finished by them.
     """
     outputs: list[Output] = []
-    finished: list[Live] = []
+    finished: list[Request] = []
     make = tuple.__new__  # half of what an output's own function takes
-    for (live, epoch), token in zip(rows, tokens, strict=False):
-        if live.epoch != epoch or live.stage == "done":
+    for request, preemptions, token in rows:
+        if request.num_preemptions != preemptions or request.stage == "done":
             continue
-        live.ahead -= 1
-        live.token_us = now_us
-        request = live.request
-        if live.again:
-            if not _draws_again(live, token):
-                finished.append(live)
+        request.num_pending -= 1
+        request.token_us = now_us
+        if request.to_repeat:
+            if not _repeats(request, token):
+                finished.append(request)
             continue
         # What most tokens are: neither text nor an end. 128 of them are handed out a step.
         if request.detokenizer is None and token not in request.stop_token_ids:
@@ -118,28 +114,28 @@ def deliver(
         try:
             text, completion = request.accept(token)
         except Exception as reason:  # noqa: BLE001  a tokenizer's, which may raise anything
-            live.error = RequestError(
+            request.error = RequestError(
                 f"{request}: its tokenizer raised {type(reason).__name__} at the text of token "
                 f"{token}: {reason}"
             )
-            finished.append(live)
+            finished.append(request)
             continue
-        live.completion = completion
-        outputs.append(Output(live.id, token, text, completion))
+        request.completion = completion
+        outputs.append(Output(request.index, token, text, completion))
         if completion is not None:
-            finished.append(live)
+            finished.append(request)
     return outputs, finished
 
 
-def _draws_again(live: Live, token: int) -> bool:
+def _repeats(request: Request, token: int) -> bool:
     """Take a token that was emitted before; False, with its error, where it is another one."""
-    expected = live.again.pop(0)
-    position = len(live.request.ids)
-    live.request.ids.append(expected)
+    expected = request.to_repeat.pop(0)
+    position = len(request.ids)
+    request.ids.append(expected)
     if token == expected:
         return True
-    live.error = ModelError(
-        f"request {live.id} was computed again and drew {token} at position {position}, where it "
-        f"had drawn {expected}: the model is not batch-invariant; pass preemption='keep'"
+    request.error = ModelError(
+        f"request {request.index} was computed again and drew {token} at position {position}, "
+        f"where it had drawn {expected}: the model is not batch-invariant; pass preemption='keep'"
     )
     return False

@@ -9,7 +9,7 @@ from typing import Literal
 from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.page_pool import PagePool
 from smkern.policies import Waiting
-from smkern.runtime.live import Live
+from smkern.runtime.request import Request
 
 Preemption = Literal["recompute", "keep"]
 SEEN = 256
@@ -47,7 +47,7 @@ class RequestQueues:
         preemption: Preemption,
         restart: bool,
         max_running: int,
-        gave_way: Callable[[Live, bool], None],
+        gave_way: Callable[[Request, bool], None],
     ) -> None:
         if restart and pool.reuse:
             raise ArgumentError(
@@ -55,9 +55,9 @@ class RequestQueues:
                 "and so its bits, would follow from who came before; make it with reuse=False"
             )
         self.pool = pool
-        self.waiting: list[Live] = []
-        self.running: list[Live] = []
-        self.paused: list[Live] = []
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.paused: list[Request] = []
         self.version = 0
         self._views: tuple[Waiting, ...] | None = None
         self._preemption = preemption
@@ -66,62 +66,55 @@ class RequestQueues:
         self._gave_way = gave_way
 
     @property
-    def free_pages(self) -> int:
-        """Pages that can be had, cached ones included."""
-        usage = self.pool.usage
-        return usage.free + usage.cached
-
-    @property
     def has_any(self) -> bool:
         """Whether anybody waits, runs or is paused."""
         return bool(self.running or self.waiting or self.paused)
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[Request]:
         yield from (*self.waiting, *self.running, *self.paused)
 
     def views(self) -> tuple[Waiting, ...]:
         """What a policy sees of those that wait: the first of them, however many there are."""
         if self._views is None:
             pages = self.pool.pages_for
-            self._views = tuple([live.view(pages) for live in self.waiting[:SEEN]])
+            self._views = tuple([request.view(pages) for request in self.waiting[:SEEN]])
         return self._views
 
-    def look_again(self, live: Live) -> None:
+    def look_again(self, request: Request) -> None:
         """What a policy sees of a request that waits is another."""
-        live.forget_view()
+        request.forget_view()
         self._views = None
 
-    def wait(self, live: Live) -> None:
+    def wait(self, request: Request) -> None:
         """Put a request into the queue, by rank."""
-        live.stage = "waiting"
-        self.look_again(live)
-        insort(self.waiting, live, key=lambda x: x.rank)
+        request.stage = "waiting"
+        self.look_again(request)
+        insort(self.waiting, request, key=lambda x: x.rank)
 
-    def run(self, live: Live) -> None:
+    def run(self, request: Request) -> None:
         """A request decodes from now on."""
-        live.stage = "running"
+        request.stage = "running"
         self.version += 1
-        insort(self.running, live, key=lambda x: x.rank)
+        insort(self.running, request, key=lambda x: x.rank)
 
-    def drop(self, live: Live) -> None:
+    def drop(self, request: Request) -> None:
         """Take a request out of wherever it is."""
-        self.version += live.stage == "running"
+        self.version += request.stage == "running"
         self._views = None
         groups = {"waiting": self.waiting, "running": self.running, "paused": self.paused}
-        group = groups.get(live.stage)
+        group = groups.get(request.stage)
         if group is not None:
-            at = bisect_left(group, live.rank, key=lambda x: x.rank)
-            assert group[at] is live, live
+            at = bisect_left(group, request.rank, key=lambda x: x.rank)
+            assert group[at] is request, request
             del group[at]
 
-    def admit(self, live: Live) -> bool:
+    def admit(self, request: Request) -> bool:
         """Give a waiting request the pages of its prompt; False where there are too few, or where
         somebody in front of it is paused for lack of pages."""
-        if live.room:
+        if request.room:
             return True
-        if self.paused and self.paused[0].rank < live.rank:
+        if self.paused and self.paused[0].rank < request.rank:
             return False
-        request = live.request
         if request.chain is None:
             request.chain = self.pool.chain(request.ids)
         try:
@@ -129,11 +122,11 @@ class RequestQueues:
         except OutOfPagesError:
             return False
         request.chain = None
-        live.computed = request.num_computed = cached
-        live.room = self.pool.pages_for(len(request.ids)) * self.pool.page_size
+        request.num_computed = cached
+        request.room = self.pool.pages_for(len(request.ids)) * self.pool.page_size
         if request.cached_tokens is None:
             request.cached_tokens = cached
-        self.look_again(live)
+        self.look_again(request)
         return True
 
     def reserve(self, steps: int) -> int:
@@ -153,61 +146,61 @@ class RequestQueues:
     def resume(self) -> None:
         """Let the paused decode again while there is room for a page each."""
         while self.paused and len(self.running) < self._max_running:
-            live = self.paused[0]
+            request = self.paused[0]
             # What it drew before it paused is seated again from the host, so it must be there.
-            if live.ahead or (self.running and self.free_pages <= 2 * (len(self.running) + 1)):
+            if request.num_pending or (
+                self.running and self.pool.num_available <= 2 * (len(self.running) + 1)
+            ):
                 return
             self.paused.pop(0)
-            self.run(live)
+            self.run(request)
 
-    def release(self, live: Live) -> None:
+    def release(self, request: Request) -> None:
         """Give a request's pages back, for writing once its last launch is over."""
-        if live.room:
-            live.room = 0
-            self.look_again(live)
-            self.pool.release(live.request, live.last)
-            live.last = None  # a launch holds what it ran
+        if request.room:
+            request.room = 0
+            self.look_again(request)
+            self.pool.release(request, request.last_use)
+            request.last_use = None  # a launch holds what it ran
 
-    def recompute(self, live: Live) -> None:
+    def recompute(self, request: Request) -> None:
         """Let a request begin anew: it waits, without pages, and keeps what it has drawn."""
-        request = live.request
-        self.commit(live)
-        self.drop(live)
-        self._gave_way(live, True)
-        live.epoch += 1
-        live.ahead = 0
-        self.release(live)
-        live.computed = request.num_computed = 0
+        self.commit(request)
+        self.drop(request)
+        self._gave_way(request, True)
+        request.num_preemptions += 1
+        request.num_pending = 0
+        self.release(request)
+        request.num_computed = 0
         request.chain = None
         if self._restart and len(request.ids) > request.prompt_len:
-            live.again = request.ids[request.prompt_len :] + live.again
+            request.to_repeat = request.ids[request.prompt_len :] + request.to_repeat
             del request.ids[request.prompt_len :]
-        self.wait(live)
+        self.wait(request)
 
-    def commit(self, live: Live) -> None:
+    def commit(self, request: Request) -> None:
         """Let later requests find the blocks whose tokens were drawn and are computed."""
-        request = live.request
-        if not live.room or self._restart:
+        if not request.room or self._restart:
             return
         known = self.pool.num_tokens(request)
         # The last token drawn is in no page yet.
         computed = request.ids[known : len(request.ids) - 1]
-        if live.stage in ("running", "paused") and computed:
+        if request.stage in ("running", "paused") and computed:
             self.pool.commit(request, computed)
 
     def has_pages(self, count: int) -> bool:
         """Whether so many can be had; asks those that readers keep only where they are needed."""
-        if count <= self.free_pages:
+        if count <= self.pool.num_available:
             return True
         self.pool.poll()
-        return count <= self.free_pages
+        return count <= self.pool.num_available
 
-    def extend(self, live: Live, tokens: int) -> None:
+    def extend(self, request: Request, tokens: int) -> None:
         """Give a request pages for so many tokens, which there are."""
-        self.pool.extend(live.request, tokens)
-        live.room = -(-tokens // self.pool.page_size) * self.pool.page_size
+        self.pool.extend(request, tokens)
+        request.room = -(-tokens // self.pool.page_size) * self.pool.page_size
 
-    def unblock(self, *, is_stuck: bool) -> Live | None:
+    def unblock(self, *, is_stuck: bool) -> Request | None:
         """Where nothing is on its way: give back pages that stand in the way of all.
 
         Args:
@@ -241,20 +234,20 @@ class RequestQueues:
     def _extend(self, steps: int) -> bool:
         """Pages for so many steps of all, or none."""
         page = self.pool.page_size
-        needs: list[tuple[Live, int]] = []
+        needs: list[tuple[Request, int]] = []
         missing = 0
-        for live in self.running:
-            tokens = len(live.request.ids) + live.ahead + steps - 1
-            if tokens > live.room:
-                tokens = min(tokens, live.request.max_tokens_held)
-                if tokens > live.room:
+        for request in self.running:
+            tokens = request.num_tokens + steps - 1
+            if tokens > request.room:
+                tokens = min(tokens, request.max_tokens_held)
+                if tokens > request.room:
                     pages = -(-tokens // page)
-                    missing += pages - live.room // page
-                    needs.append((live, tokens))
+                    missing += pages - request.room // page
+                    needs.append((request, tokens))
         if missing and not self.has_pages(missing):
             return False
-        for live, tokens in needs:
-            self.extend(live, tokens)
+        for request, tokens in needs:
+            self.extend(request, tokens)
         return True
 
     def _make_way(self) -> bool:
@@ -263,20 +256,20 @@ class RequestQueues:
         candidates = [*self.running[1:], *others]
         if not candidates:
             return False
-        live = max(candidates, key=lambda x: x.rank)
-        if live.stage == "running" and self._preemption == "keep":
-            self.drop(live)
-            self._gave_way(live, False)
-            live.stage = "paused"
-            insort(self.paused, live, key=lambda x: x.rank)
+        request = max(candidates, key=lambda x: x.rank)
+        if request.stage == "running" and self._preemption == "keep":
+            self.drop(request)
+            self._gave_way(request, False)
+            request.stage = "paused"
+            insort(self.paused, request, key=lambda x: x.rank)
         else:
-            self.recompute(live)
+            self.recompute(request)
         return True
 
 
-def no_pages_error(live: Live, pool: PagePool) -> OutOfPagesError:
+def no_pages_error(request: Request, pool: PagePool) -> OutOfPagesError:
     """The error of a request whose pages somebody else holds."""
     return OutOfPagesError(
-        f"{live.request} needs {pool.pages_for(len(live.request.ids))} pages and nothing runs that "
+        f"{request} needs {pool.pages_for(len(request.ids))} pages and nothing runs that "
         "could give some back: somebody else holds pages of this pool; release them"
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
-from smkern.kv import BlockChain
+from smkern.errors import SmkernError
+from smkern.kv import BlockChain, Event
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Detokenizer
+from smkern.policies import Waiting
 
 FinishReason = Literal["stop", "length"]
+Stage = Literal["future", "waiting", "prefill", "running", "paused", "done"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,10 @@ class Completion:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """A prompt on its way through the runtime.
+    """A prompt on its way through the runtime, with all that is known of its length.
+
+    `ids` is what was delivered; `num_computed` of these are in its pages or on their way there, and
+    `num_pending` more tokens are drawn, or will be, by launches that were not delivered yet.
 
     Attributes:
         index: Number of the request; errors call it "prompt <index>".
@@ -47,10 +55,23 @@ class Request:
         ids: Token ids of the prompt and of what was generated.
         prompt_len: How many of them are the prompt's.
         detokenizer: Makes its text, where there is a tokenizer.
-        num_computed: Tokens whose keys and values are in its pages.
+        num_computed: Tokens whose keys and values are in its pages once all launches are over.
         cached_tokens: Prompt tokens that it found in the pool when it first came.
         chain: Names of the blocks of `ids`, while it waits.
         finish_reason: Why it is finished; None: it is not.
+        priority: Higher goes first.
+        arrival_us: When it came.
+        deadline_us: When its first token is wanted.
+        stage: Where it is.
+        num_pending: Tokens that launches have drawn or will draw, and that were not delivered yet.
+        room: Tokens that its pages hold; 0: it holds none.
+        num_preemptions: How often it began anew: what was launched before draws nothing for it.
+        last_use: The end of the last launch that reads or writes its pages.
+        to_repeat: Tokens that it drew before it began anew, and must draw again.
+        token_us: When its last token was delivered.
+        is_cancelled: Whether its owner wants no more of it.
+        error: Why it failed.
+        completion: What it became.
     """
 
     index: int
@@ -65,14 +86,58 @@ class Request:
     cached_tokens: int | None = None
     chain: BlockChain | None = None
     finish_reason: FinishReason | None = None
+    priority: int = 0
+    arrival_us: float = 0.0
+    deadline_us: float = inf
+    stage: Stage = "waiting"
+    num_pending: int = 0
+    room: int = 0
+    num_preemptions: int = 0
+    last_use: Event | None = None
+    to_repeat: list[int] = field(default_factory=list)
+    token_us: float = 0.0
+    is_cancelled: bool = False
+    error: SmkernError | None = None
+    completion: Completion | None = None
+    _view: Waiting | None = None
 
     def __repr__(self) -> str:
         return f"prompt {self.index}"
 
     @property
+    def num_tokens(self) -> int:
+        """Its length once all that is launched is over and delivered."""
+        return len(self.ids) + self.num_pending
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to draw when all that is launched is over."""
+        return self.prompt_len + self.max_new_tokens - len(self.ids) - self.num_pending
+
+    @property
     def max_tokens_held(self) -> int:
         """Tokens whose keys and values it needs at most: all but the last one drawn."""
         return self.prompt_len + self.max_new_tokens - 1
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Who is served first, and preempted last: high priority, then early arrival."""
+        return (-self.priority, self.arrival_us, self.index)
+
+    def forget_view(self) -> None:
+        """What a policy sees of it has changed."""
+        self._view = None
+
+    def view(self, pages_for: Callable[[int], int]) -> Waiting:
+        """What a policy sees of it while it waits; kept until something changes."""
+        if self._view is None:
+            tokens = len(self.ids) - self.num_computed
+            pages = 0 if self.room else pages_for(len(self.ids))
+            self._view = Waiting(
+                self.index, self.arrival_us, tokens, self.num_computed, self.priority,
+                self.deadline_us, pages,
+            )  # fmt: skip
+        return self._view
 
     def accept(self, token: int) -> tuple[str | None, Completion | None]:
         """Take a drawn token.

@@ -16,8 +16,8 @@ from smkern.policies.snapshot import Trigger
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
-from smkern.runtime.live import Live
 from smkern.runtime.queues import SEEN, RequestQueues
+from smkern.runtime.request import Request
 from smkern.runtime.timeline.timeline import Timeline
 
 ERRORS = 64
@@ -45,7 +45,7 @@ class Scheduler:
     Args:
         policy: Decides.
         executor, lanes, queues, launcher: What is decided about.
-        lives: Requests by id.
+        requests: Requests by id.
         timeline: Gets decisions.
 
     Attributes:
@@ -60,7 +60,7 @@ class Scheduler:
         lanes: Interleaver,
         queues: RequestQueues,
         launcher: BatchLauncher,
-        lives: Mapping[int, Live],
+        requests: Mapping[int, Request],
         timeline: Timeline,
     ) -> None:
         self.errors: deque[tuple[float, SmkernError]] = deque(maxlen=ERRORS)
@@ -70,7 +70,7 @@ class Scheduler:
         self._lanes = lanes
         self._queues = queues
         self._launcher = launcher
-        self._lives = lives
+        self._requests = requests
         self._timeline = timeline
         # What stays the same of all moments.
         self._moment = partial(
@@ -173,7 +173,7 @@ class Scheduler:
             self._is_prefills_turn = False
         lanes.aim(decision.rung)
         self._depth = 1 if decision.steps > 1 else 0
-        wanted = [self._lives[id_] for id_ in decision.prefill]
+        wanted = [self._requests[id_] for id_ in decision.prefill]
         tokens = decision.chunk_tokens or self._executor.max_tokens
         layers = decision.layers or (decision.rung is not None)
         launched = is_full = False
@@ -194,11 +194,11 @@ class Scheduler:
         self._gang = decision.join == "gang" and launched
         return launched
 
-    def _prefill(self, decision: Decision, wanted: Sequence[Live], tokens: int) -> bool:
+    def _prefill(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:
         """Begin a batch and launch layers, as decided; whether any were launched."""
         lanes, launcher = self._lanes, self._launcher
         # Launching decode may have put one of them back.
-        wanted = [live for live in wanted if live.stage == "waiting"]
+        wanted = [request for request in wanted if request.stage == "waiting"]
         if wanted and (launcher.batch is None or decision.preempt):
             launcher.begin(wanted, tokens, preempt=decision.preempt)
         if not decision.layers or lanes.queued("prefill") > PREFILL_AHEAD:
@@ -216,7 +216,7 @@ class Scheduler:
         self._timeline.state(
             self._lanes.device.now_us(),
             decoding=len(queues.running),
-            prefilling=sum(len(batch.lives) for batch in batches if batch is not None),
+            prefilling=sum(len(batch.requests) for batch in batches if batch is not None),
             waiting=len(queues.waiting),
         )
 
@@ -229,10 +229,10 @@ class Scheduler:
             lengths, oldest = steady.lengths, steady.token_us
         else:
             running, oldest = queues.running, 0.0
-            lengths = tuple([len(live.request.ids) + live.ahead for live in running])
+            lengths = tuple([request.num_tokens for request in running])
         if not oldest:
             # A token that is on its way for the first time was never delivered.
-            seen = [live.token_us for live in queues.running if live.token_us]
+            seen = [request.token_us for request in queues.running if request.token_us]
             oldest = min(seen, default=now_us)
         batch, preempted = launcher.batch, launcher.preempted
         return self._moment(
@@ -246,7 +246,7 @@ class Scheduler:
             decode_queued=self._lanes.queued("decode"),
             prefill_queued=self._lanes.queued("prefill"),
             rung=self._rung,
-            free_pages=queues.free_pages,
+            free_pages=queues.pool.num_available,
             joining=launcher.joining,
             more_waiting=max(0, len(queues.waiting) - SEEN),
         )

@@ -9,7 +9,7 @@ from math import inf
 from smkern.errors import ArgumentError, StalledError
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Ticket
-from smkern.runtime.live import Live
+from smkern.runtime.request import Request
 from smkern.runtime.timeline.timeline import Timeline
 
 
@@ -36,25 +36,25 @@ class Arrivals:
     """Requests that come later, for replays."""
 
     def __init__(self) -> None:
-        self._future: list[tuple[float, int, Live]] = []
+        self._future: list[tuple[float, int, Request]] = []
 
     @property
     def next_us(self) -> float | None:
         """When the next one comes."""
         return self._future[0][0] if self._future else None
 
-    def add(self, live: Live) -> None:
+    def add(self, request: Request) -> None:
         """A request that comes at its `arrival_us`."""
-        live.stage = "future"
-        heappush(self._future, (live.arrival_us, live.id, live))
+        request.stage = "future"
+        heappush(self._future, (request.arrival_us, request.index, request))
 
-    def due(self, now_us: float) -> list[Live]:
+    def due(self, now_us: float) -> list[Request]:
         """Those that have come, in their order; who was cancelled meanwhile is left out."""
-        came: list[Live] = []
+        came: list[Request] = []
         while self._future and self._future[0][0] <= now_us:
-            live = heappop(self._future)[2]
-            if live.stage == "future":
-                came.append(live)
+            request = heappop(self._future)[2]
+            if request.stage == "future":
+                came.append(request)
         return came
 
 

@@ -24,7 +24,7 @@ import torch
 from smkern.bench.runtime.prepare import compile_steps
 from smkern.bench.runtime.serving import Sizes, open_executor
 from smkern.models import Weights
-from smkern.runtime.live import Handle
+from smkern.runtime.handle import Handle
 from smkern.runtime.multiplexer import Multiplexer
 from tests.runtime.alone import RequestSpec, workload
 from tests.runtime.equality import GAP_S, PROMPTS

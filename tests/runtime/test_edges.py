@@ -13,11 +13,12 @@ from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledEr
 from smkern.models import SamplingParams
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.device import Work
-from smkern.runtime.in_flight import Both, Written
+from smkern.runtime.in_flight import AllOver, Written
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
+from tests.runtime.test_steady_batch import a_request, queues_of
 from tests.runtime.world import World, small_config
 
 
@@ -110,10 +111,12 @@ def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
     assert isinstance(first.error, DeviceError)
     second = world.submit(prompt, 3)
     world.finish()
-    assert second._live.request.cached_tokens == 0
+    assert second.completion is not None
+    assert second.completion.cached_tokens == 0
     third = world.submit(prompt, 3)
     world.finish()
-    assert third._live.request.cached_tokens == 36
+    assert third.completion is not None
+    assert third.completion.cached_tokens == 36
 
 
 def test_a_loop_of_steps_alone_remembers_no_more_than_it_says() -> None:
@@ -153,19 +156,18 @@ def test_what_a_failed_launch_wrote_is_never_there() -> None:
 
 def test_nobody_is_admitted_before_who_is_paused() -> None:
     """Small requests that keep coming would take its pages one after another, for ever."""
-    world = World(preemption="keep", end_probability=0.0, reuse=False)
-    first = world.submit([1] * 20, 5)._live
-    while first.stage != "running":
-        world.step()
-        world.wait(20.0)
-    queues = world.mux._queues
-    queues.drop(first)
-    first.stage = "paused"
-    queues.paused.append(first)
-    assert not queues.admit(world.submit([2], 2)._live)
-    urgent = world.submit([3], 2, priority=1)._live
+    queues = queues_of([20, 8], num_pages=9, preemption="keep")
+    queues.pool.allocate("elsewhere", [1])
+    for request in queues.running:
+        request.num_pending = 1
+    assert queues.reserve(1) == 1
+    (paused,) = queues.paused
+    queues.pool.release("elsewhere")
+    assert not queues.admit(a_request(2, 2))
+    urgent = a_request(3, 2)
+    urgent.priority = 1
     assert queues.admit(urgent)
-    world.finish()
+    assert paused.room == 8
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -223,8 +225,8 @@ def test_a_fence_that_failed_says_nothing_of_the_other_lane() -> None:
         def query(self) -> bool:
             raise DeviceError("planted")
 
-    assert not Both(Failed(), Never()).query()  # type: ignore[arg-type]
-    assert Both(Failed(), Failed()).query()  # type: ignore[arg-type]
+    assert not AllOver((Failed(), Never())).query()  # type: ignore[arg-type]
+    assert AllOver((Failed(), Failed())).query()  # type: ignore[arg-type]
 
 
 def test_closing_waits_for_nobody_who_would_have_come() -> None:

@@ -213,7 +213,7 @@ def test_pages_that_somebody_else_holds() -> None:
 
 
 def _stage(world: World, id_: int) -> str:
-    return world.handles[id_]._live.stage
+    return world.handles[id_]._request.stage
 
 
 def in_future(world: World) -> int:
@@ -234,7 +234,7 @@ def while_prefilling(world: World) -> int:
 
 def with_its_last_layers_launched(world: World) -> int:
     id_ = while_prefilling(world)
-    run_until(world, lambda: world.mux._launcher.batch is None or _stage(world, id_) != "prefill")
+    run_until(world, lambda: not world.watch.batches or _stage(world, id_) != "prefill")
     return id_
 
 
@@ -258,7 +258,7 @@ def when_done(world: World) -> int:
 
 def when_half_a_prompt_is_computed(world: World) -> int:
     id_ = world.submit([*TEXTS[7], *range(40), *TEXTS[6]][:80], 5).id
-    run_until(world, lambda: 0 < world.handles[id_]._live.computed < 80)
+    run_until(world, lambda: 0 < world.handles[id_]._request.num_computed < 80)
     return id_
 
 
@@ -296,7 +296,7 @@ def test_cancelling_a_whole_batch_between_its_layers() -> None:
     """Nothing else is there, and its pages come back all the same."""
     world = World(FixedSplit(48, layers=1, max_prefill_tokens=48, move=False))
     ids = [world.submit(text, 4).id for text in ([1] * 20, [2] * 20)]
-    run_until(world, lambda: world.mux._launcher.batch and world.mux._launcher.batch.layers == 2)
+    run_until(world, lambda: [done for _, done in world.watch.batches] == [2])
     for id_ in ids:
         world.cancel(id_)
     world.finish()
@@ -306,9 +306,9 @@ def test_cancelling_a_batch_and_the_one_that_it_preempted() -> None:
     policy = FixedSplit(48, layers=1, preempt_shorter_than=10, max_prefill_tokens=48)
     world = World(policy)
     long = world.submit([1] * 40, 4)
-    run_until(world, lambda: world.mux._launcher.batch)
+    run_until(world, lambda: world.watch.batches)
     short = world.submit([2] * 3, 4)
-    run_until(world, lambda: world.mux._launcher.preempted)
+    run_until(world, lambda: len(world.watch.batches) == 2)
     third = world.submit([3] * 5, 4)
     world.cancel(long.id)
     world.cancel(short.id)
@@ -404,16 +404,16 @@ def test_a_policy_that_does_nothing_stops_nobody(lazy: Decision) -> None:
 def test_a_policy_that_asked_is_not_blamed_where_nothing_could_be_launched(monkeypatch) -> None:
     world = World()
     world.submit([1, 2, 3], 6)
-    launches, refused = world.mux._launcher, []
-    decode = launches.decode
+    launcher, refused = world.mux._launcher, []
+    decode = launcher.decode
 
     def short_of_pages(steps: int) -> int:
-        if not launches.in_flight and not refused:
+        if not launcher.in_flight and not refused:
             refused.append(steps)
             return 0
         return decode(steps)
 
-    monkeypatch.setattr(launches, "decode", short_of_pages)
+    monkeypatch.setattr(launcher, "decode", short_of_pages)
     world.finish()
     assert refused
     assert not world.mux.errors

@@ -12,7 +12,7 @@ import pytest
 
 from smkern.models import SamplingParams, preset
 from smkern.policies.fixed_split import FixedSplit
-from smkern.runtime.live import Handle
+from smkern.runtime.handle import Handle
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.gantt import DrawnDevice

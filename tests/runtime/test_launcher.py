@@ -43,7 +43,7 @@ def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_to
     first = mux.submit(prompts[0], params)
     while len(first.tokens) < 3:
         mux.step()
-    launches, queues = mux._launcher, mux._queues
+    launcher, queues = mux._launcher, mux._queues
 
     def take() -> None:
         mux._outputs.flush()
@@ -55,21 +55,21 @@ def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_to
     (running,), (waiting,) = queues.running, queues.waiting
     assert queues.admit(waiting)
     pool.allocate("elsewhere", [1] * (PAGE * pool.usage.free))
-    while len(running.request.ids) < running.room:
-        launches.decode(1)
+    while len(running.ids) < running.room:
+        launcher.decode(1)
         take()
-    assert launches.decode(1) == 1
+    assert launcher.decode(1) == 1
     end = End()
     pool.release("elsewhere", end)
-    launches.settle()
-    assert running.ahead == 1, "its token was not delivered"
+    launcher.settle()
+    assert running.num_pending == 1, "its token was not delivered"
     layer, decoder.layer = decoder.layer, fail  # type: ignore[method-assign, assignment]
     with pytest.raises(LaunchError):
-        launches.mixed([waiting], 64)
+        launcher.mixed([waiting], 64)
     decoder.layer = layer  # type: ignore[method-assign]
     mux._fail([waiting], ModelError("planted"))
     end.is_over = True
-    assert launches.decode(1) == 0
+    assert launcher.decode(1) == 0
     for _ in mux.run():
         pass
     assert list(first.tokens) == list(alone)

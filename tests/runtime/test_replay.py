@@ -9,7 +9,7 @@ import pytest
 from smkern.models import SamplingParams, preset
 from smkern.policies import Aggregated, Policy
 from smkern.policies.fixed_split import FixedSplit
-from smkern.runtime.live import Handle, Output
+from smkern.runtime.handle import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
@@ -66,7 +66,7 @@ class Replay:
                 assert list(handle.tokens) == tokens[: len(handle.tokens)]
 
     def tokens(self, handle: Handle) -> list[int]:
-        return self.executor.completion(handle._live.request)
+        return self.executor.completion(handle._request)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "keep"])

@@ -288,16 +288,17 @@ def test_gangs_meet_at_their_ends(seed: int) -> None:
                 "gang", found.preempt, found.pause_decode,
             )  # fmt: skip
 
-    world = World(Gangs(seed))
+    policy = Gangs(seed)
+    world = World(policy)
     asked: list[int] = []
-    decide = world.mux._scheduler._policy.decide
+    decide = policy.decide
 
     def spy(snapshot: Snapshot) -> Decision:
         asked.append(world.watch.num_in_flight)
         decision: Decision = decide(snapshot)
         return decision
 
-    world.mux._scheduler._policy.decide = spy  # type: ignore[method-assign]
+    policy.decide = spy  # type: ignore[method-assign]
     for text in prompts(10, seed):
         world.submit(text, 8)
     world.finish()
@@ -327,7 +328,7 @@ def test_a_stop_text_ends_a_request_inside_a_look_ahead() -> None:
     assert text is not None
     stop = text[4:6]
     world = World(FixedSplit(48, steps=6), tokenizer=Letters(), end_probability=0.0)
-    stopped = world.mux.submit([1, 2, 3], _stopping(free.handles[0]._live.request, stop))
+    stopped = world.mux.submit([1, 2, 3], _stopping(free.handles[0]._request, stop))
     outputs = list(world.mux.run())
     assert stopped.completion is not None
     assert stopped.completion.finish_reason == "stop"
@@ -356,7 +357,7 @@ def test_texts_of_requests_that_begin_anew(preemption: Any, batch_invariant: boo
         page_size=4, preemption=preemption, batch_invariant=batch_invariant,
     )  # fmt: skip
     handles = [
-        world.mux.submit([id_] * 10, _stopping(free.handles[id_]._live.request, stop))
+        world.mux.submit([id_] * 10, _stopping(free.handles[id_]._request, stop))
         for id_, stop in enumerate(stops)
     ]
     said = dict.fromkeys(range(4), "")

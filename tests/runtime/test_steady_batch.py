@@ -6,38 +6,41 @@ from random import Random
 
 import pytest
 
+from smkern.kv import PagePool
 from smkern.models import SamplingParams, preset
 from smkern.policies import FixedSplit
 from smkern.runtime import Multiplexer, SimExecutor
-from smkern.runtime.live import Live
-from smkern.runtime.queues import RequestQueues
+from smkern.runtime.queues import Preemption, RequestQueues
 from smkern.runtime.request import Request
-from smkern.runtime.sim.pool import SimPool
 from smkern.runtime.steady_batch import SteadyBatch
 from tests.runtime.world import World
 
 PAGE = 4
 
 
-def queues_of(lengths: list[int], most: int = 40, num_pages: int = 200) -> RequestQueues:
+def a_request(index: int, length: int, most: int = 40) -> Request:
+    params, prompt = SamplingParams(max_new_tokens=most - length), [7] * length
+    return Request(
+        index, params, 1, frozenset([2]), most - length, prompt, length, arrival_us=float(index)
+    )
+
+
+def queues_of(
+    lengths: list[int], num_pages: int = 200, preemption: Preemption = "recompute"
+) -> RequestQueues:
     """Requests of these lengths that run, with pages for them."""
-    pool = SimExecutor(preset("qwen3-8b"), num_pages=num_pages, page_size=PAGE).pool
-    assert isinstance(pool, SimPool)
-    queues = RequestQueues(pool, "recompute", False, 64, lambda live, begins_anew: None)
+    pool = PagePool(num_pages, PAGE)
+    queues = RequestQueues(pool, preemption, False, 64, lambda request, begins_anew: None)
     for index, length in enumerate(lengths):
-        params = SamplingParams(max_new_tokens=most - length)
-        request = Request(index, params, 1, frozenset([2]), most - length, [7] * length, length)
-        live = Live(request, 0, float(index), float("inf"))
-        assert queues.admit(live)
-        queues.run(live)
+        request = a_request(index, length)
+        assert queues.admit(request)
+        queues.run(request)
     return queues
 
 
 def steady_of(queues: RequestQueues) -> SteadyBatch:
-    left = [live.request.max_new_tokens for live in queues.running]
-    return SteadyBatch(
-        queues, queues.running[:], tuple(live.request for live in queues.running), left
-    )
+    left = [request.max_new_tokens for request in queues.running]
+    return SteadyBatch(queues, tuple(queues.running), left)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -51,14 +54,15 @@ def test_pages_are_those_that_each_would_get(seed: int):
         steps = draw.choice([1, 1, 2, 3])
         assert steady.extend(ours, steps)
         assert theirs.reserve(steps) == steps
-        steady.launched += steps
-        for live in theirs.running:
-            live.ahead += steps
-        assert [live.room for live in ours.running] == [live.room for live in theirs.running]
-        assert ours.free_pages == theirs.free_pages
+        for _ in range(steps):
+            steady.advance()
+        for request in theirs.running:
+            request.num_pending += steps
+        assert [x.room for x in ours.running] == [x.room for x in theirs.running]
+        assert ours.pool.usage == theirs.pool.usage
         if draw.random() < 0.5:
             steady.count()
-        assert steady.lengths == tuple(len(x.request.ids) + x.ahead for x in theirs.running)
+        assert steady.lengths == tuple(x.num_tokens for x in theirs.running)
 
 
 def test_nothing_changes_where_pages_lack():
@@ -66,12 +70,12 @@ def test_nothing_changes_where_pages_lack():
     steady = steady_of(queues)
     assert not steady.extend(queues, 2)
     assert not steady.extend(queues, 2)
-    assert [live.room for live in queues.running] == [4, 4, 4]
-    assert queues.free_pages == 2
+    assert [x.room for x in queues.running] == [4, 4, 4]
+    assert queues.pool.num_available == 2
     queues.drop(queues.running[-1])
     assert not steady.is_valid(queues)
     assert steady_of(queues).extend(queues, 2)
-    assert queues.free_pages == 0
+    assert queues.pool.num_available == 0
 
 
 def test_who_may_end_is_looked_at():
@@ -83,7 +87,7 @@ def test_who_may_end_is_looked_at():
     assert steady.least_left == least
     assert steady.stays([7, 8], least - 1)
     assert not steady.stays([7, 8], least)
-    queues.running[0].again = [5]
+    queues.running[0].to_repeat = [5]
     assert not steady_of(queues).stays([7, 8], 1)
 
 

@@ -162,7 +162,7 @@ def test_on_the_host_alone(truth: Truth, policy: str) -> None:
         handles.append(mux.submit(prompt, SamplingParams(**params), priority=priority))
     outputs = list(mux.run())
     for handle in handles:
-        assert list(handle.tokens) == truth(handle._live.request)
+        assert list(handle.tokens) == truth(handle._request)
         assert [x.token for x in outputs if x.id == handle.id] == list(handle.tokens)
     assert mux.is_idle
     mux.close()

@@ -87,7 +87,7 @@ class WatchedDevice:
 
 
 class WatchedExecutor:
-    """An executor whose calls and launches are checked against books of their own.
+    """An executor whose calls and launches are checked against notes of its own.
 
     What is checked at a launch: its lane and place; that no other lane's work holds its SMs (unless
     `impatient`); that the layers of a batch come in order, one batch a slot; that a request has
@@ -217,6 +217,11 @@ class WatchedExecutor:
             self._seated = {*job.requests, *(x.request for x in job.chunks if x.draws)}
         self.in_flight.append(flight)
         self.launched.append(job.kind)
+
+    @property
+    def batches(self) -> list[tuple[PrefillRun, int]]:
+        """Batches of prompts with layers to go, and their layers launched."""
+        return list(self._layers.values())
 
     @property
     def num_in_flight(self) -> int:

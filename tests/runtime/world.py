@@ -8,7 +8,7 @@ from typing import Any
 
 from smkern.latency import Size
 from smkern.models import ModelConfig, SamplingParams, preset
-from smkern.runtime.live import Handle, Output
+from smkern.runtime.handle import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
@@ -110,7 +110,7 @@ class World:
         )
         assert handle.id == len(self.handles)
         self.handles.append(handle)
-        self.expected[handle.id] = self.truth(handle._live.request)
+        self.expected[handle.id] = self.truth(handle._request)
         self.tokens[handle.id] = []
         return handle
 

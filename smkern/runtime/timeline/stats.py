@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
     from smkern.runtime.timeline.timeline import Timeline
 
+COUNTED = 32
+"""Tokens of one record: it takes some 10 us to be counted, between two polls."""
 L2_BYTES = 60 << 20
 """Of an H200."""
 
@@ -136,9 +138,10 @@ class StatsMeter:
         self._present.add(id)
         self._timeline.later(self._arrived, id, at_us, prompt_tokens)
 
-    def delivered(self, ids: Iterable[int], at_us: float) -> None:
+    def delivered(self, ids: Sequence[int], at_us: float) -> None:
         """A token of each of these requests was handed out; an id twice: two tokens."""
-        self._timeline.later(self._delivered, tuple(ids), at_us)
+        for first in range(0, len(ids), COUNTED):
+            self._timeline.later(self._delivered, ids[first : first + COUNTED], at_us)
 
     def finished(self, id: int, at_us: float, reason: str) -> None:
         """A request left: "stop", "length", "cancelled" or "failed"; who never came did not."""
@@ -189,7 +192,7 @@ class StatsMeter:
         self._first_us = at_us if self._first_us is None else min(self._first_us, at_us)
         self._last_us = max(self._last_us, at_us)
 
-    def _delivered(self, ids: tuple[int, ...], at_us: float) -> None:
+    def _delivered(self, ids: Sequence[int], at_us: float) -> None:
         self._last_us = max(self._last_us, at_us)
         self._tokens += len(ids)
         token_us, add = self._token_us, self._tbt.add
