@@ -13,13 +13,15 @@ import torch
 import smkern
 from smkern.bench.cliffs import even_budgets
 from smkern.bench.compiling import dispatcher_of, problem_of
-from smkern.bench.host_timing import HostTime, host_time
+from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.results import Results
+from smkern.bench.rows import cost_cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command, written
 from smkern.device import Budget, device_info
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions
+from smkern.measure.timing import Timing
 from smkern.partition import current_budget
 
 Cell = dict[str, Any]
@@ -48,20 +50,14 @@ class HostCosts:
         self._dispatcher = dispatcher_of(self.device)
 
     def note(
-        self,
-        name: str,
-        value: float,
-        unit: str,
-        target: float | None = None,
-        *,
-        provider: str = "smkern",
-        **case: Any,
+        self, name: str, value: float, unit: str, target: float | None = None, **about: Any
     ) -> None:
-        row: dict[str, Any] = {"op": OP, "case": {"name": name, **case}, "provider": provider}
-        row |= {"value": round(value, 3), "unit": unit}
-        if target is not None:
-            row |= {"target": target, "met": value <= target}
-        self.results.add(row)
+        self.results.add(cost_cell(OP, name, value, unit, target, **about))
+
+    def note_time(
+        self, name: str, timing: Timing, target: float | None = None, **about: Any
+    ) -> None:
+        self.note(name, timing.us_median, "us", target, **about)
 
     def calls(self) -> None:
         """An eager call, with and without split K, whole device and partition, by every door."""
@@ -83,7 +79,7 @@ class HostCosts:
         smkern_free = GemmOperands(2048, 1024, 128, num_sets=4)
         peers = {"triton": _triton_call(smkern_free, 128, total), "cublas": _mm(smkern_free, 128)}
         for provider, call in peers.items():
-            self._note_time("eager", host_time(call), None, provider=provider)
+            self.note_time("eager", host_time(call), provider=provider)
 
     def _doors(self, ops: GemmOperands, m: int, *, where: str, split: bool, num_sms: int) -> None:
         about: dict[str, Any] = {"where": where, "split": split, "m": m, "n": ops.n, "k": ops.k}
@@ -103,20 +99,9 @@ class HostCosts:
             a, _, out = sets[i & 3]
             through(a, weight, out)
 
-        self._note_time("eager", host_time(eager), TARGET_US["eager"], **about)
-        self._note_time("eager_weights_change", host_time(other_weights), None, **about)
-        self._note_time("torch_ops", host_time(by_torch_ops), TARGET_US["torch_ops"], **about)
-
-    def _note_time(
-        self,
-        name: str,
-        found: HostTime,
-        target: float | None,
-        *,
-        provider: str = "smkern",
-        **case: Any,
-    ) -> None:
-        self.note(name, found.us_median, "us", target, provider=provider, **case)
+        self.note_time("eager", host_time(eager), TARGET_US["eager"], **about)
+        self.note_time("eager_weights_change", host_time(other_weights), **about)
+        self.note_time("torch_ops", host_time(by_torch_ops), TARGET_US["torch_ops"], **about)
 
     def _probe(self, budget: Budget, *, split: bool) -> tuple[int, int, int] | None:
         """A small problem that dispatch runs by our own kernel with whole, or split, K loops."""
@@ -174,17 +159,13 @@ class HostCosts:
         with smkern.ladder([16, 32]) as ladder:
             parts = [ladder.split(decode=16).prefill, ladder.split(decode=32).prefill]
 
-            def enter(i: int) -> None:
-                with parts[i & 1]:
-                    pass
-
             def enter_and_ask(i: int) -> None:
                 with parts[i & 1]:
                     smkern.current_num_sms()
 
-            self._note_time("switch", host_time(enter, drain=False), TARGET_US["switch"])
+            self.note_time("switch", switch_time(parts), TARGET_US["switch"])
             asked = host_time(enter_and_ask, drain=False)
-            self._note_time("switch_and_current_num_sms", asked, TARGET_US["switch"])
+            self.note_time("switch_and_current_num_sms", asked, TARGET_US["switch"])
 
 
 def _triton_call(ops: GemmOperands, m: int, num_sms: int) -> Callable[[int], None]:

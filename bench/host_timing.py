@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smkern.measure.timing import Timing
+
 CALLS = 200
 """Calls a trial: well under the 1,024 launches that a stream takes before it blocks the host."""
 TRIALS = 25
-
-
-@dataclass(frozen=True, slots=True)
-class HostTime:
-    """Microseconds a call over several trials."""
-
-    us_all: tuple[float, ...]
-
-    @property
-    def us_median(self) -> float:
-        return statistics.median(self.us_all)
-
-    @property
-    def us_best(self) -> float:
-        return min(self.us_all)
 
 
 @contextmanager
@@ -46,7 +31,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 def host_time(
     call: Callable[[int], Any], *, calls: int = CALLS, trials: int = TRIALS, drain: bool = True
-) -> HostTime:
+) -> Timing:
     """Time call(0), call(1), … by the host's clock; the device is drained between trials."""
 
     def finish() -> None:
@@ -64,4 +49,14 @@ def host_time(
                 call(i)
             found.append((time.perf_counter_ns() - begin) / calls / 1e3)
             finish()
-    return HostTime(tuple(found))
+    return Timing(tuple(found))
+
+
+def switch_time(partitions: Sequence[Any]) -> Timing:
+    """Time of entering one of two partitions after the other."""
+
+    def enter(i: int) -> None:
+        with partitions[i & 1]:
+            pass
+
+    return host_time(enter, drain=False)

@@ -11,9 +11,10 @@ import torch
 
 import smkern
 from smkern.bench.contexts import Driver, Green
-from smkern.bench.host_timing import host_time
+from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.reader import Reader
 from smkern.bench.results import Results
+from smkern.bench.rows import cost_cell
 from smkern.errors import SmkernError
 from smkern.measure.timing import current_stream
 
@@ -23,17 +24,6 @@ SWITCH_US = 10.0
 FOREIGN_SMS = 16
 SWITCH_RUNGS = (16, 32)
 LADDERS = ((2, "spread"), (8, "default"))
-
-
-def note(
-    results: Results, name: str, value: float, unit: str, target: float | None = None, **case: Any
-) -> None:
-    """One row; `target` is the most it may be."""
-    row: dict[str, Any] = {"op": OP, "case": {"name": name, **case}, "provider": "smkern"}
-    row |= {"value": round(value, 3), "unit": unit}
-    if target is not None:
-        row |= {"target": target, "met": value <= target}
-    results.add(row)
 
 
 def used_mib(device: int = 0) -> float:
@@ -56,17 +46,17 @@ def ladder_costs(results: Results, reader: Reader) -> None:
             ladder, ms = _made(atom, placement)
             held.enter_context(ladder)
             about["splits"] = len(ladder.rungs)
-            note(results, "ladder_creation", ms, "ms", **about)
+            results.add(cost_cell(OP, "ladder_creation", ms, "ms", **about))
             made = used_mib(reader.device) - before
-            note(results, "ladder_memory", made, "MiB", LADDER_MIB, **about)
+            results.add(cost_cell(OP, "ladder_memory", made, "MiB", LADDER_MIB, **about))
             _use(ladder, reader)
             used = used_mib(reader.device) - before
-            note(results, "ladder_memory_in_use", used, "MiB", LADDER_MIB, **about)
+            results.add(cost_cell(OP, "ladder_memory_in_use", used, "MiB", LADDER_MIB, **about))
     for atom, placement in LADDERS:
         ladder, ms = _made(atom, placement)
         ladder.close()
         about = {"atom": atom, "placement": placement, "first": False, "splits": len(ladder.rungs)}
-        note(results, "ladder_creation", ms, "ms", **about)
+        results.add(cost_cell(OP, "ladder_creation", ms, "ms", **about))
 
 
 def _made(atom: int, placement: Any) -> tuple[Any, float]:
@@ -88,14 +78,8 @@ def _use(ladder: Any, reader: Reader) -> None:
 def switch_costs(results: Results) -> None:
     """Host time of entering one partition of a ladder after another."""
     with smkern.ladder(list(SWITCH_RUNGS)) as ladder:
-        parts = [ladder.split(decode=n).prefill for n in SWITCH_RUNGS]
-
-        def enter(i: int) -> None:
-            with parts[i & 1]:
-                pass
-
-        found = host_time(enter, drain=False)
-        note(results, "switch", found.us_median, "us", SWITCH_US)
+        found = switch_time([ladder.split(decode=n).prefill for n in SWITCH_RUNGS])
+        results.add(cost_cell(OP, "switch", found.us_median, "us", SWITCH_US))
 
 
 def query_costs(results: Results, others: Mapping[str, Green]) -> None:

@@ -53,6 +53,22 @@ def not_measured(
     return [name(cell) | {"error": cell["error"]} for cell in cells if cell.get("error")]
 
 
+def cost_cell(
+    op: str,
+    name: str,
+    value: float,
+    unit: str,
+    target: float | None = None,
+    *,
+    provider: str = "smkern",
+    **case: Any,
+) -> Cell:
+    """A cell of one figure; `target` is the most it may be."""
+    cell: Cell = {"op": op, "case": {"name": name, **case}, "provider": provider}
+    cell |= {"value": round(value, 3), "unit": unit}
+    return cell if target is None else cell | {"target": target, "met": value <= target}
+
+
 def settled(cell: Cell, ratio: str = "vs_best") -> float:
     """The ratio that counts: of the second measurement where there is one."""
     return float(cell.get(f"{ratio}_again") or cell[ratio])

@@ -97,9 +97,9 @@ def rates_table(results: Results) -> Table:
 
 def draw(console: Console, results: Results, out: Path) -> None:
     """TFLOP/s over SM budget: ours, cuBLAS and the ideal line."""
-    from smkern.bench.plots import gemm
+    from smkern.bench.plots import draw
 
-    for path in gemm.draw(results, out):
+    for path in draw("gemm", results, out):
         console.print(f"Picture: {path}")
 
 

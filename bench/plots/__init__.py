@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
 
-from smkern.bench.plots import append, attention, cliffs, gemm, model, ops, partitions, runtime
+from smkern.bench.plots import models, operators
+from smkern.bench.plots.panels import Picture, write
 from smkern.bench.results import COMMITTED, Results, load_results, results_folder
 from smkern.device import has_gpu
 from smkern.errors import SmkernError
 
-DRAWERS: dict[str, Callable[[Results, Path], list[Path]]] = {
-    "gemm": gemm.draw,
-    "attention": attention.draw,
-    "append": append.draw,
-    "ops": ops.draw,
-    "model": model.draw,
-    "runtime": runtime.draw,
-    "cliffs": cliffs.draw,
-    "partitions": partitions.draw,
+PICTURES: dict[str, Callable[[Results], Iterable[Picture]]] = {
+    "gemm": operators.gemm,
+    "attention": operators.attention,
+    "append": operators.append,
+    "ops": operators.ops,
+    "model": models.model,
+    "runtime": models.runtime,
+    "cliffs": operators.cliffs,
+    "partitions": operators.partitions,
 }
-"""Suite to what draws its results file; draw(results, folder) returns the pictures it wrote."""
+"""Suite to the pictures of its results file."""
+
+
+def draw(suite: str, results: Results, folder: Path) -> list[Path]:
+    """Write a suite's pictures into `folder`; none where nothing was measured."""
+    return [write(picture, folder) for picture in PICTURES[suite](results)]
 
 
 def draw_all(folder: Path, out: Path) -> Iterator[Path]:
-    """Draw every results file in `folder` that has a drawer, into `out`."""
-    for suite, draw in DRAWERS.items():
+    """Draw every results file in `folder` that has pictures, into `out`."""
+    for suite in PICTURES:
         path = folder / f"{suite}.json"
         if path.exists():
-            yield from draw(load_results(path), out)
+            yield from draw(suite, load_results(path), out)
 
 
 def _default_folder() -> Path:

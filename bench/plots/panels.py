@@ -1,9 +1,10 @@
-"""What the pictures share: a grid of panels, colours, and a file that is the same each time."""
+"""How a picture is drawn: panels of marks, one legend, and a file that is the same each time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,71 +12,126 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-STYLES: dict[str, dict[str, Any]] = {
-    "smkern": {"color": "#1b6ca8", "marker": "o", "linewidth": 2.0, "zorder": 4},
-    "smkern:triton": {"color": "#58a4d6", "marker": ".", "linewidth": 1.2, "zorder": 3},
-    "cublas": {"color": "#c8553d", "marker": "s", "linewidth": 1.6, "zorder": 3},
-    "flashinfer:fa2": {"color": "#6a994e", "marker": "^", "linewidth": 1.4, "zorder": 3},
-    "flashinfer:fa3": {"color": "#c8553d", "marker": "s", "linewidth": 1.4, "zorder": 3},
-    "flashinfer:cuda-cores": {"color": "#a7c080", "marker": "v", "linewidth": 1.0},
-    "sdpa:cudnn": {"color": "#8d6a9f", "marker": "D", "linewidth": 1.0, "linestyle": "--"},
-    "wrong-budget": {"color": "#999999", "marker": "x", "linewidth": 1.0, "linestyle": ":"},
-    "ideal": {"color": "#444444", "linewidth": 1.0, "linestyle": "--", "zorder": 1},
-}
-LABELS = {
-    "smkern": "smkern",
-    "smkern:triton": "smkern, own kernels only",
-    "flashinfer:fa2": "FlashInfer FA2, better of two partitions",
-    "flashinfer:fa3": "FlashInfer FA3, better of two partitions",
-    "flashinfer:cuda-cores": "FlashInfer, CUDA cores",
-    "sdpa:cudnn": "cuDNN through SDPA, no pages",
-    "cublas": "cuBLAS, better of two partitions",
-    "wrong-budget": "our kernel told the whole device's budget",
-    "ideal": "ideal: the partition's measured ceiling",
-}
+Mark = Callable[[Axes], Any]
+"""Draws one thing into a panel."""
 
 
-def grid(titles: Sequence[str], *, heading: str, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel a title; the axes are TFLOP/s over SMs."""
-    columns = min(columns, max(1, len(titles)))
-    rows = math.ceil(len(titles) / columns)
+def look(label: str, color: str, marker: str = "", **style: Any) -> dict[str, Any]:
+    """How a line looks, and what the legend calls it."""
+    return {"label": label, "color": color, "marker": marker, **style}
+
+
+STYLES = {
+    "smkern": look("smkern", "#1b6ca8", "o", linewidth=2.0, zorder=4),
+    "smkern:triton": look("smkern, own kernels only", "#58a4d6", ".", linewidth=1.2, zorder=3),
+    "cublas": look("cuBLAS, better of two partitions", "#c8553d", "s", linewidth=1.6, zorder=3),
+    "flashinfer:fa2": look(
+        "FlashInfer FA2, better of two partitions", "#6a994e", "^", linewidth=1.4, zorder=3
+    ),
+    "flashinfer:fa3": look(
+        "FlashInfer FA3, better of two partitions", "#c8553d", "s", linewidth=1.4, zorder=3
+    ),
+    "flashinfer:cuda-cores": look("FlashInfer, CUDA cores", "#a7c080", "v", linewidth=1.0),
+    "sdpa:cudnn": look(
+        "cuDNN through SDPA, no pages", "#8d6a9f", "D", linewidth=1.0, linestyle="--"
+    ),
+    "wrong-budget": look(
+        "our kernel told the whole device's budget", "#999999", "x", linewidth=1.0, linestyle=":"
+    ),
+    "ideal": look(
+        "ideal: the partition's measured ceiling",
+        "#444444",
+        linewidth=1.0,
+        linestyle="--",
+        zorder=1,
+    ),
+}
+"""Provider to its line, in every picture alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A title, what is drawn in order, and what the axes show."""
+
+    title: str
+    marks: Sequence[Mark]
+    unit: str = "TFLOP/s"
+    over: str = "SMs"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The panels of `name`.png.
+
+    Args:
+        size: of the figure, inches; by the panels where it is None.
+        legend: one for the whole figure, else one in each panel.
+    """
+
+    name: str
+    heading: str
+    panels: Sequence[Panel]
+    columns: int = 3
+    size: tuple[float, float] | None = None
+    legend: bool = True
+
+
+def curve(points: Mapping[Any, float] | Iterable[tuple[float, float]], **style: Any) -> Mark:
+    """A line through x to y; nothing where there are no points."""
+    pairs = sorted(points.items() if isinstance(points, Mapping) else points)
+
+    def draw(panel: Axes) -> None:
+        if pairs:
+            panel.plot([x for x, _ in pairs], [y for _, y in pairs], **style)
+
+    return draw
+
+
+def provider_curve(name: str, points: Mapping[int, float], **style: Any) -> Mark:
+    """A provider's line over budgets, in its own style where `style` says no other."""
+    return curve(points, **{"markersize": 4, **STYLES[name], **style})
+
+
+def level(y: float, **style: Any) -> Mark:
+    """A dashed line across the panel."""
+    options = {"color": "#444444", "linewidth": 1.0, "linestyle": "--", **style}
+    return lambda panel: panel.axhline(y, **options)
+
+
+def write(picture: Picture, folder: Path) -> Path:
+    """Draw the picture, from 0 up, into `folder`; no date goes into the file."""
+    panels = picture.panels
+    columns = min(picture.columns, max(1, len(panels)))
+    rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.4 * columns, 3.3 * rows + 0.9), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(heading, fontsize=12)
-    panels = []
-    for index, title in enumerate(titles):
-        panel = figure.add_subplot(rows, columns, index + 1)
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel("SMs", fontsize=9)
-        panel.set_ylabel("TFLOP/s", fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.grid(alpha=0.25)
-        panels.append(panel)
-    return figure, panels
-
-
-def line(
-    panel: Axes, name: str, points: dict[int, float], *, label: str | None = None, **style: Any
-) -> None:
-    """One provider's line over budgets, called `label` if given; nothing where it has no points."""
-    if points:
-        budgets = sorted(points)
-        values = [points[n] for n in budgets]
-        options = {"markersize": 4, **STYLES[name], **style}
-        panel.plot(budgets, values, label=label or LABELS[name], **options)
-
-
-def save(figure: Figure, panels: Sequence[Axes], path: Path, *, legend: bool = True) -> Path:
-    """Write the figure, from 0 up, with one legend for all panels; no date goes into the file."""
+    figure.suptitle(picture.heading, fontsize=12)
+    if picture.size is not None:
+        figure.set_size_inches(*picture.size)
     labels: dict[str, Any] = {}
-    for panel in panels:
-        panel.set_ylim(bottom=0)  # now that all lines are there: it fixes the top too
-        handles, names = panel.get_legend_handles_labels()
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        _draw(panel, axes, legend=not picture.legend)
+        handles, names = axes.get_legend_handles_labels()
         labels.update(zip(names, handles, strict=True))
-    if legend:
+    if picture.legend:
         figure.legend(
             list(labels.values()), list(labels), loc="outside lower center", ncols=3, fontsize=9
         )
+    path = folder / f"{picture.name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     return path
+
+
+def _draw(panel: Panel, axes: Axes, *, legend: bool) -> None:
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel(panel.over, fontsize=9)
+    axes.set_ylabel(panel.unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    for mark in panel.marks:
+        mark(axes)
+    if legend:
+        axes.legend(fontsize=7)
+    axes.set_ylim(bottom=0)  # now that all lines are there: it fixes the top too

@@ -237,36 +237,6 @@ def _rotated(names: Sequence[str], by: int) -> list[str]:
     return [*names[at:], *names[:at]]
 
 
-def measure(
-    callables: Mapping[str, Call],
-    stream: Any,
-    *,
-    iters: int = 8,
-    rounds: int = 5,
-    errors: MutableMapping[str, str] | None = None,
-) -> dict[str, Timing]:
-    """Time several callables on one stream, cold L2, interleaved.
-
-    Args:
-        callables: name to callable(i), which enqueues one call on buffer set i. The sets together
-            should exceed twice the L2 (120 MB on an H200), or the cache is what is measured.
-        stream: the partition's stream, or any that is not the default one.
-        iters: calls a graph; `calls_for(expected_us)` chooses.
-        rounds: measured rounds.
-        errors: where given, callables that fail (eagerly or in capture) are named there and left
-            out; otherwise the first exception is raised.
-    """
-    cases: dict[str, Case] = {}
-    for index, (name, call) in enumerate(callables.items()):
-        if errors is None:
-            run_eagerly(call, stream)
-        elif (message := try_eagerly(call, stream)) is not None:
-            errors[name] = message
-            continue
-        cases[name] = Case(call, stream, iters, first_set=index)
-    return time_interleaved(cases, rounds=rounds, errors=errors)
-
-
 def run_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> None:
     """One call on `stream`, awaited: compiles, loads, and allocates library workspaces."""
     with current_stream(stream):

@@ -13,7 +13,7 @@ from smkern.bench.append import providers, suite
 from smkern.bench.append.cases import BUDGETS, CASES, summarize
 from smkern.bench.append.providers import AppendBench, torch_call
 from smkern.bench.cases import Sizes, groups_of, named
-from smkern.bench.plots.append import draw
+from smkern.bench.plots import draw
 from smkern.bench.results import Results, load_results
 from smkern.bench.rows import loses_to_best
 from smkern.bench.tables.markdown import NOT_MEASURED
@@ -157,7 +157,7 @@ def test_table_and_picture(tmp_path):
             )  # fmt: skip
     assert "| plain-64 | 10.0 (1.90) |" in append_table(results.cells)
     assert append_table([]) == NOT_MEASURED
-    (picture,) = draw(results, tmp_path)
+    (picture,) = draw("append", results, tmp_path)
     assert picture.name == "append.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert draw(Results(), tmp_path) == []
+    assert draw("append", Results(), tmp_path) == []

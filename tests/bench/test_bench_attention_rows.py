@@ -19,8 +19,8 @@ from smkern.bench.attention.cases import (
     UNIFORM_FP8,
 )
 from smkern.bench.attention.rows import DECODE_TBPS, summarize
-from smkern.bench.plots import attention as plots
 from smkern.bench.plots import command as plot_command
+from smkern.bench.plots import operators as plots
 from smkern.bench.results import Results, load_results
 from smkern.bench.tables.operators import (
     attention_ratios_table,

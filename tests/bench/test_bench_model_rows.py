@@ -15,7 +15,7 @@ from smkern.bench.model.cases import (
     plans_named,
 )
 from smkern.bench.model.rows import summarize
-from smkern.bench.plots.model import draw
+from smkern.bench.plots import draw
 from smkern.bench.results import Results
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
@@ -141,8 +141,8 @@ def test_pictures(tmp_path):
     results = Results(meta={"gpu": "NVIDIA H200"})
     for cell in cells():
         results.add(cell)
-    assert [path.name for path in draw(results, tmp_path)] == [
+    assert [path.name for path in draw("model", results, tmp_path)] == [
         "model-decode.png",
         "model-prefill.png",
     ]
-    assert draw(Results(), tmp_path) == []
+    assert draw("model", Results(), tmp_path) == []

@@ -18,7 +18,7 @@ from smkern.bench.ops.cases import ALL_CASES, BUDGETS, CASES, OpCase, expert_cou
 from smkern.bench.ops.providers import BUILDERS, OpBench, missing
 from smkern.bench.ops.rivals import Rivals, relative_error
 from smkern.bench.ops.rows import summarize
-from smkern.bench.plots.ops import draw
+from smkern.bench.plots import draw
 from smkern.bench.results import Results
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.operators import ops_table, sample_table
@@ -273,6 +273,6 @@ def test_tables_and_picture(tmp_path):
     assert "| sample 128x151936 | 50.0 (**0.90**) |" in text
     assert "| 128 rows | 3.9 | 3.9 |" in sample_table(results.cells)
     assert ops_table([]) == sample_table([]) == NOT_MEASURED
-    (picture,) = draw(results, tmp_path)
+    (picture,) = draw("ops", results, tmp_path)
     assert picture.name == "ops.png"
-    assert draw(Results(), tmp_path) == []
+    assert draw("ops", Results(), tmp_path) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from smkern.bench.plots import command
-from smkern.bench.plots.gemm import best, ideal
+from smkern.bench.plots.operators import best, ideal
 from smkern.bench.results import Results
 from tests.bench.synthetic import cell
 

@@ -8,7 +8,7 @@ import pytest
 from smkern.bench.contexts import RANDOM_DRAWS, candidate_orders
 from smkern.bench.partition_rows import TARGET_TBPS, best_choice, summarize
 from smkern.bench.partitions import _check_rungs, default_rungs
-from smkern.bench.plots.partitions import draw
+from smkern.bench.plots import draw
 from smkern.bench.results import Results, load_results
 
 GPCS = 4
@@ -135,12 +135,12 @@ def test_costs_report_the_worst_and_wrong_answers():
 def test_a_picture_from_a_file(tmp_path):
     filled().save(tmp_path / "partitions.json")
     results = load_results(tmp_path / "partitions.json")
-    (picture,) = draw(results, tmp_path / "out")
+    (picture,) = draw("partitions", results, tmp_path / "out")
     assert picture.name == "partitions.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    (again,) = draw(results, tmp_path / "again")
+    (again,) = draw("partitions", results, tmp_path / "again")
     assert again.read_bytes() == picture.read_bytes()
 
 
 def test_nothing_measured_is_no_picture(tmp_path):
-    assert draw(Results(), tmp_path) == []
+    assert draw("partitions", Results(), tmp_path) == []

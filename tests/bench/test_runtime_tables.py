@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smkern.bench.plots.runtime import draw
+from smkern.bench.plots import draw
 from smkern.bench.results import Results
 from smkern.bench.runtime.cases import PLANS
 from smkern.bench.runtime.rows import gains
@@ -113,6 +113,6 @@ def test_pictures(tmp_path):
     results = Results(meta={"gpu": "NVIDIA H200"})
     for cell in cells():
         results.add(cell)
-    written = draw(results, tmp_path)
+    written = draw("runtime", results, tmp_path)
     assert [path.name for path in written] == ["runtime-steady.png", "runtime-ablation.png"]
-    assert draw(Results(), tmp_path) == []
+    assert draw("runtime", Results(), tmp_path) == []

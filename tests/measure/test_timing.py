@@ -6,10 +6,10 @@ from smkern.measure.timing import (
     Case,
     Timing,
     calls_for,
-    measure,
     ratio,
     rounds_for,
     time_interleaved,
+    time_within,
     try_eagerly,
 )
 
@@ -53,32 +53,30 @@ def test_a_case_that_fails_in_capture_is_left_out_or_raised(cuda):
     assert time_interleaved({"bad": cases["bad"]}, rounds=1, errors=errors) == {}
 
 
-def test_measure_runs_eagerly_before_it_captures(cuda):
-    modes = []
+def test_an_eager_run_tells_success_from_the_error_s_first_line(cuda):
+    seen = []
+    assert try_eagerly(seen.append, cuda.new_stream(), 3) is None
+    assert seen == [3]
 
-    def call(i):
-        modes.append(cuda.capturing is not None)
-        cuda.work_us(7)
+    def broken(i):
+        raise ValueError("no such tile\nmore")
 
-    timings = measure({"only": call}, cuda.new_stream(), iters=4, rounds=3)
-    assert modes == [False, True, True, True, True]
-    assert timings["only"].us_median == pytest.approx(7)
+    assert try_eagerly(broken, cuda.new_stream()) == "ValueError: no such tile"
 
 
-def test_measure_names_what_failed(cuda):
+def test_a_budget_of_time_sizes_graphs_and_rounds_and_names_who_cannot_be_captured(cuda):
     def broken(i):
         raise ValueError("no such tile")
 
-    errors: dict[str, str] = {}
-    good = {"broken": broken, "good": lambda i: cuda.work_us(3)}
-    assert set(measure(good, cuda.new_stream(), errors=errors)) == {"good"}
-    assert errors == {"broken": "ValueError: no such tile"}
-    with pytest.raises(ValueError, match="no such tile"):
-        measure({"broken": broken}, cuda.new_stream())
-
-
-def test_try_eagerly_tells_success_from_failure(cuda):
-    assert try_eagerly(lambda i: cuda.work_us(1), cuda.new_stream()) is None
+    stream, errors, busy = cuda.new_stream(), {}, []
+    cases = {"good": Case(lambda i: cuda.work_us(50), stream), "bad": Case(broken, stream)}
+    found = time_within(1000.0, cases, while_busy=lambda: busy.append(1), errors=errors)
+    assert set(found) == {"good"}
+    assert found["good"].us_median == pytest.approx(50)
+    assert len(found["good"].us_all) == rounds_for(250, budget_us=1000.0) == 5
+    assert errors == {"bad": "ValueError: no such tile"}
+    assert busy == [1]
+    assert time_within(1.0, {}, while_busy=lambda: None, errors=errors) == {}
 
 
 def test_statistics():
