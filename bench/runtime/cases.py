@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smkern.bench.suite import UnknownNameError
+
 Cell = dict[str, Any]
 
 OP = "runtime"
@@ -111,11 +113,11 @@ def plans_named(names: Iterable[str]) -> tuple[RuntimePlan, ...]:
     """The plans of some models.
 
     Raises:
-        ValueError: a model that has no plan.
+        UnknownNameError: a model that has no plan.
     """
     known = {plan.model: plan for plan in PLANS}
     chosen = tuple(names)
     for name in chosen:
         if name not in known:
-            raise ValueError(f"no model is named {name!r}; there are {', '.join(known)}")
+            raise UnknownNameError(f"no model is named {name!r}; there are {', '.join(known)}")
     return tuple(known[name] for name in known if name in chosen)

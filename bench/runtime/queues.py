@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smkern.bench.runtime.cases import QUEUES, Cell
-from smkern.bench.runtime.rig import Rig
+from smkern.bench.runtime.steady_bench import SteadyBench
 from smkern.runtime.cuda_device import CudaDevice
 
 SPIN_CYCLES = 4_000_000
@@ -21,12 +21,12 @@ TRIES = 3
 Launch = Callable[[], None]
 
 
-def queue_cells(rig: Rig) -> Iterator[Cell]:
+def queue_cells(bench: SteadyBench) -> Iterator[Cell]:
     """For every rung, for the pairs of streams that run at the same time: 1 where they share."""
-    device = rig.device
+    device = bench.device
     assert isinstance(device, CudaDevice), "hardware queues are a GPU's"
     for rung in device.rungs:
-        decode, prefill = rig.place("decode", rung), rig.place("prefill", rung)
+        decode, prefill = bench.place("decode", rung), bench.place("prefill", rung)
         lane, other = device.stream("decode", decode), device.stream("prefill", prefill)
         partition = device.partition(decode)
         assert partition is not None
@@ -50,12 +50,12 @@ def queue_cells(rig: Rig) -> Iterator[Cell]:
         finally:
             device.synchronize()
             graph.close()
-        yield cell_of(rig, rung, shared)
+        yield cell_of(bench, rung, shared)
 
 
-def cell_of(rig: Rig, rung: int, shared: Mapping[str, bool]) -> Cell:
+def cell_of(bench: SteadyBench, rung: int, shared: Mapping[str, bool]) -> Cell:
     value = int(any(shared.values()))
-    cell = rig.plan.cell(QUEUES, rig.side.provider, value, "bool", rung=rung)
+    cell = bench.cell(QUEUES, value, "bool", rung=rung)
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
     return cell | {"pairs": dict(shared), "max_connections": queues}
 

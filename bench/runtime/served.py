@@ -21,19 +21,18 @@ from smkern.bench.runtime.cases import (
     RuntimePlan,
 )
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.prepare import compile_steps
-from smkern.bench.runtime.serving import Crowd, Sizes, open_executor
+from smkern.bench.runtime.workload import Sizes, Workload, compile_steps, open_executor
 from smkern.models import Weights
 from smkern.policies import Aggregated, FixedSplit, Policy
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.model.graphs import MIB
 from smkern.runtime.place import Lane, Place
 
-HOST_CROWD = Crowd(running=128, context=256, prompt=2048)
+HOST_WORKLOAD = Workload(running=128, context=256, prompt=2048)
 HOST_SIZES = Sizes((GAP_RUNG,), max_running=144, max_tokens=2048, max_context=2048)
-ABLATION_CROWD = Crowd(running=64, context=1024, prompt=4096)
+ABLATION_WORKLOAD = Workload(running=64, context=1024, prompt=4096)
 ABLATION_SIZES = Sizes((GAP_RUNG,), max_running=80, max_tokens=4096, max_context=4096)
-SERVED_CROWD = Crowd(running=64, context=1984, prompt=4096)
+SERVED_WORKLOAD = Workload(running=64, context=1984, prompt=4096)
 SERVED_SIZES = Sizes((), max_running=72, max_prefill=4, max_context=4352, num_pages=10_400)
 MEMORY_SIZES = Sizes(
     (16, 24, 32, 40, 48, 64, 80), max_running=256, max_tokens=512, num_pages=64,
@@ -65,24 +64,24 @@ def host_cells(
     seconds: float,
     *,
     sizes: Sizes = HOST_SIZES,
-    crowd: Crowd = HOST_CROWD,
+    workload: Workload = HOST_WORKLOAD,
 ) -> Iterator[Cell]:
     """Host time of a step with 128 requests that decode, beside prompts: poll, decide, launch."""
     rung = sizes.rungs[0]
-    compile_steps(weights.config, sizes, [crowd.prompt])
+    compile_steps(weights.config, sizes, [workload.prompt])
     with open_executor(weights, sizes) as executor:
-        executor.capture([None, rung], [crowd.running], [sizes.max_context])
+        executor.capture([None, rung], [workload.running], [sizes.max_context])
         found = {}
         for steps in (1, 2):
             policy = FixedSplit(rung, layers=1, steps=steps)
             if steps == 1:
-                crowd.watch(executor, policy, WARM_S)
-            found[steps] = crowd.watch(executor, policy, seconds)
+                workload.watch(executor, policy, WARM_S)
+            found[steps] = workload.watch(executor, policy, seconds)
         yield plan.cell(HOST, OURS, round(percentile(found[1].control_us, 0.5), 2), "us") | {
             "p99": round(percentile(found[1].control_us, 0.99), 2),
             "two_steps_p50": round(percentile(found[2].control_us, 0.5), 2),
             "two_steps_p99": round(percentile(found[2].control_us, 0.99), 2),
-            "running": crowd.running,
+            "running": workload.running,
             "rung": rung,
             "graphs_missed": len(executor.graphs.missed),
             **found[1].figures(),
@@ -95,11 +94,11 @@ def ablation_cells(
     seconds: float,
     *,
     sizes: Sizes = ABLATION_SIZES,
-    crowd: Crowd = ABLATION_CROWD,
+    workload: Workload = ABLATION_WORKLOAD,
 ) -> Iterator[Cell]:
     """TBT with everything, and with each of layer-wise launching, polling, look-ahead off."""
     rung, layers = sizes.rungs[0], weights.config.num_layers
-    compile_steps(weights.config, sizes, [crowd.prompt, crowd.context])
+    compile_steps(weights.config, sizes, [workload.prompt, workload.context])
     devices: list[Blocking] = []
 
     def blocking(given: Any) -> Blocking:
@@ -119,15 +118,15 @@ def ablation_cells(
         "all_off": (FixedSplit(rung, layers=layers, steps=1), True),
     }
     with open_executor(weights, sizes, blocking) as executor:
-        executor.capture([None, rung], [crowd.running], [sizes.max_context])
-        crowd.watch(executor, variants["all"][0], WARM_S)
+        executor.capture([None, rung], [workload.running], [sizes.max_context])
+        workload.watch(executor, variants["all"][0], WARM_S)
         for name, (policy, blocks) in variants.items():
             devices[0].blocks = blocks
-            found = crowd.watch(executor, policy, seconds)
+            found = workload.watch(executor, policy, seconds)
             for n in (50, 99):
                 value = round(percentile(found.tbt_us, n / 100) / 1e3, 3)
                 cell = plan.cell(f"{ABLATION}_tbt_p{n}_ms", OURS, value, "ms", variant=name)
-                yield cell | {"rung": rung, "running": crowd.running, **found.figures()}
+                yield cell | {"rung": rung, "running": workload.running, **found.figures()}
 
 
 def served_cells(
@@ -137,7 +136,7 @@ def served_cells(
     gains: Sequence[Cell],
     *,
     sizes: Sizes = SERVED_SIZES,
-    crowd: Crowd = SERVED_CROWD,
+    workload: Workload = SERVED_WORKLOAD,
 ) -> Iterator[Cell]:
     """The steady state through the `Multiplexer`: TBT as delivered, and prompts' tokens per ms.
 
@@ -146,14 +145,14 @@ def served_cells(
         seconds: Of each figure.
         gains: Cells that say which rung and which chunks are best under a limit.
         sizes: Of the executor, but for its rungs.
-        crowd: Who decodes, and who comes.
+        workload: Who decodes, and who comes.
     """
     sizes = replace(sizes, rungs=tuple(sorted({cell["rung"] for cell in gains})))
-    chunks = [round(cell["chunk"]) + crowd.running for cell in gains]
-    compile_steps(weights.config, sizes, [crowd.prompt, *chunks])
+    chunks = [round(cell["chunk"]) + workload.running for cell in gains]
+    compile_steps(weights.config, sizes, [workload.prompt, *chunks])
     with open_executor(weights, sizes) as executor:
         executor.warm()
-        executor.capture([None, *sizes.rungs], [crowd.running], [sizes.max_context])
+        executor.capture([None, *sizes.rungs], [workload.running], [sizes.max_context])
         for cell in gains:
             policies: dict[str, Policy] = {
                 "aggregated": Aggregated(chunk_tokens=round(cell["chunk"]), ahead=True),
@@ -161,7 +160,7 @@ def served_cells(
             }
             limit = cell["case"]["name"].removeprefix(GAIN)
             for name, policy in policies.items():
-                found = crowd.watch(executor, policy, seconds)
+                found = workload.watch(executor, policy, seconds)
                 figures = found.figures()
                 value = figures["tokens_per_ms"]
                 served = plan.cell(SERVED_RATE, OURS, value, "tokens/ms", policy=name, limit=limit)

@@ -1,180 +1,121 @@
-"""The steady state: decode beside prefill on each rung, chunked prefill, prefill alone."""
+"""The steady state: decode beside prefill on each rung, paced decode, each side alone."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
 
-from smkern.bench.runtime.cases import AGGREGATED, ALONE, MIXED, STEADY, Cell, gap_name
-from smkern.bench.runtime.figures import Spans, common, percentile, tbt
-from smkern.bench.runtime.pump import Feed, pump
-from smkern.bench.runtime.rig import Rig, figures_of
-from smkern.runtime.device import Work
+from smkern.bench.runtime.cases import ALONE, PACED, STEADY, Cell, gap_name
+from smkern.bench.runtime.figures import percentile, tbt
+from smkern.bench.runtime.steady_bench import LEAST, Feed, SteadyBench, pump
+from smkern.runtime.interleaver import Interleaver, Ticket
 
-TRIES = 3
-"""Forwards of each size; the first one is not counted."""
-MARGINS = (1.12, 1.06, 1.0, 0.97, 0.94)
-"""Of a limit: what a chunk is chosen for, as its time is known to some percent; above 1 the median,
-too, may come up to the limit."""
-STEADY_S, LEAST_STEPS = 1.2, 12
-QUEUED = 3
+MARGIN = 0.965
+"""Share of a limit that the time between two steps' ends is aimed at."""
+REMEMBERED = 8
 
 
-def multiplexed(rig: Rig, rung: int) -> Iterator[Cell]:
+def multiplexed(bench: SteadyBench, rung: int) -> Iterator[Cell]:
     """A decode step beside prompts on a rung: its times, and the prompts' tokens per ms."""
-    rig.prepare(rung)
-    alone = tbt(rig.steps_alone(rung).periods_us)["tbt_p50_ms"]
-    figures = figures_of(rig.together(rung))
-    rate, provider = figures["tokens_per_ms"], rig.side.provider
-    cell = rig.plan.cell(STEADY, provider, rate, "tokens/ms", rung=rung)
+    bench.prepare(rung)
+    alone = tbt(bench.steps_alone(rung).periods_us)["tbt_p50_ms"]
+    figures = bench.together(rung).figures()
+    cell = bench.cell(STEADY, figures["tokens_per_ms"], "tokens/ms", rung=rung)
     yield cell | figures | {"alone_ms": alone}
 
 
-def alone(rig: Rig) -> Iterator[Cell]:
+def alone(bench: SteadyBench) -> Iterator[Cell]:
     """Prompts on the whole device with no decode at all, and decode steps with no prompt."""
-    rig.prepare(None)
-    steps = tbt(rig.steps_alone(None).periods_us)
-    rate = rig.prompts_alone(None)
-    yield rig.plan.cell(ALONE, rig.side.provider, round(rate, 3), "tokens/ms") | {
-        "decode_ms": steps["tbt_p50_ms"]
-    }
+    bench.prepare(None)
+    steps = tbt(bench.steps_alone(None).periods_us)
+    rate = round(bench.prompts_alone(None), 3)
+    yield bench.cell(ALONE, rate, "tokens/ms") | {"decode_ms": steps["tbt_p50_ms"]}
 
 
-def gaps(rig: Rig, rung: int) -> Iterator[Cell]:
+def gaps(bench: SteadyBench, rung: int) -> Iterator[Cell]:
     """The share of a step in which the decode stream has no kernel, one and two steps ahead."""
-    rig.prepare(rung)
+    bench.prepare(rung)
     for ahead in (1, 2):
-        found = rig.together(rung, ahead=ahead)
+        found = bench.together(rung, ahead=ahead)
         shares = found.steps.gap_shares
-        value = statistics.median(shares)
-        yield rig.plan.cell(gap_name(ahead), rig.side.provider, round(value, 5), "fraction") | {
+        yield bench.cell(gap_name(ahead), round(statistics.median(shares), 5), "fraction") | {
             "p99": round(percentile(shares, 0.99), 5),
             "mean": round(statistics.fmean(shares), 5),
             "rung": rung,
-            **figures_of(found),
+            **found.figures(),
         }
 
 
 @dataclass(slots=True)
-class Chunked:
-    """Chunked prefill: prompts' chunks and the decode batch in one forward on the whole device."""
+class Pace:
+    """When the next decode step is due.
 
-    rig: Rig
-    times_us: dict[tuple[int, int], float] = field(default_factory=dict)
-
-    def cells(self, limit_ms: float) -> Iterator[Cell]:
-        """Under a limit, the largest chunks that keep it, for real, at some margins.
-
-        Before the first limit: how long a forward takes, by its rows.
-        """
-        if not self.times_us:
-            self.times_us = self._measure()
-            yield from self._curve()
-        for margin in MARGINS:
-            yield self._cell(limit_ms, margin)
-
-    def _cell(self, limit_ms: float, margin: float) -> Cell:
-        plan, provider = self.rig.plan, self.rig.side.provider
-        case = {"limit_ms": limit_ms, "margin": margin}
-        count = max(LEAST_STEPS, int(STEADY_S * 1e3 / limit_ms))
-        limit_us = 1e3 * limit_ms * margin
-        steps = list(islice(schedule(self.times_us, limit_us, plan.tokens), count))
-        spans = self._run(steps)
-        settled = len(steps) // 4
-        periods = spans.periods_us[settled:]
-        tokens = sum(chunk for chunk, _ in steps[settled + 1 :])
-        rate = 1e3 * tokens / sum(periods)
-        gaps = spans.gap_shares[settled:]
-        return plan.cell(AGGREGATED, provider, round(rate, 3), "tokens/ms", **case) | {
-            **tbt(periods),
-            "tokens_per_ms": round(rate, 3),
-            "chunk": round(tokens / len(periods), 1),
-            "idle_fraction": round(statistics.fmean(gaps), 5),
-        }
-
-    def _curve(self) -> Iterator[Cell]:
-        """A forward's ms by its rows, the mean over where its chunk begins."""
-        plan, provider = self.rig.plan, self.rig.side.provider
-        by_chunk: dict[int, dict[int, float]] = {}
-        for (chunk, start), us in self.times_us.items():
-            by_chunk.setdefault(chunk, {})[start] = us / 1e3
-        for chunk, by_start in by_chunk.items():
-            value = round(statistics.fmean(by_start.values()), 4)
-            yield plan.cell(MIXED, provider, value, "ms", rows=chunk + plan.batch) | {
-                "chunk": chunk,
-                "by_start_ms": {str(start): round(ms, 4) for start, ms in by_start.items()},
-            }
-
-    def _measure(self) -> dict[tuple[int, int], float]:
-        """Microseconds of a forward by its chunk, and where the chunk begins."""
-        plan = self.rig.plan
-        sizes = [
-            (chunk, start)
-            for chunk in plan.chunks
-            if chunk <= plan.tokens
-            for start in sorted({0, (plan.tokens - chunk) // 2, plan.tokens - chunk})
-        ]
-        spans = self._run([size for size in sizes for _ in range(TRIES)])
-        ends = spans.ends
-        found = {}
-        for index, size in enumerate(sizes):
-            last = TRIES * index + TRIES - 1
-            found[size] = statistics.median(
-                ends[at] - ends[at - 1] for at in range(last - TRIES + 2, last + 1)
-            )
-        return found
-
-    def _run(self, steps: list[tuple[int, int]]) -> Spans:
-        """These forwards back to back, their ends stamped."""
-        rig, marks = self.rig, self.rig.decode_marks
-        runs = {size: rig.side.mixed(*size) for size in dict.fromkeys(steps)}
-
-        def work(size: tuple[int, int]) -> Work:
-            def run(place: object) -> None:
-                marks.mark()
-                runs[size]()
-                marks.mark()
-
-            return Work("mixed", run)
-
-        lanes = rig.lanes(None)
-        feed = Feed("decode", QUEUED, iter([work(size) for size in steps]))
-        pump(lanes, [feed], lambda: feed.launched < len(steps))
-        spans = Spans.of(marks.us())
-        assert len(spans.ends) == len(steps), "a forward for each that was launched"
-        begin, end = common(spans.ends, settle=0.0)
-        return spans.within(min(begin, spans.begins[0]), end)
-
-
-def schedule(
-    times_us: Mapping[tuple[int, int], float], limit_us: float, tokens: int
-) -> Iterator[tuple[int, int]]:
-    """(chunk, where it begins) without end: each the largest whose forward keeps the limit.
-
-    Where none does it is the smallest, as prompts must go on.
-
-    Args:
-        times_us: By chunk and start.
-        limit_us: Of a forward.
-        tokens: Of each prompt; a chunk that runs over its end goes on in the next one.
+    Attributes:
+        period_us: From a step's end to the next one's.
+        taken_us: From asking for a step until its end: prompts leave its SMs first.
+        due_us: When the next is asked for.
+        asked_us: When the running one was.
     """
-    chunks = sorted({chunk for chunk, _ in times_us}, reverse=True)
-    start = 0
-    while True:
-        fits = (chunk for chunk in chunks if _expected(times_us, chunk, start) <= limit_us)
-        chunk = next(fits, chunks[-1])
-        yield chunk, start
-        start = (start + chunk) % tokens
+
+    period_us: float
+    taken_us: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    due_us: float = 0.0
+    asked_us: float | None = None
+
+    def over(self, ended_us: float) -> None:
+        """The running step has ended."""
+        assert self.asked_us is not None
+        self.taken_us.append(ended_us - self.asked_us)
+        self.asked_us = None
+        self.due_us = ended_us + self.period_us - statistics.median(self.taken_us)
 
 
-def _expected(times_us: Mapping[tuple[int, int], float], chunk: int, start: int) -> float:
-    """Of a chunk from a start on, between those that were measured."""
-    known = sorted((at, us) for (size, at), us in times_us.items() if size == chunk)
-    if start >= known[-1][0]:
-        return known[-1][1]
-    for (low, low_us), (high, high_us) in pairwise(known):
-        if low <= start <= high:
-            return low_us + (high_us - low_us) * (start - low) / (high - low)
-    return known[0][1]
+def paced(bench: SteadyBench, rung: int, limit_ms: float) -> Iterator[Cell]:
+    """Decode steps on a rung, one each limit; between them prompts take the whole device."""
+    bench.prepare(None, rung)
+    lanes = bench.lanes(rung)
+    decode = Feed("decode", 1, bench.decode_steps())
+    prompt = Feed("prefill", 2, bench.prompt_groups())
+    end = time.monotonic() + 1.5 * bench.seconds
+
+    def go_on() -> bool:
+        return time.monotonic() < end or min(prompt.launched, decode.launched) < LEAST
+
+    steer = _Paced(lanes, Pace(1e3 * limit_ms * MARGIN), decode, rung)
+    pump(lanes, [prompt], go_on, steer=steer)
+    figures = bench.read().figures()
+    about = {"rung": rung, "limit_ms": limit_ms}
+    yield bench.cell(PACED, figures["tokens_per_ms"], "tokens/ms", **about) | figures
+
+
+@dataclass(slots=True)
+class _Paced:
+    """Launches a decode step when it is due, and gives its SMs back when it is over."""
+
+    lanes: Interleaver
+    pace: Pace
+    decode: Feed
+    rung: int
+
+    def __call__(self, over: list[Ticket]) -> float | None:
+        lanes, pace = self.lanes, self.pace
+        for ticket in over:
+            if ticket.lane == "decode":
+                pace.over(_end_us(ticket))
+                lanes.aim(self.rung, prefill=None)
+        now_us = lanes.device.now_us()
+        if pace.asked_us is None and now_us >= pace.due_us:
+            pace.asked_us = now_us
+            lanes.aim(self.rung)
+        if pace.asked_us is not None:
+            self.decode.top_up(lanes)
+        return pace.due_us if pace.asked_us is None else None
+
+
+def _end_us(ticket: Ticket) -> float:
+    times = ticket.event.times_us()
+    assert ticket.seen_us is not None
+    return ticket.seen_us if times is None else times[1]

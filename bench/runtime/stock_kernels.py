@@ -1,17 +1,20 @@
-"""Other libraries' kernels behind one interface: FlashInfer's, plain torch where it is absent."""
+"""FlashInfer's kernels as a stock decoder calls them, beside `torch.mm`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.bench.attention.flashinfer import WORKSPACE_BYTES
 from smkern.bench.ops.sampling import Settings
+from smkern.bench.peers import flashinfer_with
+
+PARTS = ("norm", "rope", "page", "activation", "sampling")
+"""Modules of FlashInfer."""
 
 Cache = tuple[Tensor, Tensor]
 """k and v of a layer, [pages, page_size, kv_heads, head_dim] views of head-major pages."""
@@ -75,43 +78,19 @@ class Rows:
         return torch.repeat_interleave(torch.arange(len(counts)), counts).to(self.table.device)
 
 
-class StockKernels(Protocol):
-    """What a decoder needs of other libraries besides `torch.mm`."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-        """residual += x; x = norm(residual)."""
-        ...
-
-    def rope(self, positions: Tensor, q: Tensor, k: Tensor, dim: int, table: Tensor) -> None:
-        """Turn q and k, [tokens, heads * dim], in place."""
-        ...
-
-    def appender(self, rows: Rows) -> Callable[[Tensor, Tensor, Cache], None]:
-        """What writes new keys and values of these rows into their pages."""
-        ...
-
-    def silu_and_mul(self, x: Tensor, out: Tensor) -> None: ...
-
-    def decode(self, rows: Rows) -> Attend:
-        """Attention of one token a request, planned."""
-        ...
-
-    def chunks(self, rows: Rows) -> Attend:
-        """Causal attention of several tokens a request over their pages, planned."""
-        ...
-
-    def sampler(self, rows: int, device: str) -> Callable[[Tensor], None]:
-        """What draws a token a row."""
-        ...
-
-
 class FlashInferKernels:
-    """FlashInfer's; the workspaces of the two lanes are apart, as they run at the same time."""
+    """FlashInfer's; the workspaces of the two lanes are apart, as they run at the same time.
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    Raises:
+        ValueError: FlashInfer is absent.
+    """
+
+    def __init__(self) -> None:
+        self._module, about = flashinfer_with(*PARTS)
+        if self._module is None:
+            raise ValueError(
+                f"stock kernels are FlashInfer's among others, and it is absent: {about}"
+            )
         self._workspaces = {
             name: torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
             for name in ("decode", "chunks")
@@ -121,12 +100,15 @@ class FlashInferKernels:
         self._module.norm.rmsnorm(x, weight, eps, out=out)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        """residual += x; x = norm(residual)."""
         self._module.norm.fused_add_rmsnorm(x, residual, weight, eps)
 
     def rope(self, positions: Tensor, q: Tensor, k: Tensor, dim: int, table: Tensor) -> None:
+        """Turn q and k, [tokens, heads * dim], in place."""
         self._module.rope.apply_rope_with_cos_sin_cache_inplace(positions, q, k, dim, table)
 
     def appender(self, rows: Rows) -> Callable[[Tensor, Tensor, Cache], None]:
+        """What writes new keys and values of these rows into their pages."""
         append, device = self._module.page.append_paged_kv_cache, rows.table.device
         request, position = rows.requests().int(), rows.positions().int()
         where = (rows.indices(), rows.indptr().to(device), rows.last_page_len().to(device))
@@ -140,6 +122,7 @@ class FlashInferKernels:
         self._module.activation.silu_and_mul(x, out)
 
     def decode(self, rows: Rows) -> Attend:
+        """Attention of one token a request, planned."""
         wrapper = self._module.BatchDecodeWithPagedKVCacheWrapper(
             self._workspaces["decode"], "HND", use_tensor_cores=True, backend="fa2"
         )
@@ -147,6 +130,7 @@ class FlashInferKernels:
         return _planned(wrapper)
 
     def chunks(self, rows: Rows) -> Attend:
+        """Causal attention of several tokens a request over their pages, planned."""
         wrapper = self._module.BatchPrefillWithPagedKVCacheWrapper(
             self._workspaces["chunks"], "HND", backend="fa3"
         )
@@ -157,6 +141,7 @@ class FlashInferKernels:
         return _planned(wrapper)
 
     def sampler(self, rows: int, device: str) -> Callable[[Tensor], None]:
+        """What draws a token a row."""
         settings, sampling = Settings.of(rows, device), self._module.sampling
         divisor, at_most = settings.divisor.clone(), settings.at_most.clone()
 
@@ -165,65 +150,6 @@ class FlashInferKernels:
             sampling.top_k_top_p_sampling_from_logits(
                 logits.float() / divisor[:n], at_most[:n], settings.top_p[:n], seed=7, offset=0
             )
-
-        return run
-
-
-class TorchKernels:
-    """Plain torch: the same results, for machines without FlashInfer."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        wide = x.float()
-        out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-        residual += x
-        self.rms_norm(residual, weight, eps, x)
-
-    def rope(self, positions: Tensor, q: Tensor, k: Tensor, dim: int, table: Tensor) -> None:
-        cos, sin = table[positions][:, None].chunk(2, -1)
-        for x in (q, k):
-            first, second = x.view(len(x), -1, dim).float().chunk(2, -1)
-            turned = [first * cos - second * sin, second * cos + first * sin]
-            x.copy_(torch.cat(turned, -1).view_as(x))
-
-    def appender(self, rows: Rows) -> Callable[[Tensor, Tensor, Cache], None]:
-        position, request = rows.positions(), rows.requests()
-        page = rows.table[request, position // rows.page_size].long()
-        slot = position % rows.page_size
-
-        def run(k: Tensor, v: Tensor, cache: Cache) -> None:
-            cache[0][page, slot] = k
-            cache[1][page, slot] = v
-
-        return run
-
-    def silu_and_mul(self, x: Tensor, out: Tensor) -> None:
-        gate, up = x.chunk(2, -1)
-        torch.mul(torch.nn.functional.silu(gate), up, out=out)
-
-    def decode(self, rows: Rows) -> Attend:
-        return self.chunks(rows)
-
-    def chunks(self, rows: Rows) -> Attend:
-        starts = [0, *torch.tensor(rows.counts).cumsum(0).tolist()]
-
-        def run(q: Tensor, cache: Cache, out: Tensor) -> None:
-            for i, (count, length) in enumerate(zip(rows.counts, rows.lengths, strict=True)):
-                pages = rows.table[i, : rows.num_pages[i]].long()
-                k, v = (x[pages].flatten(0, 1)[None, :length].transpose(1, 2) for x in cache)
-                own = slice(starts[i], starts[i] + count)
-                seen = torch.ones(count, length, dtype=torch.bool, device=q.device)
-                mask = seen.tril(length - count)
-                out[own] = scaled_dot_product_attention(
-                    q[None, own].transpose(1, 2), k, v, attn_mask=mask, enable_gqa=True
-                )[0].transpose(0, 1)
-
-        return run
-
-    def sampler(self, rows: int, device: str) -> Callable[[Tensor], None]:
-        def run(logits: Tensor) -> None:
-            logits.argmax(-1)
 
         return run
 

@@ -1,4 +1,4 @@
-"""The suite's subjects: what each measures, and what that is measured with."""
+"""The suite's subjects: which cells each measures, of which provider, on what."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smkern.bench.results import Results
+from smkern.bench.runtime import served, steady_bench
 from smkern.bench.runtime.cases import (
     ABLATION,
     AGGREGATED,
@@ -33,12 +34,14 @@ from smkern.bench.runtime.cases import (
     RuntimePlan,
     gap_name,
 )
-from smkern.bench.runtime.rig import Rig
+from smkern.bench.runtime.chunked import MARGINS, Chunked
+from smkern.bench.runtime.launching import layerwise, mixed_idle
+from smkern.bench.runtime.queues import queue_cells
 from smkern.bench.runtime.rows import gains, of
-
-if TYPE_CHECKING:
-    from smkern.models import Weights
-
+from smkern.bench.runtime.steady import alone, gaps, multiplexed, paced
+from smkern.bench.runtime.switch import switch_cells
+from smkern.bench.suite import UnknownNameError
+from smkern.models import Weights, preset
 
 PAUSE = 1.2
 """A limit of so many steps leaves time to pause in."""
@@ -46,222 +49,185 @@ PAUSE = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to measure: what its first cell is called, and how it is measured."""
+    """One thing to measure.
+
+    Attributes:
+        name, provider, about: Name, provider and further case of its first cell.
+        measure: Gives its cells.
+        is_once: Whether the first of several rounds is enough: what it counts does not depend on
+            the chip's clock.
+    """
 
     name: str
     provider: str
     about: Mapping[str, Any]
     measure: Callable[[], Iterator[Cell]]
     is_once: bool = False
-    """Whether the first of several rounds is enough: what it counts does not turn with the chip."""
 
 
 @dataclass(slots=True)
 class Tasks:
-    """The tasks of one model's subjects; what they measure with is made when the first needs it."""
+    """The tasks of one model's subjects; what they measure with is made when the first needs it.
+
+    Args:
+        plan: What is measured.
+        seconds: Length of a figure of the steady state.
+        stack: Closes what was made.
+        results: The file's cells.
+    """
 
     plan: RuntimePlan
     seconds: float
     stack: ExitStack
     results: Results
-    _rigs: dict[str, Rig] = field(default_factory=dict)
+    _benches: dict[str, steady_bench.SteadyBench] = field(default_factory=dict)
     _model: Any = None
-    _weights: dict[int | None, Weights] = field(default_factory=dict)
-    _chosen: list[Cell] = field(default_factory=list)
+    _weights: Weights | None = None
+    _best: list[Cell] = field(default_factory=list)
 
     def of(self, subject: str) -> Iterator[Task]:
         """A subject's tasks."""
         return SUBJECTS[subject](self)
 
+    def steady(
+        self,
+        name: str,
+        measure: Callable[[steady_bench.SteadyBench], Iterator[Cell]],
+        provider: str = OURS,
+        *,
+        is_once: bool = False,
+        **about: Any,
+    ) -> Task:
+        """A task on the model with a provider's kernels."""
+        return Task(name, provider, about, lambda: measure(self.bench(provider)), is_once)
+
+    def served(
+        self, name: str, measure: Callable[..., Iterator[Cell]], *given: Any, is_once: bool = False
+    ) -> Iterator[Task]:
+        """A task of serving requests; none where a model leaves no room for their pages."""
+        if self.plan.model in SERVED:
+            cells: Callable[[], Iterator[Cell]] = lambda: measure(  # noqa: E731
+                self.plan, self.weights(), *given
+            )
+            yield Task(name, OURS, {}, cells, is_once)
+
     def step_ms(self, provider: str, rung: int) -> float | None:
-        """Of a decode step beside prompts, where the file has it."""
+        """A decode step beside prompts, where the file has it."""
         found = of(self.results.cells, STEADY, model=self.plan.model, rung=rung)
         return next((c["tbt_p50_ms"] for c in found if c["provider"] == provider), None)
 
-    def chosen(self) -> list[Cell]:
+    def best(self) -> list[Cell]:
         """The gains whose rungs and chunks serve: the same in all rounds, or a cell would be the
         median of two rungs."""
-        if not self._chosen:
-            self._chosen = [
+        if not self._best:
+            self._best = [
                 cell
                 for cell in gains(self.results.cells)
                 if cell["provider"] == OURS
                 and cell["case"]["model"] == self.plan.model
                 and not cell["paced"]
             ]
-        return self._chosen
+        return self._best
 
-    def weights(self, layers: int | None = None) -> Weights:
-        """Of the model, or of one of its widths with fewer layers."""
-        from smkern.bench.runtime.setting import made_weights
+    def weights(self) -> Weights:
+        """Weights of the model."""
+        if self._model is not None:
+            weights: Weights = self._model.decoder.weights
+            return weights
+        if self._weights is None:
+            self._weights = Weights.random(preset(self.plan.model), device="cuda")
+        return self._weights
 
-        if layers is None and self._model is not None:
-            return self._model.decoder.weights
-        if layers not in self._weights:
-            self._weights[layers] = made_weights(self.plan, layers)
-        return self._weights[layers]
-
-    def rig(self, provider: str = OURS) -> Rig:
+    def bench(self, provider: str = OURS) -> steady_bench.SteadyBench:
         """The model with a provider's kernels, on a ladder where they run best."""
-        from smkern.bench.runtime.setting import made_model, open_rig
-
         if self._model is None:
-            self._model = made_model(self.plan)
-        if provider not in self._rigs:
-            made = open_rig(self._model, self.plan, provider, self.seconds)
-            self._rigs[provider] = self.stack.enter_context(made)
-        return self._rigs[provider]
+            self._model = steady_bench.made_model(self.plan)
+        if provider not in self._benches:
+            made = steady_bench.open_bench(self._model, self.plan, provider, self.seconds)
+            self._benches[provider] = self.stack.enter_context(made)
+        return self._benches[provider]
+
+    def nearest(self, rung: int) -> int:
+        """The plan's rung next to one."""
+        return min(self.plan.rungs, key=lambda known: abs(known - rung))
 
 
 def _queues(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.queues import queue_cells
-
-    yield Task(QUEUES, OURS, {}, lambda: queue_cells(tasks.rig()), is_once=True)
+    yield tasks.steady(QUEUES, queue_cells, is_once=True)
 
 
-def _aggregated(tasks: Tasks) -> Iterator[Task]:
-    yield from _chunked(tasks, OURS)
-
-
-def _chunked(tasks: Tasks, provider: str) -> Iterator[Task]:
-    from smkern.bench.runtime.idle import mixed_idle
-    from smkern.bench.runtime.steady import MARGINS, Chunked, alone
-
+def _chunked(tasks: Tasks, provider: str = OURS) -> Iterator[Task]:
+    chunk = min(tasks.plan.chunks, key=lambda tokens: abs(tokens - IDLE_CHUNK))
+    yield tasks.steady(MIXED_IDLE, partial(mixed_idle, chunk=chunk), provider)
+    yield tasks.steady(ALONE, alone, provider)
     made: list[Chunked] = []
 
-    def cells(limit_ms: float) -> Iterator[Cell]:
+    def cells(bench: steady_bench.SteadyBench, limit_ms: float) -> Iterator[Cell]:
         if not made:
-            made.append(Chunked(tasks.rig(provider)))
+            made.append(Chunked(bench))
         return made[0].cells(limit_ms)
 
-    chunk = min(tasks.plan.chunks, key=lambda rows: abs(rows - IDLE_CHUNK))
-    yield Task(MIXED_IDLE, provider, {}, lambda: mixed_idle(tasks.rig(provider), chunk))
-    yield Task(ALONE, provider, {}, lambda: alone(tasks.rig(provider)))
     for limit_ms in tasks.plan.limits_ms:
-        about = {"limit_ms": limit_ms, "margin": MARGINS[-1]}
-        yield Task(AGGREGATED, provider, about, partial(cells, limit_ms))
+        measure = partial(cells, limit_ms=limit_ms)
+        yield tasks.steady(AGGREGATED, measure, provider, limit_ms=limit_ms, margin=MARGINS[-1])
 
 
 def _steady(tasks: Tasks) -> Iterator[Task]:
     yield from _rungs(tasks, OURS, tasks.plan.rungs)
-    yield from _paced(tasks, OURS)
 
 
 def _rungs(tasks: Tasks, provider: str, rungs: tuple[int, ...]) -> Iterator[Task]:
-    from smkern.bench.runtime.steady import multiplexed
-
+    """Each rung; then paced, where a limit leaves time to pause in, as far as steps were
+    measured there."""
     for rung in rungs:
-
-        def cells(rung: int = rung) -> Iterator[Cell]:
-            return multiplexed(tasks.rig(provider), rung)
-
-        yield Task(STEADY, provider, {"rung": rung}, cells)
-
-
-def _paced(tasks: Tasks, provider: str) -> Iterator[Task]:
-    """Where a limit leaves time to pause in, as far as steps on these rungs were measured."""
-    from smkern.bench.runtime.paced import paced
-
-    known = tasks.plan.rungs if provider == OURS else STOCK_RUNGS.get(tasks.plan.model, ())
-    for rung in tasks.plan.paced:
-        if rung not in known:
-            continue
+        yield tasks.steady(STEADY, partial(multiplexed, rung=rung), provider, rung=rung)
+    for rung in (rung for rung in tasks.plan.paced if rung in rungs):
         for limit_ms in tasks.plan.limits_ms:
-            about = {"rung": rung, "limit_ms": limit_ms}
             step_ms = tasks.step_ms(provider, rung)
-            if step_ms is None or limit_ms < PAUSE * step_ms:
-                continue
-
-            def cells(rung: int = rung, limit_ms: float = limit_ms) -> Iterator[Cell]:
-                return paced(tasks.rig(provider), rung, limit_ms)
-
-            yield Task(PACED, provider, about, cells)
+            if step_ms is not None and limit_ms >= PAUSE * step_ms:
+                measure = partial(paced, rung=rung, limit_ms=limit_ms)
+                yield tasks.steady(PACED, measure, provider, rung=rung, limit_ms=limit_ms)
 
 
 def _gaps(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.steady import gaps
-
-    yield Task(gap_name(2), OURS, {}, lambda: gaps(tasks.rig(), nearest(tasks.plan, GAP_RUNG)))
+    yield tasks.steady(gap_name(2), partial(gaps, rung=tasks.nearest(GAP_RUNG)))
 
 
 def _layerwise(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.overhead import layerwise
-
-    yield Task(OVERHEAD, OURS, {}, lambda: layerwise(tasks.rig(), nearest(tasks.plan, GAP_RUNG)))
+    yield tasks.steady(OVERHEAD, partial(layerwise, rung=tasks.nearest(GAP_RUNG)))
 
 
 def _switch(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.switch import switch_cells
-
-    small, large = (nearest(tasks.plan, rung) for rung in SWITCH_RUNGS)
-    yield Task(SWITCH, OURS, {}, lambda: switch_cells(tasks.rig(), (small, large)))
+    small, large = map(tasks.nearest, SWITCH_RUNGS)
+    yield tasks.steady(SWITCH, partial(switch_cells, rungs=(small, large)))
 
 
 def _stock(tasks: Tasks) -> Iterator[Task]:
     yield from _rungs(tasks, STOCK, STOCK_RUNGS.get(tasks.plan.model, tasks.plan.rungs))
-    yield from _paced(tasks, STOCK)
     yield from _chunked(tasks, STOCK)
 
 
 def _memory(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.served import memory_cells
-
-    if tasks.plan.model not in SERVED:
-        return
-
-    def cells() -> Iterator[Cell]:
-        return memory_cells(tasks.plan, tasks.weights())
-
-    yield Task(MEMORY, OURS, {}, cells, is_once=True)
+    return tasks.served(MEMORY, served.memory_cells, is_once=True)
 
 
 def _host(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.served import host_cells
-
-    if tasks.plan.model not in SERVED:
-        return
-
-    def cells() -> Iterator[Cell]:
-        return host_cells(tasks.plan, tasks.weights(), 2 * tasks.seconds)
-
-    yield Task(HOST, OURS, {}, cells)
+    return tasks.served(HOST, served.host_cells, 2 * tasks.seconds)
 
 
 def _ablation(tasks: Tasks) -> Iterator[Task]:
-    from smkern.bench.runtime.served import ablation_cells
-
-    if tasks.plan.model not in SERVED:
-        return
-
-    def cells() -> Iterator[Cell]:
-        return ablation_cells(tasks.plan, tasks.weights(), 2 * tasks.seconds)
-
-    yield Task(f"{ABLATION}_tbt_p50_ms", OURS, {}, cells)
+    return tasks.served(f"{ABLATION}_tbt_p50_ms", served.ablation_cells, 2 * tasks.seconds)
 
 
 def _served(tasks: Tasks) -> Iterator[Task]:
     """Where the file has the steady state of both sides."""
-    from smkern.bench.runtime.served import served_cells
-
-    if tasks.plan.model not in SERVED:
-        return
-    if known := tasks.chosen():
-        yield Task(
-            SERVED_RATE,
-            OURS,
-            {},
-            lambda: served_cells(tasks.plan, tasks.weights(), 1.5 * tasks.seconds, known),
-        )
-
-
-def nearest(plan: RuntimePlan, rung: int) -> int:
-    """The plan's rung next to one."""
-    return min(plan.rungs, key=lambda known: abs(known - rung))
+    if known := tasks.best():
+        yield from tasks.served(SERVED_RATE, served.served_cells, 1.5 * tasks.seconds, known)
 
 
 SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
     "queues": _queues,
-    "aggregated": _aggregated,
+    "aggregated": _chunked,
     "steady": _steady,
     "gaps": _gaps,
     "layerwise": _layerwise,
@@ -273,3 +239,28 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
     "served": _served,
 }
 """Name to its tasks, in the order in which they are run."""
+NOW_TESTS = {
+    "tokens": "tests/gpu/runtime/test_bit_equal.py",
+    "soak": "tests/gpu/runtime/test_soak.py",
+}
+"""Rows of the suite's file that tests measure, by the subject that they were."""
+
+
+def subjects_named(only: str | None) -> tuple[str, ...]:
+    """The subjects of that name, all where none is given.
+
+    Raises:
+        UnknownNameError: a name that is no subject's.
+    """
+    if not only:
+        return tuple(SUBJECTS)
+    names = tuple(name for name in only.split(",") if name)
+    for name in names:
+        if name in NOW_TESTS:
+            raise UnknownNameError(
+                f"{name!r} is measured by a test: SMKERN_RESULTS=<results file> python -m pytest "
+                f"{NOW_TESTS[name]}, in a checkout; there are {', '.join(SUBJECTS)} here"
+            )
+        if name not in SUBJECTS:
+            raise UnknownNameError(f"no subject is named {name!r}; there are {', '.join(SUBJECTS)}")
+    return tuple(name for name in SUBJECTS if name in names)

@@ -1,4 +1,4 @@
-"""What a switch between rungs costs: the host's time, the SMs' hand-over, the tokens lost by it."""
+"""What a switch between rungs costs: host time, the SMs' hand-over, tokens that are lost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 from smkern.bench.runtime.cases import HANDOVER, SWITCH, Cell
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.pump import Feed, decode_steps, prompt_groups
-from smkern.bench.runtime.rig import Rig
+from smkern.bench.runtime.steady_bench import Feed, SteadyBench
 from smkern.errors import StalledError
 from smkern.runtime.device import Work
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane, Place
 
 EVERY = 4
@@ -74,21 +73,21 @@ class Switches:
         return ends, starts
 
 
-def switch_cells(rig: Rig, rungs: tuple[int, int]) -> Iterator[Cell]:
+def switch_cells(bench: SteadyBench, rungs: tuple[int, int]) -> Iterator[Cell]:
     """Two rungs by turns, a few decode steps each, beside prompts; against each of them alone."""
-    rig.prepare(*rungs)
-    alone = {rung: rig.together(rung, seconds=RATE_S) for rung in rungs}
+    bench.prepare(*rungs)
+    alone = {rung: bench.together(rung, seconds=RATE_S) for rung in rungs}
     steady = {rung: found.tokens_per_ms for rung, found in alone.items()}
     # as many steps on each rung: those on the smaller one last longer
     shares = {rung: statistics.median(found.steps.periods_us) for rung, found in alone.items()}
     expected = sum(steady[n] * shares[n] for n in rungs) / sum(shares.values())
     for impatient in (False, True):
-        found, rate = _alternate(rig, rungs, impatient=impatient)
-        provider = rig.side.provider if not impatient else f"{rig.side.provider}:impatient"
-        ends, starts = found.handovers(rig.device.num_sms)
+        found, rate = _alternate(bench, rungs, impatient=impatient)
+        provider = f"{bench.steps.provider}{':impatient' if impatient else ''}"
+        ends, starts = found.handovers(bench.device.num_sms)
         about = {"rungs": list(rungs), "every_steps": EVERY, "switches": len(found.decided)}
         yield (
-            rig.plan.cell(SWITCH, provider, _us(found.host_us, 0.5), "us")
+            bench.plan.cell(SWITCH, provider, _us(found.host_us, 0.5), "us")
             | about
             | {
                 "p99": _us(found.host_us, 0.99),
@@ -102,7 +101,7 @@ def switch_cells(rig: Rig, rungs: tuple[int, int]) -> Iterator[Cell]:
             "tokens_per_ms_lost": round(expected - rate, 3),
         }
         for name, share in (("p50", 0.5), ("p99", 0.99)):
-            cell = rig.plan.cell(f"{HANDOVER}_{name}", provider, _us(ends, share), "us")
+            cell = bench.plan.cell(f"{HANDOVER}_{name}", provider, _us(ends, share), "us")
             yield cell | about | lost | {"grower_began_us": _us(starts, share)}
 
 
@@ -110,16 +109,14 @@ def _us(values: Sequence[float], share: float) -> float | None:
     return round(percentile(values, share), 2) if values else None
 
 
-def _alternate(rig: Rig, rungs: tuple[int, int], *, impatient: bool) -> tuple[Switches, float]:
+def _alternate(
+    bench: SteadyBench, rungs: tuple[int, int], *, impatient: bool
+) -> tuple[Switches, float]:
     """Switches, and the prompts' tokens per ms meanwhile."""
     found, watched = Switches(), Watched()
-    lanes = Interleaver(rig.device, impatient=impatient, on_launch=found.tickets.append)
-    lanes.aim(rungs[1])
-    rig.decode_marks.clear()
-    rig.prefill_marks.clear()
-    decode = Feed("decode", 2, (watched.wrap(work) for work in decode_steps(rig.side)))
-    prompts = prompt_groups(rig.side, rig.plan.group, rig.prefill_marks)
-    prompt = Feed("prefill", 2, (watched.wrap(work) for work in prompts))
+    lanes = bench.lanes(rungs[1], impatient=impatient, on_launch=found.tickets.append)
+    decode = Feed("decode", 2, map(watched.wrap, bench.decode_steps()))
+    prompt = Feed("prefill", 2, map(watched.wrap, bench.prompt_groups()))
     feeds: dict[Lane, Feed] = {"decode": decode, "prefill": prompt}
     due, rung = EVERY, rungs[1]
     while len(found.decided) <= SWITCHES:
@@ -144,4 +141,4 @@ def _alternate(rig: Rig, rungs: tuple[int, int], *, impatient: bool) -> tuple[Sw
             feeds[lane].top_up(lanes)
         lanes.wait()
     lanes.drain()
-    return found, rig.read(rig.plan.group).tokens_per_ms
+    return found, bench.read().tokens_per_ms

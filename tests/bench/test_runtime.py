@@ -12,21 +12,25 @@ from click.testing import CliRunner
 
 from smkern.bench.model.cases import ModelPlan
 from smkern.bench.model.model import Model
-from smkern.bench.runtime import setting, suite
+from smkern.bench.runtime import steady_bench, suite
 from smkern.bench.runtime.cases import RuntimePlan, gain_name, gap_name
+from smkern.bench.runtime.chunked import schedule
 from smkern.bench.runtime.figures import Spans, common, percentile, rate
-from smkern.bench.runtime.ours import Ours, pieces_of
-from smkern.bench.runtime.paced import Pace, paced
-from smkern.bench.runtime.rig import Rig
+from smkern.bench.runtime.model_steps import pieces_of
 from smkern.bench.runtime.rows import gains, summarize
+from smkern.bench.runtime.smkern_steps import SmkernSteps
 from smkern.bench.runtime.stamps import HostStamps
-from smkern.bench.runtime.steady import schedule
-from smkern.bench.runtime.stock import Stock
+from smkern.bench.runtime.steady import Pace, paced
+from smkern.bench.runtime.steady_bench import SteadyBench
+from smkern.bench.runtime.stock_steps import StockSteps
 from smkern.bench.tables.runtime import gains_table
 from smkern.models import preset
 from smkern.ops.rope import Rope
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Place
+from tests.bench.torch_kernels import TorchKernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLAN = RuntimePlan(
     "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40,
@@ -40,12 +44,16 @@ def small_model() -> Model:
     return Model(ModelPlan(PLAN.model, (PLAN.batch,), PLAN.tokens), "cpu", config)
 
 
+def small_steps(provider, model, plan, marks):
+    given = plan, model, marks, lambda place: None
+    return SmkernSteps(*given) if provider == "smkern" else StockSteps(*given, TorchKernels())
+
+
 @contextmanager
-def small_rig(model, plan, provider, seconds):
+def small_bench(model, plan, provider, seconds):
     device, decode, prefill = HostDevice(rungs=plan.rungs), HostStamps(), HostStamps()
-    kind = Ours if provider == "smkern" else Stock
-    side = kind(plan, model, decode, lambda place: None)
-    yield Rig(plan, side, device, decode, prefill, seconds=0.05)
+    steps = small_steps(provider, model, plan, decode)
+    yield SteadyBench(plan, steps, device, decode, prefill, seconds=0.05)
 
 
 @pytest.fixture
@@ -53,14 +61,15 @@ def small(monkeypatch):
     for module in ("cases", "model"):
         monkeypatch.setattr(f"smkern.bench.model.{module}.CONTEXT", 16)
     monkeypatch.setattr("smkern.bench.model.model.ROOM", 32)
-    monkeypatch.setattr(setting, "made_model", lambda plan: small_model())
-    monkeypatch.setattr(setting, "open_rig", small_rig)
+    monkeypatch.setattr(steady_bench, "made_model", lambda plan: small_model())
+    monkeypatch.setattr(steady_bench, "open_bench", small_bench)
     monkeypatch.setattr(suite, "PLANS", (PLAN,))
     monkeypatch.setattr("smkern.bench.runtime.subjects.STOCK_RUNGS", {PLAN.model: (24,)})
     for name, value in {
         "switch.SWITCHES": 3,
-        "overhead.ROUNDS": 1,
-        "steady.LEAST_STEPS": 6,
+        "switch.RATE_S": 0.05,
+        "launching.ROUNDS": 1,
+        "chunked.LEAST_STEPS": 6,
     }.items():
         monkeypatch.setattr(f"smkern.bench.runtime.{name}", value)
 
@@ -101,26 +110,26 @@ def test_every_steady_subject_yields_its_cells(small, tmp_path):
 def test_a_resumed_run_measures_what_is_left(small, tmp_path, monkeypatch):
     path = tmp_path / "runtime.json"
     run(path, "--only", "steady", "--rungs", "24")
-    prepare = Rig.prepare
+    prepare = SteadyBench.prepare
 
     def prepared(self, *rungs) -> None:
         assert rungs == (40,)
         prepare(self, *rungs)
 
-    monkeypatch.setattr(Rig, "prepare", prepared)
+    monkeypatch.setattr(SteadyBench, "prepare", prepared)
     cells = run(path, "--only", "steady", "--rungs", "24,40", "--resume")
     assert [c.get("error") for c in named(cells, "steady")] == [None, None]
 
 
-def test_rounds_visit_both_sides_by_turns_on_the_same_rigs(small, tmp_path, monkeypatch):
+def test_rounds_visit_both_sides_by_turns_with_models_made_once(small, tmp_path, monkeypatch):
     opened, visited = [], []
-    together, mixed = Rig.together, Ours.mixed
+    together, mixed = SteadyBench.together, SmkernSteps.mixed
 
     @contextmanager
     def counted(model, plan, provider, seconds):
         opened.append(provider)
-        with small_rig(model, plan, provider, seconds) as rig:
-            yield rig
+        with small_bench(model, plan, provider, seconds) as bench:
+            yield bench
 
     def seen(name, method):
         def call(self, *args, **more):
@@ -129,9 +138,9 @@ def test_rounds_visit_both_sides_by_turns_on_the_same_rigs(small, tmp_path, monk
 
         return call
 
-    monkeypatch.setattr(setting, "open_rig", counted)
-    monkeypatch.setattr(Rig, "together", seen("steady", together))
-    monkeypatch.setattr(Ours, "mixed", seen("chunked", mixed))
+    monkeypatch.setattr(steady_bench, "open_bench", counted)
+    monkeypatch.setattr(SteadyBench, "together", seen("steady", together))
+    monkeypatch.setattr(SmkernSteps, "mixed", seen("chunked", mixed))
     path = tmp_path / "runtime.json"
     cells = run(path, "--only", "aggregated,steady", "--rungs", "24", "--rounds", "2")
     assert [c for c in cells if c.get("error")] == []
@@ -149,7 +158,7 @@ def test_rounds_visit_both_sides_by_turns_on_the_same_rigs(small, tmp_path, monk
 
 
 def test_what_fails_is_a_cell_and_the_rest_goes_on(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(Rig, "prepare", lambda self, *rungs: 1 / 0)
+    monkeypatch.setattr(SteadyBench, "prepare", lambda self, *rungs: 1 / 0)
     cells = run(tmp_path / "runtime.json", "--only", "steady,gaps")
     assert [c["error"] for c in cells] == ["ZeroDivisionError: division by zero"] * 3
 
@@ -166,38 +175,47 @@ def test_what_became_a_test_is_named():
     assert "python -m pytest tests/gpu/runtime/test_soak.py" in result.output
 
 
-def test_the_mixed_forward_computes_what_a_prompt_alone_does(small):
-    model = small_model()
-    with small_rig(model, PLAN, "smkern", 0.01) as rig:
-        rig.prepare(None)
-        rig.side.layers(0, 2, rig.place("prefill", None))
-        expected = rig.side._prompts[rig.place("prefill", None)].buffers.logits.clone()
-        ids = rig.side._prompt.token_ids
-        for start in range(0, PLAN.tokens, 8):
-            launch = rig.side.mixed(8, start)
-            step = launch.__closure__
-            made = next(c.cell_contents for c in step if hasattr(c.cell_contents, "token_ids"))
-            made.token_ids[:8] = ids[start : start + 8]
-            launch()
-        assert torch.allclose(made.buffers.logits[0], expected[0], atol=1e-4)
+@pytest.mark.parametrize("provider", ["smkern", "stock"])
+def test_the_mixed_forward_computes_what_a_prompt_alone_does(small, provider):
+    steps = small_steps(provider, small_model(), PLAN, HostStamps())
+    whole = Place.whole(132)
+    steps.prepare(whole)
+    steps.layers(0, 2, whole)
+    prompt = steps.prompt if provider == "stock" else steps.prompt.buffers
+    expected = prompt.logits.clone()
+    for start in range(0, PLAN.tokens, 8):
+        forward = steps.mixed(8, start)
+        forward.token_ids[:8] = steps.prompt.token_ids[start : start + 8]
+        forward.run()
+    assert torch.allclose(forward.logits[0], expected[0], atol=1e-4)
 
 
 def test_stock_kernels_compute_the_same_model(small):
-    model, stamps = small_model(), HostStamps()
-    ours, stock = (kind(PLAN, model, stamps, lambda place: None) for kind in (Ours, Stock))
-    whole = Place.whole(132)
-    for side in (ours, stock):
-        side.prepare(whole)
-    ours._prompts[whole].token_ids.copy_(stock._prompt.token_ids)
-    ours._inputs.token_ids.copy_(stock._step.token_ids)
-    ours.layers(0, 2, whole)
-    stock.layers(0, 2, whole)
-    expected = ours._prompts[whole].buffers.logits
-    assert torch.allclose(stock._prompt.logits, expected, atol=1e-4)
-    ours._graphs[whole].inputs.token_ids.copy_(stock._step.token_ids)
-    ours.decode(whole)
-    stock.decode(whole)
-    assert torch.allclose(stock._step.logits, ours._graphs[whole].logits, atol=1e-4)
+    model, whole = small_model(), Place.whole(132)
+    ours, stock = (small_steps(name, model, PLAN, HostStamps()) for name in ("smkern", "stock"))
+    for steps in (ours, stock):
+        steps.prepare(whole)
+    ours.prompt.token_ids.copy_(stock.prompt.token_ids)
+    for steps in (ours, stock):
+        steps.layers(0, 2, whole)
+    assert torch.allclose(stock.prompt.logits, ours.prompt.buffers.logits, atol=1e-4)
+    ours.decode_inputs.token_ids.copy_(stock.step.token_ids)
+    for steps in (ours, stock):
+        steps.decode(whole)
+    assert torch.allclose(stock.step.logits, ours.decode_logits, atol=1e-4)
+
+
+def test_a_step_is_captured_once_a_place_and_stamped(small):
+    marks = HostStamps()
+    steps = small_steps("smkern", small_model(), PLAN, marks)
+    place = Place.of("decode", 24, 132)
+    for _ in range(2):
+        steps.prepare(place)
+        steps.decode(place)
+    assert len(marks.us()) == 4
+    steps.close()
+    with pytest.raises(KeyError):
+        steps.decode(place)
 
 
 def test_pieces_run_over_the_end_of_a_prompt():
@@ -226,8 +244,8 @@ def test_steps_gaps_and_rates_of_stamps():
 
 
 def test_paced_steps_end_once_a_limit(small, tmp_path):
-    with small_rig(small_model(), PLAN, "smkern", 0.05) as rig:
-        (cell,) = paced(rig, 24, 40.0)
+    with small_bench(small_model(), PLAN, "smkern", 0.05) as bench:
+        (cell,) = paced(bench, 24, 40.0)
     assert cell["case"] == {"model": "qwen3-8b", "name": "paced", "rung": 24, "limit_ms": 40.0}
     assert cell["tbt_p50_ms"] > 20
     assert cell["value"] > 0

@@ -13,7 +13,8 @@ from smkern.bench.runtime.figures import tbt_of
 from smkern.bench.runtime.rounds import Rounds, combined
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
-from smkern.bench.runtime.suite import RuntimeSitting, run_plan
+from smkern.bench.runtime.suite import RuntimeRun
+from smkern.bench.suite import Output
 
 PLAN = RuntimePlan("qwen3-8b", (15,), (24, 40), (4, 12))
 
@@ -95,7 +96,7 @@ def test_what_is_served_is_chosen_once():
         assert len(list(tasks.of("served"))) == 1
         results.add(steady(26.0, rung=40))
         assert [cell["rung"] for cell in gains(results.cells)] == [40]
-        assert [cell["rung"] for cell in tasks.chosen()] == [24]
+        assert [cell["rung"] for cell in tasks.best()] == [24]
 
 
 @dataclass
@@ -134,16 +135,17 @@ class Visits:
         return self.left < 0
 
 
-def run(script, monkeypatch, tmp_path, rounds, results=None, most=99, **more):
+def measured(script, monkeypatch, tmp_path, rounds, results=None, most=99, **more):
     path = tmp_path / "runtime.json"
-    sitting = RuntimeSitting(results or Results(), path, Visits(most), say=str, **more)
-    run_plan(sitting, PLAN, script.subjects(monkeypatch), 0.1, rounds)
-    return sitting, {c["case"]["name"]: c for c in load_results(path).cells}
+    output = Output(path, deadline=Visits(most))
+    run = RuntimeRun(results or Results(), output, say=str, **more)
+    run.plan(PLAN, script.subjects(monkeypatch), 0.1, rounds)
+    return run, {c["case"]["name"]: c for c in load_results(path).cells}
 
 
 def test_subjects_are_visited_by_turns(monkeypatch, tmp_path):
     script = Script({"x": [1, 3, 2], "y": [5, 5, 8], "count": [7]}, once=("count",))
-    _, cells = run(script, monkeypatch, tmp_path, 3)
+    _, cells = measured(script, monkeypatch, tmp_path, 3)
     assert script.visits == ["x", "y", "count", "x", "y", "x", "y"]
     assert (cells["x"]["value"], cells["x"]["rounds"]) == (2, [1, 3, 2])
     assert (cells["y"]["value"], cells["count"]["value"]) == (5, 7)
@@ -161,7 +163,7 @@ def test_subjects_are_visited_by_turns(monkeypatch, tmp_path):
     ],
 )  # fmt: skip
 def test_a_failed_round_keeps_the_others(values, value, rounds, failed, monkeypatch, tmp_path):
-    _, cells = run(Script({"x": values}), monkeypatch, tmp_path, 3)
+    _, cells = measured(Script({"x": values}), monkeypatch, tmp_path, 3)
     assert (cells["x"]["value"], cells["x"].get("rounds")) == (value, rounds)
     assert cells["x"]["failed_rounds"] == failed
     assert "error" not in cells["x"]
@@ -169,7 +171,7 @@ def test_a_failed_round_keeps_the_others(values, value, rounds, failed, monkeypa
 
 def test_no_round_that_works_is_an_error(monkeypatch, tmp_path):
     script = Script({"x": [RuntimeError("a"), RuntimeError("b")]})
-    _, cells = run(script, monkeypatch, tmp_path, 2)
+    _, cells = measured(script, monkeypatch, tmp_path, 2)
     assert (cells["x"]["value"], cells["x"]["error"]) == (None, "RuntimeError: b")
     assert summarize(cells.values())["not_measured"][0]["error"] == "RuntimeError: b"
 
@@ -182,16 +184,16 @@ def test_a_resumed_run_skips_what_the_file_had_in_every_round(monkeypatch, tmp_p
         return results
 
     script = Script({"x": [], "y": [5, 6]})
-    _, cells = run(script, monkeypatch, tmp_path, 2, before())
+    _, cells = measured(script, monkeypatch, tmp_path, 2, before())
     assert script.visits == ["y", "y"]
     assert (cells["x"]["value"], cells["y"]["value"]) == (4, 5.5)
-    _, cells = run(Script({"x": [8, 9]}), monkeypatch, tmp_path, 2, before(), again=True)
+    _, cells = measured(Script({"x": [8, 9]}), monkeypatch, tmp_path, 2, before(), again=True)
     assert cells["x"]["rounds"] == [8, 9], "what the file had is no round"
 
 
 def test_the_deadline_ends_later_rounds_too(monkeypatch, tmp_path):
     script = Script({"x": [1, 3], "y": [5, 7]})
-    sitting, cells = run(script, monkeypatch, tmp_path, 2, most=3)
-    assert (sitting.left, sitting.cut) == ([], ["qwen3-8b y"])
+    run, cells = measured(script, monkeypatch, tmp_path, 2, most=3)
+    assert (run.left, run.cut) == ([], ["qwen3-8b y"])
     assert (cells["x"]["rounds"], cells["y"]["value"]) == ([1, 3], 5)
     assert gain_name(15) not in cells

@@ -7,15 +7,14 @@ from functools import cache
 import pytest
 
 from smkern.bench.runtime.cases import PLANS
-from smkern.bench.runtime.prepare import budgets_of, step_problems
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells, served_cells
-from smkern.bench.runtime.serving import Crowd, Sizes
-from smkern.models import Weights, preset
+from smkern.bench.runtime.workload import Sizes, Workload, budgets_of, step_rows
+from smkern.models import Weights
 from tests.models.generation import one_thread, tiny
 
 PLAN = PLANS[0]
 SIZES = Sizes((40,), max_running=6, max_prefill=3, max_tokens=48, max_context=192, num_pages=64)
-CROWD = Crowd(running=3, context=8, prompt=20)
+WORKLOAD = Workload(running=3, context=8, prompt=20)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +29,7 @@ def weights(layers=None) -> Weights:
 
 
 def test_host_time_of_a_step():
-    (cell,) = host_cells(PLAN, weights(), 0.05, sizes=SIZES, crowd=CROWD)
+    (cell,) = host_cells(PLAN, weights(), 0.05, sizes=SIZES, workload=WORKLOAD)
     assert cell["case"] == {"model": "qwen3-8b", "name": "host_us_per_step"}
     assert 0 < cell["value"] <= cell["p99"]
     assert cell["two_steps_p50"] > 0
@@ -38,7 +37,7 @@ def test_host_time_of_a_step():
 
 
 def test_each_technique_off_in_turn():
-    cells = list(ablation_cells(PLAN, weights(), 0.05, sizes=SIZES, crowd=CROWD))
+    cells = list(ablation_cells(PLAN, weights(), 0.05, sizes=SIZES, workload=WORKLOAD))
     variants = list(dict.fromkeys(cell["case"]["variant"] for cell in cells))
     assert variants == [
         "all", "layerwise_off", "polling_off", "layerwise_and_polling_off", "lookahead_off",
@@ -55,7 +54,12 @@ def test_the_steady_state_through_the_multiplexer():
     gain = PLAN.cell("mux_over_aggregated_15ms", "smkern", 1.5, "ratio")
     cells = list(
         served_cells(
-            PLAN, weights(), 0.05, [gain | {"rung": 40, "chunk": 8.0}], sizes=SIZES, crowd=CROWD
+            PLAN,
+            weights(),
+            0.05,
+            [gain | {"rung": 40, "chunk": 8.0}],
+            sizes=SIZES,
+            workload=WORKLOAD,
         )
     )
     assert [(c["case"]["policy"], c["case"]["limit"]) for c in cells] == [
@@ -71,8 +75,7 @@ def test_memory_of_graphs_of_which_a_cpu_has_none():
 
 
 def test_every_bucket_and_both_sides_are_compiled():
-    config = preset("qwen3-8b")
-    assert {p.m for p in step_problems(config, 48)} == {1, 2, 4, 8, 16, 32, 48}
+    assert step_rows(48) == [1, 2, 4, 8, 16, 32, 48]
     decode, prefill = budgets_of((40, 96), 132)
     assert [(b.num_sms, b.clusters) for b in decode] == [(132, True), (40, False), (96, True)]
     assert [b.num_sms for b in prefill] == [132, 92, 36]

@@ -14,7 +14,7 @@ import pytest
 from numpy import percentile
 from rich.console import Console
 
-from smkern.bench.runtime.serving import Sizes, open_executor
+from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.examples import policies
 from smkern.examples.policies import DECODE_SMS, Served, Shape, verdict, workload
 from smkern.latency import TablePredictor

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from smkern.bench.runtime.prepare import compile_steps
-from smkern.bench.runtime.serving import Sizes, open_executor
+from smkern.bench.runtime.workload import Sizes, compile_steps, open_executor
 from smkern.models import Weights
 from smkern.runtime.handle import Handle
 from smkern.runtime.multiplexer import Multiplexer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smkern import LLM
-from smkern.bench.runtime.serving import Sizes
+from smkern.bench.runtime.workload import Sizes
 from smkern.models import Decoder, Weights
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smkern.bench.results import load_results
-from smkern.bench.runtime.serving import Sizes
+from smkern.bench.runtime.workload import Sizes
 from smkern.models import Weights
 from tests.models.generation import tiny
 from tests.runtime.equality import Equality, Verdict

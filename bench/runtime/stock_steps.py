@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,25 +10,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.bench.model.model import Model
-from smkern.bench.peers import flashinfer_with
 from smkern.bench.runtime.cases import STOCK, RuntimePlan
-from smkern.bench.runtime.ours import pieces_of
+from smkern.bench.runtime.model_steps import Forward, Graphs, MixedRows, PartitionOf
 from smkern.bench.runtime.stamps import Stamps
-from smkern.bench.runtime.stock_kernels import (
-    Attend,
-    Cache,
-    FlashInferKernels,
-    Rows,
-    StockKernels,
-    TorchKernels,
-)
+from smkern.bench.runtime.stock_kernels import Attend, Cache, Rows
 from smkern.models.layers import DenseLayer
-from smkern.partition import Partition
 from smkern.runtime.place import Place
-
-WARMUP_RUNS = 2
-PARTS = ("norm", "rope", "page", "activation", "sampling")
-"""Of FlashInfer."""
 
 
 class StockForward:
@@ -37,7 +23,7 @@ class StockForward:
 
     Args:
         model: Its weights and caches are read.
-        kernels: Other libraries'.
+        kernels: Other libraries' (`FlashInferKernels`).
         rows: Requests, those that decode last.
         attend: Attention of all rows.
         logit_rows: [n] int64: rows of which logits are made.
@@ -50,7 +36,7 @@ class StockForward:
     reads_new_keys = False
 
     def __init__(
-        self, model: Model, kernels: StockKernels, rows: Rows, attend: Attend, logit_rows: Tensor
+        self, model: Model, kernels: Any, rows: Rows, attend: Attend, logit_rows: Tensor
     ) -> None:
         config, tokens = model.config, rows.tokens
         self._weights, self._caches = model.decoder.weights, model.caches.layers
@@ -164,15 +150,19 @@ class DenseAttention:
         out.copy_(made[0].transpose(0, 1))
 
 
-def _flashinfer() -> StockKernels:
-    module, about = flashinfer_with(*PARTS)
-    if module is None:
-        raise ValueError(f"stock kernels are FlashInfer's among others, and it is absent: {about}")
-    return FlashInferKernels(module)
+class StockSteps:
+    """Stock kernels on the runtime's places; see `ModelSteps`.
 
+    Args:
+        plan: What is measured.
+        model: With its caches.
+        stamps: Get the moments of decode steps.
+        partition: The partition of a place.
+        kernels: Other libraries' (`FlashInferKernels`).
 
-class Stock:
-    """Stock kernels on the runtime's places; see `Ours`."""
+    Attributes:
+        prompt, step: The prompt's forward, and the decode step's.
+    """
 
     provider = STOCK
 
@@ -181,105 +171,64 @@ class Stock:
         plan: RuntimePlan,
         model: Model,
         stamps: Stamps,
-        partition: Callable[[Place], Partition | None],
+        partition: PartitionOf,
+        kernels: Any,
     ) -> None:
-        self.plan, self.model = plan, model
+        self._plan, self._model, self._kernels = plan, model, kernels
         self.num_layers = model.config.num_layers
-        self._stamps, self._partition = stamps, partition
         self._is_cpu = model.device == "cpu"
-        self._kernels = TorchKernels() if self._is_cpu else _flashinfer()
-        self._step = self._decode_forward()
-        self._prompt = self._prompt_forward()
-        self._graphs: dict[Place, Any] = {}
+        self._graphs = Graphs(stamps, partition, on_gpu=not self._is_cpu)
+        self.step = self._decode_forward()
+        self.prompt = self._prompt_forward()
 
     def prepare(self, place: Place) -> None:
-        if place.side != "prefill" and place not in self._graphs:
-            self._graphs[place] = self._capture(place)
+        # captured with memory of its own, as cuBLAS keeps a workspace in it
+        self._graphs.prepare(place, lambda partition: self.step.whole)
 
     def decode(self, place: Place) -> None:
-        graph = self._graphs[place]
-        graph() if self._is_cpu else graph.replay()
+        self._graphs.launch(place)
 
     def layers(self, first: int, count: int, place: Place) -> None:
         if first == 0:
-            self._prompt.embed()
+            self.prompt.embed()
         for index in range(first, first + count):
-            self._prompt.layer(index)
+            self.prompt.layer(index)
         if first + count == self.num_layers:
-            self._prompt.head()
+            self.prompt.head()
 
-    def mixed(self, chunk: int, start: int) -> Callable[[], None]:
-        plan, caches = self.plan, self.model.caches
-        pieces = pieces_of(chunk, start, plan.tokens)
-        columns = max(caches.prefill.shape[1], caches.decode.shape[1])
-        table = caches.decode.new_zeros(len(pieces) + plan.batch, columns)
-        table[: len(pieces), : caches.prefill.shape[1]] = caches.prefill
-        table[len(pieces) :, : caches.decode.shape[1]] = caches.decode[: plan.batch]
-        counts = tuple(count for count, _ in pieces) + (1,) * plan.batch
-        lengths = tuple(sum(piece) for piece in pieces) + (plan.context,) * plan.batch
-        rows = self._rows(counts, lengths, table)
-        first = self._kernels.chunks(rows.part(0, len(pieces)))
-        others = self._kernels.decode(rows.part(len(pieces), len(counts)))
+    def mixed(self, chunk: int, start: int) -> Forward:
+        mixed = MixedRows.of(self._plan, self._model, chunk, start)
+        rows = self._rows(mixed.counts, mixed.lengths, mixed.table)
+        first = self._kernels.chunks(rows.part(0, mixed.pieces))
+        others = self._kernels.decode(rows.part(mixed.pieces, len(mixed.counts)))
 
         def attend(q: Tensor, cache: Cache, out: Tensor) -> None:
             first(q[:chunk], cache, out[:chunk])
             others(q[chunk:], cache, out[chunk:])
 
-        last = torch.tensor(counts).cumsum(0) - 1
-        forward = StockForward(self.model, self._kernels, rows, attend, last.to(self.model.device))
-
-        def run() -> None:
-            forward.whole()
-
-        return run
+        last = (torch.tensor(mixed.counts).cumsum(0) - 1).to(self._model.device)
+        forward = StockForward(self._model, self._kernels, rows, attend, last)
+        return Forward(forward.whole, forward.token_ids, forward.logits)
 
     def close(self) -> None:
-        for graph in self._graphs.values():
-            if not self._is_cpu:
-                graph.reset() if isinstance(graph, torch.cuda.CUDAGraph) else graph.close()
-        self._graphs.clear()
+        self._graphs.close()
 
     def _rows(self, counts: tuple[int, ...], lengths: tuple[int, ...], table: Tensor) -> Rows:
-        config = self.model.config
+        config = self._model.config
         heads = (config.num_q_heads, config.num_kv_heads, config.head_dim)
-        return Rows(counts, lengths, table, self.model.caches.layers[0][0].shape[1], heads)
+        return Rows(counts, lengths, table, self._model.caches.layers[0][0].shape[1], heads)
 
     def _decode_forward(self) -> StockForward:
-        batch, context = self.plan.batch, self.plan.context
-        table = self.model.caches.decode[:batch]
+        batch, context = self._plan.batch, self._plan.context
+        table = self._model.caches.decode[:batch]
         rows = self._rows((1,) * batch, (context,) * batch, table)
-        every = torch.arange(batch, device=self.model.device)
-        return StockForward(self.model, self._kernels, rows, self._kernels.decode(rows), every)
+        every = torch.arange(batch, device=self._model.device)
+        return StockForward(self._model, self._kernels, rows, self._kernels.decode(rows), every)
 
     def _prompt_forward(self) -> StockForward:
-        tokens = self.plan.tokens
-        rows = self._rows((tokens,), (tokens,), self.model.caches.prefill)
-        last = torch.tensor([tokens - 1], device=self.model.device)
-        groups = self.model.config.num_q_heads // self.model.config.num_kv_heads
+        tokens, config = self._plan.tokens, self._model.config
+        rows = self._rows((tokens,), (tokens,), self._model.caches.prefill)
+        last = torch.tensor([tokens - 1], device=self._model.device)
+        groups = config.num_q_heads // config.num_kv_heads
         attend = DenseAttention(groups, is_cpu=self._is_cpu)
-        return StockPrompt(self.model, self._kernels, rows, attend, last)
-
-    def _run(self) -> None:
-        self._stamps.mark()
-        self._step.whole()
-        self._stamps.mark()
-
-    def _capture(self, place: Place) -> Any:
-        """The step's graph; captured with memory of its own, as cuBLAS keeps a workspace in it."""
-        if self._is_cpu:
-            return self._run
-        partition = self._partition(place)
-        stream = torch.cuda.Stream() if partition is None else partition.stream
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_RUNS):
-                self._run()
-        stream.synchronize()
-        if partition is not None:
-            with partition.capture() as captured:
-                self._run()
-            return captured
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self._run()
-        return graph
+        return StockPrompt(self._model, self._kernels, rows, attend, last)

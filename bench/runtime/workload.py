@@ -1,35 +1,41 @@
-"""A `Multiplexer` on a model with random weights, and crowds of requests for it."""
+"""Executors of models with random weights, their GEMMs compiled, and workloads for them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from random import Random
 from typing import Any
 
 import torch
 
+from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
+from smkern.bench.model.prepare import problems_of
 from smkern.bench.runtime.figures import percentile
+from smkern.device import Budget, device_info
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Decoder, SamplingParams, Weights
+from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
+from smkern.partition import ladder
 from smkern.policies import Policy
+from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Device
 from smkern.runtime.handle import Handle
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.model.sizes import batch_bucket
 from smkern.runtime.multiplexer import Multiplexer
 
 PAGE_SIZE = 16
 PROMPTS = 16
-"""Different prompts of a crowd, which come in turn."""
+"""Different prompts of a workload, which come in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of an executor and its pool.
+    """Sizes of an executor and its pool.
 
     Attributes:
         rungs: SMs of the decode side.
@@ -51,6 +57,55 @@ class Sizes:
     graph_limit_bytes: int = 4 << 30
 
 
+CLUSTERS_FROM = 0.5
+"""A spread partition of at most this share of the SMs launches no clusters."""
+
+
+def budgets_of(rungs: Iterable[int], total: int) -> tuple[list[Budget], list[Budget]]:
+    """Of the decode sides and of the prefill sides, the whole device first in both."""
+    whole = Budget(total, "mask", clusters=True)
+
+    def side(num_sms: int) -> Budget:
+        return Budget(num_sms, "mask", clusters=num_sms > CLUSTERS_FROM * total)
+
+    rungs = tuple(rungs)
+    return [whole, *map(side, rungs)], [whole, *(side(total - n) for n in rungs)]
+
+
+Forwards = tuple[Iterable[tuple[int, int]], Sequence[Budget]]
+"""(tokens, requests) of forwards, and the budgets that they run in."""
+
+
+def compile_forwards(
+    config: ModelConfig, wanted: Iterable[Forwards], *, batch_invariant: bool = False
+) -> int:
+    """Compile side by side the GEMMs of forwards; how many variants."""
+    found = {
+        (replace(problem, batch_invariant=batch_invariant), budget): None
+        for sizes, budgets in wanted
+        for tokens, requests in sizes
+        for problem in problems_of(config, tokens, requests)
+        for budget in budgets
+    }
+    ready = [(settled_problem(problem, budget), budget, None) for problem, budget in found]
+    return precompile(dispatcher_of(), ready)
+
+
+def compile_steps(config: ModelConfig, sizes: Sizes, prompts: Iterable[int]) -> int:
+    """Compile what decode steps and prompts of so many tokens will launch; how many variants."""
+    if not torch.cuda.is_available():
+        return 0
+    decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
+    steps = [(rows, rows) for rows in step_rows(sizes.max_running)]
+    wanted = [(steps, decode), ([(tokens, 1) for tokens in prompts], prefill)]
+    return compile_forwards(config, wanted, batch_invariant=sizes.batch_invariant)
+
+
+def step_rows(max_running: int) -> list[int]:
+    """Rows of the decode steps of every bucket."""
+    return [*dict.fromkeys(batch_bucket(n, max_running) for n in range(1, max_running + 1))]
+
+
 @contextmanager
 def open_executor(
     weights: Weights, sizes: Sizes, make_device: Callable[..., Device] | None = None
@@ -60,7 +115,8 @@ def open_executor(
     Args:
         weights: Of the model.
         sizes: What is made.
-        make_device: make_device(ladder), where it is to be another one than `CudaDevice`.
+        make_device: make_device(ladder), or on CPU tensors make_device(rungs); None: a `CudaDevice`
+            or `HostDevice`.
     """
     config, where = weights.config, weights.embed.device
     positions = min(config.max_position, sizes.max_context)
@@ -71,44 +127,37 @@ def open_executor(
     # begun anew in the invariant mode, a request must not find what another way of it computed
     assert not (sizes.reuse and sizes.batch_invariant)
     pool = KvPool(kv, num_pages=sizes.num_pages, device=where, reuse=sizes.reuse)
-    if where.type == "cpu":
-        made = make_device or (lambda rungs: HostDevice(rungs=rungs))
-        yield _executor(decoder, pool, sizes, device=made(sizes.rungs))
-        return
-    from smkern.partition import ladder
-    from smkern.runtime.cuda_device import CudaDevice
-
-    before = torch.cuda.mem_get_info(where)[0]
-    with ladder(sizes.rungs) as steps:
-        took = before - torch.cuda.mem_get_info(where)[0]
-        device = (make_device or CudaDevice)(steps)
-        executor = _executor(
-            decoder, pool, sizes, device=device, ladder=steps, partition_bytes=max(took, 0)
+    on_gpu = where.type == "cuda"
+    before = torch.cuda.mem_get_info(where)[0] if on_gpu else 0
+    with ladder(sizes.rungs) if on_gpu else nullcontext() as steps:
+        took = before - torch.cuda.mem_get_info(where)[0] if on_gpu else 0
+        make: Callable[..., Device] = CudaDevice if on_gpu else _host_device
+        executor = ModelExecutor(
+            decoder,
+            pool,
+            device=(make_device or make)(steps if on_gpu else sizes.rungs),
+            ladder=steps,
+            partition_bytes=max(took, 0),
+            max_running=sizes.max_running,
+            max_prefill=sizes.max_prefill,
+            max_tokens=sizes.max_tokens,
+            max_context=sizes.max_context,
+            graph_limit_bytes=sizes.graph_limit_bytes,
         )
         try:
             yield executor
         finally:
             executor.synchronize()
             executor.close()
-            del executor, device
 
 
-def _executor(decoder: Decoder, pool: KvPool, sizes: Sizes, **options: Any) -> ModelExecutor:
-    return ModelExecutor(
-        decoder,
-        pool,
-        max_running=sizes.max_running,
-        max_prefill=sizes.max_prefill,
-        max_tokens=sizes.max_tokens,
-        max_context=sizes.max_context,
-        graph_limit_bytes=sizes.graph_limit_bytes,
-        **options,
-    )
+def _host_device(rungs: tuple[int, ...]) -> Device:
+    return HostDevice(rungs=rungs)
 
 
 @dataclass(slots=True)
 class Service:
-    """What a crowd met: times by the host's clock as its tokens were handed out.
+    """What requests met: times by the host's clock as its tokens were handed out.
 
     Attributes:
         tbt_us: Gaps between two tokens of a request.
@@ -130,7 +179,7 @@ class Service:
 
 
 @dataclass(slots=True)
-class Crowd:
+class Workload:
     """Requests that decode all the time, and prompts that come one behind another beside them.
 
     Args:

@@ -1,0 +1,182 @@
+"""A model's decode step, prompt layers and mixed forwards, ready to be launched at places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from smkern.bench.model.model import Model
+from smkern.bench.runtime.cases import RuntimePlan
+from smkern.bench.runtime.stamps import Stamps
+from smkern.partition import Partition
+from smkern.runtime.place import Place
+
+WARMUP_RUNS = 2
+
+Run = Callable[[], object]
+PartitionOf = Callable[[Place], Partition | None]
+"""The partition of a place; None: the whole device."""
+
+
+class ModelSteps(Protocol):
+    """One provider's model; all is launched on the current stream.
+
+    Attributes:
+        provider: Whose kernels these are.
+        num_layers: Layers of the model.
+    """
+
+    provider: str
+    num_layers: int
+
+    def prepare(self, place: Place) -> None:
+        """Make ready what runs there: compile, load, capture. A place twice is fine."""
+        ...
+
+    def decode(self, place: Place) -> None:
+        """Launch one decode step; its beginning and its end are stamped."""
+        ...
+
+    def layers(self, first: int, count: int, place: Place) -> None:
+        """Launch layers of the prompt: with the first what is before it, with the last the head."""
+        ...
+
+    def mixed(self, chunk: int, start: int) -> Forward:
+        """One forward of `chunk` tokens of prompts, the first of them at `start` of its prompt,
+        and one token of each decoding request, on the whole device."""
+        ...
+
+    def close(self) -> None:
+        """Destroy graphs; nothing may run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """What launches a forward, the tokens that it reads and the logits that it gives."""
+
+    run: Run
+    token_ids: Tensor
+    logits: Tensor
+
+
+class Captured:
+    """Launches as a graph of the stream that they are captured on; on a CPU they just run.
+
+    Args:
+        run: What is captured.
+        partition: Where; None: a stream of its own on the whole device.
+        on_gpu: Whether there is a graph.
+        pool: A memory pool that graphs share which never run at the same time.
+    """
+
+    def __init__(
+        self, run: Run, partition: Partition | None, *, on_gpu: bool, pool: Any = None
+    ) -> None:
+        self.replay: Run = run
+        self.close: Run = lambda: None
+        if not on_gpu:
+            return
+        stream = torch.cuda.Stream() if partition is None else partition.stream
+        # the device's own wait may end before a graph of a partition's stream does
+        stream.synchronize()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUP_RUNS):
+                run()
+        stream.synchronize()
+        graph: Any
+        if partition is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                run()
+            self.close = graph.reset
+        else:
+            with partition.capture(pool) as graph:
+                run()
+            self.close = graph.close
+        torch.cuda.synchronize()
+        self.replay = graph.replay
+
+
+class Graphs:
+    """A stamped decode step as a graph of each place.
+
+    Args:
+        stamps: Get each step's beginning and end.
+        partition: The partition of a place.
+        on_gpu: Whether there are graphs.
+    """
+
+    def __init__(self, stamps: Stamps, partition: PartitionOf, *, on_gpu: bool) -> None:
+        self._stamps, self._partition, self._on_gpu = stamps, partition, on_gpu
+        self._captured: dict[Place, Captured] = {}
+
+    def prepare(
+        self, place: Place, step_in: Callable[[Partition | None], Run], pool: Any = None
+    ) -> None:
+        """Capture a place's step, once; `step_in` makes it for a partition."""
+        if place.side == "prefill" or place in self._captured:
+            return
+        partition = self._partition(place)
+        step = step_in(partition)
+
+        def run() -> None:
+            self._stamps.mark()
+            step()
+            self._stamps.mark()
+
+        self._captured[place] = Captured(run, partition, on_gpu=self._on_gpu, pool=pool)
+
+    def launch(self, place: Place) -> None:
+        self._captured[place].replay()
+
+    def close(self) -> None:
+        for captured in self._captured.values():
+            captured.close()
+        self._captured.clear()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedRows:
+    """The requests of a mixed forward: pieces of prompts, then those that decode.
+
+    Attributes:
+        counts: New tokens of each.
+        lengths: Keys of each, the new ones included.
+        table: [requests, max_pages] int32.
+        pieces: How many are pieces of prompts.
+    """
+
+    counts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    table: Tensor
+    pieces: int
+
+    @classmethod
+    def of(cls, plan: RuntimePlan, model: Model, chunk: int, start: int) -> MixedRows:
+        pieces = pieces_of(chunk, start, plan.tokens)
+        prompt, decode = model.caches.prefill, model.caches.decode[: plan.batch]
+        columns = max(prompt.shape[1], decode.shape[1])
+        table = decode.new_zeros(len(pieces) + plan.batch, columns)
+        table[: len(pieces), : prompt.shape[1]] = prompt
+        table[len(pieces) :, : decode.shape[1]] = decode
+        counts = tuple(count for count, _ in pieces) + (1,) * plan.batch
+        lengths = tuple(sum(piece) for piece in pieces) + (plan.context,) * plan.batch
+        return cls(counts, lengths, table, len(pieces))
+
+
+def pieces_of(chunk: int, start: int, tokens: int) -> list[tuple[int, int]]:
+    """(tokens, those before them) of the pieces of a chunk that may run into further prompts."""
+    pieces = []
+    while chunk > 0:
+        count = min(chunk, tokens - start)
+        pieces.append((count, start))
+        chunk, start = chunk - count, 0
+    return pieces
