@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 import smkern
+import smkern.runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,21 +49,30 @@ def stub_of(package: ModuleType) -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-STUB = stub_of(smkern)
+LAZY = (smkern, smkern.runtime)
+STUBS = {package.__name__: stub_of(package) for package in LAZY}
 
 
-def test_all_is_what_the_stub_has() -> None:
-    assert smkern.__all__ == [*STUB, "__version__"]
-    assert set(smkern.__all__) <= set(dir(smkern))
+@pytest.mark.parametrize("package", LAZY, ids=STUBS)
+def test_all_is_what_the_stub_has(package: ModuleType) -> None:
+    more = ["__version__"] if package is smkern else []
+    assert package.__all__ == [*STUBS[package.__name__], *more]
+    assert set(package.__all__) <= set(dir(package))
 
 
-@pytest.mark.parametrize("name", STUB)
-def test_public_name_is_its_modules_and_typed(name: str) -> None:
-    found = getattr(smkern, name)
-    if STUB[name] == "smkern":
-        assert found is import_module(f"smkern.{name}")
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in STUBS for name in STUBS[package]]
+)
+def test_public_name_is_its_modules_and_typed(package: str, name: str) -> None:
+    found = getattr(import_module(package), name)
+    source = STUBS[package][name]
+    if source == package:
+        assert found is import_module(f"{package}.{name}")
         return
-    assert found is getattr(import_module(STUB[name]), name)
+    assert found is getattr(import_module(source), name)
+    made = inspect.isclass(found) or inspect.isfunction(found)
+    if not made or getattr(found, "_is_protocol", False):
+        return
     signature = inspect.signature(found)
     parts = [one.annotation for one in signature.parameters.values()]
     parts += [] if inspect.isclass(found) else [signature.return_annotation]

@@ -58,74 +58,7 @@ the interleaver expects of an engine:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from smkern.runtime.cuda_device import CudaDevice
-    from smkern.runtime.device import Device, Event, Work
-    from smkern.runtime.handle import Handle, Output
-    from smkern.runtime.host_device import HostDevice
-    from smkern.runtime.interleaver import Interleaver, Ticket
-    from smkern.runtime.llm import LLM
-    from smkern.runtime.model.executor import ModelExecutor
-    from smkern.runtime.multiplexer import Multiplexer
-    from smkern.runtime.place import Lane, Place
-    from smkern.runtime.request import Completion
-    from smkern.runtime.serving import serve
-    from smkern.runtime.sim.device import SimDevice
-    from smkern.runtime.sim.executor import SimExecutor
-    from smkern.runtime.timeline.stats import Stats
-    from smkern.runtime.timeline.timeline import Timeline
-
-__all__ = [
-    "Completion",
-    "CudaDevice",
-    "Device",
-    "Event",
-    "Handle",
-    "HostDevice",
-    "Interleaver",
-    "LLM",
-    "Lane",
-    "ModelExecutor",
-    "Multiplexer",
-    "Output",
-    "Place",
-    "SimDevice",
-    "SimExecutor",
-    "Stats",
-    "Ticket",
-    "Timeline",
-    "Work",
-    "serve",
-]
+from smkern.lazy import attach_stub
 
 # The interleaver, the simulated device and the timeline load no torch.
-_FILES = {
-    "cuda_device": ("CudaDevice",),
-    "device": ("Device", "Event", "Work"),
-    "host_device": ("HostDevice",),
-    "interleaver": ("Interleaver", "Ticket"),
-    "handle": ("Handle", "Output"),
-    "llm": ("LLM",),
-    "model.executor": ("ModelExecutor",),
-    "multiplexer": ("Multiplexer",),
-    "place": ("Lane", "Place"),
-    "request": ("Completion",),
-    "serving": ("serve",),
-    "sim.device": ("SimDevice",),
-    "sim.executor": ("SimExecutor",),
-    "timeline.stats": ("Stats",),
-    "timeline.timeline": ("Timeline",),
-}
-_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, imported from its file when it is first asked for."""
-    if name not in _FILE_OF:
-        raise AttributeError(f"module 'smkern.runtime' has no attribute {name!r}")
-    value = getattr(import_module(f"smkern.runtime.{_FILE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
