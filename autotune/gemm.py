@@ -210,9 +210,9 @@ _table_of = cache(GEMM.load)
 
 
 def _dispatcher(index: int) -> Dispatcher:
-    from smkern.ops.gemm.eager import eager_gemm
+    from smkern.ops.gemm.dispatch import gemm_dispatcher
 
-    return eager_gemm(index).dispatcher
+    return gemm_dispatcher(index)
 
 
 def _tuner(cases: Sequence[GemmCase], dispatcher: Dispatcher, device: str = "cuda") -> GemmTuner:

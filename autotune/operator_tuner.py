@@ -13,6 +13,7 @@ from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.device import Budget
 from smkern.measure.timing import Call
+from smkern.ops.aliasing import pointer
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
 from smkern.ops.operator_warmup import aligned
@@ -73,15 +74,14 @@ class OperatorTuner(Tuner[Any, Any]):
         assert problem is not None
         launch = self.dispatcher.launch_by(config, problem, place.budget, False)
         extra: tuple[int, ...] = ()
-        size = op.workspace(problem, place.budget)
+        size = op.workspace(problem, place.budget) if op.workspace is not None else 0
         workspace = None
         if size:
             workspace = torch.zeros(size, dtype=torch.uint8, device=self.calls[0][0].device)
             extra = (workspace.data_ptr(),)
         given = []
         for each in self.calls:
-            tensors = (each[at] for at in op.places)
-            addresses = (x.data_ptr() if isinstance(x, Tensor) else 0 for x in tensors)
+            addresses = (pointer(op.tensor_of(each, name)) for name in op.tensors)
             given.append((*addresses, *extra, *op.numbers(each)))
         stream, count = place.stream.cuda_stream, len(given)
 

@@ -16,9 +16,9 @@ from smkern.tuning.constraints import LIBRARIES
 
 def dispatcher_of(device: int = 0) -> Dispatcher:
     """The dispatcher behind `smkern.gemm` on a device that is present."""
-    from smkern.ops.gemm.eager import eager_gemm
+    from smkern.ops.gemm.dispatch import gemm_dispatcher
 
-    return eager_gemm(device).dispatcher
+    return gemm_dispatcher(device)
 
 
 def problem_of(n: int, k: int, m: int, *, batch_invariant: bool = False) -> GemmProblem:

@@ -33,15 +33,16 @@ from smkern.ops.attention.call import Call as AttentionCall
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention
 from smkern.ops.attention.plan import PlanNumbers
+from smkern.ops.gemm.call import Gemm
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.ops.gemm.eager import EagerGemm
+from smkern.ops.gemm.operator import GEMM
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.rows.call import RmsNorm
 from smkern.ops.rows.dispatch import of_step
 from smkern.ops.rows.operators import RMS_NORM
 from smkern.ops.streams import Streams
-from smkern.ops.swiglu.eager import EagerSwiglu
+from smkern.ops.swiglu.operator import GEMM_SWIGLU, Swiglu
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.workspace import Workspaces
 from smkern.profile import load_profile
@@ -155,8 +156,8 @@ class FakeLayer:
             profile, GEMM.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
             load_constants(gpu), lambda: RowsSilu(rows),
         )  # fmt: skip
-        self.gemm = EagerGemm(-1, gemms, space, streams)
-        self.swiglu = EagerSwiglu(-1, gemms, space, streams)
+        self.gemm = EagerOperator(GEMM, -1, gemms, streams, space)
+        self.swiglu = EagerOperator(GEMM_SWIGLU, -1, gemms, streams, space)
         self.norm = EagerOperator(RMS_NORM, -1, rows, streams, space)
         self.append = EagerAppend(
             -1, AppendDispatcher(profile, lambda: AppendKernels(0, CAPABILITY),
@@ -204,10 +205,12 @@ class FakeLayer:
                 q_norm=w.q_norm, k_norm=w.k_norm, eps=1e-6, cu_q_lens=self.starts, out=b.q,
             ))  # fmt: skip
 
-        def product(eager: EagerGemm, a: Any, weight: Any, out: Any, residual: Any = None) -> Any:
-            return lambda: eager(
-                a, weight, None, residual, None, out, None, False, None, None, True
-            )
+        def product(a: Any, weight: Any, out: Any, residual: Any = None) -> Any:
+            given = {"out": out, "residual": residual, "static_weights": True}
+            return lambda: self.gemm(Gemm(a, weight, **given))
+
+        def gate_up() -> Any:
+            return self.swiglu(Swiglu(b.normed, w.gate_up, b.gated, static_weights=True))
 
         def norm(weight: Any) -> Any:
             return lambda: self.norm(RmsNorm(b.hidden, weight, 1e-6, b.normed))
@@ -217,13 +220,13 @@ class FakeLayer:
                 self.attention.plan(self.lens, self.starts, numbers, None, False, None)
             ),
             "input_norm": norm(w.input_norm),
-            "qkv": product(self.gemm, b.normed, w.qkv, b.qkv),
+            "qkv": product(b.normed, w.qkv, b.qkv),
             "append": append,
             "attention": attend,
-            "o": product(self.gemm, b.attended_rows, w.o, b.hidden, b.hidden),
+            "o": product(b.attended_rows, w.o, b.hidden, b.hidden),
             "post_norm": norm(w.post_norm),
-            "gate_up": product(self.swiglu, b.normed, w.gate_up, b.gated),
-            "down": product(self.gemm, b.gated, w.down, b.hidden, b.hidden),
+            "gate_up": gate_up,
+            "down": product(b.gated, w.down, b.hidden, b.hidden),
         }
 
 

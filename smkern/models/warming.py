@@ -15,7 +15,7 @@ from smkern.ops import (
     RowsCalls,
     SampleCalls,
     SwigluCalls,
-    validate,
+    checks,
 )
 from smkern.ops.gemm.warmup import GemmCalls, epilogue_from
 from smkern.ops.operator_warmup import joined
@@ -83,7 +83,7 @@ class ModelCalls:
     def _products(self) -> Iterator[Warmable]:
         config, tokens = self.config, self.max_tokens
         hidden, width = config.hidden_size, config.intermediate_size
-        kinds, same = [validate.dtype_name(config.dtype)], [self.batch_invariant]
+        kinds, same = [checks.dtype_name(config.dtype)], [self.batch_invariant]
 
         def products(shapes: list[tuple[int, int]], max_m: int, epilogue: str) -> GemmCalls:
             return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], same)

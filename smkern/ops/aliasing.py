@@ -1,12 +1,15 @@
-"""Alignment and overlap of a call's tensors: all that depends on addresses."""
+"""Overlap of a call's tensors: what depends on addresses, the same rule for every operator."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from smkern.ops.operator import Operator
 
 VECTOR_BYTES = 16
 """What TMA and 16-byte loads need of every base address and row pitch."""
@@ -17,17 +20,11 @@ def pointer(x: Any) -> int:
     return x.data_ptr() if isinstance(x, Tensor) else 0
 
 
-def row_stride(x: Tensor | None) -> int:
-    """Elements between rows; a single row gets a pitch that is as good as aligned.
-
-    A matrix of one row may carry any row stride, and no kernel steps by it.
-    """
-    if x is None:
-        return 0
-    rows, cols = x.shape
-    if rows > 1:
-        return int(x.stride(0))
-    return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
+def layout(x: Any) -> Any:
+    """What a record depends on of an optional tensor; a number stands for itself."""
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype, x.get_device()
+    return x
 
 
 def span_bytes(x: Tensor | None) -> int:
@@ -42,67 +39,77 @@ def span_bytes(x: Tensor | None) -> int:
     return (last + 1) * x.element_size()
 
 
-def rows_aligned(n: int, k: int, tensors: list[Tensor | None]) -> bool:
-    """Whether rows come in whole 16-byte pieces: widths n and k, and every matrix's row pitch.
-
-    Base addresses are left to the caller, who knows them.
-    """
-    if n * 2 % VECTOR_BYTES or k * 2 % VECTOR_BYTES:
-        return False
-    for x in tensors:
-        if x is None or x.dim() != 2:
-            continue
-        stride = row_stride(x)
-        if (stride * x.element_size()) % VECTOR_BYTES or stride < x.shape[1]:
-            return False
-    return True
-
-
 def overlaps(x: Tensor, y: Tensor) -> bool:
-    """Whether two matrices (or vectors) share an address.
+    """Whether two tensors share an address.
 
-    Exact where both have the same row pitch (column slices of one buffer do not overlap though
-    their spans do); otherwise spans that meet count as overlapping.
+    Exact for tensors of one shape and strides (K and V as halves of one buffer, interleaved by
+    page, slot or head) and where both step by the same pitch in their first dimension (slices of a
+    fused QKV buffer lie apart though their spans meet); otherwise spans that meet count as
+    overlapping.
     """
-    x_ptr, y_ptr = x.data_ptr(), y.data_ptr()
-    if not (x_ptr < y_ptr + span_bytes(y) and y_ptr < x_ptr + span_bytes(x)):
+    begin, other = x.data_ptr(), y.data_ptr()
+    if not (begin < other + span_bytes(y) and other < begin + span_bytes(x)):
         return False
-    if x.dim() != 2 or y.dim() != 2:
+    if x.shape == y.shape and x.stride() == y.stride() and x.dtype is y.dtype:
+        return twins_meet(other - begin, tuple(x.shape), x.stride(), x.element_size())
+    pitch = x.stride(0) * x.element_size() if x.dim() else 0
+    if y.dim() == 0 or pitch != y.stride(0) * y.element_size():
         return True
-    pitch = x.stride(0) * x.element_size()
-    if x.stride(0) != y.stride(0) or pitch < max(x.shape[1], y.shape[1]) * x.element_size():
+    width, other_width = span_bytes(x[0]), span_bytes(y[0])
+    if pitch < max(width, other_width):
         return True
-    offset = (y_ptr - x_ptr) % pitch
-    x_width, y_width = x.shape[1] * x.element_size(), y.shape[1] * y.element_size()
-    return offset < x_width or offset + y_width > pitch
+    offset = (other - begin) % pitch
+    return offset < width or offset + other_width > pitch
+
+
+def twins_meet(apart: int, shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
+    """Whether two tensors of one shape and strides, `apart` bytes from each other, share a byte."""
+    pairs = zip(strides, shape, strict=True)
+    steps = sorted(((s * item, n) for s, n in pairs if n > 1 and s), reverse=True)
+
+    def meet(rest: int, at: int) -> bool:
+        if at == len(steps):
+            return abs(rest) < item
+        step, count = steps[at]
+        reach = sum(s * (n - 1) for s, n in steps[at + 1 :]) + item - 1
+        first, last = -((reach - rest) // step), (rest + reach) // step
+        return any(
+            meet(rest - step * i, at + 1)
+            for i in range(max(first, 1 - count), min(last, count - 1) + 1)
+        )
+
+    return meet(apart, 0)
 
 
 def same_view(x: Tensor, y: Tensor) -> bool:
-    """Whether two matrices are the same elements in the same order."""
-    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and row_stride(x) == row_stride(y)
+    """Whether two tensors are the same elements in the same order."""
+    if x.data_ptr() != y.data_ptr() or x.shape != y.shape or x.dtype is not y.dtype:
+        return False
+    steps = zip(x.shape, x.stride(), y.stride(), strict=True)
+    return all(mine == other for size, mine, other in steps if size > 1)
 
 
-def check_overlap(out: Tensor, others: dict[str, Tensor | None]) -> None:
-    """Raise ArgumentError where out shares memory with another argument.
-
-    `residual` may be out itself, element for element; nothing else may touch it.
-    """
-    for name, x in others.items():
-        if x is None or (name == "residual" and same_view(out, x)):
+def check_overlap(op: Operator[Any], call: Any) -> None:
+    """Raise ArgumentError where something written shares an address with something else."""
+    for mine, other, may in op.pairs:
+        x, y = op.tensor_of(call, mine), op.tensor_of(call, other)
+        if x is None or y is None or not (x.numel() and y.numel()):
             continue
-        if overlaps(out, x):
-            hint = " (residual may only be out itself)" if name == "residual" else ""
-            raise ArgumentError(
-                f"out at {out.data_ptr():#x} ({span_bytes(out)} bytes) overlaps {name} at "
-                f"{x.data_ptr():#x} ({span_bytes(x)} bytes){hint}: pass an out of its own"
-            )
+        if (may and same_view(x, y)) or not overlaps(x, y):
+            continue
+        hint = f" ({other} may only be {mine} itself)" if may else ""
+        raise ArgumentError(
+            f"{mine} at {x.data_ptr():#x} ({span_bytes(x)} bytes) overlaps {other} at "
+            f"{y.data_ptr():#x} ({span_bytes(y)} bytes){hint}: pass a tensor of its own"
+        )
 
 
-def check_disjoint(workspace: Tensor, others: dict[str, Tensor | None]) -> None:
-    """Raise ArgumentError where a workspace (dense, any shape) shares memory with a tensor."""
-    begin = workspace.data_ptr()
-    end = begin + workspace.nbytes
-    for name, x in others.items():
+def check_disjoint(op: Operator[Any], call: Any) -> None:
+    """Raise ArgumentError where a call's workspace (dense, any shape) meets one of its tensors."""
+    workspace = call.workspace
+    begin, end = workspace.data_ptr(), workspace.data_ptr() + workspace.nbytes
+    for name in op.tensors:
+        x = op.tensor_of(call, name)
         if x is not None and x.data_ptr() < end and begin < x.data_ptr() + span_bytes(x):
             raise ArgumentError(
                 f"workspace at {begin:#x} ({workspace.nbytes} bytes) overlaps {name} at "

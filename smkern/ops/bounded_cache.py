@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from smkern.errors import ArgumentError
 
 MAX_CACHED = 1 << 11
@@ -38,10 +36,3 @@ def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
         kept[key] = value
     except TypeError:
         raise ArgumentError("an argument has a type that no option has") from None
-
-
-def kind(x: Any) -> Any:
-    """What a record depends on of an optional tensor; a number stands for itself."""
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, x.get_device()
-    return x

@@ -1,4 +1,4 @@
-"""Checks of single arguments of attention; messages give the value, the limit and the remedy."""
+"""Checks of single arguments; messages give the value, the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
+from smkern.device import Budget
+from smkern.errors import ArgumentError, BudgetError, DeviceError
+from smkern.tuning.config import Dtype
 
+FP8 = torch.float8_e4m3fn
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
 MAX_SIZE = 2**31 - 1
+MIN_CAPABILITY = (8, 0)
 MAX_FLOAT = torch.finfo(torch.float32).max
 
 
@@ -117,3 +121,152 @@ def check_page_size(page_size: Any) -> None:
             f"page_size={page_size}: there is {list(PAGE_SIZES)}; view larger pages of a dense "
             "cache as several smaller ones"
         )
+
+
+def check_pair(k_cache: Tensor, v_cache: Tensor) -> None:
+    if k_cache.shape != v_cache.shape or k_cache.dtype is not v_cache.dtype:
+        raise ArgumentError(
+            f"k_cache is {list(k_cache.shape)} {k_cache.dtype}, v_cache {list(v_cache.shape)} "
+            f"{v_cache.dtype}: both must be of one shape and dtype"
+        )
+
+
+def check_table(page_table: Any, page_indptr: Any, batch: int) -> None:
+    """[batch, max_pages], or flat [total] with `page_indptr` [batch + 1]; int32."""
+    if page_indptr is None:
+        check_tensor("page_table", page_table, 2, "[batch, max_pages] without page_indptr")
+        if page_table.shape[0] != batch:
+            raise ArgumentError(
+                f"page_table has {page_table.shape[0]} rows, kv_lens {batch} requests: pass a row "
+                "for each request"
+            )
+    else:
+        check_tensor("page_table", page_table, 1, "[total] with page_indptr")
+        check_vector("page_indptr", page_indptr, batch + 1, torch.int32, "[batch + 1]")
+    check_inner("page_table", page_table)
+    if page_table.dtype is not torch.int32:
+        raise ArgumentError(
+            f"page_table is {page_table.dtype}, wanted torch.int32: convert it by .to(torch.int32)"
+        )
+
+
+def check_scale(
+    name: str, value: Any, cache: Tensor, *, positive: bool = True, owner: tuple[str, Tensor]
+) -> None:
+    """A number (above 0 if `positive`), or one fp32 on the device of `owner`; of an fp8 cache."""
+    if value is None:
+        return
+    if cache.dtype is not FP8:
+        raise ArgumentError(
+            f"{name} is given and the cache is {cache.dtype}: scales belong to {FP8} caches; leave "
+            f"{name} at None"
+        )
+    if not isinstance(value, Tensor):
+        as_float(name, value, positive=positive)
+    elif value.numel() != 1 or value.dtype is not torch.float32:
+        raise ArgumentError(
+            f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
+            "torch.float32 on the device"
+        )
+    else:
+        check_device(name, value, owner[1].device, owner[0])
+
+
+def check_out(out: Any, q: Tensor) -> None:
+    """[tokens, q_heads, head_dim] as q, of addresses of its own."""
+    check_tensor("out", out, 3, "[tokens, q_heads, head_dim]")
+    check_inner("out", out)
+    if out.shape != q.shape or out.dtype is not q.dtype:
+        raise ArgumentError(
+            f"out is {list(out.shape)} {out.dtype}, q {list(q.shape)} {q.dtype}: they must agree"
+        )
+    if not writable(out):
+        raise ArgumentError(
+            f"out has strides {out.stride()} for shape {list(out.shape)}: two of its elements "
+            "share an address; pass a tensor whose rows and heads lie apart"
+        )
+
+
+def writable(out: Tensor) -> bool:
+    """Whether no two elements share an address, by strides that nest."""
+    extent = 1
+    sizes = zip(out.shape, out.stride(), strict=True)
+    for size, stride in sorted((x for x in sizes if x[0] > 1), key=lambda x: x[1]):
+        if stride < extent:
+            return False
+        extent = stride * (size - 1) + extent
+    return True
+
+
+def dtype_name(dtype: torch.dtype) -> Dtype:
+    """The name by which configs and tables know a torch dtype.
+
+    Raises:
+        ArgumentError: for a dtype that no kernel takes.
+    """
+    if dtype is torch.bfloat16:
+        return "bf16"
+    if dtype is torch.float16:
+        return "fp16"
+    if dtype is torch.float32:
+        return "fp32"
+    raise ArgumentError(
+        f"dtype {dtype} is not supported: use torch.bfloat16 or torch.float16 "
+        "(torch.float32 on CPU tensors only)"
+    )
+
+
+def check_capability(device: torch.device, capability: tuple[int, int]) -> None:
+    """Raise DeviceError for a GPU that is older than the kernels can be."""
+    if capability < MIN_CAPABILITY:
+        major, minor = capability
+        raise DeviceError(
+            f"{device} has compute capability {major}.{minor}, smkern needs 8.0 or later: use a "
+            "newer GPU, or CPU tensors for the reference"
+        )
+
+
+def as_num_sms(num_sms: Any) -> int:
+    """`num_sms` as an int; BudgetError for anything that is no whole number of at least 1."""
+    try:
+        count = operator.index(num_sms)
+    except TypeError:
+        raise BudgetError(
+            f"num_sms={num_sms!r} is no whole number: pass an int, or None for the stream's own"
+        ) from None
+    if isinstance(num_sms, bool) or count < 1:
+        raise BudgetError(
+            f"num_sms={num_sms!r}: a budget is at least 1 SM; pass None for all that the stream has"
+        )
+    return count
+
+
+def resolve_budget(num_sms: Any, stream: Budget, device_sms: int) -> Budget:
+    """The budget of a call: what it asks for, within what its stream has.
+
+    Args:
+        num_sms: The argument; None takes all that the stream has.
+        stream: What the stream has.
+        device_sms: SMs of the device.
+
+    Returns:
+        The stream's own budget, or a smaller one that only the grid confines.
+
+    Raises:
+        BudgetError: below 1, above the device, or above the stream's partition.
+    """
+    if num_sms is None:
+        return stream
+    count = as_num_sms(num_sms)
+    if count > device_sms:
+        raise BudgetError(
+            f"num_sms={count} is above the device's {device_sms} SMs: pass at most {device_sms}"
+        )
+    if count > stream.num_sms:
+        raise BudgetError(
+            f"num_sms={count} is above the {stream.num_sms} SMs of the stream's partition: pass at "
+            f"most {stream.num_sms}, or launch on a stream that has more"
+        )
+    if count == stream.num_sms:
+        return stream
+    return Budget(count, "grid", stream.clusters)

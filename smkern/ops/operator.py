@@ -1,10 +1,9 @@
-"""A frame for small operators: all that a family would otherwise spell out in eight files.
+"""How an operator is declared: all of its host side follows from one `Operator`.
 
-A family declares an `Operator` for each of its operators and calls `run` (operator_run.py) with a
-call of it:
+A family declares an `Operator` for each of its operators, registers it and makes its entry:
 
-    class Scale(NamedTuple):               # the arguments in the schema's order, the results
-        x: Any                             # (None: to be made), `num_sms` last
+    class Scale(NamedTuple):               # the arguments, then the results (None: to be made),
+        x: Any                             # `num_sms` last
         by: Any
         out: Any = None
         num_sms: Any = None
@@ -20,43 +19,72 @@ call of it:
         vectors=("x", "out"),              # their addresses decide `aligned`
     )
     LIBRARY = register(SCALE)              # operator_library.py: torch.ops.smkern.scale, scale_out
+    _scale = entry(SCALE)                  # operator_run.py
 
     def scale(x, *, by=1.0, out=None, num_sms=None):
-        \"\"\"The public docstring.\"\"\"
-        return run(SCALE, Scale(x, by, out, num_sms))
+        # the public docstring
+        return _scale(x, by, out, num_sms)
 
-What the frame does: the checks, the budget, the choice and the preparation once a combination of
-sizes, strides, dtypes, devices, numbers and budget; in every call overlap of what is written, the
-results' allocation, and `launch(stream, *addresses, [workspace,] *numbers)`, the addresses (0:
-absent) of all tensor arguments and results in the call's order. CPU tensors run the reference with
-the same checks; what it returns is copied into given results, so that it needs no `out`.
+The checks, the budget, the choice and the preparation are made once a combination of sizes,
+strides, dtypes, devices, numbers and budget, and kept as a `Record`; in every call overlap of
+what is written is looked at, results are allocated, and `launch(stream, *addresses, [workspace,]
+*numbers)` runs, the addresses (0: absent) of all tensors in the call's order. That path is Python
+made from the declaration (operator_source.py). CPU tensors run the reference with the same checks;
+what it returns is copied into given results, unless it wrote those.
 
 A tensor argument that is changed in place carries "(a!)" in the schema (each its own letter). A
 number that may also be one tensor is two arguments in the schema, "float? by=None, Tensor?
-by_tensor=None", and one field `by` of the call. Results that may be an argument itself, element for
-element, are in `in_place`. A family whose launches need zeroed counters or scratch memory says how
-much in `workspace`; it follows `smkern.ops.workspace` (counters first, left at zero).
+by_tensor=None", and one field `by` of the call. Results that may be an argument itself, element
+for element, are in `in_place`. A family whose launches need zeroed counters or scratch memory says
+how much in `workspace`; it follows `smkern.ops.workspace` (counters first, left at zero).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import torch
+from torch import Tensor
 
-from smkern.ops.operator_dispatch import OperatorDispatcher, P
+from smkern.ops.operator_dispatch import Launch, P
 
-Shapes = tuple[tuple[Any, torch.dtype], ...]
-"""Shape and dtype of each result."""
+Shapes = tuple[Any, ...]
+"""(shape, dtype) of each result; None for one that this call does not make."""
 
 _TENSOR = re.compile(r"Tensor(\(\w+!\))?\??$")
 
 
-def _no_workspace(problem: Any, budget: Any) -> int:
-    return 0
+class Bound(NamedTuple):
+    """A launch of one combination of numbers; `launch` is None where nothing runs.
+
+    `scratch_bytes` of device memory, of the stream's pool and one call's alone, go with it.
+    """
+
+    launch: Launch | None
+    numbers: tuple[Any, ...] = ()
+    workspace_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+class Part(NamedTuple):
+    """An argument that is no tensor and holds some.
+
+    Args:
+        kind: Its class.
+        key: Its attribute that all of it but addresses follows from, hashable.
+        tensors: Its attributes that a launch takes.
+    """
+
+    kind: type
+    key: str
+    tensors: tuple[str, ...]
+
+
+def _nothing(call: Any) -> tuple[Any, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,74 +93,116 @@ class Operator(Generic[P]):
 
     Args:
         name: In `torch.ops.smkern`.
-        call: The NamedTuple of its calls; the first field is a tensor whose device decides.
+        call: The NamedTuple of its calls, `num_sms` last.
         schema: Its arguments as torch.library writes them, without results and `num_sms`.
         results: Fields of the call that name the results.
         check: Raises ArgumentError for what cannot be served, of a call whose results may be None.
         shapes: Shape and dtype of each result of a checked call.
         problem: (call, aligned) to what chooses a kernel, None where nothing is to be done.
-        numbers: What the launch takes behind the addresses.
         reference: The operator on CPU tensors; changes in place what the schema says.
         dispatcher: Device index to the family's dispatcher, cached.
+        numbers: What the launch takes behind the addresses.
         vectors: Arguments and results whose 16-byte alignment chooses kernels.
         in_place: Pairs (result, argument) that may be one view.
-        workspace: (problem, budget) to bytes of zeroed scratch memory.
+        workspace: (problem, budget) to bytes of zeroed scratch memory; None: it needs none.
+        anchor: The field whose device decides; the first one.
+        arguments: What the launch takes, by name, instead of the usual order: tensors, "stream",
+            "workspace", "scratch", "0".
+        unkeyed: Fields that choose nothing.
+        parts: Arguments that hold tensors.
+        left_out: Results that some calls do not make: their shape is None there.
+        prepare: (dispatcher, call, problem, budget, capturing) to a launch, instead of what
+            `numbers` and `workspace` say of the dispatcher's.
+        empty: Fills a call's results where `problem` is None and there is something to fill.
+        check_memory: What `check=True` looks at on the device, of a checked call.
+        kept_in_capture: Whether what a capture prepares is what a call outside would.
+        in_place_name: In `torch.ops.smkern`, of the operator whose result is its first argument.
     """
 
     name: str
     call: Any
     schema: str
     results: tuple[str, ...]
-    check: Callable[[Any], None]
+    check: Callable[[Any], Any]
     shapes: Callable[[Any], Shapes]
     problem: Callable[[Any, bool], P | None]
-    numbers: Callable[[Any], tuple[Any, ...]]
     reference: Callable[[Any], Any]
-    dispatcher: Callable[[int], OperatorDispatcher[P, Any]]
+    dispatcher: Callable[[int], Any]
+    numbers: Callable[[Any], tuple[Any, ...]] = _nothing
     vectors: tuple[str, ...] = ()
     in_place: tuple[tuple[str, str], ...] = ()
-    workspace: Callable[[P, Any], int] = _no_workspace
-    places: tuple[int, ...] = field(init=False)
-    """Fields of a call that may be tensors."""
+    workspace: Callable[[P, Any], int] | None = None
+    anchor: str = ""
+    arguments: tuple[str, ...] = ()
+    unkeyed: tuple[str, ...] = ()
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    prepare: Callable[[Any, Any, P, Any, bool], Bound] | None = None
+    empty: Callable[[Any], None] | None = None
+    check_memory: Callable[[Any], None] | None = None
+    kept_in_capture: bool = True
+    in_place_name: str = ""
+    required: tuple[str, ...] = field(init=False)
+    """Tensor arguments that every call has."""
+    mixed: tuple[str, ...] = field(init=False)
+    """Arguments that are a number or a tensor."""
     changed: tuple[str, ...] = field(init=False)
     """Arguments that are changed in place."""
-    pairs: tuple[tuple[int, int, bool], ...] = field(init=False)
-    """(written, other, whether they may be one view) fields, to be looked at in every call."""
-    aligned_at: tuple[int, ...] = field(init=False)
-    """Fields of `vectors`."""
-    results_at: tuple[int, ...] = field(init=False)
-    """Fields of `results`."""
+    tensors: tuple[str, ...] = field(init=False)
+    """What may be a tensor: fields, and "field.attribute" of parts, in the call's order."""
+    pairs: tuple[tuple[str, str, bool], ...] = field(init=False)
+    """(written, other, whether they may be one view), to be looked at in every call."""
 
     def __post_init__(self) -> None:
         words = [item.split("=")[0].split() for item in self.schema.split(", ") if item != "*"]
-        tensors = {name.removesuffix("_tensor") for kind, name in words if _TENSOR.match(kind)}
-        tensors |= {name for kind, name in words if _TENSOR.match(kind)} | set(self.results)
-        fields = self.call._fields
-        names = [name for name in fields if name in tensors]
-        changed = tuple(name for kind, name in words if "!" in kind)
+        kinds = {name: kind for kind, name in words if _TENSOR.match(kind)}
+        mixed = tuple(name.removesuffix("_tensor") for name in kinds if name.endswith("_tensor"))
+        changed = tuple(name for name, kind in kinds.items() if "!" in kind)
+        single = {*kinds, *mixed, *self.results}
+        tensors: list[str] = []
+        for name in self.call._fields:
+            if name in self.parts:
+                tensors += [f"{name}.{attribute}" for attribute in self.parts[name].tensors]
+            elif name in single:
+                tensors.append(name)
         written = (*self.results, *changed)
-        pairs = [
-            (fields.index(mine), fields.index(other), (mine, other) in self.in_place)
+        pairs = tuple(
+            (mine, other, (mine, other) in self.in_place)
             for at, mine in enumerate(written)
-            for other in names
+            for other in tensors
             if other not in written[: at + 1]
-        ]
-        given = {
-            "places": tuple(fields.index(name) for name in names),
+        )
+        given: dict[str, Any] = {
+            "anchor": self.anchor or self.call._fields[0],
+            "required": tuple(
+                name for name, kind in kinds.items() if kind[-1] != "?" and name in tensors
+            ),
+            "mixed": mixed,
             "changed": changed,
-            "pairs": tuple(pairs),
-            "aligned_at": tuple(fields.index(name) for name in self.vectors),
-            "results_at": tuple(fields.index(name) for name in self.results),
+            "tensors": tuple(tensors),
+            "pairs": pairs,
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
 
+    def tensor_of(self, call: Any, name: str) -> Tensor | None:
+        """One of `tensors` of a call; None where it has none of that name."""
+        owner, _, attribute = name.partition(".")
+        x = getattr(call, owner)
+        if attribute and x is not None:
+            x = getattr(x, attribute)
+        return x if isinstance(x, Tensor) else None
+
+    def device_of(self, call: Any) -> torch.device:
+        """Where a call runs."""
+        device: torch.device = getattr(call, self.anchor).device
+        return device
+
     def results_of(self, call: Any) -> tuple[Any, ...]:
         """The results that a call brings, None for those that are to be made."""
-        return tuple(call[at] for at in self.results_at)
+        return tuple(getattr(call, name) for name in self.results)
 
     def returned(self, call: Any) -> Any:
         """What a call that has all results returns: one, a tuple of several, or None."""
-        if len(self.results_at) == 1:
-            return call[self.results_at[0]]
-        return self.results_of(call) or None
+        results = self.results_of(call)
+        return results[0] if len(results) == 1 else results or None

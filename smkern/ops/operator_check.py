@@ -1,4 +1,4 @@
-"""What must hold of every call of a small operator: results, devices, overlap."""
+"""What must hold of every call of an operator: its own rules, results, devices."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops import checks as checks
-from smkern.ops.aliasing import span_bytes
-from smkern.ops.attention.aliasing import overlaps
-from smkern.ops.attention.shared import writable
-from smkern.ops.bounded_cache import kind
+from smkern.ops import checks
 from smkern.ops.operator import Operator, Shapes
 
 
@@ -26,19 +22,29 @@ def check_operator(op: Operator[Any], call: Any) -> Shapes:
     shapes = op.shapes(call)
     for name, wanted in zip(op.results, shapes, strict=True):
         x = getattr(call, name)
-        if x is not None:
+        if x is not None and wanted is not None:
             _check_result(name, x, *wanted)
-    first = op.call._fields[0]
-    for at in op.places:
-        x, name = call[at], op.call._fields[at]
-        if isinstance(x, Tensor):
-            checks.check_device(name, x, call[0].device, first)
-            if name in op.changed and not writable(x):
-                raise ArgumentError(
-                    f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its "
-                    "elements share an address, and it is written; pass one whose rows lie apart"
-                )
+    for name in op.tensors:
+        x = op.tensor_of(call, name)
+        if x is None or "." in name:
+            continue
+        checks.check_device(name, x, op.device_of(call), op.anchor)
+        if name in op.changed and not checks.writable(x):
+            raise ArgumentError(
+                f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements "
+                "share an address, and it is written; pass one whose rows lie apart"
+            )
     return shapes
+
+
+def refuse_others(op: Operator[Any], call: Any) -> None:
+    """Raise ArgumentError where something that has to be a tensor is none."""
+    for name in op.tensors:
+        x = getattr(call, name.partition(".")[0])
+        absent = x is None and name not in op.required
+        if not (absent or name in op.mixed or "." in name or isinstance(x, Tensor)):
+            check_operator(op, call)
+            raise ArgumentError(f"{name} is {type(x).__name__}: pass a tensor")
 
 
 def _check_result(name: str, x: Any, shape: Any, dtype: torch.dtype) -> None:
@@ -49,25 +55,8 @@ def _check_result(name: str, x: Any, shape: Any, dtype: torch.dtype) -> None:
             "that agrees"
         )
     checks.check_inner(name, x)
-    if not writable(x):
+    if not checks.writable(x):
         raise ArgumentError(
             f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements share "
             "an address; pass a tensor whose rows lie apart"
         )
-
-
-def check_pair(op: Operator[Any], call: Any, pair: tuple[int, int, bool]) -> None:
-    """Raise ArgumentError where something written shares an address with something else."""
-    mine, other, may = pair
-    x, y = call[mine], call[other]
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.numel() and y.numel()):
-        return
-    same = x.data_ptr() == y.data_ptr() and kind(x) == kind(y)
-    if (may and same) or not overlaps(x, y):
-        return
-    names = op.call._fields
-    hint = f" ({names[other]} may only be {names[mine]} itself)" if may else ""
-    raise ArgumentError(
-        f"{names[mine]} at {x.data_ptr():#x} ({span_bytes(x)} bytes) overlaps {names[other]} at "
-        f"{y.data_ptr():#x} ({span_bytes(y)} bytes){hint}: pass a tensor of its own"
-    )

@@ -1,20 +1,39 @@
-"""Small operators in torch.library: for torch.compile, fake tensors, modes.
+"""Declared operators in torch.library: for torch.compile, fake tensors, modes.
 
-An operator without results is registered once; others twice, functional and `_out`.
+An operator without results is registered once; others twice, functional and `_out`; one whose
+result may be its anchor under a name of its own (`Operator.in_place_name`) a third time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
-from smkern.ops.namespace import NAMESPACE
+from smkern.ops.aliasing import same_view
 from smkern.ops.operator import Operator
-from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_check import check_operator, refuse_others
 from smkern.ops.operator_eager import run_here
+
+NAMESPACE = "smkern"
+"""`torch.ops.smkern`."""
+
+
+def define(
+    library: torch.library.Library,
+    schema: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+) -> None:
+    """Define an operator with one implementation for the CPU and CUDA, and one for fakes."""
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    library.define(schema, tags=tags)
+    name = schema.partition("(")[0]
+    library.impl(name, implementation, "CPU")
+    library.impl(name, implementation, "CUDA")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
 
 
 def register(*ops: Operator[Any]) -> torch.library.Library:
@@ -25,38 +44,42 @@ def register(*ops: Operator[Any]) -> torch.library.Library:
     """
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for op in ops:
-        _define(library, op, op.name, returns=True)
+        _define(library, op, schema_of(op, returns=True), returns=True)
         if op.results:
-            _define(library, op, f"{op.name}_out", returns=False)
+            _define(library, op, schema_of(op, returns=False), written=op.results)
+        if op.in_place_name:
+            _define(library, op, _in_place_schema(op))
     return library
 
 
 def schema_of(op: Operator[Any], *, returns: bool) -> str:
     """The functional operator's schema, or that of the one that writes into given results."""
     first, _, rest = f"{op.schema}, ".partition("*, ")
+    last = "SymInt? num_sms=None"
     if not returns:
         first += "".join(f"Tensor(r{at}!) {name}, " for at, name in enumerate(op.results))
+        last += ", Tensor(w!)? workspace=None" if "workspace" in op.call._fields else ""
     count = len(op.results) if returns else 0
     result = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     name = op.name if returns else f"{op.name}_out"
-    return f"{name}({first}*, {rest}SymInt? num_sms=None) -> {result}"
+    return f"{name}({first}*, {rest}{last}) -> {result}"
+
+
+def _in_place_schema(op: Operator[Any]) -> str:
+    """The schema of the operator whose result is its first argument."""
+    schema = op.schema.replace("Tensor ", "Tensor(r0!) ", 1)
+    return f"{op.in_place_name}({schema}, SymInt? num_sms=None) -> ()"
 
 
 def through_library(op: Operator[Any], call: Any) -> Any:
     """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
-    if not torch.compiler.is_compiling() and not isinstance(call[0], Tensor):
-        check_operator(op, call)  # which refuses it
-    given = op.results_of(call)
-    absent = sum(x is None for x in given)  # `count` would compare tensors
-    if absent not in (0, len(given)):
-        raise ArgumentError(
-            f"some of {list(op.results)} are given and some are not: give all or none under "
-            "torch.compile, modes and transforms"
-        )
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        refuse_others(op, call)
     positional, _, keywords = op.schema.partition("*, ")
     values = call._asdict()
     rows = [values[name] for name in _names(positional)]
-    options: dict[str, Any] = {"num_sms": call[-1]}
+    options: dict[str, Any] = {"num_sms": call.num_sms}
     names = _names(keywords)
     for name in names:
         value = values[name if name in values else name.removesuffix("_tensor")]
@@ -66,8 +89,24 @@ def through_library(op: Operator[Any], call: Any) -> Any:
             value = None if other_kind else value
         options[name] = value
     operators = getattr(torch.ops, NAMESPACE)
-    if not given or given[0] is None:
+    given = op.results_of(call)
+    workspace = values.get("workspace")
+    if workspace is None and all(x is None for x in given):
         return getattr(operators, op.name)(*rows, **options)
+    if op.in_place_name:
+        x, out = rows[0], given[0]
+        if out is x or (not compiling and isinstance(out, Tensor) and same_view(out, x)):
+            getattr(operators, op.in_place_name)(*rows, **options)
+            return out
+    if any(x is None for x in given):
+        like = getattr(call, op.anchor)
+        shapes = op.shapes(call)
+        given = tuple(
+            like.new_empty(wanted[0], dtype=wanted[1]) if x is None else x
+            for x, wanted in zip(given, shapes, strict=True)
+        )
+    if workspace is not None:
+        options["workspace"] = workspace
     getattr(operators, f"{op.name}_out")(*rows, *given, **options)
     return given[0] if len(given) == 1 else given
 
@@ -78,20 +117,27 @@ def _names(arguments: str) -> list[str]:
     return [part.split("=")[0].split()[-1] for part in parts]
 
 
-def _define(library: torch.library.Library, op: Operator[Any], name: str, *, returns: bool) -> None:
-    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-    library.define(schema_of(op, returns=returns), tags=tags)
-    positional = _names(op.schema.partition("*, ")[0])
-    if not returns:
-        positional += op.results
+def _define(
+    library: torch.library.Library,
+    op: Operator[Any],
+    schema: str,
+    *,
+    returns: bool = False,
+    written: Sequence[str] = (),
+) -> None:
+    """Define one of an operator's schemas: functional, or one that writes results or its anchor."""
+    positional = [*_names(op.schema.partition("*, ")[0]), *written]
+    in_place = op.results[0] if not returns and op.results and not written else None
+    fields = op.call._fields
 
     def call_of(rows: tuple[Any, ...], options: dict[str, Any]) -> Any:
         values = dict(zip(positional, rows, strict=False)) | options
-        fields = op.call._fields
         for key in [key for key in values if key not in fields]:
             tensor = values.pop(key)
             if tensor is not None:
                 values[key.removesuffix("_tensor")] = tensor
+        if in_place:
+            values[in_place] = rows[0]
         return op.call(**values)
 
     def implementation(*rows: Any, **options: Any) -> Any:
@@ -103,12 +149,11 @@ def _define(library: torch.library.Library, op: Operator[Any], name: str, *, ret
         shapes = _checked(op, call)
         if not (returns and op.results):
             return None
-        made = tuple(call[0].new_empty(shape, dtype=dtype) for shape, dtype in shapes)
+        like = getattr(call, op.anchor)
+        made = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
         return made[0] if len(made) == 1 else made
 
-    library.impl(name, implementation, "CPU")
-    library.impl(name, implementation, "CUDA")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    define(library, schema, implementation, fake)
 
 
 def _checked(op: Operator[Any], call: Any) -> Any:

@@ -1,34 +1,46 @@
-"""The entry of a small operator: past torch's dispatcher wherever nothing needs it."""
+"""The entry of an operator: past torch's dispatcher wherever nothing needs it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from smkern.ops.operator import Operator
-from smkern.ops.operator_check import check_operator
-from smkern.ops.operator_eager import PLAIN, eager_operator, run_on_cpu
+from smkern.ops.operator_check import refuse_others
+from smkern.ops.operator_eager import eager_operator, run_here
 from smkern.ops.operator_library import through_library
+from smkern.ops.operator_source import PLAIN, entry_function
 
-_is_compiling = torch.compiler.is_compiling
-_num_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
+
+class _States(dict[int, Any]):
+    """The eager paths' states of one operator by device, each made at its first call."""
+
+    def __init__(self, op: Operator[Any]) -> None:
+        super().__init__()
+        self._op = op
+
+    def __missing__(self, index: int) -> Any:
+        state = self[index] = eager_operator(self._op, index).state
+        return state
+
+
+def entry(op: Operator[Any]) -> Callable[..., Any]:
+    """What runs a call, given its fields in order."""
+    return entry_function(op, _States(op), run)
 
 
 def run(op: Operator[Any], call: Any) -> Any:
     """Directly where plain tensors meet no mode, else by torch's dispatcher."""
-    if not (_is_compiling() or _num_modes() or _transform() is not None):
-        for at in op.places:
-            if call[at].__class__ not in PLAIN:
-                break
-        else:
-            first = call[0]
-            if not isinstance(first, Tensor):
-                check_operator(op, call)  # which refuses it
-            if first.is_cuda:
-                return eager_operator(op, first.get_device())(call)
-            if first.device.type == "cpu":
-                return run_on_cpu(op, call)
+    if not torch.compiler.is_compiling():
+        refuse_others(op, call)
+        plain = all(getattr(call, name.partition(".")[0]).__class__ in PLAIN for name in op.tensors)
+        if (
+            (plain or op.parts)
+            and not torch._C._len_torch_dispatch_stack()
+            and torch._C._functorch.peek_interpreter_stack() is None
+            and op.device_of(call).type in ("cuda", "cpu")
+        ):
+            return run_here(op, call)
     return through_library(op, call)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from smkern.ops import validate
+from smkern.ops import checks
 from smkern.tuning.config import Budget
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def as_budgets(budgets: Iterable[Any] | None, num_sms: int) -> list[Budget]:
         elif hasattr(item, "confined"):
             found[Budget(item.num_sms, item.confined, item.clusters)] = None
         else:
-            count = validate.resolve_budget(item, whole, num_sms).num_sms
+            count = checks.resolve_budget(item, whole, num_sms).num_sms
             if count == num_sms:
                 found[whole] = None
                 continue

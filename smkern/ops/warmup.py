@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError, DeviceError
-from smkern.ops import validate
+from smkern.ops import checks
 from smkern.ops.gemm.warmup import GemmCalls, epilogue_from
 from smkern.ops.gemm.warmup_tune import places_of
 from smkern.ops.gemm.warmup_tune import tune as tune_cells
@@ -108,7 +108,7 @@ def warmup(
         raise ArgumentError(f"tune_s={tune_s}: give seconds, at least 0")
     budgets = None if budgets is None else list(budgets)
     wanted: list[Warmable] = [*attention, *append, *calls]
-    names = [validate.dtype_name(dtype) for dtype in dtypes]
+    names = [checks.dtype_name(dtype) for dtype in dtypes]
     kinds = [epilogue_from(item) for item in epilogues]
     if shapes:
         wanted.insert(0, GemmCalls(shapes, max_m, names, kinds, batch_invariant))

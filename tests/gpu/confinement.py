@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import smkern
-from smkern.ops.gemm.eager import eager_gemm
+from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from tests.gpu.smid_trace import Traced
 
@@ -90,7 +90,7 @@ def replay_product(ladder: Any, problem: GemmProblem, config: GemmConfig, x: Any
 
 def check_dispatched(problems: Iterable[GemmProblem], budget: Budget) -> None:
     """What is dispatched to has no more CTAs than the budget lets it."""
-    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
+    dispatcher = gemm_dispatcher(torch.cuda.current_device())
     for problem in problems:
         config = dispatcher.select(problem, budget, "own").config
         plan: Any = dispatcher.prepare(problem, config, budget)

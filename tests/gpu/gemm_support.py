@@ -15,8 +15,12 @@ from torch import Tensor
 
 from smkern.kernels.gemm_compile import precompile
 from smkern.kernels.gemm_variants import variant_of
-from smkern.ops.gemm.eager import EagerGemm, eager_gemm
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.ops.gemm.operator import GEMM
+from smkern.ops.operator import Operator
+from smkern.ops.operator_eager import EagerOperator, workspaces_of
 from smkern.ops.reference import gemm as reference
+from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -139,8 +143,8 @@ def precompile_all(wanted: Iterable[tuple[GemmProblem, GemmConfig]]) -> None:
 
 def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> None:
     """Launch a configuration on the current stream, its workspace's partials poisoned."""
-    eager = eager_gemm(torch.cuda.current_device())
-    plan = eager.dispatcher.prepare(case.problem, config, budget)
+    dispatcher = gemm_dispatcher(torch.cuda.current_device())
+    plan = dispatcher.prepare(case.problem, config, budget)
     room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
     room[1 << 16 :].fill_(255)
     plan.launch(
@@ -154,9 +158,11 @@ def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> N
     assert not room[: 1 << 16].any(), f"{config}: counters are left behind"
 
 
-def fresh_eager() -> EagerGemm:
+def fresh_eager(op: Operator = GEMM) -> EagerOperator:
     """The eager path with nothing loaded, beside the process's own."""
-    return eager_gemm.__wrapped__(torch.cuda.current_device())
+    index = torch.cuda.current_device()
+    made = gemm_dispatcher.__wrapped__(index), runtime_streams(), workspaces_of.__wrapped__(index)
+    return EagerOperator(op, index, *made)
 
 
 @triton.jit

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smkern.ops.swiglu.eager import SWIGLU, EagerSwiglu, eager_swiglu
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.ops.operator_eager import EagerOperator
+from smkern.ops.swiglu.operator import EPILOGUE, GEMM_SWIGLU
 from smkern.tuning.config import Budget, Dtype, GemmConfig, GemmProblem
 from tests.gpu.gemm_support import GUARD, TORCH, framed
 
@@ -25,7 +27,7 @@ class Case:
     @property
     def problem(self) -> GemmProblem:
         aligned = self.spacing % 8 == 0 and self.inner % 8 == 0 and self.k % 8 == 0
-        return GemmProblem(self.m, 2 * self.inner, self.k, self.dtype, SWIGLU, aligned)
+        return GemmProblem(self.m, 2 * self.inner, self.k, self.dtype, EPILOGUE, aligned)
 
     def __str__(self) -> str:
         return f"{self.m}x{self.inner}x{self.k}-{self.dtype}" + f"-pad{self.spacing}" * bool(
@@ -96,9 +98,8 @@ def check(case: Case, x: Operands, out: Tensor | None = None, *, unfused: bool =
 
 def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> None:
     """Launch a configuration on the current stream, its workspace poisoned but for its counters."""
-    plan = eager_swiglu(torch.cuda.current_device()).dispatcher.prepare(
-        case.problem, config, budget
-    )
+    dispatcher = gemm_dispatcher(torch.cuda.current_device())
+    plan = dispatcher.prepare(case.problem, config, budget)
     room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
     room[1 << 16 :].fill_(255)
     plan.launch(
@@ -109,9 +110,8 @@ def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> N
     assert not room[: 1 << 16].any(), f"{config}: counters are left behind"
 
 
-def fresh_eager() -> EagerSwiglu:
+def fresh_eager() -> EagerOperator:
     """The eager path with nothing loaded, beside the process's own."""
     from tests.gpu.gemm_support import fresh_eager as fresh_gemm
 
-    gemm = fresh_gemm()
-    return EagerSwiglu(gemm.index, gemm.dispatcher, gemm.workspaces, gemm.streams)
+    return fresh_gemm(GEMM_SWIGLU)

@@ -101,9 +101,9 @@ def test_a_closed_partitions_stream(call):
 
 
 def test_too_old_a_gpu(call, monkeypatch):
-    from smkern.ops import validate
+    from smkern.ops import checks
 
-    monkeypatch.setattr(validate, "MIN_CAPABILITY", (99, 0))
+    monkeypatch.setattr(checks, "MIN_CAPABILITY", (99, 0))
     fresh = torch.randn(25, 128, device="cuda").to(HALF)
     with pytest.raises(DeviceError, match=r"smkern needs 8.0"):
         smkern.gemm(fresh, call["w"])

@@ -9,6 +9,9 @@ import triton.language as tl
 
 import smkern
 from smkern.errors import WarmupError
+from smkern.ops.gemm.call import Gemm
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.ops.operator_eager import workspaces_of
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
 from tests.gpu.confinement import check_partition_graphs
@@ -50,15 +53,13 @@ def test_capture_and_replay_on_an_ordinary_stream():
 
 def test_every_replay_starts_from_zero_counters():
     """A replay that was cut short must not spoil the next one."""
-    from smkern.ops.gemm.eager import eager_gemm
-
     a, w, out = _tensors(SPLIT)
     want = smkern.gemm(a, w)
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         smkern.gemm(a, w, out=out)
-    workspaces = eager_gemm(torch.cuda.current_device()).workspaces
+    workspaces = workspaces_of(torch.cuda.current_device())
     buffer = workspaces._of_captures[stream.cuda_stream].tensor
     for _ in range(3):
         buffer[:COUNTER_BYTES].fill_(1)
@@ -77,14 +78,14 @@ def test_a_capture_that_would_load_a_kernel_is_refused():
     eager = fresh_eager()
     a, w, out = _tensors(Case())
     graph = torch.cuda.CUDAGraph()
-    options = (None, None, None, out, None, False, "tma", None)
+    call = Gemm(a, w, out=out, backend="tma")
     with pytest.raises(WarmupError, match=r"smkern.warmup"), torch.cuda.graph(graph):
-        eager(a, w, *options)
+        eager(call)
     torch.cuda.synchronize()
-    eager(a, w, *options)
+    eager(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        eager(a, w, *options)
+        eager(call)
     want = out.clone()
     out.zero_()
     graph.replay()
@@ -158,9 +159,7 @@ def test_overlapping_partitions_with_half_the_sms_held(config):
 
 def _prepared(case, x, config, budget):
     """A launch with all memory allocated, to be called while the device is busy."""
-    from smkern.ops.gemm.eager import eager_gemm
-
-    plan = eager_gemm(torch.cuda.current_device()).dispatcher.prepare(case.problem, config, budget)
+    plan = gemm_dispatcher(torch.cuda.current_device()).prepare(case.problem, config, budget)
     room = torch.zeros(max(plan.workspace_bytes, 1 << 16), dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
 
@@ -190,7 +189,7 @@ def test_kernels_first_loaded_in_a_partition_serve_elsewhere():
     def work():
         _add_seven[(8,)](counts, 1000, BLOCK=128)
         curve = torch.special.bessel_j1(numbers)
-        return curve, eager(a, w, None, None, "silu", None, None, False, None, None)
+        return curve, eager(Gemm(a, w, activation="silu"))
 
     with smkern.ladder([16]) as ladder:
         split = ladder.split(decode=16)

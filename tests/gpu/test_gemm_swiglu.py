@@ -8,8 +8,8 @@ from torch.library import opcheck
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
-from smkern.ops.gemm.eager import eager_gemm
 from smkern.tuning import constraints
+from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.gemm_support import precompile_all
 from tests.gpu.swiglu_support import Case, Operands, check, operands, run_config
@@ -64,7 +64,7 @@ def _name(config: GemmConfig) -> str:
 
 
 def _dispatched(case: Case, backend: str | None):
-    select = eager_gemm(torch.cuda.current_device()).dispatcher.select
+    select = gemm_dispatcher(torch.cuda.current_device()).select
     return case.problem, select(case.problem, Budget(at_most(1000), "grid"), backend).config
 
 

@@ -7,7 +7,8 @@ import torch
 
 import smkern
 from smkern.errors import WarmupError
-from smkern.ops.gemm.eager import eager_gemm
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.ops.swiglu.operator import Swiglu
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.confinement import check_dispatched, check_partition_graphs, replay_product
 from tests.gpu.gemm_support import Holder, finishes, precompile_all
@@ -79,7 +80,7 @@ def test_no_cta_waits_for_another(config):
     total = torch.cuda.get_device_properties(0).multi_processor_count
     half = total // 16 * 8
     holder, x, other = Holder(), operands(CASE), torch.cuda.Stream()
-    dispatcher = eager_gemm(torch.cuda.current_device()).dispatcher
+    dispatcher = gemm_dispatcher(torch.cuda.current_device())
     plan = dispatcher.prepare(CASE.problem, config, Budget(total, "grid"))
     room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
     strides = (x.a.stride(0), x.w.stride(0), x.out.stride(0), 0)
@@ -105,17 +106,17 @@ def test_graphs_of_partitions(backend):
 def test_a_capture_that_would_load_a_kernel_is_refused():
     eager = fresh_eager()
     x = operands(Case())
-    options = (None, None, None, x.out, None, False, "tma", None)
+    call = Swiglu(x.a, x.w, x.out, backend="tma")
     with (
         pytest.raises(WarmupError, match=r"smkern.warmup"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
-        eager(x.a, x.w, *options)
+        eager(call)
     torch.cuda.synchronize()
-    eager(x.a, x.w, *options)
+    eager(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        eager(x.a, x.w, *options)
+        eager(call)
     x.out.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()

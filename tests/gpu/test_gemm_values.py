@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smkern
-from smkern.ops.gemm.eager import eager_gemm
+from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
 from tests.gpu.gemm_support import Case, Operands, check, operands, precompile_all, run_config
 
@@ -47,7 +47,7 @@ def at_most(num_sms: int) -> int:
 
 
 def _dispatched(case: Case, backend: str | None):
-    select = eager_gemm(torch.cuda.current_device()).dispatcher.select
+    select = gemm_dispatcher(torch.cuda.current_device()).select
     budget = Budget(at_most(1000), "grid")
     return case.problem, select(case.problem, budget, backend).config
 

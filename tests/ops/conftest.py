@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from smkern.ops.gemm.call import Gemm
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.ops.gemm.eager import EagerGemm
+from smkern.ops.gemm.operator import GEMM
+from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import gemm as reference
 from smkern.ops.reference import swiglu
 from smkern.ops.streams import Streams
-from smkern.ops.swiglu.eager import EagerSwiglu
+from smkern.ops.swiglu.operator import GEMM_SWIGLU, Swiglu
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 from smkern.tuning.constraints import COUNTER_BYTES
@@ -166,19 +168,18 @@ class FakeDevice:
         self.workspaces = Workspaces(
             torch.device("cpu"), streams.capturing, lambda raw: self.capture
         )
-        self.eager = EagerGemm(-1, self.dispatcher, self.workspaces, streams)
-        self.eager_swiglu = EagerSwiglu(-1, self.dispatcher, self.workspaces, streams)
+        self.eager = EagerOperator(GEMM, -1, self.dispatcher, streams, self.workspaces)
+        self.eager_swiglu = EagerOperator(
+            GEMM_SWIGLU, -1, self.dispatcher, streams, self.workspaces
+        )
 
     def gemm(self, a: Any, w: Any, **options: Any) -> torch.Tensor:
-        names = ("bias", "residual", "activation", "out", "workspace", "batch_invariant",
-                 "backend", "num_sms")  # fmt: skip
-        given = [options.pop(name, None) for name in names]
-        return self.eager(a, w, *given, **options)
+        found: torch.Tensor = self.eager(Gemm(a, w, **options))
+        return found
 
     def gemm_swiglu(self, a: Any, w: Any, **options: Any) -> torch.Tensor:
-        names = ("out", "workspace", "batch_invariant", "backend", "num_sms")
-        given = [options.pop(name, None) for name in names]
-        return self.eager_swiglu(a, w, None, None, None, *given, **options)
+        found: torch.Tensor = self.eager_swiglu(Swiglu(a, w, **options))
+        return found
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_another_number_is_another_combination(device: FakeOperator, change: str
     x, total = rows(3, cols)
     expected = wanted(x, total, options.get("by", 1.0))
     assert torch.equal(device.eager(Call(x, total, **options)), expected)
-    assert len(device.eager._records) == 2
+    assert len(device.eager.records) == 2
 
 
 def test_budgets(device: FakeOperator) -> None:

@@ -128,7 +128,7 @@ def test_unfused_is_two_launches_by_way_of_the_workspace(device):
     assert not gemm.problem.epilogue.swiglu
     assert gemm.budget == Budget(16, "grid", True)
     assert device.silu.launches == [Budget(16, "grid", True)]
-    record = next(iter(device.eager_swiglu._records.values()))
+    (record,) = device.eager_swiglu.records.values()
     assert record.workspace_bytes >= COUNTER_BYTES + 5 * 48 * 2
     counters = device.workspaces._of_streams[7].tensor[:COUNTER_BYTES]
     assert not counters.any(), "gate and up lie behind the counters that others rely on"
@@ -159,13 +159,12 @@ def test_a_capture_takes_what_is_loaded(make_device):
 
 def test_a_warmup_covers_all_that_dispatch_can_choose(make_device, monkeypatch):
     device = make_device(tables=UnfusedTable())
-    eager = device.eager_swiglu
-    eager = SimpleNamespace(dispatcher=eager.dispatcher)
-    monkeypatch.setattr(warmup, "eager_swiglu", lambda index: eager)
+    eager = SimpleNamespace(dispatcher=device.eager_swiglu.dispatcher)
+    monkeypatch.setattr(warmup, "eager_operator", lambda op, index: eager)
     target = Target(0, 132, [Budget(32, "mask", True)], [True])
     calls = SwigluCalls(shapes=[(24, 32)], max_m=16)
     kinds = set()
-    products = GemmCalls([(48, 32)], 16, ["bf16"], [warmup.SWIGLU], [False])
+    products = GemmCalls([(48, 32)], 16, ["bf16"], [warmup.EPILOGUE], [False])
     for problem, config, _ in choices(eager.dispatcher, products, target.budgets, [True]):
         kinds.add((problem.epilogue.key, config.kernel))
     assert kinds == {("swiglu", "unfused"), ("swiglu", "ws"), ("none", "ws")}

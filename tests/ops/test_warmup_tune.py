@@ -145,8 +145,8 @@ def test_what_a_table_serves_is_not_measured(make_device):
 
 
 def test_a_warmup_compiles_what_it_measures(device, clock, monkeypatch):
-    monkeypatch.setattr(warmup, "eager_gemm", lambda index: device.eager)
-    monkeypatch.setattr(swiglu_warmup, "eager_swiglu", lambda index: device.eager_swiglu)
+    monkeypatch.setattr(warmup, "eager_operator", lambda op, index: device.eager)
+    monkeypatch.setattr(swiglu_warmup, "eager_operator", lambda op, index: device.eager_swiglu)
     gemm = GemmCalls([(512, 256)], 40, ["bf16"], [Epilogue(residual=True)], [False, True])
     for calls, n in ((gemm, 512), (SwigluCalls([(64, 128)], 40), 128)):
         plain = calls.work(Target(-1, 132, [MASK], [True]))
@@ -165,7 +165,7 @@ def test_a_warmup_compiles_what_it_measures(device, clock, monkeypatch):
 
 
 def test_without_tune_a_warmup_measures_nothing(device, monkeypatch):
-    monkeypatch.setattr(warmup, "eager_gemm", lambda index: device.eager)
+    monkeypatch.setattr(warmup, "eager_operator", lambda op, index: device.eager)
     work = GemmCalls([(512, 256)], 40, ["bf16"], [Epilogue()], [False]).work(
         Target(-1, 132, [MASK], [True])
     )

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.aliasing import span_bytes
+from smkern.ops.aliasing import overlaps, span_bytes
 from smkern.ops.append.call import Call
-from smkern.ops.attention.aliasing import overlaps
 
 WRITTEN = ("out", "k_cache", "v_cache")
 READ = ("q", "k", "v", "page_table", "kv_lens", "cos_sin", "q_norm", "k_norm", "positions",

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
-from smkern.ops.attention import shared
-from smkern.ops.attention.shared import FP8, writable
+from smkern.ops.checks import FP8, writable
 from smkern.tuning.append import VECTOR, AppendProblem
 
 _CACHE = "[pages, page_size, kv_heads, head_dim]"
@@ -70,15 +69,15 @@ def check_call(call: Call) -> int:
             f"k has {call.k.shape[0]} tokens for {batch} requests: without cu_q_lens each request "
             "has one; pass cu_q_lens"
         )
-    shared.check_table(call.page_table, call.page_indptr, batch)
+    checks.check_table(call.page_table, call.page_indptr, batch)
     _check_caches(call)
     if not call.plain:
         _check_options(call)
         if call.out is not None:
-            shared.check_out(call.out, call.q)
+            checks.check_out(call.out, call.q)
     for name in ("k_scale", "v_scale"):
         value = getattr(call, name)
-        shared.check_scale(name, value, call.k_cache, owner=("k_cache", call.k_cache))
+        checks.check_scale(name, value, call.k_cache, owner=("k_cache", call.k_cache))
     for name in _ON_DEVICE:
         x = getattr(call, name)
         if isinstance(x, Tensor):
@@ -170,7 +169,7 @@ def _check_caches(call: Call) -> None:
                 f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements "
                 "share an address; pass a cache whose pages, slots and heads lie apart"
             )
-    shared.check_pair(k_cache, v_cache)
+    checks.check_pair(k_cache, v_cache)
     if k_cache.shape[2:] != k.shape[1:]:
         raise ArgumentError(
             f"k has {k.shape[1]} heads of {k.shape[2]}, the caches {k_cache.shape[2]} of "

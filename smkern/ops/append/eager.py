@@ -15,14 +15,15 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.kernels.append_launch import AppendArguments
-from smkern.ops import validate
+from smkern.ops import checks
+from smkern.ops.aliasing import layout as kind
 from smkern.ops.aliasing import pointer
 from smkern.ops.append import aliasing
 from smkern.ops.append.call import Call, check_call, is_aligned, problem_of
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import AppendDispatcher, Launch, load_append_dispatcher
 from smkern.ops.attention.host import host_budget
-from smkern.ops.bounded_cache import MAX_CACHED, keep, kind
+from smkern.ops.bounded_cache import MAX_CACHED, keep
 from smkern.ops.reference import append as reference
 from smkern.ops.streams import Streams, runtime_streams
 
@@ -120,8 +121,8 @@ class EagerAppend:
         """Validate a combination of numbers and prepare its launch; keep it."""
         batch = check_call(call)
         info = self.dispatcher.profile.info
-        validate.check_cuda(call.k, info.capability)
-        budget = validate.resolve_budget(call.num_sms, stream_budget, info.num_sms)
+        checks.check_capability(call.k.device, info.capability)
+        budget = checks.resolve_budget(call.num_sms, stream_budget, info.num_sms)
         launch = None
         if batch and call.k.shape[0]:
             problem = problem_of(call, batch, aligned=is_aligned(call))

@@ -15,7 +15,7 @@ from torch import Tensor
 from smkern.ops.append import aliasing
 from smkern.ops.append.call import Call, check_call
 from smkern.ops.append.eager import run
-from smkern.ops.namespace import NAMESPACE
+from smkern.ops.operator_library import NAMESPACE
 
 _KV = (
     "Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor page_table, Tensor kv_lens"

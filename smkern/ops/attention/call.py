@@ -14,9 +14,8 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
-from smkern.ops.attention import shared
 from smkern.ops.attention.plan import Plan, differences
-from smkern.ops.attention.shared import FP8
+from smkern.ops.checks import FP8
 from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 
 BACKENDS = (*get_args(AttentionKernel), "model")
@@ -66,7 +65,7 @@ def check_call(call: Call) -> AttentionShape:
         raise ArgumentError(f"backend={call.backend!r}: use None or one of {list(BACKENDS)}")
     _check_q_and_caches(call.q, call.k_cache, call.v_cache)
     batch = checks.check_lengths(call.kv_lens, call.cu_q_lens)
-    shared.check_table(call.page_table, call.page_indptr, batch)
+    checks.check_table(call.page_table, call.page_indptr, batch)
     pages, columns = call.k_cache.shape[0], call.page_table.shape[-1]
     if batch and not (pages and columns):
         raise ArgumentError(
@@ -134,7 +133,7 @@ def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
             raise ArgumentError(
                 f"{name} is {x.dtype}, q is {q.dtype}: a cache has q's dtype or {FP8}; convert one"
             )
-    shared.check_pair(k_cache, v_cache)
+    checks.check_pair(k_cache, v_cache)
     if q.shape[2] != k_cache.shape[3]:
         raise ArgumentError(
             f"q has head_dim {q.shape[2]}, the caches have {k_cache.shape[3]}: they must agree"
@@ -154,13 +153,13 @@ def _check_options(call: Call) -> None:
         checks.check_vector("sinks", call.sinks, call.q.shape[1], torch.float32, "[q_heads]")
     for name in ("k_scale", "v_scale"):
         value, positive = getattr(call, name), name == "k_scale"
-        shared.check_scale(name, value, call.k_cache, positive=positive, owner=("q", call.q))
+        checks.check_scale(name, value, call.k_cache, positive=positive, owner=("q", call.q))
 
 
 def _check_outputs(call: Call) -> None:
     q, out, lse = call.q, call.out, call.lse
     if out is not None:
-        shared.check_out(out, q)
+        checks.check_out(out, q)
     if lse is not None:
         checks.check_tensor("lse", lse, 2, "[tokens, q_heads]")
         if lse.shape != q.shape[:2] or lse.dtype is not torch.float32 or not lse.is_contiguous():

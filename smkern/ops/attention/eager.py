@@ -17,7 +17,8 @@ from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import ALIGNMENT, AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.triton_launch import is_aligned
-from smkern.ops import validate
+from smkern.ops import checks
+from smkern.ops.aliasing import layout as kind
 from smkern.ops.aliasing import pointer, span_bytes
 from smkern.ops.attention import aliasing, check
 from smkern.ops.attention.call import Call, check_call, problem_of
@@ -35,7 +36,7 @@ from smkern.ops.attention.plan import (
     empty_plan,
     shape_of_plan,
 )
-from smkern.ops.bounded_cache import keep, kind
+from smkern.ops.bounded_cache import keep
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
@@ -191,8 +192,8 @@ class EagerAttention:
         """Validate a combination of numbers and prepare its launch; keep it."""
         shape = check_call(call)
         info = self.dispatcher.profile.info
-        validate.check_cuda(call.q, info.capability)
-        budget = validate.resolve_budget(call.num_sms, stream_budget, info.num_sms)
+        checks.check_capability(call.q.device, info.capability)
+        budget = checks.resolve_budget(call.num_sms, stream_budget, info.num_sms)
         if call.plan is not None:
             check_place(call.plan, budget, call.q.device, "plan")
         capturing = self.streams.capturing()
@@ -228,7 +229,7 @@ class EagerAttention:
         self, key: Any, kv_lens: Any, cu_q_lens: Any, given: PlanNumbers, num_sms: Any, own: Budget
     ) -> tuple[AttentionShape, Budget, PlanLaunch | None]:
         shape = shape_of_plan(kv_lens, cu_q_lens, given)
-        budget = validate.resolve_budget(num_sms, own, self.dispatcher.profile.info.num_sms)
+        budget = checks.resolve_budget(num_sms, own, self.dispatcher.profile.info.num_sms)
         launch = None
         if shape.batch:
             launch = self.dispatcher.plan(shape, budget, capturing=self.streams.capturing())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import plan_items
-from smkern.ops import validate
+from smkern.ops import checks
 from smkern.ops.attention import check
 from smkern.ops.attention.call import Call, check_call
 from smkern.ops.attention.eager import check_aliases
@@ -27,7 +27,7 @@ from smkern.tuning.attention.shapes import Budget
 
 def host_budget(num_sms: Any) -> Budget:
     """The budget of a call on CPU tensors: what it says, 1 where it says nothing."""
-    return Budget(1 if num_sms is None else validate.as_num_sms(num_sms), "grid", True)
+    return Budget(1 if num_sms is None else checks.as_num_sms(num_sms), "grid", True)
 
 
 def attention_cpu(call: Call) -> tuple[Tensor, Tensor | None]:

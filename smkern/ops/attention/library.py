@@ -19,7 +19,7 @@ from smkern.ops.attention.call import BACKENDS, Call, check_call
 from smkern.ops.attention.eager import eager_attention
 from smkern.ops.attention.host import attention_cpu
 from smkern.ops.attention.plan import Plan, plan_from_numbers
-from smkern.ops.namespace import NAMESPACE
+from smkern.ops.operator_library import NAMESPACE
 
 _TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
 _OPTIONS = (

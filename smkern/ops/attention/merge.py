@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops import checks, validate
+from smkern.ops import checks
 from smkern.ops.attention.aliasing import check_overlap
 from smkern.ops.attention.host import host_budget
-from smkern.ops.attention.shared import writable
 from smkern.ops.bounded_cache import keep
-from smkern.ops.namespace import NAMESPACE
+from smkern.ops.checks import writable
+from smkern.ops.operator_library import NAMESPACE
 from smkern.ops.reference import attention as reference
 from smkern.ops.streams import Streams, runtime_streams
 
@@ -123,7 +123,7 @@ def check_states(outs: Tensor, lses: Tensor, out: Any, lse: Any) -> None:
     """Raise ArgumentError unless these are states and places for their merge."""
     checks.check_tensor("outs", outs, 4, "[n, tokens, heads, head_dim]")
     checks.check_inner("outs", outs)
-    validate.dtype_name(outs.dtype)
+    checks.dtype_name(outs.dtype)
     if outs.shape[0] < 1 or not 1 <= outs.shape[3] <= MAX_HEAD_DIM:
         raise ArgumentError(
             f"outs has shape {list(outs.shape)}: there must be a state, and a head_dim of 1 to "
@@ -178,7 +178,7 @@ class EagerMerge:
         from smkern.kernels.attention.merge_triton import MergeVariant
 
         capability = 10 * self.capability[0] + self.capability[1]
-        return MergeVariant(head_dim, validate.dtype_name(dtype), aligned, capability)
+        return MergeVariant(head_dim, checks.dtype_name(dtype), aligned, capability)
 
     def is_loaded(self, variant: MergeVariant) -> bool:
         """Whether such a merge would compile and load nothing."""
@@ -193,7 +193,7 @@ class EagerMerge:
         from smkern.kernels.attention.merge_triton import MergeArguments
 
         stream = self.streams.current_stream(self.index)
-        budget = validate.resolve_budget(
+        budget = checks.resolve_budget(
             num_sms, self.streams.budget(stream, self.index), self.num_sms
         )
         _, tokens, heads, _ = outs.shape
@@ -226,8 +226,8 @@ class EagerMerge:
                     "load one: call smkern.warmup(attention=[...]), or smkern.merge_states once, "
                     "before"
                 )
-            if self.capability < validate.MIN_CAPABILITY:
-                validate.check_cuda(outs, self.capability)
+            if self.capability < checks.MIN_CAPABILITY:
+                checks.check_capability(outs.device, self.capability)
         key = (outs.shape[0], outs.shape[3], dtype, budget)
         launch = self._launches.get(key)
         if launch is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.ops import validate
+from smkern.ops import checks
 from smkern.ops.attention.eager import eager_attention
 from smkern.ops.attention.host import host_budget, plan_cpu
 from smkern.ops.attention.plan import (
@@ -22,7 +22,7 @@ from smkern.ops.attention.plan import (
     plan_from_numbers,
     shape_of_plan,
 )
-from smkern.ops.namespace import NAMESPACE
+from smkern.ops.operator_library import NAMESPACE
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 _GIVEN = "Tensor kv_lens, Tensor? cu_q_lens"
@@ -59,7 +59,7 @@ def _budget(kv_lens: Tensor, num_sms: Any) -> Budget:
         return eager_attention(kv_lens.get_device()).stream_budget()
     if num_sms is None:
         return host_budget(None)
-    return Budget(validate.as_num_sms(num_sms), "grid", True)
+    return Budget(checks.as_num_sms(num_sms), "grid", True)
 
 
 def _given(shape: AttentionShape) -> PlanNumbers:

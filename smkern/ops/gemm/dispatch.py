@@ -364,6 +364,37 @@ def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:
     return Dispatcher(profile, tables, absent, absent, constants)
 
 
-def epilogue_of(bias: Any, residual: Any, activation: Any) -> Epilogue:
-    """The epilogue that a call's arguments ask for."""
-    return Epilogue(bias is not None, residual is not None, activation)
+@cache
+def gemm_dispatcher(index: int) -> Dispatcher:
+    """The dispatcher of a device that is present: its profile, its tables, its kernels."""
+    from smkern.profile import load_profile
+    from smkern.tuning.select import GEMM
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+
+    def kernels() -> Any:
+        from smkern.kernels.gemm_launch import GemmKernels
+
+        return GemmKernels(index, 10 * major + minor)
+
+    def library() -> Any:
+        from smkern.kernels.cublaslt import CublasLt
+
+        return CublasLt(index)
+
+    def silu() -> Any:
+        from smkern.ops.rows.dispatch import rows_dispatcher
+        from smkern.ops.swiglu.unfused import RowsSilu
+
+        return RowsSilu(rows_dispatcher(index))
+
+    gpu = profile.info.name
+    return Dispatcher(
+        profile,
+        GEMM.load(gpu),
+        kernels,
+        library,
+        load_constants(gpu, profile.info.capability),
+        silu,
+    )

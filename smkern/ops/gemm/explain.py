@@ -9,8 +9,15 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import validate
-from smkern.ops.gemm.dispatch import Dispatcher, Explanation, offline_dispatcher
+from smkern.ops import checks
+from smkern.ops.gemm.checks import check_choices
+from smkern.ops.gemm.dispatch import (
+    Dispatcher,
+    Explanation,
+    gemm_dispatcher,
+    offline_dispatcher,
+)
+from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 
 
@@ -29,11 +36,9 @@ def dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
     if not torch.cuda.is_available():
         dispatcher = _shipped_dispatcher()
         return dispatcher, Budget(dispatcher.profile.info.num_sms, "mask", True)
-    from smkern.ops.gemm.eager import eager_gemm
-
-    eager = eager_gemm(torch.cuda.current_device() if device is None else device)
-    stream = eager.streams.current_stream(eager.index)
-    return eager.dispatcher, eager.streams.budget(stream, eager.index)
+    index = torch.cuda.current_device() if device is None else device
+    streams = runtime_streams()
+    return gemm_dispatcher(index), streams.budget(streams.current_stream(index), index)
 
 
 def imagined_budget(
@@ -45,9 +50,9 @@ def imagined_budget(
 ) -> Budget:
     """The call's budget, or the imagined one where `confined` or `clusters` say so."""
     if confined is None and clusters is None:
-        return validate.resolve_budget(num_sms, stream, device_sms)
+        return checks.resolve_budget(num_sms, stream, device_sms)
     whole = Budget(device_sms, "mask", True)
-    found = validate.resolve_budget(num_sms, whole if num_sms else stream, device_sms)
+    found = checks.resolve_budget(num_sms, whole if num_sms else stream, device_sms)
     return Budget(
         found.num_sms,
         found.confined if confined is None else confined,
@@ -83,7 +88,7 @@ def explain_product(
     m, n, k = sizes.values()
     fits = aligned and n % 8 == 0 and k % 8 == 0
     rows_of_w = 2 * n if epilogue.swiglu else n
-    name = validate.dtype_name(dtype)
+    name = checks.dtype_name(dtype)
     problem = GemmProblem(m, rows_of_w, k, name, epilogue, fits, batch_invariant)
     return dispatcher.explain(problem, budget, backend)
 
@@ -137,7 +142,7 @@ def explain_gemm(
         >>> why.config.kernel in ("tma", "ws", "pointer", "cublaslt")
         True
     """
-    validate.check_choices(activation, backend)
+    check_choices(activation, backend)
     return explain_product(
         {"m": m, "n": n, "k": k}, Epilogue(bias, residual, activation),  # type: ignore[arg-type]
         dtype=dtype, aligned=aligned, batch_invariant=batch_invariant, backend=backend,

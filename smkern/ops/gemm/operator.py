@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from smkern.ops import validate
-from smkern.ops.gemm import library
-from smkern.ops.gemm.eager import eager_gemm
+from smkern.ops.gemm.call import LAUNCHED, Gemm, bind, check_gemm, problem_of, shapes_of
+from smkern.ops.gemm.checks import check_not_yet
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.ops.operator import Operator
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import gemm as reference
+from smkern.tuning.config import GemmProblem
 
-_PLAIN = frozenset({Tensor, Parameter, NoneType})
-_is_compiling = torch.compiler.is_compiling
-_num_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
+
+def by_reference(call: Gemm) -> Tensor:
+    """The reference on a checked call; into `out`, if it has one."""
+    found: Tensor = reference.gemm(
+        call.a, call.w, bias=call.bias, residual=call.residual, activation=call.activation,
+        out=call.out,
+    )  # fmt: skip
+    return found
+
+
+def fill(call: Gemm) -> None:
+    """M, N or K of 0: nothing to write, or the epilogue of zeros."""
+    if call.out.numel():
+        with torch.no_grad():
+            by_reference(call)
+
+
+GEMM: Operator[GemmProblem] = Operator(
+    name="gemm",
+    call=Gemm,
+    schema="Tensor a, Tensor w, *, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+    "bool batch_invariant=False, str? backend=None, bool static_weights=False",
+    results=("out",),
+    check=check_gemm,
+    shapes=shapes_of,
+    problem=problem_of,
+    reference=by_reference,
+    dispatcher=gemm_dispatcher,
+    vectors=("a", "w", "bias", "residual", "out"),
+    in_place=(("out", "residual"),),
+    arguments=LAUNCHED,
+    unkeyed=("workspace",),
+    prepare=bind,
+    empty=fill,
+    kept_in_capture=False,  # a capture gets another kernel where the chosen one is not loaded
+)
+LIBRARY = register(GEMM)
+_gemm = entry(GEMM)
 
 
 def gemm(
@@ -82,72 +117,9 @@ def gemm(
         [[8.0, 8.0], [8.0, 8.0], [8.0, 8.0]]
     """
     if a_scale is not None or w_scale is not None or out_dtype is not None:
-        validate.check_not_yet(a_scale, w_scale, out_dtype)
-    if (
-        _is_compiling()
-        or a.__class__ not in _PLAIN
-        or w.__class__ not in _PLAIN
-        or out.__class__ not in _PLAIN
-        or bias.__class__ not in _PLAIN
-        or residual.__class__ not in _PLAIN
-        or _num_modes()
-        or _transform() is not None
-    ):
-        return _through_library(
-            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
-            static_weights,
-        )  # fmt: skip
-    if a is None or not a.is_cuda:
-        return _on_host(
-            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
-            static_weights,
-        )  # fmt: skip
-    if w is None:
-        validate.check_matrix("w", w)
-    return eager_gemm(a.get_device())(
-        a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
-        static_weights,
+        check_not_yet(a_scale, w_scale, out_dtype)
+    found: Tensor = _gemm(
+        a, w, bias, residual, activation, out, workspace, batch_invariant, backend,
+        static_weights, num_sms,
     )  # fmt: skip
-
-
-def _through_library(
-    a: Any, w: Any, bias: Any, residual: Any, activation: Any, out: Any, workspace: Any,
-    batch_invariant: bool, backend: Any, num_sms: Any, static_weights: bool,
-) -> Tensor:  # fmt: skip
-    """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
-    if not torch.compiler.is_compiling():
-        named = {"a": a, "w": w, "bias": bias, "residual": residual, "out": out}
-        for name, x in named.items():
-            optional = name in ("bias", "residual", "out")
-            if not isinstance(x, Tensor) and not (optional and x is None):
-                validate.check_matrix(name, x)
-    if out is None and workspace is None:
-        return torch.ops.smkern.gemm(
-            a, w, bias=bias, residual=residual, activation=activation,
-            batch_invariant=batch_invariant, backend=backend, static_weights=static_weights,
-            num_sms=num_sms,
-        )  # fmt: skip
-    if out is None:
-        out = a.new_empty((a.shape[0], w.shape[0]))
-    torch.ops.smkern.gemm_out(
-        a, w, out, bias=bias, residual=residual, activation=activation,
-        batch_invariant=batch_invariant, backend=backend, static_weights=static_weights,
-        num_sms=num_sms, workspace=workspace,
-    )  # fmt: skip
-    return out
-
-
-def _on_host(
-    a: Any, w: Any, bias: Any, residual: Any, activation: Any, out: Any, workspace: Any,
-    batch_invariant: bool, backend: Any, num_sms: Any, static_weights: bool,
-) -> Tensor:  # fmt: skip
-    """CPU tensors run the reference; meta tensors only get shapes."""
-    validate.check_tensors(a, w, bias, residual, out, activation, backend)
-    if a.device.type != "cpu":
-        return _through_library(
-            a, w, bias, residual, activation, out, workspace, batch_invariant, backend, num_sms,
-            static_weights,
-        )  # fmt: skip
-    return library.gemm_cpu(
-        a, w, bias, residual, activation, batch_invariant, backend, num_sms, out, workspace
-    )
+    return found

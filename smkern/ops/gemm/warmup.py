@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import validate
 from smkern.ops.bounded_cache import model_rows
 from smkern.ops.gemm import warmup_tune
+from smkern.ops.gemm.checks import ACTIVATIONS
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.ops.gemm.eager import EagerGemm, eager_gemm
+from smkern.ops.gemm.operator import GEMM
+from smkern.ops.operator_eager import EagerOperator, eager_operator
 from smkern.ops.warming import Target, Work
 from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
@@ -36,7 +37,7 @@ class GemmCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        return work_of(eager_gemm(target.index), self, target)
+        return work_of(eager_operator(GEMM, target.index), self, target)
 
 
 def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[int]:
@@ -104,17 +105,17 @@ def epilogue_from(item: Epilogue | str) -> Epilogue:
     if isinstance(item, Epilogue):
         return item
     parts = [] if item == "none" else item.split("+")
-    unknown = sorted(set(parts) - {"bias", "residual", *validate.ACTIVATIONS})
-    activations: list[Any] = [part for part in parts if part in validate.ACTIVATIONS]
+    unknown = sorted(set(parts) - {"bias", "residual", *ACTIVATIONS})
+    activations: list[Any] = [part for part in parts if part in ACTIVATIONS]
     if unknown or len(activations) > 1:
         raise ArgumentError(
-            f"epilogue {item!r}: join 'bias', 'residual' and one of {list(validate.ACTIVATIONS)} "
+            f"epilogue {item!r}: join 'bias', 'residual' and one of {list(ACTIVATIONS)} "
             "by '+', or give 'none'"
         )
     return Epilogue("bias" in parts, "residual" in parts, activations[0] if activations else None)
 
 
-def work_of(eager: EagerGemm, calls: GemmCalls, target: Target) -> Work:
+def work_of(eager: EagerOperator[GemmProblem], calls: GemmCalls, target: Target) -> Work:
     """What calls need on a device, and what is worth measuring of them in the target's places."""
     every = [
         replace(base, m=m)
@@ -128,7 +129,7 @@ def work_of(eager: EagerGemm, calls: GemmCalls, target: Target) -> Work:
     return replace(_work_of(eager, chain(wanted, close)), cells=cells)
 
 
-def _work_of(eager: EagerGemm, wanted: Iterable[Choice]) -> Work:
+def _work_of(eager: EagerOperator[GemmProblem], wanted: Iterable[Choice]) -> Work:
     """Sort choices by variant: the smallest of each is launched.
 
     cuBLASLt picks its kernels by problem and budget, so each of its choices is launched, and so is
@@ -162,7 +163,9 @@ def _work_of(eager: EagerGemm, wanted: Iterable[Choice]) -> Work:
     )
 
 
-def launch_once(eager: EagerGemm, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
+def launch_once(
+    eager: EagerOperator[GemmProblem], problem: GemmProblem, config: GemmConfig, budget: Budget
+) -> None:
     """Load what a choice needs and launch it on the current stream, on tensors of its own."""
     plan = eager.dispatcher.prepare(problem, config, budget)
     m, n, k, dtype = problem.m, problem.n, problem.k, TORCH_DTYPES[problem.dtype]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smkern.ops.gemm.eager import EagerGemm
+from smkern.ops.operator_eager import EagerOperator
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
 
 ROWS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -48,7 +48,7 @@ class Cell:
         configs: The model's choice first.
     """
 
-    eager: EagerGemm
+    eager: EagerOperator[GemmProblem]
     problem: GemmProblem
     budget: Budget
     stream: Any
@@ -56,7 +56,7 @@ class Cell:
 
 
 def cells_of(
-    eager: EagerGemm, problems: Iterable[GemmProblem], places: Mapping[Budget, Any]
+    eager: EagerOperator[GemmProblem], problems: Iterable[GemmProblem], places: Mapping[Budget, Any]
 ) -> list[Cell]:
     """What is worth measuring of some problems in the budgets of some streams."""
     found = []
@@ -106,7 +106,8 @@ def tune(
         fastest = min(times, key=lambda config: times[config])
         if MUST_GAIN * times[fastest] > times[cell.configs[0]]:
             fastest = cell.configs[0]
-        cell.eager.keep_measured(cell.problem, cell.budget, fastest)
+        cell.eager.dispatcher.keep_measured(cell.problem, cell.budget, fastest)
+        cell.eager.records.clear()  # calls seen before are prepared anew
     return len(cells)
 
 

@@ -14,7 +14,7 @@ from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtyp
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_library import register
-from smkern.ops.operator_run import run
+from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.profile import load_profile
 from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem
@@ -112,6 +112,7 @@ GROUPED: Operator[GroupedProblem] = Operator(
     vectors=("a", "w", "out"),
 )
 LIBRARY = register(GROUPED)
+_grouped = entry(GROUPED)
 
 
 def grouped_gemm(
@@ -155,5 +156,5 @@ def grouped_gemm(
         >>> smkern.grouped_gemm(a, w, torch.tensor([0, 2, 2, 3]).int())[:, 0].tolist()
         [1.0, 1.0, 2.0]
     """
-    found: Tensor = run(GROUPED, Grouped(a, w, expert_offsets, swiglu, out, num_sms))
+    found: Tensor = _grouped(a, w, expert_offsets, swiglu, out, num_sms)
     return found

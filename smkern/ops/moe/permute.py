@@ -23,7 +23,7 @@ from smkern.ops.moe.check import (
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_library import register
-from smkern.ops.operator_run import run
+from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import PermuteProblem
 
@@ -91,6 +91,7 @@ PERMUTE: Operator[PermuteProblem] = Operator(
     workspace=_workspace,
 )
 LIBRARY = register(PERMUTE)
+_permute = entry(PERMUTE)
 
 
 def moe_permute(
@@ -135,7 +136,7 @@ def moe_permute(
     rows, offsets, index = results_of(out, "rows", "expert_offsets", "index")
     if num_experts.__class__ is not int and not torch.compiler.is_compiling():
         num_experts = checks.as_int("num_experts", num_experts, 1)
-    found: tuple[Tensor, Tensor, Tensor] = run(
-        PERMUTE, Permute(x, experts, num_experts, rows, offsets, index, num_sms)
+    found: tuple[Tensor, Tensor, Tensor] = _permute(
+        x, experts, num_experts, rows, offsets, index, num_sms
     )
     return found

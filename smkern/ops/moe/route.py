@@ -19,7 +19,7 @@ from smkern.ops.moe.check import (
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_library import register
-from smkern.ops.operator_run import run
+from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import TopkProblem
 
@@ -75,6 +75,7 @@ TOPK: Operator[TopkProblem] = Operator(
     dispatcher=moe_dispatcher,
 )
 LIBRARY = register(TOPK)
+_topk = entry(TOPK)
 
 
 def topk_softmax(
@@ -120,7 +121,5 @@ def topk_softmax(
     weights, experts = results_of(out, "weights", "experts")
     if top_k.__class__ is not int and not torch.compiler.is_compiling():
         top_k = checks.as_int("top_k", top_k, 1)
-    found: tuple[Tensor, Tensor] = run(
-        TOPK, Topk(logits, top_k, renormalize, weights, experts, num_sms)
-    )
+    found: tuple[Tensor, Tensor] = _topk(logits, top_k, renormalize, weights, experts, num_sms)
     return found

@@ -22,7 +22,7 @@ from smkern.ops.moe.check import (
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_library import register
-from smkern.ops.operator_run import run
+from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import UnpermuteProblem
 
@@ -97,6 +97,7 @@ UNPERMUTE: Operator[UnpermuteProblem] = Operator(
     in_place=(("out", "residual"),),
 )
 LIBRARY = register(UNPERMUTE)
+_unpermute = entry(UNPERMUTE)
 
 
 def moe_unpermute(
@@ -136,5 +137,5 @@ def moe_unpermute(
         >>> smkern.moe_unpermute(y, index, torch.tensor([[0.25, 0.75]])).tolist()
         [[3.25]]
     """
-    found: Tensor = run(UNPERMUTE, Unpermute(y, index, weights, residual, out, num_sms))
+    found: Tensor = _unpermute(y, index, weights, residual, out, num_sms)
     return found

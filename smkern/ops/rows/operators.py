@@ -6,7 +6,7 @@ from torch import Tensor
 
 from smkern.ops.operator import Operator
 from smkern.ops.operator_library import register
-from smkern.ops.operator_run import run
+from smkern.ops.operator_run import entry
 from smkern.ops.reference import rows as reference
 from smkern.ops.rows.call import (
     AddRmsNorm,
@@ -80,6 +80,10 @@ EMBEDDING: Operator[RowsProblem] = Operator(
     vectors=("table", "out"),
 )
 LIBRARY = register(RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)
+_rms_norm = entry(RMS_NORM)
+_add_rms_norm = entry(ADD_RMS_NORM)
+_silu_and_mul = entry(SILU_AND_MUL)
+_embedding = entry(EMBEDDING)
 
 
 def rms_norm(
@@ -120,7 +124,7 @@ def rms_norm(
         >>> smkern.rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0)
         tensor([[0.8485, 1.1314]])
     """
-    found: Tensor = run(RMS_NORM, RmsNorm(x, weight, eps, out, num_sms))
+    found: Tensor = _rms_norm(x, weight, eps, out, num_sms)
     return found
 
 
@@ -160,7 +164,7 @@ def add_rms_norm(
         >>> residual
         tensor([[3., 4.]])
     """
-    found: Tensor = run(ADD_RMS_NORM, AddRmsNorm(x, residual, weight, eps, out, num_sms))
+    found: Tensor = _add_rms_norm(x, residual, weight, eps, out, num_sms)
     return found
 
 
@@ -187,7 +191,7 @@ def silu_and_mul(x: Tensor, *, out: Tensor | None = None, num_sms: int | None = 
         >>> smkern.silu_and_mul(torch.tensor([[0.0, 1.0, 5.0, 2.0]]))
         tensor([[0.0000, 1.4621]])
     """
-    found: Tensor = run(SILU_AND_MUL, SiluAndMul(x, out, num_sms))
+    found: Tensor = _silu_and_mul(x, out, num_sms)
     return found
 
 
@@ -217,5 +221,5 @@ def embedding(
         tensor([[3., 4.],
                 [0., 0.]])
     """
-    found: Tensor = run(EMBEDDING, Embedding(ids, table, out, num_sms))
+    found: Tensor = _embedding(ids, table, out, num_sms)
     return found

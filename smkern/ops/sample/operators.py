@@ -12,7 +12,7 @@ from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_library import register
-from smkern.ops.operator_run import run
+from smkern.ops.operator_run import entry
 from smkern.ops.reference import sample as reference
 from smkern.ops.sample.call import (
     SCHEMA,
@@ -77,6 +77,7 @@ SAMPLE: Operator[SampleProblem] = Operator(
     workspace=_workspace,
 )
 LIBRARY = register(SAMPLE)
+_sample = entry(SAMPLE)
 
 
 def sample(
@@ -170,5 +171,5 @@ def sample(
     if check:
         check_operator(SAMPLE, call)
         check_memory(call)
-    found: Tensor = run(SAMPLE, call)
+    found: Tensor = _sample(*call)
     return found

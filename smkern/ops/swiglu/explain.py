@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from smkern.ops import validate
+from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Explanation
 from smkern.ops.gemm.explain import explain_product
-from smkern.ops.swiglu.eager import SWIGLU
+from smkern.ops.swiglu.operator import EPILOGUE
 from smkern.tuning.config import Confinement
 
 
@@ -54,9 +54,9 @@ def explain_gemm_swiglu(
         >>> why.config.kernel in ("tma", "ws", "pointer", "unfused")
         True
     """
-    validate.check_choices(None, backend)
+    check_choices(None, backend)
     return explain_product(
-        {"m": m, "inner": inner, "k": k}, SWIGLU, dtype=dtype, aligned=aligned,
+        {"m": m, "inner": inner, "k": k}, EPILOGUE, dtype=dtype, aligned=aligned,
         batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, confined=confined,
         clusters=clusters, device=device,
     )  # fmt: skip

@@ -2,21 +2,93 @@
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from smkern.ops import validate
-from smkern.ops.swiglu import library
-from smkern.ops.swiglu.eager import eager_swiglu
+from smkern.errors import ArgumentError
+from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
+from smkern.ops.gemm.checks import check_choices, check_dtypes, check_matrix
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import swiglu as reference
+from smkern.tuning.config import Epilogue, GemmProblem
 
-_PLAIN = frozenset({Tensor, Parameter, NoneType})
-_is_compiling = torch.compiler.is_compiling
-_num_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
+EPILOGUE = Epilogue(swiglu=True)
+
+
+class Swiglu(NamedTuple):
+    """A call of `gemm_swiglu`."""
+
+    a: Any
+    w_gate_up: Any
+    out: Any = None
+    workspace: Any = None
+    batch_invariant: Any = False
+    backend: Any = None
+    static_weights: Any = False
+    num_sms: Any = None
+
+
+def check_swiglu(call: Swiglu) -> None:
+    """Raise ArgumentError for a product that cannot be served."""
+    a, w, out = call.a, call.w_gate_up, call.out
+    check_choices(None, call.backend)
+    check_matrix("a", a)
+    check_matrix("w_gate_up", w, None, a.shape[1])
+    if w.shape[0] % 2:
+        raise ArgumentError(
+            f"w_gate_up has {w.shape[0]} rows, wanted an even number: the gate's I rows, then up's "
+            "I; join both projections, torch.cat([w_gate, w_up])"
+        )
+    if out is not None:
+        check_matrix("out", out)
+        if out.shape != shapes_of(call)[0][0]:
+            raise ArgumentError(
+                f"out has shape {list(out.shape)}, wanted [{a.shape[0]}, {w.shape[0] // 2}]: a's "
+                "rows, half of w_gate_up's"
+            )
+    check_dtypes(a, {"w_gate_up": w, "out": out})
+
+
+def shapes_of(call: Swiglu) -> Shapes:
+    """Shape and dtype of a checked call's result."""
+    return (((call.a.shape[0], call.w_gate_up.shape[0] // 2), call.a.dtype),)
+
+
+def problem_of(call: Swiglu, aligned: bool) -> GemmProblem | None:
+    """What chooses the kernel of a checked call; None where nothing is multiplied."""
+    return problem_from(call, EPILOGUE, [call.a, call.w_gate_up, call.out], aligned)
+
+
+def fill(call: Swiglu) -> None:
+    """M, I or K of 0: nothing to write, or silu(0) * 0."""
+    if call.out.numel():
+        call.out.zero_()
+
+
+GEMM_SWIGLU: Operator[GemmProblem] = Operator(
+    name="gemm_swiglu",
+    call=Swiglu,
+    schema="Tensor a, Tensor w_gate_up, *, bool batch_invariant=False, str? backend=None, "
+    "bool static_weights=False",
+    results=("out",),
+    check=check_swiglu,
+    shapes=shapes_of,
+    problem=problem_of,
+    reference=lambda call: reference.gemm_swiglu(call.a, call.w_gate_up, out=call.out),
+    dispatcher=gemm_dispatcher,
+    vectors=("a", "w_gate_up", "out"),
+    arguments=tuple({"w": "w_gate_up", "bias": "0", "residual": "0"}.get(x, x) for x in LAUNCHED),
+    unkeyed=("workspace",),
+    prepare=bind,
+    empty=fill,
+    kept_in_capture=False,  # as the GEMM's
+)
+LIBRARY = register(GEMM_SWIGLU)
+_gemm_swiglu = entry(GEMM_SWIGLU)
 
 
 def gemm_swiglu(
@@ -72,60 +144,7 @@ def gemm_swiglu(
         >>> smkern.gemm_swiglu(a, w_gate_up, num_sms=16).tolist()
         [[512.0, 512.0], [512.0, 512.0], [512.0, 512.0]]
     """
-    if (
-        _is_compiling()
-        or a.__class__ not in _PLAIN
-        or w_gate_up.__class__ not in _PLAIN
-        or out.__class__ not in _PLAIN
-        or _num_modes()
-        or _transform() is not None
-    ):
-        return _through_library(
-            a, w_gate_up, out, workspace, batch_invariant, backend, static_weights, num_sms
-        )
-    if a is None or not a.is_cuda:
-        return _on_host(
-            a, w_gate_up, out, workspace, batch_invariant, backend, static_weights, num_sms
-        )
-    if w_gate_up is None:
-        validate.check_matrix("w_gate_up", w_gate_up)
-    return eager_swiglu(a.get_device())(
-        a, w_gate_up, None, None, None, out, workspace, batch_invariant, backend, num_sms,
-        static_weights,
-    )  # fmt: skip
-
-
-def _through_library(
-    a: Any, w_gate_up: Any, out: Any, workspace: Any, batch_invariant: bool, backend: Any,
-    static_weights: bool, num_sms: Any,
-) -> Tensor:  # fmt: skip
-    """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
-    if not torch.compiler.is_compiling():
-        for name, x in {"a": a, "w_gate_up": w_gate_up, "out": out}.items():
-            if not isinstance(x, Tensor) and not (name == "out" and x is None):
-                validate.check_matrix(name, x)
-    if out is None and workspace is None:
-        return torch.ops.smkern.gemm_swiglu(
-            a, w_gate_up, batch_invariant=batch_invariant, backend=backend,
-            static_weights=static_weights, num_sms=num_sms,
-        )  # fmt: skip
-    if out is None:
-        out = a.new_empty((a.shape[0], w_gate_up.shape[0] // 2))
-    torch.ops.smkern.gemm_swiglu_out(
-        a, w_gate_up, out, batch_invariant=batch_invariant, backend=backend,
-        static_weights=static_weights, num_sms=num_sms, workspace=workspace,
-    )  # fmt: skip
-    return out
-
-
-def _on_host(
-    a: Any, w_gate_up: Any, out: Any, workspace: Any, batch_invariant: bool, backend: Any,
-    static_weights: bool, num_sms: Any,
-) -> Tensor:  # fmt: skip
-    """CPU tensors run the reference; meta tensors only get shapes."""
-    library.check_swiglu(a, w_gate_up, out, backend)
-    if a.device.type != "cpu":
-        return _through_library(
-            a, w_gate_up, out, workspace, batch_invariant, backend, static_weights, num_sms
-        )
-    return library.gemm_swiglu_cpu(a, w_gate_up, out, backend, num_sms)
+    found: Tensor = _gemm_swiglu(
+        a, w_gate_up, out, workspace, batch_invariant, backend, static_weights, num_sms
+    )
+    return found

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops import validate
+from smkern.ops import checks
 from smkern.ops.gemm.warmup import GemmCalls, work_of
-from smkern.ops.swiglu.eager import SWIGLU, eager_swiglu
+from smkern.ops.operator_eager import eager_operator
+from smkern.ops.swiglu.operator import EPILOGUE, GEMM_SWIGLU
 from smkern.ops.warming import Target, Work
 
 
@@ -44,15 +45,15 @@ class SwigluCalls:
         if self.max_m < 1:
             raise ArgumentError(f"max_m={self.max_m}: give at least 1")
         for dtype in self.dtypes:
-            validate.dtype_name(dtype)
+            checks.dtype_name(dtype)
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
         calls = GemmCalls(
             [(2 * inner, k) for inner, k in self.shapes],
             self.max_m,
-            [validate.dtype_name(dtype) for dtype in self.dtypes],
-            [SWIGLU],
+            [checks.dtype_name(dtype) for dtype in self.dtypes],
+            [EPILOGUE],
             self.batch_invariant,
         )
-        return work_of(eager_swiglu(target.index), calls, target)
+        return work_of(eager_operator(GEMM_SWIGLU, target.index), calls, target)

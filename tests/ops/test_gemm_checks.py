@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError
-from smkern.ops import aliasing, validate
+from smkern.ops import aliasing, checks
+from smkern.ops.gemm.call import Gemm, problem_of, rows_aligned
+from smkern.ops.gemm.operator import GEMM
+from smkern.ops.operator_check import check_operator
 from smkern.tuning.config import Budget
 
 
@@ -16,13 +19,11 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def check(**changes):
-    call = {"a": half(4, 16), "w": half(8, 16), "bias": None, "residual": None, "out": None,
-            "activation": None, "backend": None} | changes  # fmt: skip
-    return validate.check_tensors(**call)
+    return check_operator(GEMM, Gemm(**{"a": half(4, 16), "w": half(8, 16)} | changes))
 
 
-def test_sizes_come_back():
-    assert check() == (4, 8, 16)
+def test_the_result_is_known():
+    assert check() == (((4, 8), torch.bfloat16),)
 
 
 FAR = torch.empty_strided((2, 16), (2**31, 1), dtype=torch.bfloat16, device="meta")
@@ -50,7 +51,10 @@ FAR = torch.empty_strided((2, 16), (2**31, 1), dtype=torch.bfloat16, device="met
         ({"bias": [0.0] * 8}, "bias is list"),
         ({"residual": half(4, 9)}, r"residual has shape \[4, 9\], wanted \[4, 8\]"),
         ({"out": half(8, 4)}, r"out has shape \[8, 4\], wanted \[4, 8\]"),
-        ({"out": half(1, 8).expand(4, 8)}, "out has row stride 0 and 8 columns"),
+        (
+            {"out": half(1, 8).expand(4, 8)},
+            r"out has strides \(0, 1\) for shape \[4, 8\]: two of its elements share",
+        ),
         ({"out": half(4, 8).half()}, "out is torch.float16"),
         ({"activation": "relu"}, r"activation='relu': use None or one of \['silu', 'gelu'\]"),
         ({"activation": ["silu"]}, "activation=.'silu'."),
@@ -69,9 +73,9 @@ def test_row_strides_are_free():
 
 def test_old_devices_and_fp32_are_refused_on_a_gpu():
     with pytest.raises(DeviceError, match=r"compute capability 7.5, smkern needs 8.0"):
-        validate.check_cuda(half(1, 1), (7, 5))
+        checks.check_capability(torch.device("cuda", 0), (7, 5))
     with pytest.raises(ArgumentError, match=r"torch.float32 on a GPU: use"):
-        validate.check_cuda(half(1, 1).float(), (9, 0))
+        problem_of(Gemm(half(1, 1).float(), half(1, 1).float()), True)
 
 
 WHOLE, PART = Budget(132, "grid", True), Budget(32, "mask", False)
@@ -92,14 +96,14 @@ WHOLE, PART = Budget(132, "grid", True), Budget(32, "mask", False)
 )
 def test_budgets_refused(num_sms, stream, message):
     with pytest.raises(BudgetError, match=message):
-        validate.resolve_budget(num_sms, stream, 132)
+        checks.resolve_budget(num_sms, stream, 132)
 
 
 def test_budgets_resolved():
-    assert validate.resolve_budget(None, PART, 132) is PART
-    assert validate.resolve_budget(32, PART, 132) is PART
-    assert validate.resolve_budget(np.int64(31), PART, 132) == Budget(31, "grid", False)
-    assert validate.resolve_budget(1, WHOLE, 132) == Budget(1, "grid", True)
+    assert checks.resolve_budget(None, PART, 132) is PART
+    assert checks.resolve_budget(32, PART, 132) is PART
+    assert checks.resolve_budget(np.int64(31), PART, 132) == Budget(31, "grid", False)
+    assert checks.resolve_budget(1, WHOLE, 132) == Budget(1, "grid", True)
 
 
 def test_overlap_is_exact_for_columns_of_one_buffer():
@@ -116,17 +120,33 @@ def test_overlap_is_exact_for_columns_of_one_buffer():
 
 
 def test_only_the_whole_residual_may_be_out():
-    out = half(8, 32)
-    aliasing.check_overlap(out, {"residual": out, "a": half(8, 8)})
-    aliasing.check_overlap(out, {"residual": out.view(8, 32)})
+    out, w = half(8, 32), half(32, 8)
+
+    def check_overlap(**options):
+        aliasing.check_overlap(GEMM, Gemm(**{"a": half(8, 8), "w": w, "out": out} | options))
+
+    check_overlap(residual=out)
+    check_overlap(residual=out.view(8, 32))
+    row = half(1, 32)
+    check_overlap(out=row, residual=row.as_strided((1, 32), (7, 1)))
     with pytest.raises(ArgumentError, match=r"overlaps residual.*only be out itself"):
-        aliasing.check_overlap(out[:4], {"residual": out[1:5]})
-    with pytest.raises(ArgumentError, match="overlaps a at"):
-        aliasing.check_overlap(out, {"a": out})
+        check_overlap(out=out[:4], residual=out[1:5])
+    with pytest.raises(ArgumentError, match=r"out at 0x\w+ \(512 bytes\) overlaps a at"):
+        check_overlap(a=out)
+
+
+def test_overlap_of_one_shape_and_strides_is_exact():
+    pages = half(2, 4, 3, 8)
+    assert not aliasing.overlaps(pages[:, :, 0], pages[:, :, 1]), "interleaved by row"
+    assert not aliasing.overlaps(pages[:, 0], pages[:, 1])
+    assert aliasing.overlaps(pages[:, :, 0], pages[:, :, 0])
+    wide = half(4, 32)
+    assert aliasing.overlaps(wide[:, :16], wide[:, 8:24])
+    assert not aliasing.overlaps(half(1).expand(3, 4), half(1).expand(3, 4))
 
 
 def test_alignment_looks_at_every_pitch_and_the_width():
-    aligned = aliasing.rows_aligned
+    aligned = rows_aligned
     assert aligned(8, 16, [half(4, 16), None, half(3, 8)])
     assert not aligned(9, 16, [half(4, 16)])
     assert not aligned(8, 17, [half(4, 24)[:, :17]])

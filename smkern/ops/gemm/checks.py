@@ -1,0 +1,79 @@
+"""What matrices and options of a GEMM must satisfy: value, limit and remedy in every message."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.checks import MAX_SIZE, dtype_name
+from smkern.tuning.config import Activation, Kernel
+
+ACTIVATIONS = get_args(Activation)
+BACKENDS = (*get_args(Kernel), "own", "model")
+"""`backend=` choices: one kernel; "own" (no cuBLAS); "model" (no tuned table)."""
+
+
+def check_choices(activation: Any, backend: Any) -> None:
+    """Raise ArgumentError for an activation or a backend that does not exist."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation={activation!r}: use None or one of {list(ACTIVATIONS)}")
+    if backend is not None and backend not in BACKENDS:
+        raise ArgumentError(f"backend={backend!r}: use None or one of {list(BACKENDS)}")
+
+
+def check_not_yet(a_scale: Any, w_scale: Any, out_dtype: Any) -> None:
+    """Raise ArgumentError for the arguments that are reserved for fp8."""
+    reserved = {"a_scale": a_scale, "w_scale": w_scale, "out_dtype": out_dtype}
+    for name, value in reserved.items():
+        if value is not None:
+            raise ArgumentError(f"{name}: fp8 GEMM is not there yet; leave {name} at None")
+
+
+def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = None) -> None:
+    """Raise ArgumentError unless x is a strided [rows, cols] tensor with inner stride 1."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is {type(x).__name__}, not a torch.Tensor")
+    if x.layout is not torch.strided or x.dim() != 2:
+        raise ArgumentError(
+            f"{name} has shape {list(x.shape)} ({x.layout}): a dense matrix of two dimensions is "
+            "wanted; flatten leading dimensions first"
+        )
+    if (rows is not None and x.shape[0] != rows) or (cols is not None and x.shape[1] != cols):
+        wanted = ["any" if size is None else str(size) for size in (rows, cols)]
+        raise ArgumentError(
+            f"{name} has shape {list(x.shape)}, wanted [{', '.join(wanted)}] "
+            "(a [M, K], w [N, K], bias [N], residual and out [M, N])"
+        )
+    if max(x.shape) > MAX_SIZE:
+        raise ArgumentError(f"{name} has shape {list(x.shape)}, the largest size is {MAX_SIZE}")
+    if x.shape[1] > 1 and x.stride(1) != 1 and x.numel() > 0:
+        raise ArgumentError(
+            f"{name} has strides {x.stride()}: the inner stride must be 1 (row-major, rows may be "
+            f"apart); call {name}.contiguous()"
+        )
+    if x.shape[0] > 1 and x.stride(0) > MAX_SIZE:
+        raise ArgumentError(
+            f"{name} has a row stride of {x.stride(0)} elements, the largest is {MAX_SIZE}: call "
+            f"{name}.contiguous()"
+        )
+
+
+def check_bias(bias: Any, n: int) -> None:
+    """Raise ArgumentError unless bias is a dense vector [n]."""
+    if not isinstance(bias, Tensor):
+        raise ArgumentError(f"bias is {type(bias).__name__}, not a torch.Tensor")
+    if bias.shape != (n,):
+        raise ArgumentError(f"bias has shape {list(bias.shape)}, wanted [{n}], w's rows")
+    if n > 1 and bias.stride(0) != 1:
+        raise ArgumentError(f"bias has stride {bias.stride(0)}, wanted 1: call bias.contiguous()")
+
+
+def check_dtypes(a: Tensor, others: dict[str, Tensor | None]) -> None:
+    """Raise ArgumentError unless every tensor has a's dtype."""
+    dtype_name(a.dtype)
+    for name, x in others.items():
+        if x is not None and x.dtype is not a.dtype:
+            raise ArgumentError(f"{name} is {x.dtype}, a is {a.dtype}: convert {name} to {a.dtype}")
