@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +21,9 @@ from smkern.measure.append import (
     problem_of_case,
 )
 from smkern.measure.timing import Call
-from smkern.ops.append.dispatch import AppendDispatcher
+from smkern.ops.append.operators import APPEND as QK_NORM_ROPE_APPEND
+from smkern.ops.append.operators import APPEND_KV
+from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
 from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
 
 TOKENS = (8, 64, 512, 4096)
@@ -61,7 +62,9 @@ class AppendTuner(Tuner[AppendProblem, AppendConfig]):
         operands: rows, caches and tables.
     """
 
-    def __init__(self, dispatcher: AppendDispatcher, operands: AppendOperands) -> None:
+    def __init__(
+        self, dispatcher: OperatorDispatcher[AppendProblem, AppendConfig], operands: AppendOperands
+    ) -> None:
         self.dispatcher, self.operands = dispatcher, operands
         self.name = operands.case.op
         self.tolerance = TOLERANCE[operands.case.cache_dtype]
@@ -78,23 +81,22 @@ class AppendTuner(Tuner[AppendProblem, AppendConfig]):
         self.operands.poison()
 
     def call(self, problem: AppendProblem, place: Place, config: AppendConfig) -> Call:
-        from smkern.ops.append.eager import arguments_of
-
-        ops = self.operands
+        ops, op = self.operands, QK_NORM_ROPE_APPEND if self.operands.case.turns else APPEND_KV
         launch = self.dispatcher.launch_by(config, problem_of_case(ops), place.budget, False)
-        given = [arguments_of(call_of(ops, index)) for index in range(len(ops.sets))]
+        calls = [call_of(ops, index) for index in range(len(ops.sets))]
+        given = [(*op.addresses(call), *op.numbers(call)) for call in calls]
         stream, count = place.stream.cuda_stream, len(given)
 
         def call(i: int) -> None:
-            launch(given[i % count], stream)
+            launch(stream, *given[i % count])
 
         return call
 
 
-def _dispatcher(index: int) -> AppendDispatcher:
-    from smkern.ops.append.eager import eager_append
+def _dispatcher(index: int) -> OperatorDispatcher[AppendProblem, AppendConfig]:
+    from smkern.ops.append.dispatch import append_dispatcher
 
-    return eager_append(index).dispatcher
+    return append_dispatcher(index)
 
 
 def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -> AppendTuner:
@@ -106,10 +108,7 @@ def _tasks(
     problem: AppendProblem, budget: Budget, configs: Sequence[AppendConfig], dispatcher: Any
 ) -> Tasks:
     """All kernels of the problem's kind: its first launch loads them all."""
-    from smkern.kernels.append_launch import compile_append, variants_of
-
-    major, minor = dispatcher.profile.info.capability
-    return {x: partial(compile_append, x) for x in variants_of(problem, 10 * major + minor)}
+    return {x: Compile(x) for x in dispatcher.kernels().variants(problem)}
 
 
 FAMILY = MeasuredFamily(

@@ -13,7 +13,6 @@ from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.device import Budget
 from smkern.measure.timing import Call
-from smkern.ops.aliasing import pointer
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
 from smkern.ops.operator_warmup import aligned
@@ -81,8 +80,7 @@ class OperatorTuner(Tuner[Any, Any]):
             extra = (workspace.data_ptr(),)
         given = []
         for each in self.calls:
-            addresses = (pointer(op.tensor_of(each, name)) for name in op.tensors)
-            given.append((*addresses, *extra, *op.numbers(each)))
+            given.append((*op.addresses(each), *extra, *op.numbers(each)))
         stream, count = place.stream.cuda_stream, len(given)
 
         def call(i: int, kept: Any = workspace) -> None:

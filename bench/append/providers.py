@@ -55,13 +55,14 @@ def our_call(ops: AppendOperands) -> Call:
 
 def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
     """The configuration that dispatch chose in a place, and from where it took it."""
-    from smkern.ops.append.eager import eager_append
+    from smkern.ops.append.dispatch import append_dispatcher, of_step
+    from smkern.tuning.append import APPEND
 
-    problem = problem_of_case(ops)
-    dispatcher = eager_append(ops.kv_lens.get_device()).dispatcher
-    found = dispatcher.select(problem, place.budget)
+    problem = of_step(problem_of_case(ops))
+    profile = append_dispatcher(ops.kv_lens.get_device()).profile
+    found = APPEND.select(problem, place.budget, profile, APPEND.load(profile.info.name))
     config = found.config
-    expected_us = predict_us(problem, config, place.budget, dispatcher.profile)
+    expected_us = predict_us(problem, config, place.budget, profile)
     words = f"warps={config.num_warps}:ctas_per_sm={config.ctas_per_sm}"
     return {"config": words, "source": found.source, "predicted_us": round(expected_us, 2)}
 

@@ -27,8 +27,8 @@ from smkern.kernels.rows_launch import RowsKernels
 from smkern.models import ActivationBuffers, preset
 from smkern.models.layers import empty_layer
 from smkern.ops.append.call import Call as AppendCall
-from smkern.ops.append.dispatch import AppendDispatcher
-from smkern.ops.append.eager import EagerAppend
+from smkern.ops.append.dispatch import of_step as append_of_step
+from smkern.ops.append.operators import APPEND
 from smkern.ops.attention.call import Call as AttentionCall
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.eager import EagerAttention
@@ -46,11 +46,11 @@ from smkern.ops.swiglu.operator import GEMM_SWIGLU, Swiglu
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.workspace import Workspaces
 from smkern.profile import load_profile
-from smkern.tuning.append import APPEND
+from smkern.tuning.append import APPEND as APPEND_FAMILY
 from smkern.tuning.attention.select import ATTENTION, select_attention
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.rows import choose
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM as GEMM_FAMILY
 
 CAPABILITY = 90
 MAX_M, PAGE = 8192, 16
@@ -153,16 +153,19 @@ class FakeLayer:
             partial(choose, profile=profile), of_step,
         )  # fmt: skip
         gemms = Dispatcher(
-            profile, GEMM.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
+            profile, GEMM_FAMILY.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
             load_constants(gpu), lambda: RowsSilu(rows),
         )  # fmt: skip
         self.gemm = EagerOperator(GEMM, -1, gemms, streams, space)
         self.swiglu = EagerOperator(GEMM_SWIGLU, -1, gemms, streams, space)
         self.norm = EagerOperator(RMS_NORM, -1, rows, streams, space)
-        self.append = EagerAppend(
-            -1, AppendDispatcher(profile, lambda: AppendKernels(0, CAPABILITY),
-                                 APPEND.load(gpu)), streams,
+        append_table = APPEND_FAMILY.load(gpu)
+        appends: Any = OperatorDispatcher(
+            profile, lambda: AppendKernels(CAPABILITY),
+            lambda p, where: APPEND_FAMILY.select(p, where, profile, append_table).config,
+            append_of_step,
         )  # fmt: skip
+        self.append = EagerOperator(APPEND, -1, appends, streams)
         self.attention = EagerAttention(
             -1,
             AttentionDispatcher(

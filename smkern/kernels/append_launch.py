@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from smkern.kernels.aot import KernelSet, KernelSource, compile_source
+from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
 from smkern.kernels.compile import Artifact
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.append import (
@@ -48,55 +46,6 @@ _NATIVE_E4M3 = 89
 _FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * len(SCALARS)
 
 
-@dataclass(frozen=True, slots=True)
-class AppendArguments:
-    """Device addresses (0: absent) and sizes of one launch; strides in elements, inner ones 1.
-
-    q and out [tokens, q_heads, d], k and v [tokens, kv_heads, d]; caches [num_pages, page_size,
-    kv_heads, d]. The page table is [batch, table_len] int32 with rows `table_stride` apart, or flat
-    [table_len] with `page_indptr` [batch + 1]. `kv_lens` [batch], `cu_q_lens` [batch + 1] int32.
-    `positions` [tokens] int32, `positions_step` int32 words apart (2: the low words of int64).
-    `cos_sin` [max_position, rotary_dim]; norms [d]. fp8 caches hold x over `k_scale`, or over the
-    fp32 at `k_scale_ptr` where that is given.
-    """
-
-    q: int
-    k: int
-    v: int
-    out: int
-    k_cache: int
-    v_cache: int
-    page_table: int
-    page_indptr: int
-    kv_lens: int
-    cu_q_lens: int
-    positions: int
-    cos_sin: int
-    q_norm: int
-    k_norm: int
-    k_scale_ptr: int
-    v_scale_ptr: int
-    q_strides: tuple[int, int]
-    k_strides: tuple[int, int]
-    v_strides: tuple[int, int]
-    out_strides: tuple[int, int]
-    k_cache_strides: tuple[int, int, int]
-    v_cache_strides: tuple[int, int, int]
-    table_stride: int
-    cos_sin_stride: int
-    table_len: int
-    num_pages: int
-    max_position: int
-    positions_step: int
-    eps: float
-    k_scale: float
-    v_scale: float
-
-
-AppendLaunch = Callable[[AppendArguments, int], None]
-"""launch(arguments, stream)."""
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class AppendVariant:
     """One compiled kernel: what of a problem and a configuration chooses code."""
@@ -127,15 +76,10 @@ class AppendVariant:
         return VECTOR if self.aligned else 1
 
     @property
-    def table_unit(self) -> int:
-        """Elements that the stride of the cosines counts: 16 bytes where rows are whole."""
-        per_vector = 4 if self.table_dtype == "fp32" else VECTOR
-        return per_vector if self.aligned else 1
-
-    @property
     def constants(self) -> dict[str, Any]:
         """The kernel's compile-time parameters."""
         half = self.head_dim // 2
+        table_unit = (4 if self.table_dtype == "fp32" else VECTOR) if self.aligned else 1
         fp8 = 0 if self.cache_dtype != "fp8" else 1 if self.capability >= _NATIVE_E4M3 else 2
         return {
             "TOKENS": self.tokens,
@@ -153,9 +97,13 @@ class AppendVariant:
             "FLAT": self.flat,
             "FP8": fp8,
             "UNIT": self.unit,
-            "T_UNIT": self.table_unit,
+            "T_UNIT": table_unit,
             "PDL": self.capability >= OVERLAP_FROM,
         }
+
+    def compile(self) -> Artifact:
+        """Compile it (or take it from Triton's cache). Needs no GPU."""
+        return compile_append(self)
 
 
 _SHARED = tuple(
@@ -207,54 +155,34 @@ class AppendKernels:
     """The append kernels of one device: compiled and loaded once a variant, counted.
 
     Args:
-        device_index: Of the GPU.
         capability: 90 and the like.
     """
 
-    def __init__(self, device_index: int, capability: int) -> None:
-        self.device_index, self.capability = device_index, capability
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
         self._set = KernelSet()
+
+    def variants(self, problem: AppendProblem) -> tuple[AppendVariant, ...]:
+        """The kernels of a problem's kind."""
+        return variants_of(problem, self.capability)
 
     def is_loaded(self, problem: AppendProblem) -> bool:
         """Whether `prepare` would compile and load nothing."""
-        return all(self._set.is_loaded(x) for x in variants_of(problem, self.capability))
+        return all(self._set.is_loaded(x) for x in self.variants(problem))
 
-    def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> AppendLaunch:
+    def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> Launch:
         """The launch of a problem within a budget; loads all kernels of its kind if new."""
         mine = variant_of(problem, config, self.capability)
         if not self._set.is_loaded(mine):
-            for variant in variants_of(problem, self.capability):
-                self._set.load(variant, partial(compile_append, variant))
+            for variant in self.variants(problem):
+                self._set.load(variant, variant.compile)
         overlap = may_overlap(config.overlap, budget, self.capability)
-        ctas = num_ctas(problem, config, budget)
-        run = self._set.bind(mine, _FORMAT, ctas, overlap=overlap)
-
-        def launch(a: AppendArguments, stream: int) -> None:
-            run(stream, *values(problem, mine, a))
-
-        return launch
+        return self._set.bind(mine, _FORMAT, num_ctas(problem, config, budget), overlap=overlap)
 
 
 def first_step(batch: int) -> int:
     """Where the search for a token's request begins: the largest power of two below `batch`."""
     return (1 << (batch - 1).bit_length()) >> 1 if batch > 1 else 0
-
-
-def values(problem: AppendProblem, variant: AppendVariant, a: AppendArguments) -> tuple[Any, ...]:
-    """The kernel's run-time parameters in order; what is absent is 0 and never read."""
-    unit = variant.unit
-    rows = (
-        *a.q_strides, *a.k_strides, *a.v_strides, *a.out_strides, *a.k_cache_strides,
-        *a.v_cache_strides,
-    )  # fmt: skip
-    return (
-        a.q, a.k, a.v, a.out, a.k_cache, a.v_cache, a.page_table, a.page_indptr, a.kv_lens,
-        a.cu_q_lens, a.positions, a.cos_sin, a.q_norm, a.k_norm, a.k_scale_ptr, a.v_scale_ptr,
-        *(stride // unit for stride in rows), a.table_stride,
-        a.cos_sin_stride // variant.table_unit, problem.tokens, problem.batch,
-        first_step(problem.batch), a.table_len, a.num_pages, a.max_position, a.positions_step,
-        a.k_scale_ptr != 0, a.v_scale_ptr != 0, a.eps, a.k_scale, a.v_scale,
-    )  # fmt: skip
 
 
 def launch_interpreted(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from smkern.measure.timing import sets_for
 from smkern.ops.append.call import Call as Arguments
-from smkern.ops.append.call import is_aligned, problem_of
+from smkern.ops.append.operators import APPEND, APPEND_KV
+from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
 from smkern.tuning.append import AppendProblem
@@ -262,4 +263,7 @@ def call_of(ops: AppendOperands, index: int) -> Arguments:
 def problem_of_case(ops: AppendOperands) -> AppendProblem:
     """What dispatch sees of a case."""
     call = call_of(ops, 0)
-    return problem_of(call, len(ops.case.kv_lens), aligned=is_aligned(call))
+    op = APPEND if ops.case.turns else APPEND_KV
+    problem = op.problem(call, aligned(op, call))
+    assert problem is not None
+    return problem

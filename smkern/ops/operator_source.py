@@ -29,7 +29,7 @@ _FEW_PAIRS = 8
 
 def eager_function(op: Operator[Any]) -> Callable[..., Any]:
     """`eager(state, *fields)` of an operator."""
-    lines = [f"def eager(state, {', '.join(op.call._fields)}):", *_indented(_body(op))]
+    lines = [f"def eager(_state, {', '.join(op.call._fields)}):", *_indented(_body(op))]
     return _compiled(op, "eager", lines, {})
 
 
@@ -59,7 +59,7 @@ def entry_function(
         *(f"        {'or ' if at else ''}{test}" for at, test in enumerate(tests)),
         "    ):",
         f"        return elsewhere(op, {_call(op)})",
-        f"    state = states[{op.anchor}.get_device()]",
+        f"    _state = states[{op.anchor}.get_device()]",
         *_indented(_body(op)),
     ]
     given = {"states": states, "elsewhere": elsewhere}
@@ -96,50 +96,52 @@ def _var(name: str) -> str:
 
 
 def _body(op: Operator[Any]) -> list[str]:
-    """From the state of a device to the result."""
-    call, with_key = _call(op), {name for pair in op.in_place for name in pair}
+    """From the state of a device to the result; names of its own begin with an underscore."""
+    call, compared = _call(op), {name for pair in op.in_place for name in pair}
     lines = [
-        "index, current_device, current_stream, budget_of, find, own = state",
-        "if current_device() != index:",
-        f"    return own.on_device({call})",
-        "stream = current_stream(index)",
-        "budget = budget_of(stream, index)",
+        "_index, _current_device, _current_stream, _budget_of, _find, _own = _state",
+        "if _current_device() != _index:",
+        f"    return _own.on_device({call})",
+        "_stream = _current_stream(_index)",
+        "_budget = _budget_of(_stream, _index)",
     ]
     key: list[str] = []
     for name in op.call._fields:
-        found, parts = _address(op, name, name in with_key)
+        found, parts = _address(op, name, name in compared)
         lines += found
         key += parts
-    aligned = " | ".join(f"{name}_ptr" for name in op.vectors) or "0"
+    low = " | ".join(f"{name}_ptr" for name in op.vectors) or "0"
+    key += ["num_sms.__class__", "_budget.num_sms", "_budget.confined", "_budget.clusters"]
     lines += [
-        f"aligned = not ({aligned}) & 15",
-        f"key = ({', '.join(key)}, num_sms.__class__, budget.num_sms, budget.confined, "
-        "budget.clusters, aligned)",
+        f"_aligned = not ({low}) & 15",
+        "_key = (",
+        *(f"    {part}," for part in (*key, "_aligned")),
+        ")",
         "try:",
-        "    record = find(key)",
+        "    _record = _find(_key)",
         "except TypeError:",
-        "    record = None",
-        "if record is None:",
-        f"    record = own.prepare(key, {call}, budget, aligned)",
-        "launch, numbers, needed, scratch_bytes, shapes, spans, apart = record",
+        "    _record = None",
+        "if _record is None:",
+        f"    _record = _own.prepare(_key, {call}, _budget, _aligned)",
+        "_launch, _numbers, _needed, _scratch_bytes, _shapes, _spans, _apart = _record",
+        *_overlap(op),
     ]
-    lines += _overlap(op, with_key)
     if op.check_memory is not None:
-        lines += ["if check:", f"    own.check_memory({call})"]
+        lines += ["if check:", f"    _own.check_memory({call})"]
     for at, name in enumerate(op.results):
-        wanted = f" and shapes[{at}] is not None" if name in op.left_out else ""
+        wanted = f" and _shapes[{at}] is not None" if name in op.left_out else ""
         new = f"{op.anchor}.new_empty"
         lines += [
             f"if {name} is None{wanted}:",
-            f"    shape, dtype = shapes[{at}]",
-            f"    same = dtype is {op.anchor}.dtype",
-            f"    {name} = {new}(shape) if same else {new}(shape, dtype=dtype)",
+            f"    _shape, _dtype = _shapes[{at}]",
+            f"    _same = _dtype is {op.anchor}.dtype",
+            f"    {name} = {new}(_shape) if _same else {new}(_shape, dtype=_dtype)",
             f"    {name}_ptr = {name}.data_ptr()",
         ]
     return [*lines, *_launch(op)]
 
 
-def _address(op: Operator[Any], name: str, with_key: bool) -> tuple[list[str], list[str]]:
+def _address(op: Operator[Any], name: str, compared: bool) -> tuple[list[str], list[str]]:
     """Statements that find a field's addresses, and what of it chooses a record."""
     layout = [f"{name}.shape", f"{name}.stride()", f"{name}.dtype"]
     layout += [] if name == op.anchor else [f"{name}.get_device()"]
@@ -161,45 +163,41 @@ def _address(op: Operator[Any], name: str, with_key: bool) -> tuple[list[str], l
         return [], [] if name in op.unkeyed else [name]
     if name in op.required:
         lines = [f"{name}_ptr = {name}.data_ptr()"]
-        return ([*lines, key], [f"{name}_key"]) if with_key else (lines, layout)
-    absent = [f"    {name}_ptr = 0", f"    {name}_key = {name if name in op.mixed else 'None'}"]
-    present = [f"    {name}_ptr = {name}.data_ptr()", f"    {key}"]
-    test = f"{name} is None"
-    if name in op.mixed:
-        test += f" or not isinstance({name}, Tensor)"
-    return [f"if {test}:", *absent, "else:", *present], [f"{name}_key"]
+        return ([*lines, key], [f"{name}_key"]) if compared else (lines, layout)
+    mixed = name in op.mixed
+    return [
+        f"if {name} is None" + (f" or not isinstance({name}, Tensor):" if mixed else ":"),
+        f"    {name}_ptr = 0",
+        f"    {name}_key = {name if mixed else None}",
+        "else:",
+        f"    {name}_ptr = {name}.data_ptr()",
+        f"    {key}",
+    ], [f"{name}_key"]
 
 
-def _overlap(op: Operator[Any], with_key: set[str]) -> list[str]:
-    """Whether spans meet; where they do, `own.check_overlap` looks closer, once an address."""
+def _overlap(op: Operator[Any]) -> list[str]:
+    """Whether spans meet; where they do, `check_overlap` looks closer, once an address."""
     if not op.pairs:
         return []
-    spans = [f"{_var(name)}_bytes" for name in op.tensors]
-    addresses = f"({', '.join(f'{_var(name)}_ptr' for name in op.tensors)},)"
-    lines = [f"{', '.join(spans)}, = spans"]
-    tests, ends = [], []
+    names = [_var(name) for name in op.tensors]
+    lines = [f"{', '.join(f'{name}_bytes' for name in names)}, = _spans"]
+    tests = []
     for mine in dict.fromkeys(mine for mine, _, _ in op.pairs):
-        ends.append(f"{_var(mine)}_end = {_var(mine)}_ptr + {_var(mine)}_bytes")
-        for _, name, may in (pair for pair in op.pairs if pair[0] == mine):
-            x, y = _var(mine), _var(name)
-            test = f"{y}_ptr < {x}_end and {x}_ptr < {y}_ptr + {y}_bytes"
-            if may and mine in with_key:
-                test += f" and not ({x}_ptr == {y}_ptr and {x}_key == {y}_key)"
+        lines.append(f"{mine}_end = {mine}_ptr + {mine}_bytes")
+        for _, other, may in (pair for pair in op.pairs if pair[0] == mine):
+            y = _var(other)
+            test = f"{y}_ptr < {mine}_end and {mine}_ptr < {y}_ptr + {y}_bytes"
+            if may:
+                test += f" and not ({mine}_ptr == {y}_ptr and {mine}_key == {y}_key)"
             tests.append(f"({test})")
-    look = ["if (", *(f"    {'or ' if at else ''}{test}" for at, test in enumerate(tests)), "):"]
+    meet = ["if (", *(f"    {'or ' if at else ''}{test}" for at, test in enumerate(tests)), "):"]
+    known = f"({', '.join(f'{name}_ptr' for name in names)},)"
+    look, keep = f"_own.check_overlap({_call(op)})", f"_own.remember(_apart, {known})"
     if len(op.pairs) > _FEW_PAIRS:
-        return [f"if {addresses} not in apart:", *_indented([
-            *lines, *ends, *look,
-            f"    own.check_overlap({_call(op)})",
-            f"own.remember(apart, {addresses})",
-        ])]  # fmt: skip
-    inner = [
-        f"    if {addresses} not in apart:",
-        f"        own.check_overlap({_call(op)})",
-        f"        own.remember(apart, {addresses})",
-    ]
-    lines = [*lines, *ends, *look, *inner]
-    if set(op.changed):
+        inner = [*lines, *meet, f"    {look}", keep]
+        return [f"if {known} not in _apart:", *_indented(inner)]
+    lines += [*meet, f"    if {known} not in _apart:", f"        {look}", f"        {keep}"]
+    if op.changed:
         return lines
     given = " or ".join(f"{name} is not None" for name in op.results)
     return [f"if {given}:", *_indented(lines)]
@@ -207,50 +205,51 @@ def _overlap(op: Operator[Any], with_key: set[str]) -> list[str]:
 
 def _launch(op: Operator[Any]) -> list[str]:
     """The launch and what the call returns."""
-    results = ", ".join(op.results) if op.results else "None"
-    call, lines = _call(op), []
-    if op.empty is not None:
-        lines += ["if launch is None:", f"    op.empty({call})", f"    return {results}"]
-    run: list[str] = []
-    names = {**{name: f"{_var(name)}_ptr" for name in op.tensors}, "0": "0", "stream": "stream"}
-    usual = ", ".join(("stream", *(names[name] for name in op.tensors)))
-    if op.arguments:
-        given = ", ".join(names.get(name, name) for name in op.arguments)
-        if "scratch" in op.arguments:
-            run += [
-                "scratch = 0",
-                "if scratch_bytes:",
-                f"    room = {op.anchor}.new_empty(scratch_bytes + 256, dtype=uint8)",
-                "    scratch = -(-room.data_ptr() // 256) * 256",
-            ]
-        with_workspace = [f"launch({given})"]
-        needs = "workspace" in op.arguments
-        if needs:
-            run += [
-                "if workspace is not None:",
-                f"    workspace = own.check_workspace({call}, needed)",
-                "else:",
-                "    workspace = own.workspaces.pointer(stream, needed) if needed else 0",
-            ]
-        else:
-            run += with_workspace
+    call, results = _call(op), ", ".join(op.results) or "None"
+    addresses = {name: f"{_var(name)}_ptr" for name in op.tensors} | {
+        "0": "0", "stream": "_stream", "workspace": "_workspace", "scratch": "_scratch"
+    }  # fmt: skip
+    behind = [] if op.prepare else ["*_numbers"]
+    order = list(op.arguments) or ["stream", *op.tensors]
+
+    def launch(*more: str) -> str:
+        return f"_launch({', '.join([*(addresses[name] for name in (*order, *more)), *behind])})"
+
+    lines = []
+    if "scratch" in order:
+        lines += [
+            "_scratch = 0",
+            "if _scratch_bytes:",
+            f"    _room = {op.anchor}.new_empty(_scratch_bytes + 256, dtype=uint8)",
+            "    _scratch = -(-_room.data_ptr() // 256) * 256",
+        ]
+    pointer = "_workspace = _own.workspaces.pointer(_stream, _needed)"
+    if "workspace" in order:  # the caller's, or one that the stream has
+        lines += [
+            "_workspace = 0",
+            "if workspace is not None:",
+            f"    _workspace = _own.check_workspace({call}, _needed)",
+            "elif _needed:",
+            f"    {pointer}",
+            *_discarding(launch()),
+        ]
+    elif op.workspace is not None:  # passed where one is needed
+        with_it = [pointer, *_discarding(launch("workspace"))]
+        lines += ["if _needed:", *_indented(with_it), "else:", f"    {launch()}"]
     else:
-        needs = op.workspace is not None
-        if not needs:
-            run += [f"launch({usual}, *numbers)"]
-        else:
-            run += ["workspace = own.workspaces.pointer(stream, needed) if needed else 0"]
-            with_workspace = [
-                "if needed:",
-                f"    launch({usual}, workspace, *numbers)",
-                "else:",
-                f"    launch({usual}, *numbers)",
-            ]
-    if needs:
-        run += [
-            "try:", *_indented(with_workspace),
-            "except BaseException:", "    own.workspaces.discard(stream)", "    raise",
-        ]  # fmt: skip
+        lines.append(launch())
     if op.empty is None:
-        run = ["if launch is not None:", *_indented(run)]
-    return [*lines, *run, f"return {results}"]
+        return ["if _launch is not None:", *_indented(lines), f"return {results}"]
+    filled = ["if _launch is None:", f"    op.empty({call})", f"    return {results}"]
+    return [*filled, *lines, f"return {results}"]
+
+
+def _discarding(launch: str) -> list[str]:
+    """A launch after whose failure the stream's counters are not trusted."""
+    return [
+        "try:",
+        f"    {launch}",
+        "except BaseException:",
+        "    _own.workspaces.discard(_stream)",
+        "    raise",
+    ]

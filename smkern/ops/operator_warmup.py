@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import torch
 
 from smkern.ops.aliasing import pointer
 from smkern.ops.operator import Operator
@@ -44,6 +46,20 @@ def work_of(
         compile=[Compile(variant) for variant in new],
         launches=[partial(_launch_once, eager, call) for call in calls],
     )
+
+
+def work_of_calls(
+    calls: Callable[[torch.device, bool], Sequence[tuple[Operator[Any], Any]]], target: Target
+) -> Work:
+    """What operators need on a device.
+
+    Args:
+        calls: (device, aligned) to operators, each with a call of a kind.
+        target: Where.
+    """
+    device = torch.device("cuda", target.index)
+    made = [one for aligned in target.aligned for one in calls(device, aligned)]
+    return joined([work_of(op, [call], target) for op, call in made])
 
 
 def joined(works: Sequence[Work]) -> Work:

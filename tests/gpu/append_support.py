@@ -13,7 +13,9 @@ from torch import Tensor
 
 import smkern
 from smkern.kernels.append_launch import AppendVariant, compile_append, variants_of
-from smkern.ops.append.call import Call, is_aligned, problem_of
+from smkern.ops.append.call import Call
+from smkern.ops.append.operators import APPEND, APPEND_KV
+from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
 from smkern.tuning.append import AppendProblem
 from tests.ops.append_cases import FP8, Case, make
@@ -34,8 +36,9 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def problem(made: Made, *, plain: bool = False) -> AppendProblem:
     args, options = made
+    op = APPEND_KV if plain else APPEND
     call = Call(None, *args[1:], **plain_options(options)) if plain else Call(*args, **options)
-    return problem_of(call, args[6].shape[0], aligned=is_aligned(call))
+    return op.problem(call, aligned(op, call))
 
 
 def _compile(variant: AppendVariant) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ import triton
 
 from smkern.kernels.append_launch import POINTERS, AppendKernels
 from smkern.ops.append.call import Call
-from smkern.ops.append.eager import arguments_of
+from smkern.ops.append.operators import APPEND
 from smkern.tuning.append import AppendConfig, Budget
 from tests.gpu.append_support import Made, problem
 from tests.gpu.attention.smid_trace import _PTX_LINES
@@ -55,15 +54,17 @@ class TracedAppend:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(triton, "compile", compile_traced)
-            kernels = AppendKernels(torch.cuda.current_device(), capability)
+            kernels = AppendKernels(capability)
             self._launch = kernels.prepare(problem(made), config, budget)
         args, options = made
         call = Call(*args, **options, out=self.out)
-        self._arguments = replace(arguments_of(call), positions=self.notes.data_ptr())
+        values = [*APPEND.addresses(call), *APPEND.numbers(call)]
+        values[POINTERS.index("positions_ptr")] = self.notes.data_ptr()
+        self._values = values
         torch.cuda.synchronize()
 
     def launch(self, stream: int) -> None:
-        self._launch(self._arguments, stream)
+        self._launch(stream, *self._values)
 
     def smids(self) -> Counter[int]:
         """CTAs of the launches since the last call, by SM; the notes are wiped."""

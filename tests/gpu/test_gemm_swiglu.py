@@ -8,8 +8,8 @@ from torch.library import opcheck
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
-from smkern.tuning import constraints
 from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 from tests.gpu.gemm_support import precompile_all
 from tests.gpu.swiglu_support import Case, Operands, check, operands, run_config

@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, BudgetError, DeviceError, WarmupError
-from smkern.kernels.append_launch import AppendArguments
+from smkern.kernels.append_launch import NUMBERS, POINTERS, SCALARS, STRIDES, variants_of
 from smkern.ops.append.call import Call
-from smkern.ops.append.dispatch import AppendDispatcher
-from smkern.ops.append.eager import EagerAppend
+from smkern.ops.append.dispatch import of_step
+from smkern.ops.append.operators import APPEND, APPEND_KV
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
 from smkern.ops.streams import Streams
-from smkern.tuning.append import AppendProblem, Budget
+from smkern.tuning.append import APPEND as FAMILY
+from smkern.tuning.append import VECTOR, AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
 from tests.ops.conftest import FakeProfile
 
@@ -36,41 +39,54 @@ def vector(pointer: int, count: int, dtype: torch.dtype = torch.int32) -> Any:
     return memory(pointer, (count,), (1,), dtype) if pointer else None
 
 
-def append(p: AppendProblem, a: AppendArguments) -> None:
+NAMES = (*POINTERS, *STRIDES, *NUMBERS, *SCALARS)
+
+
+def append(p: AppendProblem, a: dict[str, Any]) -> None:
     """What the kernel does with its arguments."""
-    dtype, cache = DTYPES[p.dtype], DTYPES[p.cache_dtype]
+    dtype, cache, unit = DTYPES[p.dtype], DTYPES[p.cache_dtype], VECTOR if p.aligned else 1
+
+    def at(name: str, shape: Any, kind: torch.dtype, *strides: str) -> torch.Tensor:
+        steps = (*(unit * a[stride] for stride in strides), 1)
+        return memory(a[f"{name}_ptr"], shape, steps, kind)
+
     kv = (p.tokens, p.num_kv_heads, p.head_dim)
-    pages = (a.num_pages, p.page_size, p.num_kv_heads, p.head_dim)
-    shape, strides = (p.batch, a.table_len), (a.table_stride, 1)
+    pages = (a["num_pages"], p.page_size, p.num_kv_heads, p.head_dim)
+    table, steps = (p.batch, a["table_len"]), (a["table_stride"], 1)
     if p.flat:
-        shape, strides = (a.table_len,), (1,)
+        table, steps = (a["table_len"],), (1,)
     rows = [
-        memory(a.k, kv, (*a.k_strides, 1), dtype), memory(a.v, kv, (*a.v_strides, 1), dtype),
-        memory(a.k_cache, pages, (*a.k_cache_strides, 1), cache),
-        memory(a.v_cache, pages, (*a.v_cache_strides, 1), cache),
-        memory(a.page_table, shape, strides, torch.int32), vector(a.kv_lens, p.batch),
+        at("k", kv, dtype, "k_token", "k_head"), at("v", kv, dtype, "v_token", "v_head"),
+        at("k_cache", pages, cache, "k_page", "k_slot", "k_cache_head"),
+        at("v_cache", pages, cache, "v_page", "v_slot", "v_cache_head"),
+        memory(a["table_ptr"], table, steps, torch.int32), vector(a["lens_ptr"], p.batch),
     ]  # fmt: skip
     where = {
-        "page_indptr": vector(a.page_indptr, p.batch + 1) if p.flat else None,
-        "cu_q_lens": vector(a.cu_q_lens, p.batch + 1) if p.ragged else None,
-        "k_scale": vector(a.k_scale_ptr, 1, torch.float32) if a.k_scale_ptr else a.k_scale,
-        "v_scale": vector(a.v_scale_ptr, 1, torch.float32) if a.v_scale_ptr else a.v_scale,
+        "page_indptr": vector(a["indptr_ptr"], p.batch + 1) if p.flat else None,
+        "cu_q_lens": vector(a["cu_ptr"], p.batch + 1) if p.ragged else None,
     }
+    for name in ("k_scale", "v_scale"):
+        where[name] = a[name]
+        if a[f"with_{name}"]:
+            where[name] = vector(a[f"{name}_ptr"], 1, torch.float32)
     if not p.num_q_heads:
         reference.append_kv(*rows, **where)
         return
     heads = (p.tokens, p.num_q_heads, p.head_dim)
     table = positions = None
     if p.rotary_dim:
-        size, steps = (a.max_position, p.rotary_dim), (a.cos_sin_stride, 1)
-        table = memory(a.cos_sin, size, steps, DTYPES[p.table_dtype])
-    if a.positions_step:
-        positions = memory(a.positions, (p.tokens,), (a.positions_step,), torch.int32)
-    norms = [vector(x, p.head_dim, DTYPES[p.weight_dtype]) for x in (a.q_norm, a.k_norm)]
+        kind = DTYPES[p.table_dtype]
+        step = a["cos_sin_stride"] * (16 // kind.itemsize if p.aligned else 1)
+        table = memory(a["cos_sin_ptr"], (a["max_position"], p.rotary_dim), (step, 1), kind)
+    if a["positions_step"]:
+        positions = memory(a["positions_ptr"], (p.tokens,), (a["positions_step"],), torch.int32)
+    norms = [
+        vector(a[name], p.head_dim, DTYPES[p.weight_dtype]) for name in ("q_norm_ptr", "k_norm_ptr")
+    ]
     reference.qk_norm_rope_append(
-        memory(a.q, heads, (*a.q_strides, 1), dtype), *rows, cos_sin=table,
-        interleaved=p.interleaved, q_norm=norms[0], k_norm=norms[1], eps=a.eps,
-        positions=positions, out=memory(a.out, heads, (*a.out_strides, 1), dtype), **where,
+        at("q", heads, dtype, "q_token", "q_head"), *rows, cos_sin=table,
+        interleaved=p.interleaved, q_norm=norms[0], k_norm=norms[1], eps=a["eps"],
+        positions=positions, out=at("out", heads, dtype, "out_token", "out_head"), **where,
     )  # fmt: skip
 
 
@@ -80,7 +96,7 @@ class FakeDevice:
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
         self.loaded: set[Any] = set()
         self.prepared: list[Any] = []
-        self.launches: list[tuple[int, AppendArguments]] = []
+        self.launches: list[tuple[int, dict[str, Any]]] = []
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)
@@ -88,7 +104,18 @@ class FakeDevice:
             lambda: -1, lambda index: self.stream, lambda raw, index: self.budgets[raw],
             lambda: self.is_capturing,
         )  # fmt: skip
-        self.eager = EagerAppend(-1, AppendDispatcher(profile, lambda: self), streams)
+        self.dispatcher: OperatorDispatcher[AppendProblem, Any] = OperatorDispatcher(
+            profile,
+            lambda: self,
+            lambda p, budget: FAMILY.select(p, budget, profile).config,
+            of_step,
+        )
+        self.eager, self.eager_kv = (
+            EagerOperator(op, -1, self.dispatcher, streams) for op in (APPEND, APPEND_KV)
+        )
+
+    def variants(self, problem: AppendProblem) -> tuple[Any, ...]:
+        return variants_of(problem, 90)
 
     def is_loaded(self, problem: AppendProblem) -> bool:
         return replace(problem, tokens=1, batch=1) in self.loaded
@@ -97,14 +124,16 @@ class FakeDevice:
         self.loaded.add(replace(problem, tokens=1, batch=1))
         self.prepared.append((problem, config, budget))
 
-        def launch(arguments: AppendArguments, stream: int) -> None:
-            self.launches.append((stream, arguments))
-            append(problem, arguments)
+        def launch(stream: int, *values: Any) -> None:
+            given = dict(zip(NAMES, values, strict=True))
+            self.launches.append((stream, given))
+            append(problem, given)
 
         return launch
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self.eager(Call(*args, **options))
+        call = Call(*args, **options)
+        return (self.eager_kv if call.plain else self.eager)(call)
 
 
 @pytest.fixture

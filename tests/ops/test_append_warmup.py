@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.ops.append.warmup import AppendCalls, work_of
+from smkern.ops.append.warmup import AppendCalls
+from smkern.ops.operator_warmup import joined, work_of
 from smkern.ops.rope import Rope
 from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
@@ -24,7 +25,9 @@ TARGET = Target(-1, 132, (Budget(132, "mask"),), (True,))
 
 def warm(device, calls=CALLS, target=TARGET):
     """What `smkern.warmup` does with these calls, compiling left out."""
-    work = work_of(device.eager, calls, target)
+    made = [one for aligned in target.aligned for one in calls.calls(torch.device("cpu"), aligned)]
+    paths = {path.op: path for path in (device.eager, device.eager_kv)}
+    work = joined([work_of(op, [call], target, paths[op]) for op, call in made])
     return work, run_all([replace(work, compile=[])], 1, Bar(False), 0.0)
 
 

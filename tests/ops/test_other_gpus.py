@@ -8,7 +8,7 @@ import pytest
 
 from smkern.device import DeviceInfo
 from smkern.errors import TableError
-from smkern.ops.append.dispatch import load_append_dispatcher
+from smkern.ops.append.dispatch import append_dispatcher
 from smkern.ops.attention.dispatch import load_attention_dispatcher
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.moe.dispatch import moe_dispatcher
@@ -90,7 +90,7 @@ def small_choices(index: int) -> dict[str, tuple[Any, Any]]:
     """A dispatcher and a problem of each small family."""
     return {
         "append": (
-            load_append_dispatcher(index),
+            append_dispatcher.__wrapped__(index),
             AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True),
         ),
         "rows": (rows_dispatcher.__wrapped__(index), RowsProblem("rms_norm", 64, 4096)),

@@ -1,8 +1,7 @@
 """What a call of an append operator was given, and what must hold of it before anything runs.
 
-All here follows from sizes, strides, dtypes, devices and numbers, so it is checked once for each
-combination. Addresses are looked at in every call (`aliasing.py`), the device's memory on demand
-(`check.py`).
+All here follows from sizes, strides, dtypes, devices and numbers; the device's memory is looked at
+on demand (`check.py`).
 """
 
 from __future__ import annotations
@@ -13,26 +12,27 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.kernels.append_launch import first_step
 from smkern.ops import checks
-from smkern.ops.checks import FP8, writable
+from smkern.ops.checks import FP8
 from smkern.tuning.append import VECTOR, AppendProblem
 
 _CACHE = "[pages, page_size, kv_heads, head_dim]"
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FP8: "fp8"}
-_ON_DEVICE = ("k", "v", "v_cache", "page_table", "kv_lens", "cos_sin", "q_norm", "k_norm",
-              "positions", "page_indptr", "cu_q_lens", "out")  # fmt: skip
+VECTORS = ("q", "k", "v", "k_cache", "v_cache", "cos_sin", "q_norm", "k_norm", "out")
+"""What begins at whole 16 bytes where a kernel moves vectors."""
 
 
 class Call(NamedTuple):
     """The arguments of a call as they came; `append_kv` has no q and leaves options at None."""
 
-    q: Any
-    k: Any
-    v: Any
-    k_cache: Any
-    v_cache: Any
-    page_table: Any
-    kv_lens: Any
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    k_cache: Any = None
+    v_cache: Any = None
+    page_table: Any = None
+    kv_lens: Any = None
     cos_sin: Any = None
     interleaved: Any = False
     q_norm: Any = None
@@ -53,15 +53,15 @@ class Call(NamedTuple):
         return self.q is None
 
 
-def check_call(call: Call) -> int:
-    """Check all of a call but `num_sms`, addresses and what lies on the device.
+def check_append(call: Call) -> None:
+    """Raise ArgumentError for a call of `qk_norm_rope_append` that cannot be served."""
+    if call.q is None:
+        raise ArgumentError("q is None: pass a tensor, or use smkern.append_kv")
+    check_call(call)
 
-    Returns:
-        The batch.
 
-    Raises:
-        ArgumentError: naming the argument, its value, what is wanted and what to do.
-    """
+def check_call(call: Call) -> None:
+    """Raise ArgumentError for a call of either operator that cannot be served."""
     _check_rows(call)
     batch = checks.check_lengths(call.kv_lens, call.cu_q_lens)
     if call.cu_q_lens is None and call.k.shape[0] != batch:
@@ -73,26 +73,27 @@ def check_call(call: Call) -> int:
     _check_caches(call)
     if not call.plain:
         _check_options(call)
-        if call.out is not None:
-            checks.check_out(call.out, call.q)
     for name in ("k_scale", "v_scale"):
         value = getattr(call, name)
         checks.check_scale(name, value, call.k_cache, owner=("k_cache", call.k_cache))
-    for name in _ON_DEVICE:
-        x = getattr(call, name)
-        if isinstance(x, Tensor):
-            checks.check_device(name, x, call.k_cache.device, "k_cache")
-    return batch
 
 
-def problem_of(call: Call, batch: int, *, aligned: bool) -> AppendProblem:
-    """What chooses a kernel for a checked call.
+def problem_of(call: Call, aligned: bool) -> AppendProblem | None:
+    """What chooses a kernel for a checked call; None where nothing is appended.
+
+    Args:
+        call: Of either operator.
+        aligned: Whether q, k, v, out, caches, table and weights begin at whole 16 bytes.
 
     Raises:
         ArgumentError: fp32 tensors, which only the reference takes.
     """
     if call.k.dtype is torch.float32:
         raise ArgumentError("k is torch.float32 on a GPU: use torch.bfloat16 or torch.float16")
+    tokens, kv_heads, head_dim = call.k.shape
+    batch = call.kv_lens.shape[0]
+    if not (tokens and batch):
+        return None
     options: dict[str, Any] = {}
     if call.cos_sin is not None:
         options["rotary_dim"] = call.cos_sin.shape[1]
@@ -100,27 +101,56 @@ def problem_of(call: Call, batch: int, *, aligned: bool) -> AppendProblem:
         options["interleaved"] = bool(call.interleaved)
     if call.q_norm is not None:
         options |= {"norm": True, "weight_dtype": _NAMES[call.q_norm.dtype]}
-    tokens, kv_heads, head_dim = call.k.shape
     dtype: Any = _NAMES[call.k.dtype]
     cache: Any = _NAMES[call.k_cache.dtype]
     return AppendProblem(
         tokens, batch, 0 if call.plain else call.q.shape[1], kv_heads, head_dim,
         call.k_cache.shape[1], dtype, cache, ragged=call.cu_q_lens is not None,
-        flat=call.page_indptr is not None, aligned=aligned, **options,
+        flat=call.page_indptr is not None, aligned=aligned and _steps_are_whole(call), **options,
     )  # fmt: skip
 
 
-def is_aligned(call: Call) -> bool:
-    """Whether all rows begin at whole 16 bytes, those of an fp8 cache at whole 8."""
-    bases = [call.k, call.v, call.k_cache, call.v_cache]
-    bases += [x for x in (call.q, call.out) if x is not None]
-    weights = [x for x in (call.cos_sin, call.q_norm, call.k_norm) if x is not None]
+def _steps_are_whole(call: Call) -> bool:
+    """Whether rows are whole 16 bytes apart, those of an fp8 cache whole 8."""
     table = call.cos_sin
+    rows = (call.q, call.out, call.k, call.v, call.k_cache, call.v_cache)
     return not (
-        any(x.data_ptr() % 16 for x in (*bases, *weights))
-        or any(stride % VECTOR for x in bases for stride in x.stride()[:-1])
+        any(stride % VECTOR for x in rows if x is not None for stride in x.stride()[:-1])
         or (table is not None and table.stride(0) * table.element_size() % 16)
     )
+
+
+def numbers_of(call: Call) -> tuple[Any, ...]:
+    """What a launch takes behind the addresses (`STRIDES`, `NUMBERS`, `SCALARS` of its kernel).
+
+    Strides count in the elements of 16 bytes where all is aligned; with a q there is an `out`.
+    """
+    k, v, table, cos_sin = call.k, call.v, call.page_table, call.cos_sin
+    vectors = (getattr(call, name) for name in VECTORS)
+    whole = not any(x.data_ptr() % 16 for x in vectors if x is not None) and _steps_are_whole(call)
+    q_strides, out_strides = ((0, 0) if x is None else x.stride()[:2] for x in (call.q, call.out))
+    rows = (
+        *q_strides, *k.stride()[:2], *v.stride()[:2], *out_strides, *call.k_cache.stride()[:3],
+        *call.v_cache.stride()[:3],
+    )  # fmt: skip
+    cos_stride, most, step = 0, 1, 0
+    if cos_sin is not None:
+        cos_stride = cos_sin.stride(0) // (16 // cos_sin.element_size() if whole else 1)
+        most = cos_sin.shape[0]
+    if call.positions is not None:
+        step = call.positions.element_size() // 4
+    scales = (call.k_scale, call.v_scale)
+    on_device = [isinstance(x, Tensor) for x in scales]
+    factors = (
+        1.0 if there or x is None else float(x) for x, there in zip(scales, on_device, strict=True)
+    )
+    batch = call.kv_lens.shape[0]
+    return (
+        *(stride // (VECTOR if whole else 1) for stride in rows),
+        0 if call.page_indptr is not None else table.stride(0), cos_stride, k.shape[0], batch,
+        first_step(batch), table.shape[-1], call.k_cache.shape[0], most, step, *on_device,
+        float(call.eps), *factors,
+    )  # fmt: skip
 
 
 def _check_rows(call: Call) -> None:
@@ -163,11 +193,6 @@ def _check_caches(call: Call) -> None:
         if x.dtype not in (k.dtype, FP8):
             raise ArgumentError(
                 f"{name} is {x.dtype}, k is {k.dtype}: a cache has k's dtype or {FP8}; convert one"
-            )
-        if not writable(x):
-            raise ArgumentError(
-                f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements "
-                "share an address; pass a cache whose pages, slots and heads lie apart"
             )
     checks.check_pair(k_cache, v_cache)
     if k_cache.shape[2:] != k.shape[1:]:

@@ -2,22 +2,100 @@
 
 from __future__ import annotations
 
-from types import NoneType
-
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from smkern.errors import ArgumentError
-from smkern.ops.append import library
-from smkern.ops.append.call import Call
-from smkern.ops.append.eager import append_cpu, eager_append
+from smkern.kernels.append_launch import POINTERS
+from smkern.ops.append.call import (
+    VECTORS,
+    Call,
+    check_append,
+    check_call,
+    numbers_of,
+    problem_of,
+)
+from smkern.ops.append.check import check_memory
+from smkern.ops.append.dispatch import append_dispatcher
+from smkern.ops.operator import Operator
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import append as reference
+from smkern.tuning.append import AppendProblem
 
-_PLAIN = frozenset({Tensor, Parameter, NoneType})
-_NEEDED = ("k", "v", "k_cache", "v_cache", "page_table", "kv_lens")
-_is_compiling = torch.compiler.is_compiling
-_num_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
+_KV = (
+    "Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor page_table, Tensor kv_lens"
+)
+_WHERE = (
+    "Tensor? page_indptr=None, Tensor? cu_q_lens=None, float? k_scale=None, float? v_scale=None, "
+    "Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None, bool check=False"
+)
+_TURN = (
+    "Tensor? cos_sin=None, bool interleaved=False, Tensor? q_norm=None, Tensor? k_norm=None, "
+    "float eps=1e-06, Tensor? positions=None"
+)
+_FIELDS = {"table_ptr": "page_table", "indptr_ptr": "page_indptr", "lens_ptr": "kv_lens",
+           "cu_ptr": "cu_q_lens", "k_scale_ptr": "k_scale", "v_scale_ptr": "v_scale"}  # fmt: skip
+_LAUNCHED = tuple(_FIELDS.get(name, name.removesuffix("_ptr")) for name in POINTERS)
+_TURNING = ("q", "out", "cos_sin", "q_norm", "k_norm", "positions")
+
+
+def by_reference(call: Call) -> Tensor | None:
+    """The reference on a checked call of either operator; into `out`, if it has one."""
+    where = {
+        "page_indptr": call.page_indptr, "cu_q_lens": call.cu_q_lens, "k_scale": call.k_scale,
+        "v_scale": call.v_scale,
+    }  # fmt: skip
+    if call.plain:
+        if call.kv_lens.shape[0]:
+            reference.append_kv(*call[1:7], **where)
+        return None
+    if not call.kv_lens.shape[0]:
+        return torch.zeros_like(call.q) if call.out is None else call.out
+    return reference.qk_norm_rope_append(
+        *call[:7], cos_sin=call.cos_sin, interleaved=bool(call.interleaved),
+        q_norm=call.q_norm, k_norm=call.k_norm, eps=float(call.eps), positions=call.positions,
+        out=call.out, **where,
+    )  # fmt: skip
+
+
+APPEND: Operator[AppendProblem] = Operator(
+    name="qk_norm_rope_append",
+    call=Call,
+    schema=f"Tensor q, {_KV}, *, {_TURN}, {_WHERE}",
+    results=("out",),
+    check=check_append,
+    shapes=lambda call: ((tuple(call.q.shape), call.q.dtype),),
+    problem=problem_of,
+    numbers=numbers_of,
+    reference=by_reference,
+    dispatcher=append_dispatcher,
+    vectors=VECTORS,
+    in_place=(("out", "q"),),
+    anchor="k_cache",
+    arguments=("stream", *_LAUNCHED),
+    unkeyed=("check",),
+    check_memory=check_memory,
+    in_place_name="qk_norm_rope_append_",
+)
+APPEND_KV: Operator[AppendProblem] = Operator(
+    name="append_kv",
+    call=Call,
+    schema=f"{_KV}, *, {_WHERE}",
+    results=(),
+    check=check_call,
+    shapes=lambda call: (),
+    problem=problem_of,
+    numbers=numbers_of,
+    reference=by_reference,
+    dispatcher=append_dispatcher,
+    vectors=("k", "v", "k_cache", "v_cache"),
+    anchor="k_cache",
+    arguments=("stream", *("0" if name in _TURNING else name for name in _LAUNCHED)),
+    unkeyed=("check", *_TURNING, "interleaved", "eps"),
+    check_memory=check_memory,
+)
+LIBRARY = register(APPEND, APPEND_KV)
+_qk_norm_rope_append, _append_kv = entry(APPEND), entry(APPEND_KV)
 
 
 def qk_norm_rope_append(
@@ -108,14 +186,10 @@ def qk_norm_rope_append(
         >>> cache[1, 1, 4].unique().tolist(), bool((cache[0, 1, 4] == out[0, 0]).all())
         ([1.0], True)
     """
-    call = Call(
+    result: Tensor = _qk_norm_rope_append(
         q, k, v, k_cache, v_cache, page_table, kv_lens, cos_sin, interleaved, q_norm, k_norm, eps,
         positions, page_indptr, cu_q_lens, k_scale, v_scale, out, check, num_sms,
     )  # fmt: skip
-    if q is None:
-        raise ArgumentError("q is None: pass a tensor, or use smkern.append_kv")
-    result = _dispatch(call)
-    assert result is not None
     return result
 
 
@@ -164,47 +238,7 @@ def append_kv(
         >>> cache.nonzero()[::64, :3].tolist()
         [[0, 1, 4], [1, 1, 4]]
     """
-    _dispatch(
-        Call(
-            None,
-            k,
-            v,
-            k_cache,
-            v_cache,
-            page_table,
-            kv_lens,
-            page_indptr=page_indptr,
-            cu_q_lens=cu_q_lens,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            check=check,
-            num_sms=num_sms,
-        )
-    )
-
-
-def _dispatch(call: Call) -> Tensor | None:
-    """Directly where plain tensors meet no mode, else by torch's dispatcher."""
-    q, k, v, k_cache, v_cache, page_table, kv_lens = call[:7]
-    if (
-        _is_compiling()
-        or q.__class__ not in _PLAIN
-        or k.__class__ not in _PLAIN
-        or v.__class__ not in _PLAIN
-        or k_cache.__class__ not in _PLAIN
-        or v_cache.__class__ not in _PLAIN
-        or page_table.__class__ not in _PLAIN
-        or kv_lens.__class__ not in _PLAIN
-        or call.out.__class__ not in _PLAIN
-        or _num_modes()
-        or _transform() is not None
-    ):
-        return library.through_library(call)
-    for name in _NEEDED:
-        if getattr(call, name) is None:
-            raise ArgumentError(f"{name} is None: pass a tensor")
-    if k_cache.is_cuda:
-        return eager_append(k_cache.get_device())(call)
-    if k_cache.device.type == "cpu":
-        return append_cpu(call)
-    return library.through_library(call)
+    _append_kv(
+        None, k, v, k_cache, v_cache, page_table, kv_lens, None, False, None, None, 1e-6, None,
+        page_indptr, cu_q_lens, k_scale, v_scale, None, check, num_sms,
+    )  # fmt: skip

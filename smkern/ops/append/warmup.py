@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
-from smkern.errors import WarmupError
-from smkern.kernels.append_launch import AppendVariant, compile_append, variants_of
-from smkern.ops.append.call import Call, check_call, is_aligned, problem_of
-from smkern.ops.append.eager import EagerAppend, eager_append
+from smkern.ops.append.call import Call
+from smkern.ops.append.operators import APPEND, APPEND_KV
+from smkern.ops.operator import Operator
+from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_warmup import work_of_calls
 from smkern.ops.warming import Target, Work, room
-from smkern.tuning.append import AppendProblem, Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,17 @@ class AppendCalls:
     flat: Sequence[bool] = (False,)
 
     def __post_init__(self) -> None:
-        problem_of(self.call(torch.device("meta"), False, False, True), 1, aligned=True)
+        for op, call in self.calls(torch.device("meta"), True):
+            check_operator(op, call)
+            op.problem(call, True)
 
-    def call(self, device: torch.device, ragged: bool, flat: bool, aligned: bool) -> Call:
-        """A call that appends one token of one request, on tensors of its own.
+    def calls(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Call]]:
+        """A call of each kind that appends one token of one request, on tensors of its own."""
+        op = APPEND if self.num_q_heads else APPEND_KV
+        kinds = product(self.ragged, self.flat)
+        return [(op, self._call(device, aligned, *kind)) for kind in kinds]
 
-        Raises:
-            ArgumentError: see `smkern.qk_norm_rope_append`.
-        """
+    def _call(self, device: torch.device, aligned: bool, ragged: bool, flat: bool) -> Call:
         dim, count = self.head_dim, self.num_q_heads
         heads = count + 2 * self.num_kv_heads
         qkv = room((1, heads, dim), self.dtype, aligned, device)
@@ -77,60 +80,12 @@ class AppendCalls:
             cos_sin = torch.zeros(1, self.rotary_dim, dtype=self.table_dtype, device=device)
         if self.norm:
             weights = torch.zeros(dim, dtype=self.weight_dtype or self.dtype, device=device)
-        call = Call(
+        return Call(
             q if count else None, k, v, caches[0], caches[1], table, lens, cos_sin,
             self.interleaved, weights, weights, page_indptr=starts if flat else None,
             cu_q_lens=starts if ragged else None,
         )  # fmt: skip
-        check_call(call)
-        return call
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        return work_of(eager_append(target.index), self, target)
-
-
-@dataclass(frozen=True, slots=True)
-class Compile:
-    """A kernel to compile into this user's cache."""
-
-    variant: AppendVariant
-
-    def __call__(self) -> None:
-        compile_append(self.variant)
-
-
-def work_of(eager: EagerAppend, calls: AppendCalls, target: Target) -> Work:
-    """One call of each kind; it loads the kernels of every size and budget."""
-    device = torch.device("cpu" if eager.index < 0 else f"cuda:{eager.index}")
-    major, minor = eager.dispatcher.profile.info.capability
-    kinds = product(calls.ragged, calls.flat, target.aligned)
-    made = [calls.call(device, *kind) for kind in kinds]
-    budget = Budget(target.num_sms, "mask", True)
-    variants: dict[AppendVariant, None] = {}
-    new: dict[AppendVariant, None] = {}
-    for call in made:
-        problem = problem_of(call, 1, aligned=is_aligned(call))
-        found = dict.fromkeys(variants_of(problem, 10 * major + minor))
-        variants |= found
-        if not _is_loaded(eager, problem, budget):
-            new |= found
-    return Work(
-        choices=len(made),
-        variants=len(variants),
-        compile=[Compile(variant) for variant in new],
-        launches=[partial(_launch_once, eager, call) for call in made],
-    )
-
-
-def _is_loaded(eager: EagerAppend, problem: AppendProblem, budget: Budget) -> bool:
-    """Whether a problem's kernels are: whether a capture could have its launch."""
-    try:
-        eager.dispatcher.launch(problem, budget, capturing=True)
-    except WarmupError:
-        return False
-    return True
-
-
-def _launch_once(eager: EagerAppend, call: Call) -> None:
-    eager(call)
+        return work_of_calls(self.calls, target)

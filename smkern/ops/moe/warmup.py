@@ -15,7 +15,7 @@ from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator
-from smkern.ops.operator_warmup import joined, work_of
+from smkern.ops.operator_warmup import work_of_calls
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.moe import VECTOR
 
@@ -87,12 +87,7 @@ class MoeCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        device = torch.device(f"cuda:{target.index}")
-        works = []
-        for aligned in target.aligned:
-            for op, call in self.calls(device, aligned):
-                works.append(work_of(op, [call], target))
-        return joined(works)
+        return work_of_calls(self.calls, target)
 
 
 def _least(width: int) -> int:

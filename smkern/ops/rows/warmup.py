@@ -11,7 +11,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator
-from smkern.ops.operator_warmup import joined, work_of
+from smkern.ops.operator_warmup import work_of_calls
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, problem_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.warming import Target, Work, room
@@ -81,9 +81,4 @@ class RowsCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        device = torch.device(f"cuda:{target.index}")
-        works = []
-        for aligned in target.aligned:
-            for op, call in self.calls(device, aligned):
-                works.append(work_of(op, [call], target))
-        return joined(works)
+        return work_of_calls(self.calls, target)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from smkern.ops.operator_check import check_operator
-from smkern.ops.operator_warmup import work_of
+from smkern.ops.operator_warmup import work_of_calls
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
 from smkern.ops.warming import Target, Work, room
@@ -44,6 +44,4 @@ class SampleCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
-        device = torch.device(f"cuda:{target.index}")
-        calls = [call for aligned in target.aligned for call in self.calls(device, aligned)]
-        return work_of(SAMPLE, calls, target)
+        return work_of_calls(lambda *where: [(SAMPLE, call) for call in self.calls(*where)], target)
