@@ -99,12 +99,14 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
 
     def call(self, problem: AttentionProblem, place: Place, config: AttentionConfig) -> Call:
         assert self._plan is not None
-        launch = self.dispatcher.launch(problem, config, place.budget)
-        launches = [self._arguments(index, self._plan) for index in range(len(self.operands.sets))]
+        bind = self.dispatcher.launch(problem, config, place.budget)
+        given = [self._arguments(index, self._plan) for index in range(len(self.operands.sets))]
+        launches = [(bind(one.sizes), one.addresses) for one in given]
         stream, count = place.stream.cuda_stream, len(launches)
 
         def call(i: int) -> None:
-            launch(launches[i % count], stream)
+            launch, addresses = launches[i % count]
+            launch(stream, *addresses)
 
         return call
 
@@ -142,9 +144,9 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
 
 
 def _dispatcher(index: int) -> AttentionDispatcher:
-    from smkern.ops.attention.eager import eager_attention
+    from smkern.ops.attention.dispatch import attention_dispatcher
 
-    return eager_attention(index).dispatcher
+    return attention_dispatcher(index)
 
 
 def _tuner(cases: Sequence[AttentionCase], dispatcher: Any, device: str = "cuda") -> AttentionTuner:

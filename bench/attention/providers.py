@@ -79,9 +79,9 @@ def our_call(ops: AttentionOperands, plan: Any, backend: str | None) -> Call:
 
 def selection(ops: AttentionOperands, plans: list[Any], backend: str | None) -> dict[str, str]:
     """The configuration that dispatch chose under a plan, and from where it took it."""
-    from smkern.ops.attention.eager import eager_attention
+    from smkern.ops.attention.dispatch import attention_dispatcher
 
-    plan, dispatcher = plans[0], eager_attention(ops.kv_lens.get_device()).dispatcher
+    plan, dispatcher = plans[0], attention_dispatcher(ops.kv_lens.get_device())
     problem = AttentionProblem(plan.shape, "bf16", ops.case.cache_dtype)
     selection = dispatcher.select(problem, plan.budget, backend)
     return {"config": describe(selection.config), "source": selection.source}

@@ -31,8 +31,9 @@ from smkern.ops.append.dispatch import of_step as append_of_step
 from smkern.ops.append.operators import APPEND
 from smkern.ops.attention.call import Call as AttentionCall
 from smkern.ops.attention.dispatch import AttentionDispatcher
-from smkern.ops.attention.eager import EagerAttention
+from smkern.ops.attention.paged import ATTENTION as PAGED_ATTENTION
 from smkern.ops.attention.plan import PlanNumbers
+from smkern.ops.attention.plan_eager import EagerPlans
 from smkern.ops.gemm.call import Gemm
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.ops.gemm.operator import GEMM
@@ -166,14 +167,12 @@ class FakeLayer:
             append_of_step,
         )  # fmt: skip
         self.append = EagerOperator(APPEND, -1, appends, streams)
-        self.attention = EagerAttention(
-            -1,
-            AttentionDispatcher(
-                profile, lambda: AttentionKernels(0, CAPABILITY), select_attention,
-                cuda.violations, ATTENTION.load(gpu),
-            ),
-            streams,
+        attentions = AttentionDispatcher(
+            profile, lambda: AttentionKernels(0, CAPABILITY), select_attention, cuda.violations,
+            ATTENTION.load(gpu),
         )  # fmt: skip
+        self.attention = EagerOperator(PAGED_ATTENTION, -1, attentions, streams)
+        self.plans = EagerPlans(-1, attentions, streams)
         self.weights: Any = empty_layer(
             self.config, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
         )
@@ -220,7 +219,7 @@ class FakeLayer:
 
         return {
             "plan": lambda: plans.append(
-                self.attention.plan(self.lens, self.starts, numbers, None, False, None)
+                self.plans.plan(self.lens, self.starts, numbers, None, False, None)
             ),
             "input_norm": norm(w.input_norm),
             "qkv": product(b.normed, w.qkv, b.qkv),

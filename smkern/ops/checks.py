@@ -172,21 +172,6 @@ def check_scale(
         check_device(name, value, owner[1].device, owner[0])
 
 
-def check_out(out: Any, q: Tensor) -> None:
-    """[tokens, q_heads, head_dim] as q, of addresses of its own."""
-    check_tensor("out", out, 3, "[tokens, q_heads, head_dim]")
-    check_inner("out", out)
-    if out.shape != q.shape or out.dtype is not q.dtype:
-        raise ArgumentError(
-            f"out is {list(out.shape)} {out.dtype}, q {list(q.shape)} {q.dtype}: they must agree"
-        )
-    if not writable(out):
-        raise ArgumentError(
-            f"out has strides {out.stride()} for shape {list(out.shape)}: two of its elements "
-            "share an address; pass a tensor whose rows and heads lie apart"
-        )
-
-
 def writable(out: Tensor) -> bool:
     """Whether no two elements share an address, by strides that nest."""
     extent = 1

@@ -116,6 +116,7 @@ class Operator(Generic[P]):
         empty: Fills a call's results where `problem` is None and there is something to fill.
         check_memory: What `check=True` looks at on the device, of a checked call.
         kept_in_capture: Whether what a capture prepares is what a call outside would.
+        through_library: By torch's dispatcher, where the operators there take other arguments.
         in_place_name: In `torch.ops.smkern`, of the operator whose result is its first argument.
     """
 
@@ -142,6 +143,7 @@ class Operator(Generic[P]):
     check_memory: Callable[[Any], None] | None = None
     kept_in_capture: bool = True
     in_place_name: str = ""
+    through_library: Callable[[Any], Any] | None = None
     required: tuple[str, ...] = field(init=False)
     """Tensor arguments that every call has."""
     mixed: tuple[str, ...] = field(init=False)

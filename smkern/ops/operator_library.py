@@ -73,6 +73,8 @@ def _in_place_schema(op: Operator[Any]) -> str:
 
 def through_library(op: Operator[Any], call: Any) -> Any:
     """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
+    if op.through_library is not None:
+        return op.through_library(call)
     compiling = torch.compiler.is_compiling()
     if not compiling:
         refuse_others(op, call)

@@ -61,7 +61,7 @@ class Dispatcher:
     def launch_by(self, config, problem, budget, capturing):
         good = our_call(self.ops)
 
-        def launch(arguments, stream):
+        def launch(stream, *values):
             self.cuda.work_us(10.0 + config.num_warps)
             good(0)
             if config == self.wrong:

@@ -12,6 +12,7 @@ from smkern.autotune.attention import FAMILY, AttentionTuner
 from smkern.autotune.attention_cases import Heads, problem_of, tuned_cases
 from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
+from smkern.kernels.attention.args import AttentionArguments
 from smkern.measure.attention import AttentionOperands
 from smkern.measure.timing import Timing
 from smkern.tuning.attention.select import ATTENTION
@@ -42,15 +43,19 @@ class FakeDispatcher:
         if config == REFUSED:
             raise ArgumentError("no such team: use fewer")
 
-        def launch(args, stream):
-            self.launches.append((config, args, stream))
-            first = self.operands.sets[0]
-            if args.out == first.out.data_ptr():
-                first.out.copy_(self.operands.reference() * (2 if config == WRONG else 1))
-                if config == TURNED:
-                    first.out[0, 0, 0] *= 1.01
+        def bind(sizes):
+            def launch(stream, *addresses):
+                args = AttentionArguments.of(addresses, sizes)
+                self.launches.append((config, args, stream))
+                first = self.operands.sets[0]
+                if args.out == first.out.data_ptr():
+                    first.out.copy_(self.operands.reference() * (2 if config == WRONG else 1))
+                    if config == TURNED:
+                        first.out[0, 0, 0] *= 1.01
 
-        return launch
+            return launch
+
+        return bind
 
 
 @pytest.fixture

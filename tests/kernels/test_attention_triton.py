@@ -8,7 +8,7 @@ import pytest
 
 from smkern.device import Confinement
 from smkern.errors import DeviceError
-from smkern.kernels.attention.merge_triton import MergeVariant, compile_merge
+from smkern.kernels.attention.merge_triton import MergeVariant
 from smkern.kernels.attention.triton_compile import (
     compile_triton,
     compile_variant,
@@ -137,5 +137,5 @@ def test_what_does_not_fit_is_refused_with_the_limit():
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("head_dim", [64, 96, 256])
 def test_merge_compiles_without_spills(capability, head_dim, tmp_path):
-    artifact = compile_merge(MergeVariant(head_dim, "bf16", True, capability))
+    artifact = MergeVariant(head_dim, "bf16", True, capability).compile()
     assert usage(artifact, tmp_path)[1] == 0

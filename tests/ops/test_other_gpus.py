@@ -9,7 +9,7 @@ import pytest
 from smkern.device import DeviceInfo
 from smkern.errors import TableError
 from smkern.ops.append.dispatch import append_dispatcher
-from smkern.ops.attention.dispatch import load_attention_dispatcher
+from smkern.ops.attention.dispatch import attention_dispatcher
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.moe.grouped import grouped_dispatcher
@@ -50,7 +50,7 @@ def budgets(info: DeviceInfo) -> list[Budget]:
 @every_gpu
 def test_a_gemm_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
     gpus.install(monkeypatch, info)
-    dispatcher = gemm_dispatcher(0)
+    dispatcher = gemm_dispatcher.__wrapped__(0)
     assert dispatcher.profile.info == info
     assert not dispatcher.tables.cells
     hopper = info.capability[0] == 9
@@ -68,7 +68,7 @@ def test_a_gemm_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
 @every_gpu
 def test_attention_runs_kernels_of_its_own_device(info, monkeypatch) -> None:
     gpus.install(monkeypatch, info)
-    dispatcher = load_attention_dispatcher(0)
+    dispatcher = attention_dispatcher.__wrapped__(0)
     assert dispatcher.profile.info == info
     assert not dispatcher.table.cells
     for max_q_len, batch in ((1, 64), (4096, 2)):
@@ -148,14 +148,14 @@ def test_what_is_tuned_here_is_what_dispatch_reads_here(monkeypatch) -> None:
     cells = {CellKey.of(GEMMS[0], budget): Cell(config, 1.0, config, 1.0)}
     for _ in range(2):
         GEMM.file(user_path(gpus.H100.name)).merge(cells, meta)
-    found = gemm_dispatcher(0).select(GEMMS[0], budget)
+    found = gemm_dispatcher.__wrapped__(0).select(GEMMS[0], budget)
     assert (found.source, found.config) == ("table", config)
 
 
 def test_two_gpus_of_different_kinds_have_a_dispatcher_each(monkeypatch) -> None:
     gpus.install(monkeypatch, gpus.H200, gpus.A100)
     problem, budget = GEMMS[-1], Budget(108, "mask", True)
-    first, second = (gemm_dispatcher(index) for index in (0, 1))
+    first, second = (gemm_dispatcher.__wrapped__(index) for index in (0, 1))
     assert first.tables.cells
     assert not second.tables.cells
     assert first.select(problem, budget, "model").config.kernel in ("ws", "tma")

@@ -61,7 +61,7 @@ def test_one_choice_for_a_step_of_rows(part, seasoned):
     steps = {model_rows(m) for m in random.Random(7).sample(range(1, 8193), 300)}
     kept = {
         "input_norm": layer.norm.dispatcher._choices,
-        "append": layer.append.dispatcher._selections,
+        "append": layer.append.dispatcher._choices,
         "qkv": layer.gemm.dispatcher._steps,
     }[part]
     for m in sorted(steps):

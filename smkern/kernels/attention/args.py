@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from smkern.kernels.attention.items import PlanLayout
 from smkern.tuning.attention.shapes import PREFILL_ROWS, AttentionShape
+from smkern.tuning.config import Dtype
 
 ALIGNMENT = 256
+NUM_ADDRESSES = 12
+"""Fields of `AttentionArguments` that are addresses, which come first."""
+
+Launch = Callable[..., None]
+"""launch(stream, *addresses): the addresses of `AttentionArguments` in its order.
+
+Behind them may come what a plan is made of, which a launch that is given a plan does not look at.
+"""
+Bind = Callable[[tuple[Any, ...]], Launch]
+"""bind(sizes): the launch of calls that have these `AttentionArguments.sizes`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionArguments:
+class AttentionArguments(NamedTuple):
     """Device addresses (0: absent) and sizes of one launch; strides in elements.
 
     q and out are [num_tokens, q_heads, head_dim], lse fp32 [num_tokens, q_heads] contiguous. Caches
@@ -46,6 +58,20 @@ class AttentionArguments:
     softcap: float
     k_scale: float
     v_scale: float
+
+    @classmethod
+    def of(cls, addresses: Iterable[int], sizes: Iterable[Any]) -> AttentionArguments:
+        """The arguments of a call with these addresses and sizes."""
+        return cls._make((*addresses, *sizes))
+
+    @property
+    def addresses(self) -> tuple[Any, ...]:
+        return self[:NUM_ADDRESSES]
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """All behind the addresses: what a launch is bound to."""
+        return self[NUM_ADDRESSES:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +107,13 @@ class WorkspaceLayout:
         ):
             ends.append(ends[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
         return cls(*ends)
+
+
+class MergeProblem(NamedTuple):
+    """A merge of `states` states of `rows` (token, head) pairs; `aligned` to whole 16 bytes."""
+
+    states: int
+    rows: int
+    head_dim: int
+    dtype: Dtype
+    aligned: bool

@@ -8,9 +8,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import log2
+from typing import Any
 
 from smkern.errors import ArgumentError
-from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.args import (
+    NUM_ADDRESSES,
+    AttentionArguments,
+    Bind,
+    Launch,
+    WorkspaceLayout,
+)
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
@@ -31,7 +38,6 @@ from smkern.tuning.attention.shapes import (
 )
 from smkern.tuning.constraints import shared_limit
 
-Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
 
@@ -45,7 +51,7 @@ ROW_UNIT = 32
 """Bytes that cache strides are passed in: 2**32 of them cover 128 GiB."""
 _PLAN_THREADS = 1024
 _PREFILL_THREADS = 384
-_PARAMS = struct.Struct("12Q 6q 4q 2I 12i 4f")
+_PARAMS, _ADDRESSES = struct.Struct("12Q 6q 4q 2I 12i 4f"), struct.Struct("12Q")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,31 +146,21 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
     return tuple(found)
 
 
-def params_packer(problem: AttentionProblem) -> Callable[[AttentionArguments], bytes]:
-    """Packs `AttentionParams` of csrc/attention.cuh; what the problem decides is found once."""
+def params_of(problem: AttentionProblem, args: AttentionArguments) -> bytes:
+    """`AttentionParams` of csrc/attention.cuh; its addresses come first."""
     shape, size = problem.shape, cache_bytes(problem)
     workspace, plan = WorkspaceLayout.of(shape), PlanLayout.of(shape)
-    offsets = (workspace.decode_out, workspace.decode_stats, workspace.prefill_out,
-               workspace.prefill_stats)  # fmt: skip
-    numbers = (
-        shape.num_kv_heads, shape.group, int(log2(shape.page_size)), int(shape.causal),
-        shape.window, shape.decode_rows, plan.decode_at, plan.prefill_at, -(-65_536 // shape.group),
+    page, token, head = args.k_strides
+    k_scale = args.k_scale if problem.cache_dtype == "fp8" else 1.0
+    return _PARAMS.pack(
+        *args.addresses, *args.q_strides, *args.out_strides, args.table_stride, size * head,
+        workspace.decode_out, workspace.decode_stats, workspace.prefill_out,
+        workspace.prefill_stats, size * page // ROW_UNIT, size * token // ROW_UNIT,
+        args.table_len, args.num_pages, args.num_tokens, shape.num_kv_heads, shape.group,
+        int(log2(shape.page_size)), int(shape.causal), shape.window, shape.decode_rows,
+        plan.decode_at, plan.prefill_at, -(-65_536 // shape.group),
+        args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
     )  # fmt: skip
-    is_fp8 = problem.cache_dtype == "fp8"
-
-    def pack(args: AttentionArguments) -> bytes:
-        page, token, head = args.k_strides
-        k_scale = args.k_scale if is_fp8 else 1.0
-        return _PARAMS.pack(
-            args.q, args.k, args.v, args.out, args.lse, args.page_table, args.page_indptr,
-            args.sinks, args.k_scale_ptr, args.v_scale_ptr, args.plan, args.workspace,
-            *args.q_strides, *args.out_strides, args.table_stride, size * head, *offsets,
-            size * page // ROW_UNIT, size * token // ROW_UNIT,
-            args.table_len, args.num_pages, args.num_tokens, *numbers,
-            args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
-        )  # fmt: skip
-
-    return pack
 
 
 def compile_cuda_variant(variant: CudaVariant, capability: int) -> bytes:
@@ -203,27 +199,38 @@ class CudaAttention:
     def is_plan_loaded(self) -> bool:
         return self._plan is not None
 
-    def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Launch:
-        """The launch of a problem: loads its variant if new."""
+    def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Bind:
+        """What binds the launches of a problem: loads its variant if new."""
         variant = variant_of(problem, config)
         function = self._function(variant)
         grid, shared = budget.num_sms, shared_bytes(variant, problem.shape.decode_rows)
         overlap = may_overlap(config.overlap, budget, self.capability)
         run = launcher(function, grid, variant.threads, shared, overlap=overlap)
-        pack = params_packer(problem)
         maps, lock = OperandMaps(problem), threading.Lock()
+        uses_maps, pack = variant.tma, _ADDRESSES.pack_into
 
-        def launch(args: AttentionArguments, stream: int) -> None:
-            params = ctypes.create_string_buffer(pack(args), _PARAMS.size)
+        def bind(sizes: tuple[Any, ...]) -> Launch:
+            args = AttentionArguments.of([0] * NUM_ADDRESSES, sizes)
+            params = ctypes.create_string_buffer(params_of(problem, args), _PARAMS.size)
             pointers = (ctypes.c_void_p * 2)(ctypes.addressof(params), maps.address)
-            with lock:
-                if variant.tma:
-                    maps.point(args)
-                code = run(stream, pointers)
-            if code:
-                check(code, f"launching {grid} CTAs of {variant}")
 
-        return launch
+            def launch(
+                stream: int, q: int, k: int, v: int, out: int, lse: int, table: int, indptr: int,
+                sinks: int, k_scale: int, v_scale: int, plan: int, workspace: int,
+                kv_lens: int = 0, cu_q_lens: int = 0, scratch: int = 0,
+            ) -> None:  # fmt: skip
+                with lock:
+                    pack(params, 0, q, k, v, out, lse, table, indptr, sinks, k_scale, v_scale,
+                         plan, workspace)  # fmt: skip
+                    if uses_maps:
+                        maps.point(args, q, k, v)
+                    code = run(stream, pointers)
+                if code:
+                    check(code, f"launching {grid} CTAs of {variant}")
+
+            return launch
+
+        return bind
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
         """The launch that makes a plan of `shape` for `budget`: one CTA.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Union
-
 from smkern.errors import ArgumentError
-from smkern.kernels.attention.args import AttentionArguments
+from smkern.kernels.attention.args import Bind
 from smkern.kernels.attention.cuda import (
     CudaAttention,
     CudaVariant,
@@ -20,11 +17,7 @@ from smkern.kernels.attention.triton_launch import Loaded, prepare_triton
 from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
-if TYPE_CHECKING:
-    from smkern.kernels.attention.merge_triton import MergeVariant
-
-Launch = Callable[[AttentionArguments, int], None]
-Compiled = Union[CudaVariant, AttentionVariant, "MergeVariant", None]
+Compiled = CudaVariant | AttentionVariant | None
 """What is compiled by itself; None is the plan's kernel."""
 
 
@@ -72,8 +65,8 @@ class AttentionKernels:
         config: AttentionConfig,
         budget: Budget,
         aligned: bool = True,
-    ) -> Launch:
-        """The launch of a problem by a configuration within a budget; loads its kernels if new.
+    ) -> Bind:
+        """What binds launches of a problem within a budget; loads its kernels if new.
 
         Args:
             problem: What is launched.
@@ -99,9 +92,5 @@ def compile_attention(variant: Compiled, capability: int) -> None:
         compile_plan(capability)
     elif isinstance(variant, CudaVariant):
         compile_cuda_variant(variant, capability)
-    elif isinstance(variant, AttentionVariant):
-        compile_variant(variant)
     else:
-        from smkern.kernels.attention.merge_triton import compile_merge
-
-        compile_merge(variant)
+        compile_variant(variant)

@@ -24,16 +24,15 @@ class OperandMaps:
         self._problem = problem
         self._keys = tile_keys(problem.shape.head_dim)
         self._swizzle = 128 if problem.shape.head_dim % 64 == 0 else 64
-        self._sizes: tuple[object, ...] = ()
+        self._sizes: object = None
         self._where: tuple[int, int, int] = (0, 0, 0)
 
-    def point(self, args: AttentionArguments) -> None:
-        """Make the maps those of `args`."""
-        sizes = (args.q_strides, args.k_strides, args.v_strides, args.num_tokens, args.num_pages)
-        where = (args.q, args.k, args.v)
-        if sizes != self._sizes:
+    def point(self, args: AttentionArguments, q: int, k: int, v: int) -> None:
+        """Make the maps those of operands with the sizes of `args` at these addresses."""
+        where = (q, k, v)
+        if args is not self._sizes:
             self._encode(args)
-            self._sizes, self._where = sizes, (0, 0, 0)
+            self._sizes, self._where = args, (0, 0, 0)
         if where != self._where:
             replace = replace_address()
             for i, address in enumerate(where):

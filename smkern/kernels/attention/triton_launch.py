@@ -5,11 +5,16 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.args import (
+    NUM_ADDRESSES,
+    AttentionArguments,
+    Bind,
+    Launch,
+    WorkspaceLayout,
+)
 from smkern.kernels.attention.items import NUM_DECODE, NUM_PREFILL, PlanLayout
 from smkern.kernels.attention.triton_compile import (
     NUMBERS,
@@ -30,12 +35,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "AttentionLaunch", "Loaded", "compile_triton", "default_config", "launch_interpreted",
+    "Loaded", "compile_triton", "default_config", "launch_interpreted",
     "prepare_triton", "variants_of",
 ]  # fmt: skip
 
-AttentionLaunch = Callable[[AttentionArguments, int], None]
-"""launch(arguments, stream)."""
 Loaded = dict[AttentionVariant, tuple[Artifact, ctypes.c_void_p]]
 
 # Parameters in the kernel's order, 8 bytes each; Triton's two scratch pointers, unused, are last.
@@ -86,27 +89,14 @@ def prepare_triton(
     capability: int,
     loaded: Loaded | None = None,
     aligned: bool = True,
-) -> AttentionLaunch:
-    """The launch of `problem` within `budget`; compiles and loads what `loaded` lacks.
+) -> Bind:
+    """What binds launches of `problem` within `budget`; compiles and loads what `loaded` lacks.
 
     `loaded` belongs to a device and may be shared by all its launches. `aligned` says whether the
-    calls to come are (`is_aligned`); a first call that differs compiles and loads once more.
+    calls to come are (`is_aligned`).
     """
-    known: Loaded = {} if loaded is None else loaded
-    bound: dict[bool, AttentionLaunch] = {}
-
-    def bind(kind: bool) -> AttentionLaunch:
-        if kind not in bound:
-            passes = _passes(problem, config, budget, capability, kind)
-            bound[kind] = _bind(problem, passes, known)
-        return bound[kind]
-
-    bind(aligned)
-
-    def launch(arguments: AttentionArguments, stream: int) -> None:
-        bind(is_aligned(arguments, problem))(arguments, stream)
-
-    return launch
+    passes = _passes(problem, config, budget, capability, aligned)
+    return _loaded(problem, passes, {} if loaded is None else loaded)
 
 
 def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool:
@@ -119,7 +109,7 @@ def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool
     )
 
 
-def _bind(problem: AttentionProblem, passes: list[_Pass], loaded: Loaded) -> AttentionLaunch:
+def _loaded(problem: AttentionProblem, passes: list[_Pass], loaded: Loaded) -> Bind:
     """Load the kernels and keep a parameter buffer for each."""
     runs = []
     for step in passes:
@@ -136,18 +126,22 @@ def _bind(problem: AttentionProblem, passes: list[_Pass], loaded: Loaded) -> Att
     lock, run, pack = threading.Lock(), launch_kernel(), _PACKED.pack_into
     kv_heads, window = problem.shape.num_kv_heads, problem.shape.window
 
-    def launch(arguments: AttentionArguments, stream: int) -> None:
-        with lock:
-            for step, artifact, function, buffer, params in runs:
-                pack(buffer, 0, *_values(step, kv_heads, window, arguments), 0, 0)
-                code = run(
-                    function, step.num_ctas, 1, 1, artifact.num_threads, 1, 1,
-                    artifact.shared_bytes, stream, params, None,
-                )  # fmt: skip
-                if code:
-                    check(code, f"launching {step.num_ctas} CTAs of {step.variant}")
+    def bind(sizes: tuple[Any, ...]) -> Launch:
+        def launch(stream: int, *addresses: int) -> None:
+            arguments = AttentionArguments.of(addresses[:NUM_ADDRESSES], sizes)
+            with lock:
+                for step, artifact, function, buffer, params in runs:
+                    pack(buffer, 0, *_values(step, kv_heads, window, arguments), 0, 0)
+                    code = run(
+                        function, step.num_ctas, 1, 1, artifact.num_threads, 1, 1,
+                        artifact.shared_bytes, stream, params, None,
+                    )  # fmt: skip
+                    if code:
+                        check(code, f"launching {step.num_ctas} CTAs of {step.variant}")
 
-    return launch
+        return launch
+
+    return bind
 
 
 def _values(step: _Pass, kv_heads: int, window: int, a: AttentionArguments) -> tuple[Any, ...]:

@@ -1,8 +1,7 @@
 """What a `paged_attention` call was given, and what must hold of it before anything runs.
 
 All here follows from sizes, strides, dtypes, devices and numbers, so it is checked once for each
-combination. Addresses are looked at in every call (`aliasing.py`), the device's memory on demand
-(`check.py`).
+combination. The device's memory is looked at on demand (`check.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.attention.plan import Plan, differences
 from smkern.ops.checks import FP8
+from smkern.ops.operator import Shapes
 from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
 
 BACKENDS = (*get_args(AttentionKernel), "model")
@@ -52,14 +52,10 @@ class Call(NamedTuple):
     num_sms: Any
 
 
-def check_call(call: Call) -> AttentionShape:
-    """Check all of a call but `num_sms`, addresses and what lies on the device.
+def check_call(call: Call) -> None:
+    """Raise ArgumentError for a call that cannot be served.
 
-    Returns:
-        The shape of the step: the plan's, or one made from the table's size where none is given.
-
-    Raises:
-        ArgumentError: naming the argument, its value, what is wanted and what to do.
+    All is checked but `num_sms`, addresses and what lies on the device.
     """
     if call.backend is not None and call.backend not in BACKENDS:
         raise ArgumentError(f"backend={call.backend!r}: use None or one of {list(BACKENDS)}")
@@ -72,27 +68,61 @@ def check_call(call: Call) -> AttentionShape:
             f"page_table is {list(call.page_table.shape)} and the cache has {pages} pages: a batch "
             "needs at least one of each, even where all lengths are 0"
         )
-    for name in ("kv_lens", "cu_q_lens", "page_table", "page_indptr", "sinks", "out", "lse"):
-        x = getattr(call, name)
-        if isinstance(x, Tensor):
-            checks.check_device(name, x, call.q.device, "q")
     _check_options(call)
-    _check_outputs(call)
-    shape = _shape(call, batch)
+    _check_lse(call)
     if call.plan is not None:
-        _check_plan(call.plan, shape, call.q)
-        return call.plan.shape
+        _check_plan(call.plan, _shape(call), call.q)
+    else:
+        _shape(call)
+
+
+def results_of(call: Call) -> Shapes:
+    """Shape and dtype of out, and of lse where somebody asked for it."""
+    q = call.q
+    lse = (tuple(q.shape[:2]), torch.float32) if call.return_lse else None
+    return (tuple(q.shape), q.dtype), lse
+
+
+def shape_of(call: Call) -> AttentionShape:
+    """The shape of a checked call's step: the plan's, or one made from the table's size."""
+    shape: AttentionShape = _shape(call) if call.plan is None else call.plan.shape
     return shape
 
 
-def problem_of(call: Call, shape: AttentionShape) -> AttentionProblem:
+def problem_of(call: Call, aligned: bool) -> AttentionProblem:
     """What chooses a kernel for a checked call.
 
     Raises:
         ArgumentError: fp32 queries, which only the reference takes.
     """
     softcap, sinks = call.softcap is not None, call.sinks is not None
-    return problem_from(shape, call.q.dtype, call.k_cache.dtype, softcap, sinks)
+    return problem_from(shape_of(call), call.q.dtype, call.k_cache.dtype, softcap, sinks)
+
+
+def sizes_of(call: Call) -> tuple[Any, ...]:
+    """`AttentionArguments.sizes` of a checked call."""
+    q, k, v, table = call.q, call.k_cache, call.v_cache, call.page_table
+    tokens, heads, dim = q.shape
+    out = (heads * dim, dim) if call.out is None else _strides(call.out)
+    k_scale, v_scale = (
+        1.0 if x is None or isinstance(x, Tensor) else float(x)
+        for x in (call.k_scale, call.v_scale)
+    )
+    return (
+        _strides(q), out, _strides(k), _strides(v),
+        0 if call.page_indptr is not None else table.stride(0), table.shape[-1], k.shape[0],
+        tokens, dim**-0.5 if call.scale is None else float(call.scale),
+        0.0 if call.softcap is None else float(call.softcap), k_scale, v_scale,
+    )  # fmt: skip
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Strides but the inner one; dense ones where nothing is stepped over: torch leaves any."""
+    found, dense = [], x.shape[-1]
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        found.append(stride if size > 1 else dense)
+        dense = found[-1] * max(size, 1)
+    return tuple(reversed(found))
 
 
 def problem_from(
@@ -156,10 +186,8 @@ def _check_options(call: Call) -> None:
         checks.check_scale(name, value, call.k_cache, positive=positive, owner=("q", call.q))
 
 
-def _check_outputs(call: Call) -> None:
-    q, out, lse = call.q, call.out, call.lse
-    if out is not None:
-        checks.check_out(out, q)
+def _check_lse(call: Call) -> None:
+    q, lse = call.q, call.lse
     if lse is not None:
         checks.check_tensor("lse", lse, 2, "[tokens, q_heads]")
         if lse.shape != q.shape[:2] or lse.dtype is not torch.float32 or not lse.is_contiguous():
@@ -169,9 +197,9 @@ def _check_outputs(call: Call) -> None:
             )
 
 
-def _shape(call: Call, batch: int) -> AttentionShape:
+def _shape(call: Call) -> AttentionShape:
     """The shape that a call implies; `max_tokens` is what q holds."""
-    tokens, plan = call.q.shape[0], call.plan
+    batch, tokens, plan = call.kv_lens.shape[0], call.q.shape[0], call.plan
     most = call.max_q_len
     if call.cu_q_lens is None:
         if tokens != batch:

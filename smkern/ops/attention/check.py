@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.items import OVERFLOW
-from smkern.ops.attention.call import Call
+from smkern.ops.attention.call import Call, shape_of
 from smkern.ops.attention.plan import Plan
 from smkern.ops.checks import as_float
 from smkern.tuning.attention.shapes import AttentionShape
@@ -81,12 +81,11 @@ def check_plan(plan: Plan) -> None:
         )
 
 
-def check_memory(call: Call, shape: AttentionShape) -> None:
+def check_memory(call: Call) -> None:
     """Check what a call's lengths, table, scales and plan hold, for rows in use.
 
     Args:
         call: A call whose host side is in order.
-        shape: Of its step.
 
     Raises:
         ArgumentError: see `check_lengths`, `check_plan`; a table that is too short for a length; a
@@ -94,7 +93,7 @@ def check_memory(call: Call, shape: AttentionShape) -> None:
     """
     if call.plan is not None and call.q.device.type == "cuda":
         check_plan(call.plan)
-    check_lengths(call.kv_lens, call.cu_q_lens, shape)
+    check_lengths(call.kv_lens, call.cu_q_lens, shape_of(call))
     if call.cu_q_lens is not None and int(call.cu_q_lens[-1]) > call.q.shape[0]:
         raise ArgumentError(
             f"cu_q_lens ends at {int(call.cu_q_lens[-1])}, q has {call.q.shape[0]} tokens: pass q "

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import ArgumentError, WarmupError
-from smkern.kernels.attention.args import AttentionArguments
+from smkern.kernels.attention.args import AttentionArguments, Bind
 from smkern.ops.bounded_cache import keep, model_rows
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
@@ -21,7 +21,6 @@ from smkern.tuning.attention.shapes import (
 if TYPE_CHECKING:
     from smkern.profile import Profile
 
-Launch = Callable[[AttentionArguments, int], None]
 PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
 
@@ -47,7 +46,7 @@ class Kernels(Protocol):
         config: AttentionConfig,
         budget: Budget,
         aligned: bool = True,
-    ) -> Launch: ...
+    ) -> Bind: ...
 
 
 class Select(Protocol):
@@ -92,7 +91,7 @@ class AttentionDispatcher:
         self._select = select
         self._violations = violations
         self._selections: dict[tuple[Any, ...], Any] = {}
-        self._launches: dict[tuple[Any, ...], Launch] = {}
+        self._launches: dict[tuple[Any, ...], Bind] = {}
         self._plans: dict[tuple[AttentionShape, Budget], PlanLaunch] = {}
         self._lock = threading.RLock()
 
@@ -146,8 +145,8 @@ class AttentionDispatcher:
         *,
         capturing: bool = False,
         aligned: bool = True,
-    ) -> Launch:
-        """The launch of a problem by a configuration; compiles and loads it unless in a capture.
+    ) -> Bind:
+        """What binds the launches of a problem; compiles and loads it unless in a capture.
 
         `aligned`: addresses and strides of the calls to come are whole 16 bytes.
 
@@ -226,7 +225,8 @@ def of_step(problem: AttentionProblem) -> AttentionProblem:
     return replace(problem, shape=shape)
 
 
-def load_attention_dispatcher(index: int) -> AttentionDispatcher:
+@cache
+def attention_dispatcher(index: int) -> AttentionDispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
     from smkern.profile import load_profile
 

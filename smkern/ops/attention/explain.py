@@ -17,6 +17,7 @@ from smkern.ops import checks
 from smkern.ops.attention.call import BACKENDS, problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher, offline_dispatcher
 from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
+from smkern.ops.attention.plan_eager import eager_plans
 from smkern.ops.gemm.explain import imagined_budget
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
@@ -89,10 +90,9 @@ def _dispatcher_and_budget(device: int | None) -> tuple[AttentionDispatcher, Bud
     if not torch.cuda.is_available():
         dispatcher = _shipped_dispatcher()
         return dispatcher, Budget(dispatcher.profile.info.num_sms, "mask", True)
-    from smkern.ops.attention.eager import eager_attention
-
-    eager = eager_attention(torch.cuda.current_device() if device is None else device)
-    return eager.dispatcher, eager.stream_budget()
+    index = torch.cuda.current_device() if device is None else device
+    plans = eager_plans(index)
+    return plans.dispatcher, plans.stream_budget()
 
 
 def shape_from_numbers(batch: Any, given: PlanNumbers) -> AttentionShape:

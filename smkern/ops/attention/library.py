@@ -16,10 +16,8 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops.attention.call import BACKENDS, Call, check_call
-from smkern.ops.attention.eager import eager_attention
-from smkern.ops.attention.host import attention_cpu
 from smkern.ops.attention.plan import Plan, plan_from_numbers
-from smkern.ops.operator_library import NAMESPACE
+from smkern.ops.operator_library import NAMESPACE, define
 
 _TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
 _OPTIONS = (
@@ -91,19 +89,6 @@ def through_library(call: Call) -> tuple[Tensor, Tensor | None]:
     return out, lse
 
 
-def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    return eager_attention(call.q.get_device())(call) if call.q.is_cuda else attention_cpu(call)
-
-
-def _paged_attention(q, k_cache, v_cache, page_table, kv_lens, **options):
-    out, lse = _run(_call(q, k_cache, v_cache, page_table, kv_lens, **options))
-    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
-
-
-def _paged_attention_out(q, k_cache, v_cache, page_table, kv_lens, out, **options):
-    _run(_call(q, k_cache, v_cache, page_table, kv_lens, out=out, **options))
-
-
 def _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out=None) -> None:
     """Shape rules that symbolic sizes can be held to; the rest is checked when it runs."""
     if backend is not None and backend not in BACKENDS:
@@ -135,26 +120,21 @@ def _fake_out(q, k_cache, v_cache, page_table, kv_lens, out, *, page_indptr=None
     _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out)
 
 
-def register() -> torch.library.Library:
-    """Define both operators with their CPU, CUDA and fake implementations.
+def register(run: Callable[[Call], tuple[Tensor, Tensor | None]]) -> torch.library.Library:
+    """Define both operators; `run` runs a call on its device.
 
     Returns:
         The registration, which lasts as long as the object does.
     """
+
+    def functional(q, k_cache, v_cache, page_table, kv_lens, **options):
+        out, lse = run(_call(q, k_cache, v_cache, page_table, kv_lens, **options))
+        return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+    def into(q, k_cache, v_cache, page_table, kv_lens, out, **options):
+        run(_call(q, k_cache, v_cache, page_table, kv_lens, out=out, **options))
+
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-    runs = {"paged_attention": _paged_attention, "paged_attention_out": _paged_attention_out}
-    fakes: dict[str, Callable[..., Any]] = {
-        "paged_attention": _fake,
-        "paged_attention_out": _fake_out,
-    }
-    for schema in (SCHEMA, OUT_SCHEMA):
-        library.define(schema, tags=tags)
-    for name, run in runs.items():
-        library.impl(name, run, "CPU")
-        library.impl(name, run, "CUDA")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fakes[name], lib=library)
+    define(library, SCHEMA, functional, _fake)
+    define(library, OUT_SCHEMA, into, _fake_out)
     return library
-
-
-LIBRARY = register()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -9,19 +10,99 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from smkern.errors import ArgumentError
+from smkern.kernels.attention.args import ALIGNMENT, AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.items import PlanLayout
+from smkern.kernels.attention.triton_launch import is_aligned
+from smkern.ops.aliasing import pointer
 from smkern.ops.attention import library
-from smkern.ops.attention.call import Call
-from smkern.ops.attention.eager import eager_attention
-from smkern.ops.attention.host import attention_cpu, plan_cpu
-from smkern.ops.attention.plan import Plan, PlanNumbers, shape_of_plan
+from smkern.ops.attention.call import Call, check_call, problem_of, results_of, shape_of, sizes_of
+from smkern.ops.attention.check import check_memory
+from smkern.ops.attention.dispatch import AttentionDispatcher, attention_dispatcher
+from smkern.ops.attention.plan import Plan, PlanNumbers, check_place, shape_of_plan
+from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_cpu
 from smkern.ops.attention.plan_library import plan_through_library
+from smkern.ops.operator import Bound, Operator, Part
+from smkern.ops.operator_eager import run_here
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import attention as reference
+from smkern.tuning.attention.shapes import AttentionProblem, Budget
 
 _PLAIN = frozenset({Tensor, Parameter, NoneType})
-_NEEDED = ("q", "k_cache", "v_cache", "page_table", "kv_lens")
 _is_compiling = torch.compiler.is_compiling
 _num_modes = torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def prepare(
+    dispatcher: AttentionDispatcher, call: Call, problem: AttentionProblem, budget: Budget,
+    capturing: bool,
+) -> Bound:  # fmt: skip
+    """The launch of a call; without a plan it makes one first, in memory of its own."""
+    shape, sizes = problem.shape, sizes_of(call)
+    if call.plan is not None:
+        check_place(call.plan, budget, call.q.device, "plan")
+    if not (shape.batch and call.q.shape[0]):
+        return Bound(None)
+    operands = (call.q, call.k_cache, call.v_cache, call.out)
+    some = AttentionArguments.of([*(pointer(x) for x in operands), *[0] * 8], sizes)
+    config = dispatcher.config(problem, budget, call.backend, some)
+    bind = dispatcher.launch(
+        problem, config, budget, capturing=capturing, aligned=is_aligned(some, problem)
+    )
+    launch = bind(sizes)
+    if call.plan is not None:
+        return Bound(launch)
+    make_plan = dispatcher.plan(shape, budget, capturing=capturing)
+    at = -(-4 * PlanLayout.of(shape).words // ALIGNMENT) * ALIGNMENT
+
+    def planned(stream: int, *addresses: int) -> None:
+        *operands, _, _, kv_lens, cu_q_lens, scratch = addresses
+        make_plan(kv_lens, cu_q_lens, scratch, scratch + at, stream)
+        launch(stream, *operands, scratch, scratch + at)
+
+    return Bound(planned, scratch_bytes=at + WorkspaceLayout.of(shape).num_bytes)
+
+
+def by_reference(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The reference on a checked call; a plan is checked and not needed."""
+    shape = shape_of(call)
+    if call.plan is not None:
+        check_place(call.plan, host_budget(call.num_sms), call.q.device, "plan")
+    out, lse = reference.paged_attention(
+        call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens,
+        page_indptr=call.page_indptr, cu_q_lens=call.cu_q_lens, max_q_len=shape.max_q_len,
+        max_kv_len=shape.max_kv_len, causal=shape.causal, scale=call.scale, window=call.window,
+        softcap=call.softcap, sinks=call.sinks, k_scale=call.k_scale, v_scale=call.v_scale,
+        out=call.out, lse=call.lse,
+    )  # fmt: skip
+    return out, lse if call.return_lse or call.lse is not None else None
+
+
+ATTENTION: Operator[AttentionProblem] = Operator(
+    name="paged_attention",
+    call=Call,
+    schema="Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens, *, "
+    "Tensor? page_indptr=None, Tensor? cu_q_lens=None, Tensor? sinks=None, float? k_scale=None, "
+    "float? v_scale=None, Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None",
+    results=("out", "lse"),
+    check=check_call,
+    shapes=results_of,
+    problem=problem_of,
+    reference=by_reference,
+    dispatcher=attention_dispatcher,
+    vectors=("q", "k_cache", "v_cache", "out"),
+    arguments=(
+        "stream", "q", "k_cache", "v_cache", "out", "lse", "page_table", "page_indptr", "sinks",
+        "k_scale", "v_scale", "plan.buffer", "plan.workspace", "kv_lens", "cu_q_lens", "scratch",
+    ),
+    unkeyed=("check",),
+    parts={"plan": Part(Plan, "key", ("buffer", "workspace"))},
+    left_out=("lse",),
+    prepare=prepare,
+    check_memory=check_memory,
+    through_library=library.through_library,
+)  # fmt: skip
+LIBRARY = library.register(partial(run_here, ATTENTION))
+_paged_attention = entry(ATTENTION)
 
 
 def plan_attention(
@@ -106,7 +187,7 @@ def plan_attention(
     ):
         return plan_through_library(kv_lens, cu_q_lens, given, out, check, num_sms)
     if kv_lens.is_cuda:
-        eager = eager_attention(kv_lens.get_device())
+        eager = eager_plans(kv_lens.get_device())
         return eager.plan(kv_lens, cu_q_lens, given, out, check, num_sms)
     return plan_cpu(kv_lens, cu_q_lens, given, out, check, num_sms)
 
@@ -117,7 +198,7 @@ def _plan_outside(
 ) -> Plan:
     """Make a plan in the current stream's budget, outside a compiled function's graph."""
     if kv_lens.is_cuda:
-        eager = eager_attention(kv_lens.get_device())
+        eager = eager_plans(kv_lens.get_device())
         return eager.plan(kv_lens, cu_q_lens, given, out, check, None)
     return plan_cpu(kv_lens, cu_q_lens, given, out, check, None)
 
@@ -210,35 +291,9 @@ def paged_attention(
         >>> smkern.paged_attention(q, cache, cache, table, lens).unique().tolist()
         [1.0]
     """
-    call = Call(
+    result, log_sums = _paged_attention(
         q, k_cache, v_cache, page_table, kv_lens, page_indptr, cu_q_lens, max_q_len, causal, scale,
         window, softcap, sinks, k_scale, v_scale, plan, out, lse, return_lse, check, backend,
         num_sms,
     )  # fmt: skip
-    if (
-        _is_compiling()
-        or q.__class__ not in _PLAIN
-        or k_cache.__class__ not in _PLAIN
-        or v_cache.__class__ not in _PLAIN
-        or page_table.__class__ not in _PLAIN
-        or kv_lens.__class__ not in _PLAIN
-        or out.__class__ not in _PLAIN
-        or _num_modes()
-        or _transform() is not None
-    ):
-        result, log_sums = library.through_library(call)
-    elif q is not None and q.is_cuda:
-        _check_given(call)
-        result, log_sums = eager_attention(q.get_device())(call)
-    elif q is None or q.device.type == "cpu":
-        result, log_sums = attention_cpu(call)
-    else:
-        result, log_sums = library.through_library(call)
     return (result, log_sums) if return_lse else result
-
-
-def _check_given(call: Call) -> None:
-    """Raise ArgumentError where something that is needed is None."""
-    for name in _NEEDED:
-        if getattr(call, name) is None:
-            raise ArgumentError(f"{name} is None: pass a tensor")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,11 @@ class Plan:
     budget: Budget
     buffer: Tensor
     workspace: Tensor
+    key: tuple[int, ...] = field(init=False, repr=False)
+    """What a launch by this plan depends on, its addresses left out."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (*self.numbers, self.buffer.get_device()))
 
     @property
     def workspace_bytes(self) -> int:

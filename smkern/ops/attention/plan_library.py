@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from smkern.ops import checks
-from smkern.ops.attention.eager import eager_attention
-from smkern.ops.attention.host import host_budget, plan_cpu
 from smkern.ops.attention.plan import (
     Plan,
     PlanNumbers,
@@ -22,7 +20,8 @@ from smkern.ops.attention.plan import (
     plan_from_numbers,
     shape_of_plan,
 )
-from smkern.ops.operator_library import NAMESPACE
+from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_cpu
+from smkern.ops.operator_library import NAMESPACE, define
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 _GIVEN = "Tensor kv_lens, Tensor? cu_q_lens"
@@ -56,7 +55,7 @@ def plan_through_library(
 def _budget(kv_lens: Tensor, num_sms: Any) -> Budget:
     """The call's budget; of a count only that counts, as the stream is known when it runs."""
     if num_sms is None and kv_lens.is_cuda:
-        return eager_attention(kv_lens.get_device()).stream_budget()
+        return eager_plans(kv_lens.get_device()).stream_budget()
     if num_sms is None:
         return host_budget(None)
     return Budget(checks.as_num_sms(num_sms), "grid", True)
@@ -73,7 +72,7 @@ def _run(kv_lens: Tensor, cu_q_lens: Tensor | None, plan: Plan, check_it: bool) 
     """Fill a plan's buffers; those given by a graph may be of its own."""
     given, num_sms = _given(plan.shape), plan.budget.num_sms
     if kv_lens.is_cuda:
-        eager = eager_attention(kv_lens.get_device())
+        eager = eager_plans(kv_lens.get_device())
         eager.plan(kv_lens, cu_q_lens, given, plan, check_it, num_sms)
     else:
         plan_cpu(kv_lens, cu_q_lens, given, plan, check_it, num_sms)
@@ -101,22 +100,6 @@ def _fake_out(kv_lens, cu_q_lens, buffer, workspace, *, numbers, check=False):
     torch._check(kv_lens.dim() == 1, lambda: "kv_lens must be a vector")
 
 
-def register() -> torch.library.Library:
-    """Define both operators with their CPU, CUDA and fake implementations.
-
-    Returns:
-        The registration, which lasts as long as the object does.
-    """
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-    for schema in (SCHEMA, OUT_SCHEMA):
-        library.define(schema, tags=tags)
-    for key in ("CPU", "CUDA"):
-        library.impl("plan_attention", _plan, key)
-        library.impl("plan_attention_out", _plan_out, key)
-    torch.library.register_fake(f"{NAMESPACE}::plan_attention", _fake, lib=library)
-    torch.library.register_fake(f"{NAMESPACE}::plan_attention_out", _fake_out, lib=library)
-    return library
-
-
-LIBRARY = register()
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+define(LIBRARY, SCHEMA, _plan, _fake)
+define(LIBRARY, OUT_SCHEMA, _plan_out, _fake_out)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.ops import checks
 from smkern.ops.attention.call import problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher
-from smkern.ops.attention.eager import EagerAttention, eager_attention
 from smkern.ops.attention.explain import shape_from_numbers
-from smkern.ops.attention.merge import eager_merge
+from smkern.ops.attention.merge import MERGE, Merge
 from smkern.ops.attention.plan import PlanNumbers, empty_plan
+from smkern.ops.attention.plan_eager import EagerPlans, eager_plans
+from smkern.ops.operator import Operator
+from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.attention.select import reachable
 from smkern.tuning.attention.shapes import DECODE_MAX_Q, AttentionConfig, AttentionProblem, Budget
@@ -87,19 +88,16 @@ class AttentionCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device: attention, its plans and the merge of its states."""
-        return work_of(eager_attention(target.index), eager_merge(target.index), self, target)
+        return joined([
+            work_of(eager_plans(target.index), self, target),
+            work_of_calls(self.merges, target),
+        ])  # fmt: skip
 
-
-class Merge(Protocol):
-    """Merges states on one device."""
-
-    def variant(self, head_dim: int, dtype: torch.dtype, aligned: bool) -> Any: ...
-
-    def is_loaded(self, variant: Any) -> bool: ...
-
-    def __call__(
-        self, outs: Tensor, lses: Tensor, out: Tensor | None, lse: Tensor | None, num_sms: Any
-    ) -> tuple[Tensor, Tensor]: ...
+    def merges(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Any]]:
+        """A merge of two states of a token, on tensors of its own."""
+        states = (2, 1, self.num_q_heads, self.head_dim)
+        outs = room(states, self.dtype, aligned, device)
+        return [(MERGE, Merge(outs, torch.zeros(states[:3], device=device)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def choices(
                 )
 
 
-def work_of(eager: EagerAttention, merge: Merge, calls: AttentionCalls, target: Target) -> Work:
+def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
     """Sort choices by the kernels that they are made of; launch one of each."""
     dispatcher = eager.dispatcher
     major, minor = dispatcher.profile.info.capability
@@ -148,29 +146,24 @@ def work_of(eager: EagerAttention, merge: Merge, calls: AttentionCalls, target: 
     for choice in choices(dispatcher, calls, target):
         count += 1
         launched.setdefault(dispatcher.variants(*choice), choice)
-    new = {
-        variant: None
+    wanted: list[Any] = list(dict.fromkeys(
+        variant
         for variants, choice in launched.items()
         if not dispatcher.is_loaded(*choice)
         for variant in variants
-    }
-    merges = {merge.variant(calls.head_dim, calls.dtype, way): way for way in target.aligned}
-    wanted = [*new, *(variant for variant in merges if not merge.is_loaded(variant))]
+    ))  # fmt: skip
     if not dispatcher.is_plan_loaded(calls.problems()[0].shape):
         wanted.insert(0, None)
     return Work(
         choices=count,
-        variants=len({variant for variants in launched for variant in variants}) + len(merges) + 1,
+        variants=len({variant for variants in launched for variant in variants}) + 1,
         compile=[Compile(variant, 10 * major + minor) for variant in wanted],
-        launches=[
-            *(partial(launch_once, eager, *choice) for choice in launched.values()),
-            *(partial(merge_once, merge, calls, way, target) for way in merges.values()),
-        ],
+        launches=[partial(launch_once, eager, *choice) for choice in launched.values()],
     )
 
 
 def launch_once(
-    eager: EagerAttention, problem: AttentionProblem, config: AttentionConfig, aligned: bool
+    eager: EagerPlans, problem: AttentionProblem, config: AttentionConfig, aligned: bool
 ) -> None:
     """Make a plan and launch a choice on the current stream, on tensors of its own."""
     shape, dispatcher = problem.shape, eager.dispatcher
@@ -202,12 +195,5 @@ def launch_once(
     dispatcher.plan(shape, budget)(
         kv_lens.data_ptr(), starts_ptr, arguments.plan, arguments.workspace, stream
     )
-    dispatcher.launch(problem, config, budget, aligned=aligned)(arguments, stream)
-
-
-def merge_once(merge: Merge, calls: AttentionCalls, aligned: bool, target: Target) -> None:
-    """Merge two states of a token on the current stream."""
-    device = torch.device("cpu" if target.index < 0 else f"cuda:{target.index}")
-    states = (2, 1, calls.num_q_heads, calls.head_dim)
-    outs = room(states, calls.dtype, aligned, device)
-    merge(outs, torch.zeros(states[:3], device=device), None, None, None)
+    bind = dispatcher.launch(problem, config, budget, aligned=aligned)
+    bind(arguments.sizes)(stream, *arguments.addresses)

@@ -170,7 +170,7 @@ class Traced:
             step.kv_lens.data_ptr(), queries, self.buffer.data_ptr(), self.workspace.data_ptr(),
             stream,
         )  # fmt: skip
-        self.attention(self.arguments, stream)
+        self.attention(self.arguments.sizes)(stream, *self.arguments.addresses)
 
     def smids(self) -> Counter[int]:
         """CTAs of the launches since the last call, by SM; the notes are wiped."""

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from smkern.kernels.attention.args import AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.args import NUM_ADDRESSES, AttentionArguments, WorkspaceLayout
 from smkern.kernels.attention.cuda import variant_of, violations
 from smkern.kernels.attention.items import PlanLayout, plan_items
 from smkern.kernels.attention.triton_compile import variants_of
 from smkern.ops.attention.call import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
-from smkern.ops.attention.eager import EagerAttention
+from smkern.ops.attention.paged import ATTENTION
 from smkern.ops.attention.plan import PlanNumbers
+from smkern.ops.attention.plan_eager import EagerPlans
+from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import attention as reference
 from smkern.ops.streams import Streams
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
@@ -91,11 +93,15 @@ class FakeKernels:
         self.loaded.update(self.variants(problem, config, aligned))
         self.prepared.append((problem, config, budget))
 
-        def launch(args: AttentionArguments, stream: int) -> None:
-            self.launches.append((config.kernel, stream, args))
-            attend(problem, args, *self.lengths[args.plan])
+        def bind(sizes: Any) -> Any:
+            def launch(stream: int, *addresses: int) -> None:
+                args = AttentionArguments.of(addresses[:NUM_ADDRESSES], sizes)
+                self.launches.append((config.kernel, stream, args))
+                attend(problem, args, *self.lengths[args.plan])
 
-        return launch
+            return launch
+
+        return bind
 
 
 def attend(problem: AttentionProblem, a: AttentionArguments, lens: Any, cu: Any) -> None:
@@ -152,7 +158,8 @@ class FakeDevice:
             lambda raw, index: self.budgets[raw],
             lambda: self.is_capturing,
         )
-        self.eager = EagerAttention(-1, self.dispatcher, streams)
+        self.eager = EagerOperator(ATTENTION, -1, self.dispatcher, streams)
+        self.plans = EagerPlans(-1, self.dispatcher, streams)
 
     def attend(self, *args: Any, **options: Any) -> Any:
         """As `paged_attention`: (out, lse)."""
@@ -164,7 +171,7 @@ class FakeDevice:
         defaults = dict.fromkeys(PlanNumbers._fields) | {"causal": True, "max_q_len": 1}
         rest = [options.pop(name, None) for name in ("cu_q_lens", "out", "check", "num_sms")]
         cu, out, check, num_sms = rest
-        return self.eager.plan(
+        return self.plans.plan(
             kv_lens, cu, PlanNumbers(**(defaults | options)), out, check, num_sms
         )
 

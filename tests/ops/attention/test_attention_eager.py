@@ -113,7 +113,7 @@ def test_a_second_call_prepares_nothing(device):
         Budget(16, "grid", True),
     ]
     assert len(device.kernels.planned) == 2
-    assert len(device.eager._records) == 2
+    assert len(device.eager.records) == 2
 
 
 def test_the_streams_partition_is_the_default_and_the_limit(device):

@@ -11,7 +11,13 @@ import torch
 
 import smkern.ops
 from smkern.errors import ArgumentError, DeviceError, WarmupError
+from smkern.kernels.attention.args import MergeProblem
+from smkern.ops.attention.merge import MERGE
 from smkern.ops.attention.warmup import AttentionCalls, choices, work_of
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
+from smkern.ops.operator_warmup import joined
+from smkern.ops.operator_warmup import work_of as operator_work
 from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
 from smkern.tuning.attention.key import AttentionKey
@@ -38,26 +44,38 @@ STEPS = [
 ]
 
 
-class FakeMerge:
-    """Counts merges; a variant is what it is asked for."""
+class FakeMerges:
+    """`MERGE` on the fake device: a variant is what chooses its code."""
 
-    def __init__(self):
+    def __init__(self, device):
         self.loaded = set()
+        eager = device.eager
+        profile, kernels = eager.dispatcher.profile, lambda: self
+        dispatcher = OperatorDispatcher(profile, kernels, lambda problem, budget: None)
+        self.eager = EagerOperator(MERGE, -1, dispatcher, eager.streams)
 
-    def variant(self, head_dim, dtype, aligned):
-        return (head_dim, dtype, aligned)
+    def variants(self, problem):
+        return [problem._replace(states=0, rows=0)]
 
-    def is_loaded(self, variant):
-        return variant in self.loaded
+    def is_loaded(self, problem):
+        return self.loaded.issuperset(self.variants(problem))
 
-    def __call__(self, outs, lses, out, lse, num_sms):
-        self.loaded.add((outs.shape[3], outs.dtype, outs.data_ptr() % 16 == 0))
-        return outs[0], lses[0]
+    def prepare(self, problem, config, budget):
+        self.loaded.update(self.variants(problem))
+        return lambda stream, *values: None
 
 
-def warm(device, merge, calls=CALLS, target=TARGET):
+def works_of(device, merges, calls=CALLS, target=TARGET):
+    """What these calls need on a fake device."""
+    cpu = torch.device("cpu")
+    made = [one for aligned in target.aligned for one in calls.merges(cpu, aligned)]
+    merged = [operator_work(op, [call], target, merges.eager) for op, call in made]
+    return joined([work_of(device.plans, calls, target), *merged])
+
+
+def warm(device, merges, calls=CALLS, target=TARGET):
     """What `smkern.warmup` does with these calls, compiling left out."""
-    work = work_of(device.eager, merge, calls, target)
+    work = works_of(device, merges, calls, target)
     nothing = replace(work, compile=[])
     return work, run_all([nothing], 1, Bar(False), 0.0)
 
@@ -96,29 +114,32 @@ VARIED = [
 @pytest.mark.parametrize("calls", VARIED)
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
 def test_a_serving_loop_after_a_warmup_loads_nothing(make_device, calls, capability):
-    device, merge = make_device(capability, choose=select_attention), FakeMerge()
+    device = make_device(capability, choose=select_attention)
+    merges = FakeMerges(device)
     with pytest.raises(WarmupError):
         serve(device, calls)
     device.is_capturing = False
-    work, report = warm(device, merge, calls)
+    work, report = warm(device, merges, calls)
     kernels = {name for name, *_ in device.kernels.launches}
     assert kernels == {"plan", "cuda" if capability == (9, 0) else "triton"}
     assert report.launched == len(work.launches)
     assert len(work.compile) == work.variants == len(device.kernels.loaded) + 2
-    assert merge.loaded == {(64, torch.float16, True)}
+    assert merges.loaded == {MergeProblem(0, 0, 64, "fp16", True)}
     serve(device, calls)
 
 
 def test_a_second_warmup_has_nothing_to_compile(make_device):
-    device, merge = make_device(choose=select_attention), FakeMerge()
-    assert warm(device, merge)[0].compile
-    assert not warm(device, merge)[0].compile
+    device = make_device(choose=select_attention)
+    merges = FakeMerges(device)
+    assert warm(device, merges)[0].compile
+    assert not warm(device, merges)[0].compile
 
 
 def test_tensors_that_are_not_aligned_get_tritons_too(make_device):
-    device, merge = make_device(choose=select_attention), FakeMerge()
-    warm(device, merge, target=replace(TARGET, aligned=(True, False)))
-    assert {aligned for *_, aligned in merge.loaded} == {True, False}
+    device = make_device(choose=select_attention)
+    merges = FakeMerges(device)
+    warm(device, merges, target=replace(TARGET, aligned=(True, False)))
+    assert {problem.aligned for problem in merges.loaded} == {True, False}
     device.is_capturing = True
     made = make(Case(lengths=((1, 37), (1, 5))))
     q, k_cache, v_cache, *rest = made.args
@@ -149,7 +170,7 @@ def test_tuned_cells_are_reached(make_device):
     steps = problem(64, 1, 4096), problem(4, 4, 512)
     table = table_of(deep, BUDGETS[1], *steps)
     device = make_device((8, 0), table, select_attention)
-    warm(device, FakeMerge())
+    warm(device, FakeMerges(device))
     for step in steps:
         found = select_attention(step, BUDGETS[1], device.dispatcher.profile, table)
         assert (found.source, found.config) == ("table", deep)
@@ -167,7 +188,8 @@ def test_every_selection_is_reachable(capability):
 
 
 def test_what_is_compiled_elsewhere_can_be_sent_there(make_device):
-    work = work_of(make_device(choose=select_attention).eager, FakeMerge(), CALLS, TARGET)
+    device = make_device(choose=select_attention)
+    work = works_of(device, FakeMerges(device))
     assert pickle.loads(pickle.dumps(work.compile)) == work.compile
     assert len(set(work.compile)) == len(work.compile)
 
