@@ -62,7 +62,7 @@ class EagerOperator(Generic[P]):
             index, streams.current_device, streams.current_stream, streams.budget,
             self.records.get, self,
         )  # fmt: skip
-        self._eager = eager_of(op)
+        self.run = eager_of(op)
 
     @property
     def workspaces(self) -> Workspaces:
@@ -73,7 +73,7 @@ class EagerOperator(Generic[P]):
     def __call__(self, call: Any) -> Any:
         """Run a call: its result, a tuple of several, None without any."""
         refuse_others(self.op, call)
-        return self._eager(self.state, *call)
+        return self.run(self.state, *call)
 
     def on_device(self, call: Any) -> Any:
         """Run a call whose device is not the current one."""
@@ -171,9 +171,10 @@ def run_on_cpu(op: Operator[Any], call: Any) -> Any:
 
 def run_here(op: Operator[Any], call: Any) -> Any:
     """On the device of a call, or by the reference on the CPU."""
-    device = op.device_of(call)
-    if device.type == "cuda":
-        return eager_operator(op, device.index)(call)
+    anchor = getattr(call, op.anchor)
+    if anchor.is_cuda:
+        eager = eager_operator(op, anchor.get_device())
+        return eager.run(eager.state, *call)
     return run_on_cpu(op, call)
 
 

@@ -6,7 +6,7 @@ result may be its anchor under a name of its own (`Operator.in_place_name`) a th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from smkern.ops.aliasing import same_view
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator, refuse_others
 from smkern.ops.operator_eager import run_here
+from smkern.ops.operator_source import library_function
 
 NAMESPACE = "smkern"
 """`torch.ops.smkern`."""
@@ -46,9 +47,9 @@ def register(*ops: Operator[Any]) -> torch.library.Library:
     for op in ops:
         _define(library, op, schema_of(op, returns=True), returns=True)
         if op.results:
-            _define(library, op, schema_of(op, returns=False), written=op.results)
+            _define(library, op, schema_of(op, returns=False))
         if op.in_place_name:
-            _define(library, op, _in_place_schema(op))
+            _define(library, op, _in_place_schema(op), in_place=op.results[0])
     return library
 
 
@@ -125,37 +126,20 @@ def _define(
     schema: str,
     *,
     returns: bool = False,
-    written: Sequence[str] = (),
+    in_place: str = "",
 ) -> None:
     """Define one of an operator's schemas: functional, or one that writes results or its anchor."""
-    positional = [*_names(op.schema.partition("*, ")[0]), *written]
-    in_place = op.results[0] if not returns and op.results and not written else None
-    fields = op.call._fields
+    returns = returns and bool(op.results)
+    options: dict[str, Any] = {"returns": returns, "in_place": in_place}
+    implementation = library_function(op, schema, run_here, **options)
+    define(library, schema, implementation, library_function(op, schema, _fake, **options))
 
-    def call_of(rows: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        values = dict(zip(positional, rows, strict=False)) | options
-        for key in [key for key in values if key not in fields]:
-            tensor = values.pop(key)
-            if tensor is not None:
-                values[key.removesuffix("_tensor")] = tensor
-        if in_place:
-            values[in_place] = rows[0]
-        return op.call(**values)
 
-    def implementation(*rows: Any, **options: Any) -> Any:
-        found = run_here(op, call_of(rows, options))
-        return found if returns and op.results else None
-
-    def fake(*rows: Any, **options: Any) -> Any:
-        call = call_of(rows, options)
-        shapes = _checked(op, call)
-        if not (returns and op.results):
-            return None
-        like = getattr(call, op.anchor)
-        made = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
-        return made[0] if len(made) == 1 else made
-
-    define(library, schema, implementation, fake)
+def _fake(op: Operator[Any], call: Any) -> Any:
+    """Results of a call's shapes."""
+    like = getattr(call, op.anchor)
+    made = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in _checked(op, call))
+    return made[0] if len(made) == 1 else made
 
 
 def _checked(op: Operator[Any], call: Any) -> Any:

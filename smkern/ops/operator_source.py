@@ -66,10 +66,47 @@ def entry_function(
     return _compiled(op, "entry", lines, given)
 
 
-def _compiled(
-    op: Operator[Any], kind: str, lines: list[str], given: dict[str, Any]
+def library_function(
+    op: Operator[Any],
+    schema: str,
+    run: Callable[..., Any],
+    *,
+    returns: bool = False,
+    in_place: str = "",
 ) -> Callable[..., Any]:
-    name, source = f"<smkern {kind} path of {op.name}>", "\n".join(lines) + "\n"
+    """What torch.library calls: a schema's arguments in their places of a call.
+
+    Args:
+        op: The operator.
+        schema: `name(arguments) -> results`.
+        run: (op, call) to the results.
+        returns: Whether they are returned.
+        in_place: The result that is the anchor of the call.
+    """
+    arguments = [
+        item if item == "*" else item.split(maxsplit=1)[1]
+        for item in schema[schema.index("(") + 1 : schema.index(") -> ")].split(", ")
+    ]
+    names = {argument.partition("=")[0] for argument in arguments}
+    values = {name: name for name in op.call._fields if name in names}
+    for name in op.mixed:
+        values[name] = f"{name} if {name}_tensor is None else {name}_tensor"
+    if in_place:
+        values[in_place] = arguments[0]
+    given = ", ".join(f"{name}={value}" for name, value in values.items())
+    lines = [
+        f"def library({', '.join(arguments)}):",
+        f"    found = run(op, Call({given}))",
+        f"    return {'found' if returns else None}",
+    ]
+    return _compiled(op, "library", lines, {"run": run}, schema.partition("(")[0])
+
+
+def _compiled(
+    op: Operator[Any], kind: str, lines: list[str], given: dict[str, Any], name: str = ""
+) -> Callable[..., Any]:
+    """The function `kind` of some lines, whose source tracebacks find by a name of its own."""
+    name, source = f"<smkern {kind} path of {name or op.name}>", "\n".join(lines) + "\n"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     space: dict[str, Any] = {
         "op": op, "Call": op.call, "Tensor": Tensor, "TENSORS": TENSORS, "OPTIONAL": OPTIONAL,

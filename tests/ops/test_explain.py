@@ -26,6 +26,23 @@ def test_the_default_is_the_whole_device():
     assert found.budget.confined == "mask"
 
 
+@pytest.mark.parametrize("confined", ["mask", "grid"])
+def test_a_partition_can_be_asked_about(confined):
+    budget = Budget(48, confined, False)
+    heads = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 16}
+    ask = (
+        lambda **where: smkern.ops.explain_gemm(64, 6144, 4096, **where),
+        lambda **where: smkern.ops.explain_gemm_swiglu(64, 6144, 4096, **where),
+        lambda **where: smkern.ops.explain_attention(4, **heads, max_kv_len=512, **where),
+    )
+    for explain in ask:
+        assert explain(partition=budget).budget == budget
+        assert explain(partition=budget, num_sms=16).budget == Budget(16, "grid", False)
+        assert explain(num_sms=16).budget == Budget(16, "grid", True)
+        with pytest.raises(BudgetError, match="60 is above the 48 SMs of the stream's partition"):
+            explain(partition=budget, num_sms=60)
+
+
 def test_bad_questions():
     with pytest.raises(BudgetError, match="above the device"):
         smkern.ops.explain_gemm(64, 6144, 4096, num_sms=1000)

@@ -69,6 +69,7 @@ def test_cpu_calls_check_like_gpu_calls():
     a, w, *_ = operands(3, 4, 8, torch.bfloat16)
     with pytest.raises(BudgetError, match=r"num_sms=0.*at least 1"):
         smkern.ops.gemm(a, w, num_sms=0)
+    smkern.ops.gemm(a, w, num_sms=10**6)  # there is no device that it could exceed
     with pytest.raises(ArgumentError, match="overlaps a"):
         smkern.ops.gemm(a, w, out=a[:, :4])
     with pytest.raises(ArgumentError, match="w_scale: fp8"):

@@ -166,7 +166,8 @@ def qk_norm_rope_append(
         [tokens, q_heads, head_dim] in q's dtype: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: what cannot be served; overlaps.
         DeviceError: the GPU is older than sm_80.
         PartitionError: the current stream's partition is closed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -20,6 +20,9 @@ from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
 from smkern.ops.attention.plan_eager import eager_plans
 from smkern.ops.gemm.explain import imagined_budget
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
+
+if TYPE_CHECKING:
+    from smkern.partition import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ def explain_attention(
     num_sms: int | None = None,
     confined: Confinement | None = None,
     clusters: bool | None = None,
+    partition: Partition | Budget | None = None,
     device: int | None = None,
 ) -> AttentionExplanation:
     """Which kernel `smkern.paged_attention` takes for a step in a budget, and what it may cost.
@@ -156,8 +160,12 @@ def explain_attention(
         cache_dtype: None (dtype's) or torch.float8_e4m3fn.
         backend: As in `smkern.paged_attention`.
         num_sms: As in `smkern.paged_attention`.
-        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid".
+        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid". None: what
+            the call would get on the current stream, where a `num_sms` below the stream's own is
+            kept by the grid alone, which is another launch than in a partition of that size.
         clusters: Imagine that clusters can launch there, or not.
+        partition: Explain the call on this partition's stream, or in this budget, instead of the
+            current stream's.
         device: Index of the GPU; None is the current one.
 
     Returns:
@@ -187,7 +195,8 @@ def explain_attention(
     problem = problem_from(shape, dtype, cache_dtype or dtype, bool(softcap), bool(sinks))
     dispatcher, stream = _dispatcher_and_budget(device)
     profile = dispatcher.profile
-    budget = imagined_budget(num_sms, confined, clusters, stream, profile.info.num_sms)
+    total = profile.info.num_sms
+    budget = imagined_budget(num_sms, confined, clusters, stream, total, partition)
     found = dispatcher.select(problem, budget, backend)
     about = estimate(problem, found.config, budget, profile, kv_lens=kv_lens)
     return AttentionExplanation(

@@ -148,7 +148,8 @@ def merge_states(
         (out, lse); 0 and -inf where no part saw a key.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: shapes, dtypes, strides, devices or overlaps that cannot be served.
         DeviceError: the GPU is older than sm_80.
         WarmupError: a graph capture met a kernel that is not loaded.

@@ -153,7 +153,8 @@ def plan_attention(
         The plan: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: numbers or tensors that cannot be; an `out` made with others.
         DeviceError: the GPU is older than sm_80.
         WarmupError: a graph capture met a kernel that is not loaded.
@@ -276,7 +277,8 @@ def paged_attention(
         A query that sees no key has 0, and -inf or its sink.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: what cannot be served; a plan of other numbers, budget or device; overlaps.
         DeviceError: the GPU is older than sm_80.
         PartitionError: the current stream's partition is closed.

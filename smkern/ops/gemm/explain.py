@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from smkern.ops.gemm.dispatch import (
 )
 from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
+
+if TYPE_CHECKING:
+    from smkern.partition import Partition
 
 
 @cache
@@ -47,8 +50,11 @@ def imagined_budget(
     clusters: bool | None,
     stream: Budget,
     device_sms: int,
+    partition: Any = None,
 ) -> Budget:
-    """The call's budget, or the imagined one where `confined` or `clusters` say so."""
+    """The budget of a call on a stream, or the imagined one where an option says so."""
+    if partition is not None:
+        stream = Budget(partition.num_sms, partition.confined, partition.clusters)
     if confined is None and clusters is None:
         return checks.resolve_budget(num_sms, stream, device_sms)
     whole = Budget(device_sms, "mask", True)
@@ -78,12 +84,13 @@ def explain_product(
     num_sms: Any,
     confined: Confinement | None,
     clusters: bool | None,
+    partition: Any,
     device: int | None,
 ) -> Explanation:
     """Which configuration a product takes; `sizes`: rows of a, columns of out and of a, by name."""
     dispatcher, stream = dispatcher_and_budget(device)
     total = dispatcher.profile.info.num_sms
-    budget = imagined_budget(num_sms, confined, clusters, stream, total)
+    budget = imagined_budget(num_sms, confined, clusters, stream, total, partition)
     check_sizes(sizes)
     m, n, k = sizes.values()
     fits = aligned and n % 8 == 0 and k % 8 == 0
@@ -108,6 +115,7 @@ def explain_gemm(
     num_sms: int | None = None,
     confined: Confinement | None = None,
     clusters: bool | None = None,
+    partition: Partition | Budget | None = None,
     device: int | None = None,
 ) -> Explanation:
     """Which configuration `smkern.gemm` takes for a shape and budget, and where it comes from.
@@ -126,8 +134,12 @@ def explain_gemm(
         batch_invariant: As in `smkern.gemm`.
         backend: As in `smkern.gemm`.
         num_sms: As in `smkern.gemm`.
-        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid".
+        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid". None: what
+            the call would get on the current stream, where a `num_sms` below the stream's own is
+            kept by the grid alone, which is another launch than in a partition of that size.
         clusters: Imagine that clusters can launch there, or not.
+        partition: Explain the call on this partition's stream, or in this budget, instead of the
+            current stream's.
         device: Index of the GPU; None is the current one.
 
     Returns:
@@ -146,7 +158,7 @@ def explain_gemm(
     return explain_product(
         {"m": m, "n": n, "k": k}, Epilogue(bias, residual, activation),  # type: ignore[arg-type]
         dtype=dtype, aligned=aligned, batch_invariant=batch_invariant, backend=backend,
-        num_sms=num_sms, confined=confined, clusters=clusters, device=device,
+        num_sms=num_sms, confined=confined, clusters=clusters, partition=partition, device=device,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def gemm(
     backward: the result never requires a gradient.
 
     Args:
-        a: [M, K], bf16 or fp16; rows may be apart, the inner stride is 1.
+        a: [M, K], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride is 1.
         w: [N, K], same dtype and device, rows may be apart.
         bias: [N], added before the activation.
         residual: [M, N], added after it; may be `out` itself.
@@ -102,7 +102,8 @@ def gemm(
         [M, N] in `a`'s dtype: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: sizes, dtypes, strides, devices or overlaps that cannot be served.
         DeviceError: the GPU is older than sm_80.
         PartitionError: the current stream's partition is closed.

@@ -103,7 +103,8 @@ def topk_softmax(
         Weights [tokens, top_k] fp32 and experts [tokens, top_k] int32.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: what cannot be served; overlaps.
         DeviceError: the GPU is older than sm_80.
         PartitionError: the current stream's partition is closed.

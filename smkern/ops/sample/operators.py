@@ -146,7 +146,8 @@ def sample(
         [batch] int32: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: what cannot be served, a number out of range; overlaps.
         DeviceError: the GPU is older than sm_80.
         PartitionError: the current stream's partition is closed.

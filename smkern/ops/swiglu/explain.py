@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Explanation
 from smkern.ops.gemm.explain import explain_product
 from smkern.ops.swiglu.operator import EPILOGUE
-from smkern.tuning.config import Confinement
+from smkern.tuning.config import Budget, Confinement
+
+if TYPE_CHECKING:
+    from smkern.partition import Partition
 
 
 def explain_gemm_swiglu(
@@ -23,6 +28,7 @@ def explain_gemm_swiglu(
     num_sms: int | None = None,
     confined: Confinement | None = None,
     clusters: bool | None = None,
+    partition: Partition | Budget | None = None,
     device: int | None = None,
 ) -> Explanation:
     """Which configuration `smkern.gemm_swiglu` takes for a shape and budget, and where from.
@@ -38,8 +44,12 @@ def explain_gemm_swiglu(
         batch_invariant: As in `smkern.gemm_swiglu`.
         backend: As in `smkern.gemm_swiglu`.
         num_sms: As in `smkern.gemm_swiglu`.
-        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid".
+        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid". None: what
+            the call would get on the current stream, where a `num_sms` below the stream's own is
+            kept by the grid alone, which is another launch than in a partition of that size.
         clusters: Imagine that clusters can launch there, or not.
+        partition: Explain the call on this partition's stream, or in this budget, instead of the
+            current stream's.
         device: Index of the GPU; None is the current one.
 
     Returns:
@@ -58,7 +68,7 @@ def explain_gemm_swiglu(
     return explain_product(
         {"m": m, "inner": inner, "k": k}, EPILOGUE, dtype=dtype, aligned=aligned,
         batch_invariant=batch_invariant, backend=backend, num_sms=num_sms, confined=confined,
-        clusters=clusters, device=device,
+        clusters=clusters, partition=partition, device=device,
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def gemm_swiglu(
     torch. There is no backward: the result never requires a gradient.
 
     Args:
-        a: [M, K], bf16 or fp16; rows may be apart, the inner stride is 1.
+        a: [M, K], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride is 1.
         w_gate_up: [2 * I, K], the gate's I rows, then up's; same dtype and device.
         out: [M, I] to write into, rows may be apart; overlaps nothing.
         workspace: Device memory of `gemm_swiglu_workspace_bytes` bytes, contiguous, zeroed before
@@ -129,7 +129,8 @@ def gemm_swiglu(
         [M, I] in `a`'s dtype: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
+            tensors take any from 1, having no device to exceed.
         ArgumentError: sizes, dtypes, strides, devices or overlaps that cannot be served.
         DeviceError: the GPU is older than sm_80.
         PartitionError: the current stream's partition is closed.
