@@ -34,12 +34,15 @@ class Check:
         )
 
 
-def gemm(a: Tensor, w: Tensor, config: GemmConfig, budget: Budget) -> tuple[Tensor, int]:
+def gemm(
+    a: Tensor, w: Tensor, config: GemmConfig, budget: Budget, counters: Tensor | None = None
+) -> tuple[Tensor, int]:
     """`a @ w.T` by the pointer kernel, interpreted.
 
     Args:
         a: [m, k] fp16 or fp32, contiguous, on the CPU (the interpreter gets bf16 wrong).
         w: [n, k], the same.
+        counters: [MAX_COUNTERS] int32 zeros, which the kernel leaves as zeros. None: its own.
 
     Returns:
         out [m, n] of `a`'s dtype, and the CTAs launched.
@@ -51,7 +54,8 @@ def gemm(a: Tensor, w: Tensor, config: GemmConfig, budget: Budget) -> tuple[Tens
     x, y = (w, a) if config.swap else (a, w)
     out = torch.full((m, n), torch.nan, dtype=a.dtype)
     partials = torch.full((max(1, schedule.partial_slots) * tile[0] * tile[1],), torch.nan)
-    counters = torch.zeros(MAX_COUNTERS, dtype=torch.int32)
+    if counters is None:
+        counters = torch.zeros(MAX_COUNTERS, dtype=torch.int32)
     gemm_pointer[(schedule.num_ctas,)](
         x_ptr=x,
         y_ptr=y,

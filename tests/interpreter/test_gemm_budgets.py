@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from smkern.examples.interpreted_gemm import checks, gemm
+from smkern.kernels.gemm_schedule import MAX_COUNTERS
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
 
 TOLERANCE = {torch.float16: 1e-3, torch.float32: 1e-6}
@@ -54,6 +55,15 @@ def test_whole_loops_have_the_same_bits_at_every_budget() -> None:
     config = GemmConfig("pointer", 16, 32, 32)
     first, *others = (gemm(a, w, config, Budget(n, "grid"))[0] for n in (1, 4, 13))
     assert all(torch.equal(first, other) for other in others)
+
+
+def test_counters_are_zeros_again_for_the_next_launch() -> None:
+    a, w = operands(50, 70, 100, torch.float16)
+    config = GemmConfig("pointer", 16, 32, 32, split=STREAM_K)
+    counters = torch.zeros(MAX_COUNTERS, dtype=torch.int32)
+    first, second = (gemm(a, w, config, Budget(5, "grid"), counters)[0] for _ in range(2))
+    assert not counters.any()
+    assert torch.equal(first, second)
 
 
 def test_demo_checks_pass() -> None:

@@ -155,6 +155,13 @@ def test_files_that_are_no_configuration(tmp_path: Path, contents, message):
         ModelConfig.from_hf(tmp_path)
 
 
+def test_a_llama_that_names_a_window_uses_it():
+    """Qwen3 has a switch beside it; a Llama with a window (Mistral's way) has none."""
+    contents = hf_config("llama").to_dict() | {"sliding_window": 128}
+    with pytest.raises(ConfigError, match="sliding_window=128 on all layers"):
+        ModelConfig.from_hf(contents)
+
+
 def test_head_dim_follows_from_llamas_sizes():
     contents = hf_config("llama").to_dict() | {"head_dim": None, "num_attention_heads": 2}
     assert ModelConfig.from_hf(contents).head_dim == 64

@@ -299,6 +299,18 @@ def test_an_error_leaves_what_is_queued_to_be_abandoned(
     assert lanes.launch("prefill", work()).place == WHOLE
 
 
+def test_what_is_abandoned_gives_its_room_back(device: ManualDevice) -> None:
+    lanes = Interleaver(device, max_queued=2)
+    for _ in range(2):
+        lanes.launch("decode", work())
+    assert not lanes.can_launch("decode", work())
+    lanes.abandon()
+    for _ in range(2):
+        assert lanes.can_launch("decode", work())
+        lanes.launch("decode", work())
+    assert not lanes.can_launch("decode", work())
+
+
 def test_an_error_of_one_lane_loses_nothing_of_the_other(
     lanes: Interleaver, device: ManualDevice
 ) -> None:
