@@ -30,7 +30,7 @@ class Staging:
     launched but copies, so no SM is used. On a CPU the numbers are simply written.
 
     Args:
-        device: Of the tensors that are sent to.
+        device: Where the tensors are that are sent to.
 
     Example:
         >>> import torch

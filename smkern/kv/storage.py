@@ -45,7 +45,7 @@ class KvSizes:
 
     @property
     def page_shape(self) -> tuple[int, int, int]:
-        """Of one page's keys or values in one layer: heads first, one head's tokens together."""
+        """Shape of a page's keys or values in one layer: heads first, a head's tokens together."""
         return self.num_kv_heads, self.page_size, self.head_dim
 
     @property

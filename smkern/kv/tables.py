@@ -23,7 +23,7 @@ class PageTables:
     Args:
         rows: Requests at most.
         max_pages: Pages of a request at most.
-        device: Of the tables.
+        device: Where the tables are.
 
     Attributes:
         tensor: [rows, max_pages] int32 on the device; any [:batch] of it is a step's page table.

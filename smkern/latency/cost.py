@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
 ELEMENT_BYTES = 2
-"""Of weights, activations and the cache: bf16."""
+"""Bytes of a number: weights, activations and the cache are bf16."""
 
 
 class Load(NamedTuple):
@@ -26,7 +26,7 @@ class Load(NamedTuple):
 
     Attributes:
         tokens: New tokens.
-        rows: Of them, those whose logits are computed.
+        rows: Rows whose logits are computed.
         keys: Keys that their requests read, the new ones included.
         pairs: Visible (query, key) pairs under a causal mask.
     """
@@ -38,7 +38,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, size: Size) -> Load:
-        """Of a launch's chunks and decode rows."""
+        """The counts of a launch's chunks and decode rows."""
         new = size.new_tokens
         keys = sum(chunk.cached + chunk.new for chunk in size.chunks)
         pairs = sum(visible_pairs(c.new, c.cached + c.new) for c in size.chunks)
@@ -103,7 +103,7 @@ def kernels_of(
 
 
 class Cost(NamedTuple):
-    """Of a launch: what it must compute and move."""
+    """What a launch must compute and move."""
 
     flops: int
     bytes_moved: int
@@ -114,7 +114,7 @@ class Costs:
 
     Args:
         config: The model.
-        l2_bytes: Of the device.
+        l2_bytes: Size of the device's L2.
 
     Example:
         >>> from smkern.latency import Size

@@ -35,7 +35,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, config: ModelConfig | ModelSizes) -> ModelSizes:
-        """Those of a model."""
+        """The sizes of a model."""
         names = [item.name for item in fields(cls) if item.name != "moe"]
         moe = config.moe
         experts = None if moe is None else _experts(moe)
@@ -43,7 +43,7 @@ class ModelSizes:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ModelSizes:
-        """Of a table; KeyError or TypeError where they are none."""
+        """The sizes in a table; KeyError or TypeError where there are none."""
         moe = values.get("moe")
         return cls(**{**values, "moe": None if moe is None else ExpertSizes(**moe)})
 

@@ -143,8 +143,8 @@ class TablePredictor:
         """From a table's file.
 
         Args:
-            path: Of `smkern bench latency-table`.
-            profile: Of its device; None: the shipped one of that name.
+            path: A table that `smkern bench latency-table` wrote.
+            profile: Profile of its device; None: the shipped one of that name.
 
         Raises:
             TableError: no such file, or no valid table.

@@ -17,7 +17,7 @@ class Waiting:
     Attributes:
         id: Its name in decisions.
         arrival_us: When it was submitted.
-        tokens: Of its prompt, to be computed; those in the cache, or computed in chunks, left out.
+        tokens: Prompt tokens to compute, without those in the cache or computed in chunks.
         cached: Tokens in front of them.
         priority: Higher goes first.
         deadline_us: When its first token is wanted; infinity where it was not said.

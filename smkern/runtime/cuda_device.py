@@ -18,7 +18,7 @@ from smkern.runtime.host_device import host_us
 from smkern.runtime.place import LANES, Lane, Place
 
 DECODE_PRIORITY = -1
-"""Of the decode lane's stream: below 0 is above prefill's."""
+"""Priority of the decode lane's stream: below 0 is above prefill's."""
 WAIT_US = 5e3
 """A wait returns after so long in any case: who waits looks at the clock, since a GPU may hang."""
 ANCHOR_US = 2e6

@@ -82,12 +82,12 @@ class MemoryReport:
 
     Attributes:
         graphs: Number of decode graphs.
-        graph_bytes: Of them and their pool, without what they share.
-        shared_bytes: Of what all of them share: attention's plan and workspaces.
-        partition_bytes: Of the ladder's contexts and streams.
+        graph_bytes: Memory of the graphs and their pool, without what they share.
+        shared_bytes: Memory that all graphs share: attention's plan and workspaces.
+        partition_bytes: Memory of the ladder's contexts and streams.
         activation_bytes: Activation buffers.
-        state_bytes: Of slots, tables and staging.
-        kv_bytes: Of the pages.
+        state_bytes: Memory of slots, tables and staging.
+        kv_bytes: Memory of the pages.
         by_graph: Bytes of each graph.
         refused: Graphs that the device had no memory for, and its words.
     """

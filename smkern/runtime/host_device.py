@@ -42,7 +42,7 @@ class HostDevice(Device):
 
     Args:
         num_sms: What places are cut from; nothing is confined.
-        rungs: Of the splits that it plays.
+        rungs: Rungs of the splits that it plays.
 
     Example:
         >>> from smkern.runtime.device import Work

@@ -50,8 +50,8 @@ class InFlight:
         draw: The tokens that it draws.
         preemptions: How often each request of `draw` had begun anew when it was launched.
         batch: The batch whose last layers it runs.
-        steady: For whom it draws, where that is a step like the one before.
-        number: Of the steady batch's steps.
+        steady: The batch that it draws for, where that is a step like the one before.
+        number: Its number among the steady batch's steps.
     """
 
     requests: Sequence[Request]

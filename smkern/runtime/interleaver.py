@@ -22,7 +22,7 @@ class Ticket:
     """A launch on its way.
 
     Attributes:
-        number: Of the interleaver's launches, from 0.
+        number: Number of the launch, from 0.
         lane, place, work: What was launched, and where.
         launched_us: When the host launched it.
         event: Its end on the device.

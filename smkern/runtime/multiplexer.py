@@ -45,7 +45,7 @@ class Multiplexer:
             `SimExecutor` without.
         policy: Decides. None: `smkern.policies.Aggregated()`.
         tokenizer: For prompts that are texts, for stop texts, and for text in outputs.
-        seed: Of requests without a seed of their own.
+        seed: Seed for requests without one of their own.
         preemption: When pages run out, the last by priority and arrival gives way: "recompute"
             gives its pages back, "keep" pauses it with its pages while others can go on.
         batch_invariant: The decoder's mode: prompts are cut, and begun anew, so that a request's

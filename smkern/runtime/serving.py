@@ -56,9 +56,9 @@ def serve(
         max_tokens: New tokens of one.
         max_context: Tokens of a request. None: the model's context.
         num_sms: SMs of every operator. None: all that its stream's partition has.
-        rungs: Whose decode graphs are captured ahead, None among them the whole device's; others
+        rungs: Rungs to capture decode graphs for; None among them is the whole device. Others
             are captured by a `step` that finds nothing to do. None: all.
-        graph_limit_bytes: Of decode graphs.
+        graph_limit_bytes: Limit of the memory of decode graphs.
         tokenizer, seed, preemption, impatient, prepare_ahead, stall_timeout_s, timeline: See
             `Multiplexer`.
 

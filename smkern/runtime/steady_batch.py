@@ -96,7 +96,7 @@ class SteadyBatch:
 
         Args:
             tokens: The tokens that it drew.
-            number: Of the step, as `advance` gave it.
+            number: The step's number, as `advance` gave it.
         """
         is_before_ends = number < self.least_left + self.launched
         return self._is_plain and is_before_ends and self._stops.isdisjoint(tokens)

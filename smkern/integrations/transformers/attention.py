@@ -105,7 +105,7 @@ class Attention:
             attention_mask: From `mask`; None: causal where the layer is, from the first key on;
                 any other mask goes to sdpa.
             dropout: 0.
-            scaling: Of the scores. None: head_dim ** -0.5.
+            scaling: Factor of the scores. None: head_dim ** -0.5.
             is_causal: In place of the layer's.
             softcap: As in `paged_attention`.
             s_aux: [q_heads] sinks, any float dtype.

@@ -123,8 +123,8 @@ class Layers:
         """One layer: the residual stream in place, keys and values into their pages.
 
         Args:
-            index: Of the layer.
-            step: That `embed` was called with, or one of the same numbers in the same buffers;
+            index: Index of the layer.
+            step: The step given to `embed`, or one of the same numbers in the same buffers;
                 `planned`, or attention makes a plan of its own.
 
         Returns:

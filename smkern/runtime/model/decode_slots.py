@@ -1,4 +1,4 @@
-"""Who decodes in which slot, and how many keys each has behind all that was launched."""
+"""Which request decodes in which slot, and its keys once all that was launched is over."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DecodeBatch:
 
 
 class DecodeSlots:
-    """Seats requests in the slots of a table, and counts what launches do to them.
+    """Gives requests slots, and counts the keys that launches add.
 
     The host may be some launches behind: a request that sits, or that a mixed forward has just
     drawn for, has on the device what the next launch needs. One that comes from elsewhere brings

@@ -27,9 +27,9 @@ from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
 
 GRAPH_LIMIT_BYTES = 1024 * MIB
-"""Of decode graphs and their pool, unless told otherwise."""
+"""Default limit of the memory of decode graphs and their pool."""
 DECODE_LAUNCHES = 4
-"""Of a decode step: who sits where (a copy and a kernel), the graph, the copy of its tokens."""
+"""Launches of a decode step: changed rows (a copy and a kernel), the graph, the copy of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class ModelExecutor(Executor):
         max_tokens: New tokens of one of these.
         max_context: Tokens of a request. None: the model's context.
         num_sms: SMs of every operator. None: all that its stream's partition has.
-        graph_limit_bytes: Of decode graphs.
+        graph_limit_bytes: Limit of the memory of decode graphs.
         partition_bytes: What the ladder took of the device, for the report.
 
     Attributes:
@@ -293,7 +293,7 @@ class ModelExecutor(Executor):
         return self.graphs.capture(places, wanted, contexts or [self.max_context])
 
     def warm(self) -> None:
-        """Run prompts of nothing wherever prompts run; waits for the device.
+        """Run empty prompts wherever prompts run; waits for the device.
 
         What a launch's first time costs (kernels that are loaded, workspaces that grow) is paid
         here, and not on a partition's stream while it serves. Sizes between those that run here

@@ -68,7 +68,8 @@ class GraphCache:
         synchronize: Waits for all that was launched.
         max_context: Tokens of a request.
         num_sms: SMs of every operator. None: all that the place has.
-        limit_bytes: Of the graphs, without what they share; those unused longest go first.
+        limit_bytes: Limit of the graphs' memory, without what they share; those unused longest go
+            first.
 
     Attributes:
         missed: What was asked for and not there.
@@ -143,7 +144,7 @@ class GraphCache:
         """Launch a decode step of the first `batch` slots, on the current stream.
 
         Args:
-            place: Whose SMs it takes.
+            place: The SMs that it takes.
             batch: Slots that are taken.
             longest: A bound of their keys.
         """

@@ -1,4 +1,4 @@
-"""Who sits in which row: requests come, move and leave; the device hears of what changed."""
+"""Which request is in which row: they come, move and leave; the device is told what changed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class InputBatch:
 
     Args:
         state: The arrays.
-        pool: Of the requests' pages.
+        pool: The requests' pages.
         max_ctas: CTAs of an update, each on an SM for a few microseconds.
         sender: Makes the changes. None: by the state's device.
         in_order: Whether prefill rows, too, are written behind all earlier changes, dropped ones
@@ -144,7 +144,7 @@ class InputBatch:
 
         Args:
             requests: At most `max_running`, each once.
-            lengths: Of each, tokens that its pages must hold behind the launches to come; the pool
+            lengths: Tokens that the pages of each must hold after the launches to come; the pool
                 gave it so many pages already. An array of numpy's is read fastest.
             prefill_rows: By request, the prefill row whose draw was launched: the request's state
                 comes from there, on the device. Launched before this update is sent on another

@@ -31,7 +31,7 @@ class MixedRunner:
         model: The model.
         caches: A (k_cache, v_cache) a layer.
         state: The rows.
-        prompts: Of prefill slot 0: its activations and plan, for `max_tokens` more rows of decode.
+        prompts: Buffers of prefill slot 0: activations and plan, with room for the decode rows.
         max_tokens: New tokens of prompts.
         max_context: Tokens of a request.
     """

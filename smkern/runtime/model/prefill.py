@@ -56,7 +56,7 @@ class Prompts:
 
     Args:
         activations: Activation buffers.
-        first_row: Of the slot's rows in the row state.
+        first_row: First row of the slot in the row state.
         max_tokens: New tokens of a batch.
         max_prefill: Requests of a batch.
         num_sms: SMs of every operator. None: all that the stream's partition has.
@@ -161,7 +161,7 @@ class PrefillRunner:
         model: The model.
         caches: A (k_cache, v_cache) a layer.
         state: The rows.
-        table: Of the rows of prefill batches alone: its updates are sent on the prefill lane.
+        table: The rows of prefill batches alone: its updates are sent on the prefill lane.
         slots: Memory of each slot.
         reads: For what is drawn.
         max_context: Tokens of a request.

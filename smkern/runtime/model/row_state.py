@@ -30,7 +30,7 @@ class RowState:
     A row means what `DecodeInputs` says. All rows are finished at first.
 
     Attributes:
-        layout: Of `words`.
+        layout: Layout of `words`.
         words: All values but the next two in one array, of which `inputs` gives views.
         finished: [rows] bool.
         page_table: [rows, max_pages] int32; entries never written are 0.

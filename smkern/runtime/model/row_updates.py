@@ -101,7 +101,7 @@ class RowUpdate:
         """Whether updates of slots that were taken earlier must be sent before."""
         self._before = before
         self._made = 0
-        """Of the launches, those that the sender took."""
+        """Launches that the sender has taken."""
         self._sender = sender
         self._most = STAGE_WORDS - RECORD - state.layout.values
 
@@ -168,7 +168,7 @@ class RowUpdate:
         self.sent = True
 
     def _records(self, target: int, source: int) -> Records:
-        """Those of a launch in which the change may stand."""
+        """The records of a launch that may hold the change."""
         if self.launches:
             last = self.launches[-1]
             full = len(last.words) + len(last.numbers) > self._most

@@ -49,8 +49,8 @@ def bounds(counts: Sequence[int], lengths: Sequence[int], most: int) -> Bounds:
 
     Args:
         counts: New tokens of requests; what takes attention's decode path keeps taking it.
-        lengths: Of all requests, theirs and those of rows that decode.
-        most: That a length can be.
+        lengths: Lengths of all requests, rows that decode included.
+        most: The largest length possible.
     """
     return {
         "max_q_len": max(DECODE_MAX_Q, 1 << (max(counts) - 1).bit_length()),

@@ -1,4 +1,4 @@
-"""Forwards of nothing, so that serving finds kernels loaded and workspaces made."""
+"""Empty forwards, so that serving never loads a kernel or makes a workspace."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class _Item:
 
     @property
     def left_us(self) -> float:
-        """Of what is launched, what is not done."""
+        """The part of what is launched that is not done."""
         return self.launched_us - self.done_us
 
     @property

@@ -25,8 +25,8 @@ class SimEvent:
     """The end of a launch on the virtual clock.
 
     Attributes:
-        number: Of the device's launches, from 0.
-        lane: Of the launch.
+        number: Number of the device's launch, from 0.
+        lane: Lane of the launch.
         began_us, ended_us: Exact; None: not yet.
         fault: What goes wrong with it.
         is_gone: Whether an error took it: it does not run any more, and never ended.

@@ -65,7 +65,7 @@ class SimExecutor(Executor):
         max_prefill: Requests of a prefill batch or of a mixed step's chunks.
         max_tokens: New tokens of one of these.
         max_context: Tokens of a request. None: what the model and the pool hold.
-        end_probability: That a drawn token is one of the model's end tokens.
+        end_probability: Probability that a drawn token is one of the model's end tokens.
 
     Attributes:
         device, config, pool, max_running, max_prefill, max_tokens, max_context: See `Executor`.

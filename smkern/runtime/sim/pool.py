@@ -20,7 +20,7 @@ class SimPool(PagePool):
 
     Args:
         num_pages, page_size, reuse: As in `PagePool`.
-        device: Whose launches these are.
+        device: The device whose launches use the pages.
 
     Attributes:
         hazards: The messages of all `HazardError`s so far, since a loop may take them for errors

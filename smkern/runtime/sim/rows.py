@@ -1,4 +1,4 @@
-"""What a simulated device knows of requests: tokens computed and drawn, seats, ends."""
+"""What a simulated device knows of requests: tokens computed and drawn, rows, ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Row:
     """What the device knows of a request.
 
     Attributes:
-        key: Of its tokens.
+        key: Key of its tokens, see `TokenSource`.
         computed: Tokens whose keys and values are written, or are by what is launched.
         drawn: Tokens that it has, the prompt's included.
         is_finished: Whether it ended on the device.
-        prefill row: The rows where its prefill drew its token: a slot's, until it is seated.
+        prefill_row: The prefill slot whose rows hold the token that its prefill drew, until it
+            decodes.
         is_overwritten: Whether others took these rows before.
     """
 

@@ -16,7 +16,7 @@ class TokenSource:
 
     Args:
         config: Vocabulary and end tokens.
-        end_probability: That a token ends its text.
+        end_probability: Probability that a token ends its text.
 
     Example:
         >>> from smkern.models import preset

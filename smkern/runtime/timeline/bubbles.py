@@ -55,7 +55,7 @@ class LaneBubbles:
     """How a lane's time was spent, in microseconds.
 
     Attributes:
-        launches: That ran.
+        launches: Launches that ran.
         busy_us: With a launch on it.
         bubble_us: With none while work existed.
         window_us: In all.

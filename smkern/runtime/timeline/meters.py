@@ -27,7 +27,7 @@ class Distribution:
 
     Attributes:
         count: Values.
-        mean, p50, p90, p99, max: Of them, in their unit. The q-th percentile is the smallest value
+        mean, p50, p90, p99, max: In the values' unit. The q-th percentile is the smallest value
             that is at least as large as q percent of them.
     """
 
@@ -84,7 +84,7 @@ class Samples:
         self._bin(value)
 
     def distribution(self) -> Distribution:
-        """Of the values so far."""
+        """The distribution so far."""
         if not self.count:
             return Distribution()
         p50, p90, p99 = self.percentiles(50, 90, 99)
@@ -123,7 +123,7 @@ class Rate:
     """What a lane's launches computed and moved.
 
     Attributes:
-        flops: Of the model's products and attention.
+        flops: FLOPs of the model's products and attention.
         bytes_moved: Weights and cached keys and values once a launch, and activations where a
             kernel's exceed the L2.
         busy_us: Time with a launch on the lane.
@@ -149,7 +149,7 @@ class RateMeter(Reader):
 
     Args:
         config: The model; None: nothing is counted.
-        l2_bytes: Of the device.
+        l2_bytes: Size of the device's L2.
     """
 
     def __init__(self, config: ModelConfig | None, l2_bytes: int) -> None:
@@ -202,7 +202,7 @@ class _Move:
 
     @property
     def host_us(self) -> float:
-        """Of the first launch, from the latest decision before it."""
+        """Host time of the first launch, from the latest decision before it."""
         first_us = min(self.launched_us.values())
         return first_us - max(at_us for at_us in self.asked_us if at_us <= first_us)
 

@@ -78,7 +78,7 @@ def draw(
 
 
 def color_of(name: str) -> str:
-    """Of work called so; an engine's own names share one."""
+    """The colour of work by its name; an engine's own names share one."""
     return COLORS.get(name, OTHER)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COUNTED = 32
 """Tokens of one record: it takes some 10 us to be counted, between two polls."""
 L2_BYTES = 60 << 20
-"""Of an H200."""
+"""L2 of an H200."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,16 +35,16 @@ class Stats:
     Attributes:
         now_us: When this was.
         elapsed_us: Since the first request came, to now or to when the last one left.
-        requests: That came.
+        requests: Requests that came.
         finished: By reason: "stop", "length", "cancelled", "failed".
-        prompt_tokens: Of the requests that came.
-        tokens: That were delivered.
+        prompt_tokens: Prompt tokens of the requests that came.
+        tokens: Tokens that were delivered.
         tokens_per_s: Delivered tokens over `elapsed_us`.
         ttft_us: From a request's arrival to its first token.
         tbt_us: Every gap between two tokens of a request, as they were delivered to the host, the
             first to the second included.
         preemptions: Requests that gave their pages back or were put aside.
-        bubbles: Of both lanes, in both definitions (`smkern.runtime.timeline.bubbles`).
+        bubbles: Bubbles of both lanes, in both definitions (`smkern.runtime.timeline.bubbles`).
         rates: By lane, FLOPs and bytes of its launches.
         switches: Changes of the split.
         state: What there is to do now.
@@ -96,9 +96,10 @@ class StatsMeter:
     Recording appends a tuple to the timeline's; counting is done as that is settled, or by `stats`.
 
     Args:
-        timeline: Whose launches and decisions are counted from now on.
+        timeline: Its launches and decisions are counted from now on.
         config: The model, for FLOPs and bytes; None: none are counted.
-        l2_bytes: Of the device: a kernel's activations up to so many are not off-chip traffic.
+        l2_bytes: Size of the device's L2: a kernel's activations up to so many are not off-chip
+            traffic.
 
     Example:
         >>> from smkern.runtime.timeline.timeline import Timeline

@@ -20,7 +20,7 @@ class Span(NamedTuple):
     """A launch on its lane.
 
     Attributes:
-        number: Of the launches, in their order.
+        number: Number of the launch, in their order.
         lane: "decode" or "prefill".
         place: The SMs that it might use.
         name: What the work was called.
@@ -93,8 +93,8 @@ class Choice(NamedTuple):
     Attributes:
         at_us: When it was made.
         trigger: Why the policy was asked.
-        rung, prefill, chunk_tokens, layers, steps, join, preempt, pause_decode: Of the decision.
-        decoding, waiting, decode_queued, prefill_queued, free_pages: Of the snapshot, the first two
+        rung, prefill, chunk_tokens, layers, steps, join, preempt, pause_decode: The decision's.
+        decoding, waiting, decode_queued, prefill_queued, free_pages: The snapshot's, the first two
             as counts.
     """
 
