@@ -39,7 +39,7 @@ class PageStates:
     @property
     def num_available(self) -> int:
         """Pages that `take` could give: free ones and cached ones."""
-        return self.num_free + self.num_cached
+        return len(self._free) + self.num_pages - self._fresh + len(self._cached)
 
     def is_cached(self, page: int) -> bool:
         return page in self._cached

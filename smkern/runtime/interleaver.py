@@ -117,6 +117,7 @@ class Interleaver:
         whole = Place.whole(device.num_sms)
         self._target: dict[Lane, Place] = dict.fromkeys(LANES, whole)
         self._place: dict[Lane, Place] = dict.fromkeys(LANES, whole)
+        self._aimed: tuple[int | None, int | None] = None, None
         self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
         self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._count = 0
@@ -137,6 +138,8 @@ class Interleaver:
         """
         if prefill == -1:
             prefill = rung
+        if self._aimed == (rung, prefill):
+            return
         for asked in (rung, prefill):
             if asked is not None and asked not in self.device.rungs:
                 raise ArgumentError(
@@ -145,6 +148,7 @@ class Interleaver:
                 )
         self._target["decode"] = self._place_of("decode", rung)
         self._target["prefill"] = self._place_of("prefill", prefill)
+        self._aimed = rung, prefill
 
     def target(self, lane: Lane) -> Place:
         """Where a lane shall run."""

@@ -89,26 +89,28 @@ class BatchLauncher:
     @property
     def steady(self) -> SteadyBatch | None:
         """All that run, where the decode lane's last launch drew for just these."""
-        steady = self._steady
-        return steady if steady is not None and steady.is_valid(self._queues) else None
+        steady, queues = self._steady, self._queues
+        if steady is None or steady.version == queues.version or steady.is_valid(queues):
+            return steady
+        return None
 
     def settle(self) -> None:
         """Tell requests of their last steps, and get their next pages where there are many."""
         if not self._owed:
             return
         owed, self._owed = self._owed, []
-        in_flight, count = [self.in_flight[ticket] for ticket in owed], len(owed)
-        requests = in_flight[0].requests
+        first, count = self.in_flight[owed[0]], len(owed)
+        requests = first.requests
         for request in requests:
             request.last_use = owed[-1]
             request.num_pending += count
         left, self._forming = self._forming, None
         if left is not None and requests == self._queues.running:
-            draw = in_flight[0].draw
-            assert draw is not None
-            self._steady = SteadyBatch(self._queues, draw.requests, [n - count for n in left])
-            for index, launched in enumerate(in_flight):
-                launched.steady, launched.number = self._steady, index + 1 - count
+            assert first.draw is not None
+            self._steady = SteadyBatch(self._queues, first.draw.requests, [n - count for n in left])
+            for number, ticket in enumerate(owed, 1 - count):
+                launched = self.in_flight[ticket]
+                launched.steady, launched.number = self._steady, number
         steady, is_rich = self.steady, self._queues.pool.num_available > PLENTY * len(requests)
         if steady is None:
             return
@@ -119,10 +121,14 @@ class BatchLauncher:
     @property
     def free_rows(self) -> int:
         """Requests that may still be admitted."""
-        taken = len(self._queues.running) + len(self._queues.paused)
-        for batch in (self.batch, self.preempted):
-            taken += 0 if batch is None else len(batch.requests)
-        return self._executor.max_running - taken - self.joining
+        decoding = len(self._queues.running) + len(self._queues.paused)
+        return self._executor.max_running - decoding - self.prefilling - self.joining
+
+    @property
+    def prefilling(self) -> int:
+        """Requests whose prompts are on their way through the layers."""
+        count = 0 if self.batch is None else len(self.batch.requests)
+        return count if self.preempted is None else count + len(self.preempted.requests)
 
     @property
     def joining(self) -> int:
@@ -164,7 +170,8 @@ class BatchLauncher:
 
     def _go_on(self, steady: SteadyBatch, steps: int) -> int:
         """Launch decode steps like those before; how many. Their requests hear of it later."""
-        self.settle()
+        if self._owed:
+            self.settle()
         requests = steady.requests
         works = self._call(requests, self._executor.decode, requests, steps)
         for work, draw in works:

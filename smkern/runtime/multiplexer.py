@@ -220,7 +220,8 @@ class Multiplexer:
         """
         began = perf_counter()
         try:
-            self._arrivals()
+            if self._future:
+                self._arrivals()
             self._poll()
             if self._changed:
                 self._changed = False
@@ -290,9 +291,8 @@ class Multiplexer:
         self._changed = True
 
     def _arrivals(self) -> None:
-        if self._future.next_us is not None:
-            for request in self._future.due(self._lanes.device.now_us()):
-                self._arrive(request)
+        for request in self._future.due(self._lanes.device.now_us()):
+            self._arrive(request)
 
     def _wait(self) -> None:
         until_us = self._future.next_us

@@ -173,7 +173,8 @@ class Scheduler:
             self._is_prefills_turn = False
         lanes.aim(decision.rung)
         self._depth = 1 if decision.steps > 1 else 0
-        wanted = [self._requests[id_] for id_ in decision.prefill]
+        ids = decision.prefill
+        wanted = [self._requests[id_] for id_ in ids] if ids else []
         tokens = decision.chunk_tokens or self._executor.max_tokens
         layers = decision.layers or (decision.rung is not None)
         launched = is_full = False
@@ -197,8 +198,8 @@ class Scheduler:
     def _prefill(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:
         """Begin a batch and launch layers, as decided; whether any were launched."""
         lanes, launcher = self._lanes, self._launcher
-        # Launching decode may have put one of them back.
-        wanted = [request for request in wanted if request.stage == "waiting"]
+        if wanted:  # launching decode may have put one of them back
+            wanted = [request for request in wanted if request.stage == "waiting"]
         if wanted and (launcher.batch is None or decision.preempt):
             launcher.begin(wanted, tokens, preempt=decision.preempt)
         if not decision.layers or lanes.queued("prefill") > PREFILL_AHEAD:
@@ -211,13 +212,11 @@ class Scheduler:
 
     def _state(self) -> None:
         """What there is to do now, for the timeline."""
-        queues, launcher = self._queues, self._launcher
-        batches = (launcher.batch, launcher.preempted)
         self._timeline.state(
             self._lanes.device.now_us(),
-            decoding=len(queues.running),
-            prefilling=sum(len(batch.requests) for batch in batches if batch is not None),
-            waiting=len(queues.waiting),
+            decoding=len(self._queues.running),
+            prefilling=self._launcher.prefilling,
+            waiting=len(self._queues.waiting),
         )
 
     def _snapshot(self, trigger: Trigger) -> Snapshot:

@@ -30,12 +30,13 @@ class SteadyBatch:
         rows: As given.
         preemptions: How often each of `rows` had begun anew.
         launched: Steps since this was made.
+        version: The queues' version at which these were known to run.
         token_us: When the last token of one of these steps was seen; 0: none was yet.
     """
 
     __slots__ = (
-        "_base", "_counted", "_due", "_is_plain", "_page", "_stops", "_version",
-        "launched", "least_left", "most_left", "preemptions", "requests", "rows", "token_us",
+        "_base", "_counted", "_due", "_is_plain", "_page", "_stops", "launched", "least_left",
+        "most_left", "preemptions", "requests", "rows", "token_us", "version",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +47,7 @@ class SteadyBatch:
         self.launched = 0
         self.token_us = 0.0
         self.least_left, self.most_left = min(left), max(left)
-        self._version = queues.version
+        self.version = queues.version
         self._page = queues.pool.page_size
         self.preemptions = [request.num_preemptions for request in rows]
         self._base = [request.num_tokens for request in self.requests]
@@ -62,14 +63,12 @@ class SteadyBatch:
         )
 
     def is_valid(self, queues: RequestQueues) -> bool:
-        """Whether these run, and no others; who has come may have gone again."""
-        if self._version == queues.version:
-            return True
+        """Whether these run, and no others, at another version: who has come may have gone."""
         if list(self.requests) != queues.running:
             return False
         if [request.num_preemptions for request in self.rows] != self.preemptions:
             return False
-        self._version = queues.version
+        self.version = queues.version
         return True
 
     def advance(self) -> int:

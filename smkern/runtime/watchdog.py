@@ -38,6 +38,9 @@ class Arrivals:
     def __init__(self) -> None:
         self._future: list[tuple[float, int, Request]] = []
 
+    def __len__(self) -> int:
+        return len(self._future)
+
     @property
     def next_us(self) -> float | None:
         """When the next one comes."""

@@ -66,7 +66,8 @@ class Reads:
 
     def room(self) -> TokenBuffer:
         """Memory, until it is given back."""
-        self.reserve()
+        if not self._free:
+            self._grow()
         return self._free.pop()
 
     def reserve(self) -> None:

@@ -141,8 +141,8 @@ class StatsMeter:
 
     def delivered(self, ids: Sequence[int], at_us: float) -> None:
         """A token of each of these requests was handed out; an id twice: two tokens."""
-        for first in range(0, len(ids), COUNTED):
-            self._timeline.later(self._delivered, ids[first : first + COUNTED], at_us)
+        parts = [(ids[i : i + COUNTED], at_us) for i in range(0, len(ids), COUNTED)]
+        self._timeline.later_each(self._delivered, parts)
 
     def finished(self, id: int, at_us: float, reason: str) -> None:
         """A request left: "stop", "length", "cancelled" or "failed"; who never came did not."""

@@ -102,6 +102,12 @@ class Timeline:
         if len(self._log) > BACKLOG:
             self.settle(2)
 
+    def later_each(self, handle: Callable[..., None], records: Iterable[tuple[Any, ...]]) -> None:
+        """As `later`, for several records; each is put in order by itself."""
+        self._log.extend([(handle, record) for record in records])
+        if len(self._log) > BACKLOG:
+            self.settle(8)
+
     def decided(self, snapshot: Snapshot, decision: Decision) -> None:
         """A policy's decision, and by its snapshot what there is to do."""
         self._log.append((self._decided, (self._clock(), snapshot, decision)))
