@@ -22,52 +22,77 @@ from smkern.errors import SmkernError
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", FOLDER / "README.md")
 
-TABLES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], str]]] = {
-    "why": ("gemm", gemm.why_table),
-    "gemm-table": ("gemm", gemm.ratio_tables),
-    "gemm-rates": ("gemm", gemm.rates_table),
-    "gemm-losing": ("gemm", gemm.losing_table),
-    "untuned-table": ("untuned", gemm.untuned_table),
-    "partition-table": ("partitions", operators.bandwidth_table),
-    "attention-decode": ("attention", operators.decode_rates_table),
-    "attention-prefill": ("attention", operators.prefill_rates_table),
-    "attention-ratios": ("attention", operators.attention_ratios_table),
-    "attention-plan": ("attention", operators.plan_table),
-    "append-table": ("append", operators.append_table),
-    "ops-table": ("ops", operators.ops_table),
-    "ops-sample": ("ops", operators.sample_table),
-    "model-decode": ("model", models.decode_table),
-    "model-prefill": ("model", models.prefill_table),
-    "model-breakdown": ("model", models.breakdown_table),
-    "autotune-table": ("autotune", models.autotune_table),
-    "runtime-gains": ("runtime", runtime.gains_table),
-    "runtime-steady": ("runtime", runtime.steady_table),
-    "runtime-costs": ("runtime", runtime.costs_table),
-    "runtime-ablation": ("runtime", runtime.ablation_table),
-    "runtime-served": ("runtime", runtime.served_table),
+Suites = Mapping[str, Results]
+Block = Callable[[Path, Suites], str]
+"""What a block shows of a folder of results and of the suites in it."""
+
+
+def _cells(suite: str, table: Callable[[list[dict[str, Any]]], str]) -> Block:
+    return lambda folder, suites: table(suites.get(suite, Results()).cells)
+
+
+def _suite(suite: str, table: Callable[[Results], str]) -> Block:
+    return lambda folder, suites: table(suites.get(suite, Results()))
+
+
+def _all(table: Callable[[Suites], str]) -> Block:
+    return lambda folder, suites: table(suites)
+
+
+def _pictures(pattern: str) -> Block:
+    """The folder's pictures of that name, by paths from the page beside the folder."""
+
+    def block(folder: Path, suites: Suites) -> str:
+        paths = sorted(folder.glob(pattern), key=_by_number)
+        return "\n".join(f"![{p.stem}]({folder.name}/{p.name})" for p in paths) or NOT_MEASURED
+
+    return block
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    digits = re.findall(r"\d+", path.name)
+    return (int(digits[-1]) if digits else 0, path.name)
+
+
+BLOCKS: dict[str, Block] = {
+    "headline": _all(overview.headline),
+    "suites": _all(overview.suites_table),
+    "targets": _all(overview.targets_table),
+    "provenance": _all(overview.provenance_table),
+    "partition-table": _cells("partitions", operators.bandwidth_table),
+    "partition-plot": _pictures("partition*.png"),
+    "why": _cells("gemm", gemm.why_table),
+    "gemm-table": _cells("gemm", gemm.ratio_tables),
+    "gemm-plot": _pictures("gemm-m*.png"),
+    "gemm-rates": _cells("gemm", gemm.rates_table),
+    "gemm-losing": _cells("gemm", gemm.losing_table),
+    "cliffs-plot": _pictures("cliffs*.png"),
+    "untuned-table": _cells("untuned", gemm.untuned_table),
+    "left-out-table": _suite("left_out", gemm.left_out_table),
+    "steps-table": _suite("steps", models.steps_table),
+    "autotune-table": _cells("autotune", models.autotune_table),
+    "attention-decode": _cells("attention", operators.decode_rates_table),
+    "attention-prefill": _cells("attention", operators.prefill_rates_table),
+    "attention-ratios": _cells("attention", operators.attention_ratios_table),
+    "attention-plot": _pictures("attention-*.png"),
+    "attention-plan": _cells("attention", operators.plan_table),
+    "append-table": _cells("append", operators.append_table),
+    "append-plot": _pictures("append*.png"),
+    "ops-table": _cells("ops", operators.ops_table),
+    "ops-sample": _cells("ops", operators.sample_table),
+    "ops-plot": _pictures("ops*.png"),
+    "model-decode": _cells("model", models.decode_table),
+    "model-plot": _pictures("model*.png"),
+    "model-prefill": _cells("model", models.prefill_table),
+    "model-breakdown": _cells("model", models.breakdown_table),
+    "runtime-gains": _cells("runtime", runtime.gains_table),
+    "runtime-plot": _pictures("runtime*.png"),
+    "runtime-steady": _cells("runtime", runtime.steady_table),
+    "runtime-costs": _cells("runtime", runtime.costs_table),
+    "runtime-ablation": _cells("runtime", runtime.ablation_table),
+    "runtime-served": _cells("runtime", runtime.served_table),
 }
-"""Block to the suite whose cells it shows, and how."""
-SUMMARIES: dict[str, tuple[str, Callable[[Results], str]]] = {
-    "left-out-table": ("left_out", gemm.left_out_table),
-    "steps-table": ("steps", models.steps_table),
-}
-"""The same of blocks that show a suite's summary, too."""
-OVERVIEWS: dict[str, Callable[[overview.Suites], str]] = {
-    "headline": overview.headline,
-    "suites": overview.suites_table,
-    "targets": overview.targets_table,
-    "provenance": overview.provenance_table,
-}
-PICTURES = {
-    "gemm-plot": "gemm-m*.png",
-    "cliffs-plot": "cliffs*.png",
-    "partition-plot": "partition*.png",
-    "attention-plot": "attention-*.png",
-    "append-plot": "append*.png",
-    "ops-plot": "ops*.png",
-    "model-plot": "model*.png",
-    "runtime-plot": "runtime*.png",
-}
+"""Every block of the pages: from the results to its text."""
 
 
 class ReadmeError(SmkernError, ValueError):
@@ -102,24 +127,7 @@ def fill(pages: Sequence[str], blocks: Mapping[str, str]) -> list[str]:
 def blocks_of(folder: Path) -> dict[str, str]:
     """Every block's content, from the results files in `folder`."""
     suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
-    none = Results()
-    return {
-        **{name: table(suites.get(of, none).cells) for name, (of, table) in TABLES.items()},
-        **{name: table(suites.get(of, none)) for name, (of, table) in SUMMARIES.items()},
-        **{name: table(suites) for name, table in OVERVIEWS.items()},
-        **{name: _pictures(folder, pattern) for name, pattern in PICTURES.items()},
-    }
-
-
-def _pictures(folder: Path, pattern: str) -> str:
-    """The folder's pictures of that name, by paths from the page beside the folder."""
-    paths = sorted(folder.glob(pattern), key=_by_number)
-    return "\n".join(f"![{p.stem}]({p.parent.name}/{p.name})" for p in paths) or NOT_MEASURED
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    digits = re.findall(r"\d+", path.name)
-    return (int(digits[-1]) if digits else 0, path.name)
+    return {name: block(folder, suites) for name, block in BLOCKS.items()}
 
 
 @click.command("readme")
