@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -45,11 +48,17 @@ def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def run(page: Path, infos: tuple[str, ...]) -> dict[str, object]:
-    """Run the page's Python blocks with these info strings, in one namespace; what they left."""
-    namespace: dict[str, object] = {"__name__": "snippet"}
-    for snippet in snippets(page, "python"):
-        if snippet.info in infos:
-            code = "\n" * (snippet.line - 1) + snippet.text
-            exec(compile(code, page, "exec"), namespace)
-    return namespace
+def run(page: Path, *infos: str) -> tuple[dict[str, Any], str]:
+    """Run the page's Python blocks with these info strings, in one namespace.
+
+    Returns:
+        The namespace as they left it, and what they printed.
+    """
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    printed = StringIO()
+    with redirect_stdout(printed):
+        for snippet in snippets(page, "python"):
+            if snippet.info in infos:
+                code = "\n" * (snippet.line - 1) + snippet.text
+                exec(compile(code, page, "exec"), namespace)
+    return namespace, printed.getvalue()

@@ -8,9 +8,11 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -27,22 +29,26 @@ FOLDERS = ("smkern", "autotune", "bench", "csrc", "docs", "examples", "tests", "
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
+@cache
+def run_once(page: Path) -> tuple[dict[str, Any], str]:
+    return run(page, "python")
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")], ids=name_of)
 def test_snippets_run(page):
-    run(page, ("python",))
+    run_once(page)
 
 
 def test_the_simulated_runtime_serves_all_tokens():
-    found = run(ROOT / "docs/policies.md", ("python",))
+    found, _ = run_once(ROOT / "docs/policies.md")
     stats = found["mux"].stats()
     assert found["tokens"] == 2000
     assert 1e3 < stats.tbt_us.p99 < 1e5
     assert 0 <= stats.bubble_ratio < 0.5
 
 
-def test_the_readme_shows_both_policies(capsys):
-    run(ROOT / "README.md", ("python",))
-    lines = capsys.readouterr().out.splitlines()
+def test_the_readme_shows_both_policies():
+    lines = run_once(ROOT / "README.md")[1].splitlines()
     assert "chosen by" in lines[0]
     assert [line.split()[:2] for line in lines[1:]] == [
         ["Aggregated", "4000"],
@@ -166,6 +172,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield words[1:]
 
 
+@pytest.mark.slow
 @every_page
 def test_commands_parse(page):
     for words in commands(page):

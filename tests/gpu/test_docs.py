@@ -13,4 +13,4 @@ NEED_A_GPU = [
 
 @pytest.mark.parametrize("page", NEED_A_GPU, ids=name_of)
 def test_snippets_run(page):
-    run(page, ("python", "python gpu"))
+    run(page, "python", "python gpu")
