@@ -19,6 +19,7 @@ from smkern.bench.model.floor import (
     total_bytes,
     total_flops,
 )
+from smkern.bench.model.host_cost import layer_launch_us
 from smkern.bench.model.model import DecodeLoop, Model, layer_call
 from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.prompt import PromptTimes, time_prompt
@@ -33,7 +34,7 @@ from smkern.measure.timing import (
     time_interleaved,
     try_eagerly,
 )
-from smkern.models import Step, layer_launch_us
+from smkern.models import Step
 from smkern.profile import Profile
 
 Cell = dict[str, Any]

@@ -16,7 +16,6 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.graph import DecodeGraph, DecodeInputs
-from smkern.models.host_cost import layer_launch_us
 from smkern.models.layers import AttentionWeights, DenseLayer, Layer, MoeLayer
 from smkern.models.presets import preset, presets
 from smkern.models.sampling import SamplingParams
@@ -41,7 +40,6 @@ __all__ = [
     "Step",
     "StepBuffers",
     "Weights",
-    "layer_launch_us",
     "preset",
     "presets",
 ]
@@ -52,6 +50,7 @@ _MOVED = {
     "Completion": "smkern.Completion",
     "LLM": "smkern.LLM",
     "Piece": "smkern.Output",
+    "layer_launch_us": "smkern.bench.model.host_cost.layer_launch_us",
 }
 
 

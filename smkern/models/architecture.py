@@ -1,4 +1,4 @@
-"""Which decoders there are: their architectures, their dtypes, their mixture of experts."""
+"""The decoder architectures that are served, their dtypes, and the mixture of experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-"""Hugging Face's class of a model, and what it is called here."""
+"""Our name of each Hugging Face model class."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a decoder is made of: its sizes, from a Hugging Face configuration or a preset."""
+"""The sizes of a decoder, from a Hugging Face configuration or a preset."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ModelConfig:
         head_dim: 64, 96, 128 or 256.
         rope: The rotary embedding.
         max_position: Tokens of the longest context.
-        rms_eps: Of all RMS norms.
+        rms_eps: Epsilon of all RMS norms.
         tied: Whether the head's weights are the embedding's.
         moe: The mixture of experts, or None.
         initializer_range: Standard deviation of random weights.
-        dtype: Of weights and activations.
+        dtype: Dtype of weights and activations.
         eos_token_ids: Tokens that end a text.
 
     Raises:
@@ -161,7 +161,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model; a tied head counts once."""
+        """Parameters of the whole model; a tied head counts once."""
         hidden, heads = self.hidden_size, 2 * self.head_dim if self.qk_norm else 0
         layer = hidden * (self.qkv_size + self.q_size + 2) + heads
         if self.moe is None:

@@ -10,24 +10,25 @@ from smkern.errors import ArgumentError, ConfigError
 from smkern.models.activations import MoeBuffers, StepBuffers
 from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
+from smkern.models.layered import forward
 from smkern.models.layers import DenseLayer, Layer, MoeLayer
 from smkern.models.step import Step
 from smkern.models.weights import Weights
 
 
 class Decoder:
-    """The forward of a model; it keeps no state but its weights, and writes the paged cache only.
+    """The forward of a model; its only state is its weights, and it writes only the paged cache.
 
     Each method launches on the current stream, on the SMs of its partition, and returns without
-    waiting; every operator writes into the step's buffers. On CPU tensors all run in plain torch.
+    waiting; operators write into the step's buffers. On CPU tensors they run in plain torch.
 
     Args:
         config: The model.
         weights: Its weights, on the device to run on.
-        max_position: Positions of the table of cosines and sines. None: `config.max_position`.
-        batch_invariant: A token's bits follow from its request alone: not from the batch, the
-            budget, nor how its prompt was cut, provided that each cut but those of a prompt of 8
-            tokens or fewer has more than 8 (attention takes its decode path up to there).
+        max_position: Positions of the RoPE table. None: `config.max_position`.
+        batch_invariant: A token's bits depend on its request alone: not on the batch, the budget or
+            the prompt's chunks, provided that no chunk has 8 tokens or fewer (attention's decode
+            path) unless the whole prompt has.
 
     Attributes:
         config, weights, device, batch_invariant: As given.
@@ -96,8 +97,8 @@ class Decoder:
         """One layer: the residual stream in place, keys and values into their pages.
 
         Args:
-            index: Of the layer.
-            step: `planned`, or attention makes a plan of its own.
+            index: Layer index.
+            step: `planned`; otherwise attention makes a plan in every layer.
 
         Returns:
             `step.buffers.hidden`.
@@ -130,12 +131,7 @@ class Decoder:
 
     def forward(self, step: Step) -> Tensor:
         """All of a step: embed, layers, head; a plan is made where the step has none."""
-        if step.plan is None:
-            step = step.planned()
-        self.embed(step)
-        for index in range(self.config.num_layers):
-            self.layer(index, step)
-        return self.head(step)
+        return forward(self, step)
 
     def _attention(self, layer: Layer, index: int, step: Step) -> None:
         """From the normed rows to the residual stream."""
@@ -174,8 +170,8 @@ class Decoder:
 
 
 def refuse_experts(config: ModelConfig) -> None:
-    """A mixture of experts has no batch-invariant forward: a configuration of the grouped GEMM
-    follows from the number of rows and the budget.
+    """A mixture of experts has no batch-invariant forward: the grouped GEMM's configuration depends
+    on the number of rows and the budget.
 
     Raises:
         ConfigError: `config` is one.
@@ -183,7 +179,7 @@ def refuse_experts(config: ModelConfig) -> None:
     if config.moe is not None:
         raise ConfigError(
             f"batch_invariant=True of a model with {config.moe.num_experts} experts: the grouped "
-            "GEMM sums in an order that follows from the batch; take a dense model, or leave it out"
+            "GEMM sums in an order that depends on the batch; take a dense model, or leave it out"
         )
 
 

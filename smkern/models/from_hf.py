@@ -1,4 +1,4 @@
-"""Hugging Face configurations of the three families, and what of them is not served."""
+"""Hugging Face configurations of the three families; what is not served is refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _architecture(hf: Mapping[str, Any]) -> Architecture:
 
 
 def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
-    """Raise ConfigError for options that change the maths and are not there."""
+    """Raise ConfigError for options that change the maths and are not served."""
     wanted: dict[str, tuple[Any, ...]] = {
         "attention_bias": (None, False),
         "mlp_bias": (None, False),
@@ -119,7 +119,7 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
             )
     windows = hf.get("sliding_window")
     layers = [kind for kind in _names(hf, "layer_types") if kind != "full_attention"]
-    # Qwen3 writes a window that use_sliding_window turns off
+    # Qwen3 has a sliding_window that use_sliding_window turns off.
     used = bool(hf.get("use_sliding_window", architecture == "llama"))
     if layers or (windows is not None and used):
         raise ConfigError(

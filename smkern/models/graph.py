@@ -1,9 +1,8 @@
-"""A decode step as one CUDA graph on a partition, with inputs that advance on the device."""
+"""A decode step as one CUDA graph on a partition; its inputs advance on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,32 +19,32 @@ from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 
 WARMUP_RUNS = 2
-"""The first loads kernels; the second runs as replays will, from workspaces that are there."""
+"""The first run loads kernels; the second finds all workspaces in place, as replays will."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeInputs:
-    """What a decode graph reads, by request; written in place between replays.
+    """The inputs of a decode graph, a row per request; written in place between replays.
 
-    A row that is `finished` is not appended to, has no keys and emits `pad_token`; so are all rows
-    at first. A replay gives `token_ids` the drawn tokens and lengthens `kv_lens` of rows that were
-    not finished, so graphs can be replayed back to back: then `page_table` must hold the pages of
-    all tokens to come.
+    A row that is `finished` reads and writes no keys and draws `pad_token`; all rows start so. A
+    replay puts the drawn tokens into `token_ids` and lengthens `kv_lens` of the other rows, so
+    graphs can be replayed back to back; `page_table` must then hold the pages of all tokens to
+    come.
 
     Attributes:
         token_ids: [batch] int32: each request's last token, which is not in the cache yet.
         kv_lens: [batch] int32: its tokens, that one included.
         page_table: [batch, max_pages] int32.
         finished: [batch] bool.
-        max_lengths: [batch] int32: a request that gets so many tokens, its prompt's included, is
-            finished; at most the graph's max_kv_len + 1.
-        stop_tokens: [batch, n] int32, -1 for none: a request that draws one is finished.
+        max_lengths: [batch] int32: a request of so many tokens, prompt included, is finished; at
+            most the graph's max_kv_len + 1.
+        stop_tokens: [batch, n] int32, -1 for none: drawing one of them finishes the request.
         temperature: [batch] fp32; 0 is greedy.
         top_k: [batch] int32; 0 keeps all.
         top_p: [batch] fp32; 1 keeps all.
         min_p: [batch] fp32; 0 keeps all.
-        seeds: [batch] int64. The random number of a token follows from its request's seed and from
-            how many tokens are before it, whatever the batch.
+        seeds: [batch] int64. A token's random number depends on its request's seed and on how
+            many tokens are before it, not on the batch.
     """
 
     token_ids: Tensor
@@ -64,12 +63,12 @@ class DecodeInputs:
     def make(
         cls, batch: int, page_table: Tensor, *, max_kv_len: int, max_stop_tokens: int = 4
     ) -> DecodeInputs:
-        """Inputs of which every row is finished, on the page table's device.
+        """Inputs whose rows are all finished, on the page table's device.
 
         Args:
             batch: Requests.
-            page_table: [batch, max_pages] int32, kept; for instance rows of a pool's tables.
-            max_kv_len: What `max_lengths` begins with.
+            page_table: [batch, max_pages] int32; not copied.
+            max_kv_len: Initial value of `max_lengths`.
             max_stop_tokens: Stop tokens of a request.
 
         Raises:
@@ -104,13 +103,13 @@ class DecodeInputs:
     def draw(
         self, logits: Tensor, steps: Tensor, *, pad_token: int = 0, num_sms: int | None = None
     ) -> None:
-        """Draw a token a row into `token_ids`; `kv_lens` and `finished` go on with it.
+        """Draw a token per row into `token_ids`, and update `kv_lens` and `finished`.
 
-        Rows that are finished keep all they have.
+        Finished rows do not change.
 
         Args:
             logits: [batch, vocab].
-            steps: [batch] int32: the tokens in front of the one that is drawn.
+            steps: [batch] int32: tokens before the one that is drawn.
             pad_token: What a finished row draws.
             num_sms: SMs to use at most.
         """
@@ -135,32 +134,31 @@ class DecodeInputs:
 class DecodeGraph:
     """One decode step of a batch: plan, embed, layers, head and sample, captured once.
 
-    A replay allocates nothing and loads nothing. The graph runs on its partition, whatever stream
-    launches it. On a CPU decoder nothing is captured and a replay runs the operators.
+    A replay allocates and loads nothing. The graph runs on its partition, whatever stream launches
+    it. For a model on a CPU nothing is captured, and a replay calls the operators.
 
     Args:
         decoder: The model.
         inputs: Static inputs; they and the caches keep their addresses.
-        caches: A (k_cache, v_cache) a layer.
-        max_kv_len: No request gets more tokens; attention's plan is sized by it.
-        max_total_kv: All requests together get no more, for instance the tokens that a pool holds;
-            a tight one makes the plan small. None: batch * max_kv_len.
+        caches: (k_cache, v_cache) of each layer.
+        max_kv_len: Tokens of a request, at most; attention's plan is sized by it.
+        max_total_kv: Tokens of all requests together, at most, for instance those that a pool
+            holds; a tight bound makes the plan small. None: batch * max_kv_len.
         partition: Where it runs. None: on the whole device.
-        activations: Buffers that graphs which never run at the same time may share. None: its own.
+        activations: Activation buffers, shared by graphs that never run at the same time. None:
+            its own.
         pad_token: What a finished row draws.
-        num_sms: SMs of every operator, below the partition's.
-        pool: A memory pool of torch's graphs to share.
-        plan_memory: Of attention's plan; graphs that never run at the same time may share it. None:
-            of its own.
-        scratch: Workspaces of its operators; graphs that never run at the same time may share
-            them. None: of its own.
-        stream: Where it is captured on the whole device. None: a stream of its own.
-        capture: Whether there is a graph; otherwise a replay runs the operators, as on a CPU.
+        num_sms: SMs of every operator. None: all of the partition.
+        pool: Memory pool of torch's graphs to capture in.
+        plan_memory: Memory of attention's plan, shared as `activations`. None: its own.
+        scratch: Workspaces of its operators, shared as `activations`. None: its own.
+        stream: Stream to capture on without a partition. None: a new one.
+        capture: Whether to capture; otherwise a replay calls the operators, as on a CPU.
 
     Attributes:
         inputs: As given.
         logits: [batch, vocab_size] of the last replay.
-        step: What is captured; its `kv_lens` are 0 for finished rows.
+        step: The step that is captured; its `kv_lens` are 0 for finished rows.
 
     Raises:
         ArgumentError: inputs, caches or numbers that do not fit.
@@ -199,7 +197,7 @@ class DecodeGraph:
         self.inputs = inputs
         self.partition = partition
         self.pad_token = pad_token
-        self._scratch = scratch  # the graph has its addresses
+        self._scratch = scratch  # kept: the graph has its addresses
         self._no_keys = torch.zeros((), dtype=torch.int32, device=decoder.device)
         step = Step.make(
             activations,
@@ -211,7 +209,7 @@ class DecodeGraph:
             max_total_kv=max_total_kv,
             num_sms=num_sms,
         )
-        # made on the current stream: a partition does not close while its stream owns tensors
+        # Made on the current stream: a partition does not close while its stream owns tensors.
         budget = num_sms if num_sms is not None or partition is None else partition.num_sms
         if plan_memory is None:
             self.step = step.planned(num_sms=budget)
@@ -244,11 +242,10 @@ class DecodeGraph:
             raise ArgumentError(
                 f"into has shape {list(into.shape)}, wanted [{count}, {self.batch}]: a row a step"
             )
-        run = self._launcher()
         for index in range(count):
-            run()
-            if into is not None:
-                with self._place():
+            with nullcontext() if self.partition is None else self.partition:
+                self.launch()
+                if into is not None:
                     into[index].copy_(self.inputs.token_ids, non_blocking=True)
 
     def close(self) -> None:
@@ -268,27 +265,14 @@ class DecodeGraph:
 
     def _run(self) -> None:
         step, inputs = self.step, self.inputs
-        # a finished row has no keys: nothing is read for it, nor written into pages it gave back
+        # A finished row has no keys: it must not write into pages that it gave back.
         torch.where(inputs.finished, self._no_keys, inputs.kv_lens, out=step.kv_lens)
         step.planned(out=step.plan)
         logits = forward(self.decoder, step)
         inputs.draw(logits, step.kv_lens, pad_token=self.pad_token, num_sms=step.num_sms)
 
-    def _place(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.partition is None else self.partition
-
-    def _launcher(self) -> Callable[[], None]:
-        if self._is_eager:
-            return self.run_eagerly
-        if self._graph is None:
-            raise ArgumentError("this graph is closed: capture another")
-        if self.partition is None:
-            return self._graph.replay
-        partition, graph = self.partition, self._graph
-        return lambda: partition.launch(graph)
-
     def launch(self) -> None:
-        """Launch one step on the current stream; a graph of a partition runs there all the same.
+        """Launch one step on the current stream; it still runs on the graph's partition.
 
         Raises:
             ArgumentError: a graph that is closed.
@@ -302,11 +286,11 @@ class DecodeGraph:
             self._graph.replay()
 
     def _capture(self, pool: Any, stream: Any) -> None:
-        """Load every kernel by running with rows put aside as finished, then capture."""
+        """Load every kernel by running with all rows finished, then capture."""
         device, partition = self.decoder.device, self.partition
         inputs = self.inputs
         if partition is not None:
-            # the device's own wait may end before a graph on this stream that writes these inputs
+            # Waiting for the device may end before a graph on this stream, which writes the inputs.
             partition.stream.synchronize()
         kept = inputs.finished.clone(), inputs.token_ids.clone()
         inputs.finished.fill_(True)
@@ -329,7 +313,7 @@ class DecodeGraph:
             else:
                 with partition.capture(pool) as self._graph:
                     self.run_eagerly()
-        finally:  # also where there is no memory for a graph: the rows serve others
+        finally:  # also without memory for a graph: other graphs read the same rows
             inputs.finished.copy_(kept[0])
             inputs.token_ids.copy_(kept[1])
             torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What a runtime needs of a model: its parts, a layer at a time."""
+"""The protocol of a model that a runtime launches a layer at a time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class LayeredModel(Protocol):
     """A model in parts, each launched on the current stream without waiting; `Decoder` is one.
 
     Attributes:
-        config: Its sizes.
-        device: Where its weights are.
+        config: The model's sizes.
+        device: Device of its weights.
     """
 
     config: ModelConfig
     device: torch.device
 
     def embed(self, step: Step) -> Tensor:
-        """The tokens' rows into `step.buffers.hidden`."""
+        """The tokens' embeddings into `step.buffers.hidden`."""
         ...
 
     def layer(self, index: int, step: Step) -> Tensor:
@@ -36,7 +36,7 @@ class LayeredModel(Protocol):
 
 
 def forward(model: LayeredModel, step: Step) -> Tensor:
-    """All of a step: embed, layers, head; a plan is made where the step has none."""
+    """A whole step: embed, layers, head; makes the plan where the step has none."""
     if step.plan is None:
         step = step.planned()
     model.embed(step)

@@ -1,4 +1,4 @@
-"""The weights of one layer as the operators read them, and such that hold nothing yet."""
+"""The weights of one layer, as the operators read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smkern.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
-    """What every layer has.
+    """The weights that every layer has.
 
     Attributes:
         input_norm: [hidden_size].
@@ -20,7 +20,7 @@ class AttentionWeights:
         q_norm: [head_dim], or None.
         k_norm: Likewise.
         o: [hidden_size, q_heads * head_dim].
-        post_norm: [hidden_size], in front of the MLP.
+        post_norm: [hidden_size], before the MLP.
     """
 
     input_norm: Tensor
@@ -46,7 +46,7 @@ class DenseLayer(AttentionWeights):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MoeLayer(AttentionWeights):
-    """A layer with a mixture of experts, each of its own width I.
+    """A layer with a mixture of experts, each of width I.
 
     Attributes:
         router: [num_experts, hidden_size].
@@ -62,13 +62,8 @@ class MoeLayer(AttentionWeights):
 Layer = DenseLayer | MoeLayer
 
 
-def layer_fields(layer: Layer) -> list[str]:
-    """The names of a layer's tensors, in the order of a forward."""
-    return list(type(layer).__dataclass_fields__)
-
-
 def empty_layer(config: ModelConfig, make: Callable[..., Tensor]) -> Layer:
-    """A layer whose tensors `make(*shape)` gives."""
+    """A layer of uninitialised tensors, each made by `make(*shape)`."""
     hidden, moe = config.hidden_size, config.moe
     input_norm, qkv = make(hidden), make(config.qkv_size, hidden)
     q_norm = make(config.head_dim) if config.qk_norm else None

@@ -1,11 +1,11 @@
-"""Weights from safetensors files: mapped, checked by name, copied into their fused places."""
+"""Weights from safetensors files: memory-mapped, checked by name, copied into fused tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,27 +15,27 @@ from smkern.models.architecture import DTYPES
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.names import fused_names, is_ignorable, named_weights
-from smkern.models.tensors import WeightTensors
 from smkern.ops.warming import Bar
 
-W = TypeVar("W", bound=WeightTensors)
+if TYPE_CHECKING:
+    from smkern.models.weights import Weights
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHOWN = 8
-"""Names that a message lists; it counts the rest."""
+"""Names that an error lists; it counts the rest."""
 
 
 def load(
     path: Path,
-    empty: Callable[[ModelConfig, torch.device | str], W],
+    empty: Callable[[ModelConfig, torch.device | str], Weights],
     *,
     config: ModelConfig | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
     progress: bool,
-) -> W:
-    """Weights from a folder, copied into what `empty` makes; see `Weights.load`."""
+) -> Weights:
+    """See `Weights.load`; the files are copied into what `empty` makes."""
     if config is None:
         config = ModelConfig.from_hf(path)
     if dtype is not None:
@@ -57,10 +57,10 @@ def load(
 
 
 def find_files(path: Path) -> dict[str, str]:
-    """The file of each tensor, as the index says; for a single file {its name: its name}.
+    """The file of each tensor by the index; of a single file {its name: its name}.
 
     Raises:
-        WeightsError: neither is there, an index that is none, or a shard that is missing.
+        WeightsError: no such files, an invalid index, or a missing shard.
     """
     if (path / INDEX).is_file():
         index = read_json(path / INDEX, WeightsError).get("weight_map")
@@ -84,7 +84,7 @@ def find_files(path: Path) -> dict[str, str]:
 
 
 def fill(
-    weights: WeightTensors,
+    weights: Weights,
     names: Iterable[str],
     read: Callable[[str], Tensor],
     source: str,
@@ -92,15 +92,15 @@ def fill(
     convert: bool,
     bar: Bar | None = None,
 ) -> None:
-    """Copy named tensors into their places in the weights, each exactly once.
+    """Copy named tensors into the weights, each exactly once.
 
     Args:
-        weights: To write into.
-        names: All tensors that the source has.
+        weights: What to write into.
+        names: All tensors of the source.
         read: Gives a tensor by name.
-        source: What a message calls the source.
-        convert: Whether another floating dtype is converted.
-        bar: Where to show progress.
+        source: Name of the source in errors.
+        convert: Whether other floating dtypes are converted.
+        bar: Shows progress.
 
     Raises:
         WeightsError: tensors that are missing, extra, mis-shaped or of a wrong dtype.
@@ -193,7 +193,7 @@ def _read(handle: Any, name: str, file: Path) -> Tensor:
 
 
 def _check_shards(files: dict[str, str], held: dict[str, set[str]]) -> None:
-    """Raise WeightsError where index and shards disagree about who holds what."""
+    """Raise WeightsError where index and shards disagree."""
     absent = sorted(name for name, file in files.items() if name not in held[file])
     if absent:
         raise WeightsError(

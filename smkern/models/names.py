@@ -1,22 +1,24 @@
-"""Hugging Face's names of a decoder's tensors, and the parts of ours that they are."""
+"""Hugging Face's names of a decoder's tensors, as views of the fused weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from smkern.models.layers import Layer, MoeLayer
-from smkern.models.tensors import WeightTensors
+
+if TYPE_CHECKING:
+    from smkern.models.weights import Weights
 
 IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v)_scale", r".*\.masked_bias")
-"""Names that checkpoints have though nothing is read from them: what follows from config.json, and
-scales of fp8 caches."""
+"""Names in checkpoints that are not read: values that config.json implies, scales of fp8 caches."""
 
 
-def named_weights(weights: WeightTensors) -> dict[str, Tensor]:
-    """Views of all weights, by the names that checkpoints have for them."""
+def named_weights(weights: Weights) -> dict[str, Tensor]:
+    """Views of all weights by their names in checkpoints."""
     found = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.final_norm}
     if weights.lm_head is not weights.embed:
         found["lm_head.weight"] = weights.lm_head
@@ -26,11 +28,11 @@ def named_weights(weights: WeightTensors) -> dict[str, Tensor]:
     return found
 
 
-def fused_names(weights: WeightTensors) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-    """Tensors that stand for several of `named_weights`, as transformers 5 holds experts.
+def fused_names(weights: Weights) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """Tensors that replace several of `named_weights`, as transformers 5 stores experts.
 
     Returns:
-        By name, the part of ours that it is, and the names that it makes superfluous.
+        By name: our tensor, and the names that it replaces.
     """
     found: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
     for index, layer in enumerate(weights.layers):
@@ -45,10 +47,10 @@ def fused_names(weights: WeightTensors) -> dict[str, tuple[Tensor, tuple[str, ..
     return found
 
 
-def is_ignorable(name: str, weights: WeightTensors) -> bool:
-    """Whether a tensor that none of ours is may be passed over.
+def is_ignorable(name: str, weights: Weights) -> bool:
+    """Whether a tensor that matches none of ours may be skipped.
 
-    That is what `IGNORABLE` lists, a copy of a tied head, and layers behind the last.
+    `IGNORABLE` ones, a copy of a tied head, and layers beyond the last.
     """
     if any(re.fullmatch(pattern, name) for pattern in IGNORABLE):
         return True
@@ -58,7 +60,7 @@ def is_ignorable(name: str, weights: WeightTensors) -> bool:
     return layer is not None and int(layer[1]) >= weights.config.num_layers
 
 
-def _layer(weights: WeightTensors, layer: Layer) -> Iterator[tuple[str, Tensor]]:
+def _layer(weights: Weights, layer: Layer) -> Iterator[tuple[str, Tensor]]:
     config = weights.config
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm

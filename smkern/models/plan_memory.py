@@ -1,4 +1,4 @@
-"""Memory for attention's plans of steps that never run at the same time."""
+"""Memory of attention's plans, shared by steps that never run at the same time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from smkern.tuning.attention.shapes import AttentionShape
 
 LARGE = 1 << 26
 SEGMENT = 1 << 21
-"""What torch's allocator takes of the device is a multiple of it."""
+"""torch's allocator takes device memory in multiples of this."""
 
 
 class PlanMemory:
-    """Holds one plan at a time, whatever its numbers: the next one overwrites it.
+    """Holds one plan at a time, of any size: the next one overwrites it.
 
-    It grows on the stream that was current when it was made, so that a partition
-    owns none of it; what it outgrew stays for launches and graphs that still use it.
+    It grows on the stream that was current when it was made, so that no partition owns any of it.
+    Memory that it outgrew is kept for launches and graphs that still use it.
 
     Args:
-        device: Of the lengths.
+        device: Device of the lengths.
 
     Example:
         >>> import torch
@@ -48,7 +48,7 @@ class PlanMemory:
         return sum(x.nbytes for x in held)
 
     def plan(self, shape: AttentionShape, budget: Budget) -> Plan:
-        """A plan whose buffers are here and hold nothing of it yet.
+        """A plan in this memory, yet to be written.
 
         Raises:
             ArgumentError: a plan of this shape has more words than an index counts.
@@ -59,7 +59,7 @@ class PlanMemory:
         return Plan(shape, budget, self._buffer[:words], self._workspace[:num_bytes])
 
     def reserve(self, shape: AttentionShape) -> None:
-        """Grow for a plan of this shape and hardly beyond: nothing larger is expected soon.
+        """Grow to just fit a plan of this shape: nothing larger is expected soon.
 
         Raises:
             ArgumentError: a plan of this shape has more words than an index counts.
@@ -75,7 +75,7 @@ class PlanMemory:
         with self._home():
             grown = torch.empty(room, dtype=held.dtype, device=self.device)
         if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-            # that stream may still be busy with what these bytes held before
+            # That stream may still be using what these bytes held before.
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         if held.numel():
             self._outgrown.append(held)
@@ -86,5 +86,5 @@ class PlanMemory:
 
 
 def _room(size: int) -> int:
-    """A power of two, or whole pieces of a large memory: growing ends soon, little is unused."""
+    """The next power of two, in large memories the next multiple of `LARGE`."""
     return min(1 << (size - 1).bit_length(), -(-size // LARGE) * LARGE)

@@ -12,65 +12,59 @@ from smkern.models.from_hf import token_ids
 from smkern.models.hub import read_json
 from smkern.ops.rope import Llama3, Rope
 
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "head_dim": 128,
+    "rope": Rope(128, theta=1e6),
+    "max_position": 40_960,
+    "eos_token_ids": (151_645,),
+}
+_LLAMA = ModelConfig(
+    architecture="llama",
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope=Rope(128, theta=500_000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)),
+    max_position=131_072,
+    rms_eps=1e-5,
+    eos_token_ids=(128_001,),
+)
+_QWEN3_MOE = ModelConfig(
+    architecture="qwen3_moe",
+    hidden_size=2048,
+    intermediate_size=0,
+    num_layers=48,
+    num_q_heads=32,
+    num_kv_heads=4,
+    moe=MoeConfig(num_experts=128, top_k=8, intermediate_size=768),
+    **_QWEN3,
+)
+
 
 def _qwen3(hidden: int, intermediate: int, num_layers: int, num_q_heads: int) -> ModelConfig:
     return ModelConfig(
         architecture="qwen3",
-        vocab_size=151_936,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_layers=num_layers,
         num_q_heads=num_q_heads,
         num_kv_heads=8,
-        head_dim=128,
-        rope=Rope(128, theta=1e6),
-        max_position=40_960,
-        eos_token_ids=(151_645,),
-    )
-
-
-def _qwen3_moe() -> ModelConfig:
-    return ModelConfig(
-        architecture="qwen3_moe",
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=0,
-        num_layers=48,
-        num_q_heads=32,
-        num_kv_heads=4,
-        head_dim=128,
-        rope=Rope(128, theta=1e6),
-        max_position=40_960,
-        moe=MoeConfig(num_experts=128, top_k=8, intermediate_size=768),
-        eos_token_ids=(151_645,),
-    )
-
-
-def _llama() -> ModelConfig:
-    return ModelConfig(
-        architecture="llama",
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_q_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rope=Rope(128, theta=500_000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192)),
-        max_position=131_072,
-        rms_eps=1e-5,
-        eos_token_ids=(128_001,),
+        **_QWEN3,
     )
 
 
 def presets() -> dict[str, ModelConfig]:
     """All named models."""
     return {
-        "llama-3.1-8b": _llama(),
+        "llama-3.1-8b": _LLAMA,
         "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
         "qwen3-14b": _qwen3(5120, 17_408, 40, 40),
         "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
-        "qwen3-30b-a3b": _qwen3_moe(),
+        "qwen3-30b-a3b": _QWEN3_MOE,
     }
 
 

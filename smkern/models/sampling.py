@@ -15,7 +15,7 @@ MAX_SEED = 2**63 - 1
 class SamplingParams:
     """How a request's tokens are drawn, and when it ends.
 
-    Values are checked when a request is made of them, so that the error can name it. Filters apply
+    Values are checked when a request is made, so that errors can name it. Filters apply
     in the order temperature, top-k, top-p, min-p.
 
     Attributes:
@@ -23,9 +23,9 @@ class SamplingParams:
         temperature: Divides the logits; 0 takes the likeliest token.
         top_k: Keeps the k likeliest tokens; 0 keeps all.
         top_p: Keeps the likeliest tokens until their probabilities add up to it; 1 keeps all.
-        min_p: Keeps tokens at least so likely as this share of the likeliest; 0 keeps all.
-        seed: The same seed draws the same tokens, whatever else is generated. None: the next one
-            of the `LLM`'s own.
+        min_p: Keeps tokens at least this fraction as likely as the likeliest; 0 keeps all.
+        seed: The same seed draws the same tokens, whatever else is generated. None: drawn from the
+            seed of the `LLM` or `Multiplexer`.
         stop: Texts that end the request; they are cut off. Needs a tokenizer.
         stop_token_ids: Tokens that end the request, beside the model's own.
         ignore_eos: Whether the model's own end tokens do not end it.

@@ -1,4 +1,4 @@
-"""One forward's batch: which tokens, where their keys and values go, and the buffers."""
+"""The batch of one forward: its tokens, where their keys and values go, and its buffers."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
 from smkern.partition import current_num_sms
 
 Caches = Sequence[tuple[Tensor, Tensor]]
-"""A layer's (k_cache, v_cache), each [pages, page_size, kv_heads, head_dim], by layer."""
+"""(k_cache, v_cache) of each layer, each [pages, page_size, kv_heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One forward's batch; made by `Step.make`.
+    """The batch of one forward; made by `Step.make`.
 
     Attributes:
         config: The model.
         token_ids: [tokens] int32 or int64.
-        kv_lens: [batch] int32, keys of each request, the new tokens included.
+        kv_lens: [batch] int32: keys of each request, new tokens included.
         page_table: [batch, max_pages] int32.
-        caches: A pair a layer.
-        cu_q_lens: [batch + 1] int32, or None: one token a request.
-        max_q_len: No request has more new tokens.
-        max_kv_len: No length is above it.
-        max_total_kv: The sum of the lengths is not above it; None: batch * max_kv_len.
+        caches: (k_cache, v_cache) of each layer.
+        cu_q_lens: [batch + 1] int32, or None: one token per request.
+        max_q_len: New tokens of a request, at most.
+        max_kv_len: Keys of a request, at most.
+        max_total_kv: Keys of all requests, at most; None: batch * max_kv_len.
         buffers: Views of activation buffers.
-        plan: How attention's work is dealt; `planned` makes it.
-        num_sms: SMs of every operator. None: all that the current stream's partition has.
+        plan: Attention's plan; `planned` makes it.
+        num_sms: SMs of every operator. None: all of the current stream's partition.
     """
 
     config: ModelConfig
@@ -69,24 +69,24 @@ class Step:
         plan: Plan | None = None,
         num_sms: int | None = None,
     ) -> Step:
-        """A step in activation buffers; nothing is launched, lengths are not read.
+        """A step in activation buffers; nothing is launched, and no length is read.
 
-        With `cu_q_lens` it is a prefill (or a mixed step): tokens of requests one behind another,
-        `kv_lens` counts what is cached and what is new, so a chunk or a cached prefix needs nothing
+        With `cu_q_lens` it is a prefill or a mixed step: the requests' tokens follow one another,
+        and `kv_lens` counts cached and new tokens, so chunks and cached prefixes need nothing
         else. Without it each request has one token.
 
         Args:
-            activations: They hold the step until the next step that is made in them.
+            activations: Hold the step until another step is made in them.
             token_ids: [tokens] int32 or int64.
             kv_lens: [batch] int32.
-            page_table: [batch, max_pages] int32, rows may be apart.
-            caches: A (k_cache, v_cache) a layer.
-            max_kv_len: A bound of `kv_lens`, a host number; at most the model's context.
+            page_table: [batch, max_pages] int32, any row stride.
+            caches: (k_cache, v_cache) of each layer.
+            max_kv_len: Upper bound of `kv_lens`, known to the host; at most the model's context.
             cu_q_lens: [batch + 1] int32.
-            max_q_len: A bound of a request's new tokens, a host number.
-            max_total_kv: A bound of the lengths' sum, a host number, where batch * max_kv_len is
-                far above what the caches hold; it makes the plan small.
-            plan: Made for a step of the same numbers, on the same budget.
+            max_q_len: Upper bound of a request's new tokens, known to the host.
+            max_total_kv: Upper bound of the sum of `kv_lens`, known to the host; where batch *
+                max_kv_len is far above it, the plan gets smaller.
+            plan: A plan for a step of the same sizes and budget.
             num_sms: SMs of every operator.
 
         Raises:
@@ -151,8 +151,8 @@ class Step:
         """This step with attention's plan, made on the device for the current stream's budget.
 
         Args:
-            out: A plan of a step of the same numbers, to be made anew in place.
-            num_sms: SMs to deal to, where the plan is for another stream than this one. None: the
+            out: A plan for a step of the same sizes, to be overwritten.
+            num_sms: SMs of the plan, where it is for another stream than this one. None: the
                 step's `num_sms`.
         """
         plan = plan_attention(
@@ -165,11 +165,11 @@ class Step:
         return replace(self, plan=plan)
 
     def planned_in(self, memory: PlanMemory, num_sms: int | None = None) -> Step:
-        """As `planned`, in memory that is there; on a CPU in memory of its own.
+        """As `planned`, in memory that exists already; on a CPU in new memory.
 
         Args:
-            memory: Of steps that never run at the same time.
-            num_sms: SMs to deal to. None: the step's, else those of the current stream.
+            memory: Shared by steps that never run at the same time.
+            num_sms: SMs of the plan. None: the step's, else those of the current stream.
         """
         if self.kv_lens.device.type == "cpu":
             return self.planned()
@@ -193,7 +193,7 @@ class Step:
         )
 
     def last_rows(self) -> Tensor | None:
-        """[batch] int32: each request's last row, found on the device; None: they are all rows."""
+        """[batch] int32: each request's last row, computed on the device; None: every row is."""
         if self.cu_q_lens is None:
             return None
         return torch.sub(self.cu_q_lens[1:], 1, out=self.buffers.last_rows)

@@ -1,4 +1,4 @@
-"""Text of tokens: tokenizers from a local folder, text as tokens come, texts that stop."""
+"""Tokenizers from a local folder; text as tokens come, up to a stop text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTEXT = 6
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; those of transformers have it."""
+    """What smkern needs of a tokenizer; transformers' tokenizers have it."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -52,17 +52,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 class Detokenizer:
     """The text of a request as its tokens come, up to the first of its stop texts.
 
-    A character whose bytes are not all there, and what may be the beginning of a stop text, are
-    held back until more is known.
+    Incomplete characters, and what may be the beginning of a stop text, are held back until more
+    tokens come.
 
     Args:
-        tokenizer: Of the model.
-        prompt: Token ids in front; their last few say whether a space leads.
-        stops: Texts that end it.
+        tokenizer: The model's.
+        prompt: Token ids of the prompt; its last few decide whether the text begins with a space.
+        stops: Texts that end the request.
 
     Attributes:
-        text: All that has been given out.
-        stopped: Whether a stop text was met.
+        text: All text returned so far.
+        stopped: Whether a stop text was found.
     """
 
     __slots__ = ("_held", "_ids", "_read", "_stops", "_tokenizer", "stopped", "text")
@@ -83,7 +83,7 @@ class Detokenizer:
         after = self._decode(self._ids)
         if after.endswith(_UNFINISHED):
             return ""
-        # A space or a character may depend on tokens before it, so some are kept.
+        # A space or a character may depend on earlier tokens, so some are kept.
         self._ids = self._ids[self._read :]
         self._read = len(self._ids)
         self._held += after[len(before) :]

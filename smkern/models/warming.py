@@ -1,4 +1,4 @@
-"""All calls of a decoder, for `smkern.warmup`."""
+"""The operator calls of a decoder, for `smkern.warmup`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from smkern.ops.warming import Target, Warmable, Work
 
 @dataclass(frozen=True, slots=True)
 class ModelCalls:
-    """Calls of a decoder to come, for `smkern.warmup`; batch and lengths are free.
+    """The operator calls of a decoder, for `smkern.warmup`, whatever batch and lengths.
 
-    After it no forward of the model, eager or captured, compiles or loads in these budgets.
+    After warming them up, no forward of the model, eager or captured, compiles or loads in these
+    budgets.
 
     Args:
         config: The model; its dtype is bf16 or fp16.
@@ -34,7 +35,7 @@ class ModelCalls:
         max_tokens: Tokens of the largest step.
         max_batch: Requests of the largest step, rows of the head.
         max_q_len: New tokens of a request, at most.
-        batch_invariant: As the decoder's.
+        batch_invariant: The decoder's mode.
 
     Raises:
         ArgumentError: numbers or a dtype that cannot be.

@@ -1,31 +1,55 @@
-"""A decoder's weights as the operators read them: fused q/k/v, gate above up, experts stacked."""
+"""A decoder's weights as the operators read them: fused q/k/v, gate over up, stacked experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.models.config import ModelConfig
+from smkern.models.layers import Layer, empty_layer
 from smkern.models.loader import fill, load
 from smkern.models.names import named_weights
-from smkern.models.tensors import WeightTensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weights(WeightTensors):
+class Weights:
     """All weights of a decoder, on one device and in one dtype.
 
     Attributes:
-        config: What they are the weights of; its dtype is theirs.
+        config: The model; its dtype is the weights'.
         embed: [vocab_size, hidden_size].
-        layers: One a layer.
+        layers: The weights of each layer.
         final_norm: [hidden_size].
         lm_head: [vocab_size, hidden_size]; `embed` itself where the model ties them.
     """
+
+    config: ModelConfig
+    embed: Tensor
+    layers: tuple[Layer, ...]
+    final_norm: Tensor
+    lm_head: Tensor
+
+    @classmethod
+    def empty(cls, config: ModelConfig, device: torch.device | str = "cpu") -> Weights:
+        """Uninitialised weights."""
+        place = torch_device(device)
+
+        def make(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=config.dtype, device=place)
+
+        embed = make(config.vocab_size, config.hidden_size)
+        return cls(
+            config=config,
+            embed=embed,
+            layers=tuple(empty_layer(config, make) for _ in range(config.num_layers)),
+            final_norm=make(config.hidden_size),
+            lm_head=embed if config.tied else make(config.vocab_size, config.hidden_size),
+        )
 
     @classmethod
     def random(
@@ -38,8 +62,8 @@ class Weights(WeightTensors):
 
         Args:
             config: The model.
-            seed: Of the generator.
-            device: Where they are drawn and stay.
+            seed: Seed of the generator.
+            device: Device to draw them on.
 
         Example:
             >>> from smkern.models import Weights, preset
@@ -73,11 +97,10 @@ class Weights(WeightTensors):
         Args:
             path: A folder with config.json and model.safetensors, or with shards and their
                 model.safetensors.index.json.
-            config: Instead of the folder's config.json; fewer layers than the files have are
-                allowed by `replace(num_layers=...)`.
-            device: Where the weights shall lie.
-            dtype: Convert floating tensors to it. None: the configuration's, which every tensor
-                must have.
+            config: Instead of the folder's config.json; it may have fewer layers than the files.
+            device: Device of the weights.
+            dtype: Convert floating tensors to it. None: every tensor must have the configuration's
+                dtype.
             progress: Draw a progress bar.
 
         Raises:
@@ -101,8 +124,8 @@ class Weights(WeightTensors):
 
         Args:
             config: The model; tensors are converted to its dtype.
-            tensors: By Hugging Face's names.
-            device: Where the weights shall lie.
+            tensors: Tensors by their Hugging Face names.
+            device: Device of the weights.
 
         Raises:
             WeightsError: tensors that are missing, extra or mis-shaped, by name.
@@ -112,5 +135,17 @@ class Weights(WeightTensors):
         return made
 
     def named(self) -> dict[str, Tensor]:
-        """Views of the weights by the names that Hugging Face's checkpoints have for them."""
+        """Views of the weights by their Hugging Face names."""
         return named_weights(self)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once."""
+        yield self.embed
+        for layer in self.layers:
+            for name in type(layer).__dataclass_fields__:
+                value = getattr(layer, name)
+                if value is not None:
+                    yield value
+        yield self.final_norm
+        if self.lm_head is not self.embed:
+            yield self.lm_head

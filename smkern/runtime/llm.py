@@ -121,12 +121,7 @@ class LLM:
         self._tokenizer, self._unread_tokenizer = _find_tokenizer(folder, tokenizer)
         if weights is None:
             where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            if folder is None:
-                weights = Weights.random(config, seed, where)
-            else:
-                weights = Weights.load(
-                    folder, config=config, device=where, dtype=dtype, progress=progress
-                )
+            weights = _weights(config, folder, where, dtype, seed, progress)
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context)
         largest: Any = {
@@ -274,6 +269,19 @@ class LLM:
             for _ in mux.run():
                 pass
             self.pool.poll()
+
+
+def _weights(
+    config: ModelConfig,
+    folder: Path | None,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    seed: int,
+    progress: bool,
+) -> Weights:
+    if folder is None:
+        return Weights.random(config, seed, device)
+    return Weights.load(folder, config=config, device=device, dtype=dtype, progress=progress)
 
 
 def _find_tokenizer(

@@ -10,6 +10,7 @@ import torch
 import smkern
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError
 from smkern.kv import KvPool, KvSizes
+from smkern.kv.storage import pages_in_free_memory
 
 SIZES = KvSizes(2, num_kv_heads=2, head_dim=64, dtype=torch.float32)
 
@@ -271,3 +272,17 @@ def test_check_names_what_is_wrong(damage: Any, message: str) -> None:
     damage(pool)
     with pytest.raises(PoolCorruptError, match=message):
         pool.check()
+
+
+def test_pages_fill_the_share_of_what_is_free_and_not_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = KvSizes(1, 1, 64)
+    free = 100 * sizes.page_bytes
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    gpu = torch.device("cuda")
+    assert pages_in_free_memory(sizes, gpu, 0.5) == 50
+    assert pages_in_free_memory(sizes, gpu, 0.5, 40 * sizes.page_bytes) == 30
+    with pytest.raises(OutOfPagesError, match="raise memory_fraction"):
+        pages_in_free_memory(sizes, gpu, 1.0, 2 * free)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smkern.bench.model.host_cost import layer_launch_us
 from smkern.errors import ArgumentError
-from smkern.models import DecodeGraph, DecodeInputs, layer_launch_us
+from smkern.models import DecodeGraph, DecodeInputs
 from tests.models.peers import Peer, Session, prompts
 
 PAD = 5

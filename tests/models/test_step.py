@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smkern.bench.model.host_cost import layer_launch_us
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights, layer_launch_us
+from smkern.models import ActivationBuffers, Decoder, ModelConfig, Step, Weights
 from tests.models.peers import Peer, Session, hf_config, prompts
 
 INT = torch.int32

@@ -16,9 +16,11 @@ from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.place import Lane
 from smkern.runtime.request import Request
 from tests.models.generation import VOCAB, one_at_a_time, random_prompts, tiny
+from tests.runtime.alone import pool_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -300,3 +302,11 @@ def test_memory_report(prompts: list[list[int]]):
     assert min(report.activation_bytes, report.state_bytes) > VOCAB
     run.executor.close()
     run.executor.close()
+
+
+def test_activation_bytes_are_known_beforehand() -> None:
+    config = tiny()
+    sizes = {"max_running": 3, "max_prefill": 2, "max_tokens": 16}
+    decoder = Decoder(config, Weights.random(config))
+    executor = ModelExecutor(decoder, pool_for(config, decoder.device, 64), **sizes)
+    assert executor.memory_report().activation_bytes == activation_bytes(config, **sizes)

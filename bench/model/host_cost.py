@@ -1,4 +1,4 @@
-"""What it costs the host to launch a layer: the time of the calls, while the device is not full."""
+"""Host time of launching a layer, while the device's queue has room."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from smkern.models.decoder import Decoder
 from smkern.models.step import Step
 
 QUEUED = 16
-"""Layers between two waits: below the depth at which a launch waits for the device."""
+"""Layers between two waits: few enough that no launch waits for the device."""
 
 
 def layer_launch_us(decoder: Decoder, step: Step, *, layer: int = 0, rounds: int = 20) -> float:
     """Host time of launching one layer eagerly on the current stream, in us.
 
-    The median over rounds of `QUEUED` launches of one layer; the device is awaited between rounds,
-    outside what is timed. The step's residual stream and the layer's pages are overwritten.
+    The median over rounds of `QUEUED` launches of one layer; waiting for the device between rounds
+    is not timed. Overwrites the step's residual stream and the layer's pages.
 
     Args:
         decoder: The model.
-        step: `planned` for the current stream's budget; a small one, so that launches do not wait.
-        layer: Which one.
-        rounds: How often.
+        step: `planned` for the current stream's budget; small, so that launches do not wait.
+        layer: Layer index.
+        rounds: Rounds to take the median of.
 
     Raises:
         ArgumentError: a step without a plan, which each launch would have to make.
