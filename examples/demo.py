@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryFile
 from time import perf_counter
 
 import click
@@ -22,6 +21,7 @@ import smkern
 from smkern import doctor
 from smkern.bench.results import COMMITTED as COMMITTED_GPU
 from smkern.bench.results import FOLDER, load_results
+from smkern.cli import writable
 from smkern.errors import DeviceError, SmkernError
 from smkern.examples import gemm_budgets, partitions, policies
 
@@ -99,29 +99,13 @@ def parts() -> list[Part]:
     ]
 
 
-def writable(out: Path) -> None:
-    """Make a folder, and see that files can be written there.
-
-    Raises:
-        ClickException: they cannot.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise click.ClickException(
-            f"--out {out}: no file can be written there ({error.strerror}); name a folder that "
-            "you may write to"
-        ) from error
-
-
 @click.command("demo")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("demo"),
     show_default=True,
+    callback=writable,
     help="Folder for the pictures and results.",
 )
 def command(out: Path) -> None:
@@ -130,7 +114,7 @@ def command(out: Path) -> None:
     Without a GPU: the policies simulated, the plan, the kernel interpreted, the committed results;
     and what could not run.
     """
-    writable(out)
+    out.mkdir(parents=True, exist_ok=True)
     console = doctor.make_console()
     report = doctor.examine()
     doctor.render(report, console)

@@ -157,7 +157,7 @@ class FakeExecutor(ModelExecutor):
         return Work("prefill", lambda place: None)
 
 
-class Crowd:
+class BusyRuntime:
     """128 requests that decode in a `Multiplexer` on a split, beside prompts that wait.
 
     Args:

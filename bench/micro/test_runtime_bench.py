@@ -8,76 +8,76 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.bench.micro.fake_gpu import RUNNING, WAITING, Crowd
+from smkern.bench.micro.fake_gpu import RUNNING, WAITING, BusyRuntime
 from smkern.policies.check import check
 
 ROUNDS = 300
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Crowd:
-    return Crowd()
+def busy() -> BusyRuntime:
+    return BusyRuntime()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("waiting", [0, WAITING, 400])
 def test_from_the_end_of_a_step_to_the_next_launch(benchmark, waiting, steps):
     """`control_us` is in extra_info: the timed step also hands out the tokens behind the launch."""
-    crowd = Crowd(waiting, steps)
-    crowd.mux._scheduler.control_us.clear()
-    benchmark.pedantic(crowd.mux.step, setup=crowd.end_a_step, rounds=ROUNDS, warmup_rounds=10)
-    control_us = sorted(crowd.mux.control_us)
+    busy = BusyRuntime(waiting, steps)
+    busy.mux._scheduler.control_us.clear()
+    benchmark.pedantic(busy.mux.step, setup=busy.end_a_step, rounds=ROUNDS, warmup_rounds=10)
+    control_us = sorted(busy.mux.control_us)
     assert control_us
     benchmark.extra_info["control_p50_us"] = round(control_us[len(control_us) // 2], 1)
     benchmark.extra_info["control_p99_us"] = round(control_us[99 * len(control_us) // 100], 1)
 
 
-def test_poll_and_read(benchmark, crowd):
+def test_poll_and_read(benchmark, busy):
     def setup() -> None:
-        crowd.mux.step()
-        crowd.end_a_step()
+        busy.mux.step()
+        busy.end_a_step()
 
-    benchmark.pedantic(crowd.mux._poll, setup=setup, rounds=ROUNDS, warmup_rounds=10)
+    benchmark.pedantic(busy.mux._poll, setup=setup, rounds=ROUNDS, warmup_rounds=10)
 
 
-def test_snapshot(benchmark, crowd):
-    found = benchmark(crowd.mux._scheduler._snapshot, "decode")
+def test_snapshot(benchmark, busy):
+    found = benchmark(busy.mux._scheduler._snapshot, "decode")
     assert found.batch == RUNNING
 
 
-def test_decide_and_check(benchmark, crowd):
-    snapshot = crowd.mux._scheduler._snapshot("decode")
-    policy = crowd.mux._scheduler._policy
+def test_decide_and_check(benchmark, busy):
+    snapshot = busy.mux._scheduler._snapshot("decode")
+    policy = busy.mux._scheduler._policy
     assert benchmark(lambda: check(policy.decide(snapshot), snapshot)).steps == 1
 
 
-def test_launch_decode(benchmark, crowd):
+def test_launch_decode(benchmark, busy):
     def setup() -> None:
-        crowd.mux.step()
-        crowd.end_a_step()
-        crowd.mux._poll()
+        busy.mux.step()
+        busy.end_a_step()
+        busy.mux._poll()
 
     benchmark.pedantic(
-        crowd.mux._launcher.decode, args=(1,), setup=setup, rounds=ROUNDS, warmup_rounds=10
+        busy.mux._launcher.decode, args=(1,), setup=setup, rounds=ROUNDS, warmup_rounds=10
     )
 
 
-def test_hand_out_behind_the_launch(benchmark, crowd):
+def test_hand_out_behind_the_launch(benchmark, busy):
     def setup() -> None:
-        crowd.mux.step()
-        crowd.end_a_step()
-        crowd.mux._poll()
-        crowd.mux._launcher.decode(1)
+        busy.mux.step()
+        busy.end_a_step()
+        busy.mux._poll()
+        busy.mux._launcher.decode(1)
 
-    benchmark.pedantic(crowd.mux._outputs.flush, setup=setup, rounds=ROUNDS, warmup_rounds=10)
+    benchmark.pedantic(busy.mux._outputs.flush, setup=setup, rounds=ROUNDS, warmup_rounds=10)
 
 
-def test_put_records_in_order(benchmark, crowd):
+def test_put_records_in_order(benchmark, busy):
     """A step's records of the timeline, put in order between two polls."""
 
     def setup() -> None:
-        crowd.end_a_step()
-        crowd.mux.timeline.settle()
-        crowd.mux.step()
+        busy.end_a_step()
+        busy.mux.timeline.settle()
+        busy.mux.step()
 
-    benchmark.pedantic(crowd.mux.timeline.settle, setup=setup, rounds=ROUNDS, warmup_rounds=10)
+    benchmark.pedantic(busy.mux.timeline.settle, setup=setup, rounds=ROUNDS, warmup_rounds=10)

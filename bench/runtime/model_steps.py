@@ -77,6 +77,7 @@ class Captured:
     def __init__(
         self, run: Run, partition: Partition | None, *, on_gpu: bool, pool: Any = None
     ) -> None:
+        self._run = run  # a graph has the addresses of what this holds
         self.replay: Run = run
         self.close: Run = lambda: None
         if not on_gpu:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from contextlib import contextmanager
+import weakref
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from smkern.bench.runtime import steady_bench, suite
 from smkern.bench.runtime.cases import RuntimePlan, gain_name, gap_name
 from smkern.bench.runtime.chunked import schedule
 from smkern.bench.runtime.figures import Spans, common, percentile, rate
-from smkern.bench.runtime.model_steps import pieces_of
+from smkern.bench.runtime.model_steps import WARMUP_RUNS, Captured, pieces_of
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.smkern_steps import SmkernSteps
 from smkern.bench.runtime.stamps import HostStamps
@@ -216,6 +219,36 @@ def test_a_step_is_captured_once_a_place_and_stamped(small):
     steps.close()
     with pytest.raises(KeyError):
         steps.decode(place)
+
+
+def test_a_graph_keeps_what_it_reads(monkeypatch):
+    """Its launches have the addresses of tensors that nothing else may hold."""
+
+    class Step:
+        runs = 0
+
+        def run(self) -> None:
+            self.runs += 1
+
+    class Partition:
+        stream = SimpleNamespace(synchronize=lambda: None)
+        closed = False
+
+        @contextmanager
+        def capture(self, pool):
+            yield SimpleNamespace(replay=lambda: None, close=lambda: setattr(self, "closed", True))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    step, partition = Step(), Partition()
+    captured, alive = Captured(step.run, partition, on_gpu=True), weakref.ref(step)
+    assert step.runs == WARMUP_RUNS + 1
+    del step
+    gc.collect()
+    captured.replay()
+    assert alive() is not None
+    captured.close()
+    assert partition.closed
 
 
 def test_pieces_run_over_the_end_of_a_prompt():

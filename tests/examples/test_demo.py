@@ -152,6 +152,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "demo"
     done = CliRunner().invoke(demo.command, ["--out", str(out)])
-    assert done.exit_code == 1
-    text = " ".join(done.output.split())
-    assert f"--out {out}: no file can be written there (Not a directory); name a folder" in text
+    assert done.exit_code == 2
+    text = " ".join(done.output.replace("\u2502", " ").split())
+    assert f"{out} cannot be written (Not a directory): give a path in a folder" in text
