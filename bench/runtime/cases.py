@@ -48,7 +48,7 @@ class RuntimePlan:
         chunk_rows: Rows of a mixed forward (a chunk and the decode batch) that are tried.
         batch: Requests that decode.
         context: Keys of each.
-        tokens: Of a prompt.
+        tokens: Tokens of a prompt.
         group: Layers of a prompt that are launched at a time.
         paced: Rungs on which decode is tried a step each limit, with pauses in between.
     """
@@ -96,12 +96,12 @@ PLANS = (
     ),
 )
 AIMS = {("qwen3-8b", 15.0): 1.5, ("qwen3-8b", 20.0): 1.3, ("qwen3-32b", 50.0): 1.3}
-"""By model and TBT limit, what multiplexing shall gain."""
+"""Target of a gain, by model and TBT limit."""
 STOCK_RUNGS = {
     "qwen3-8b": (16, 24, 32, 40, 48, 56, 64, 72, 80),
     "qwen3-32b": (16, 24, 32, 40, 48, 64, 72, 80),
 }
-"""Of the driver's own groups of 8, where stock kernels run best."""
+"""Rungs of the driver's own groups of 8 SMs, where stock kernels run best."""
 SWITCH_RUNGS = (24, 40)
 GAP_RUNG = 40
 IDLE_CHUNK = 256

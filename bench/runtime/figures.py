@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 SETTLE = 0.25
-"""This share of the common time is left out at its start: clocks are still falling."""
+"""Share of the common time that is left out at its start, while clocks are still falling."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -45,7 +45,7 @@ class Spans:
 
     @property
     def gap_shares(self) -> list[float]:
-        """Of each period, the share from a step's end to the next one's beginning."""
+        """The share of each period from a step's end to the next one's beginning."""
         gaps = zip(self.ends, self.begins[1:], self.ends[1:], strict=False)
         return [(begin - before) / (end - before) for before, begin, end in gaps if end > before]
 
@@ -63,7 +63,7 @@ def settled(moments: Sequence[float], settle: float = SETTLE) -> tuple[float, ..
 
 
 def rate(ends: Sequence[float], worth: float, begin: float, end: float) -> float:
-    """Worth of the works that end within a time, a ms; `worth` each."""
+    """Worth per ms of the launches that end within a time; `worth` each."""
     inside = [moment for moment in ends if begin <= moment <= end]
     if len(inside) < 2:
         raise ValueError(

@@ -26,7 +26,7 @@ class ModelSteps(Protocol):
     """One provider's model; all is launched on the current stream.
 
     Attributes:
-        provider: Whose kernels these are.
+        provider: Name of whose kernels these are.
         num_layers: Layers of the model.
     """
 

@@ -1,4 +1,4 @@
-"""Whether two streams share a hardware queue: then what waits in one holds the other up."""
+"""Whether two streams share a hardware queue, in which one that waits holds the other up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from smkern.bench.runtime.steady_bench import SteadyBench
 from smkern.runtime.cuda_device import CudaDevice
 
 SPIN_CYCLES = 4_000_000
-"""About 2 ms."""
-PATIENCE_S = 0.1
+"""About 2 ms of an SM's clock."""
+TIMEOUT_S = 0.1
 TRIES = 3
 
 Launch = Callable[[], None]
@@ -79,7 +79,7 @@ def held_up(first: Any, second: Any, graph: Any) -> bool:
         else:
             graph.replay()
         done.record(second)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not done.query() and time.monotonic() < end:
         pass
     waited = spun.query()

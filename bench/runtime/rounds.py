@@ -18,11 +18,11 @@ DIGITS = 6
 def combined(cells: Sequence[Cell], failed: Mapping[int, str] | None = None) -> Cell:
     """One cell of a cell's rounds; a single one stays as it is.
 
-    TBT is that of the steps of all rounds, every other figure the rounds' median; what is no
-    figure is the last round's.
+    TBT comes from the steps of all rounds, every other figure is the median of the rounds; what is
+    no figure is the last round's.
 
     Args:
-        cells: A round each, in order.
+        cells: One per round, in order.
         failed: Rounds that measured nothing, and why.
     """
     found = dict(cells[-1])
@@ -49,11 +49,11 @@ def _middle(values: Sequence[Any]) -> Any:
 
 
 @dataclass(slots=True)
-class Takes:
+class TaskRounds:
     """A task's rounds.
 
     Attributes:
-        keys: Of the cells that it measured.
+        keys: Keys of the cells that it measured.
         failed: Round to why it failed.
         is_whole: Whether some round ran to its end.
     """
@@ -68,19 +68,19 @@ class Rounds:
     """What each round of a run measured.
 
     Attributes:
-        number: Of the round that goes on, from 1.
+        number: Number of the current round, from 1.
     """
 
     number: int = 1
     _cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
-    _takes: dict[str, Takes] = field(default_factory=dict)
+    _tasks: dict[str, TaskRounds] = field(default_factory=dict)
 
     def has(self, key: str) -> bool:
         """Whether a round has measured this cell."""
         return key in self._cells
 
     def now(self) -> list[Cell]:
-        """The cells of the round that goes on."""
+        """The cells of the current round."""
         return [by[self.number] for by in self._cells.values() if self.number in by]
 
     def add(self, task: str, cell: Cell) -> Cell:
@@ -96,25 +96,25 @@ class Rounds:
 
     def fail(self, task: str, message: str) -> list[Cell]:
         """The task failed in this round: its cells of earlier rounds, which say so now."""
-        takes = self._of(task)
-        takes.failed[self.number] = message
-        missed = (key for key in self._cells if key in takes.keys)
+        task_rounds = self._of(task)
+        task_rounds.failed[self.number] = message
+        missed = (key for key in self._cells if key in task_rounds.keys)
         return [self._combined(key) for key in missed if self.number not in self._cells[key]]
 
     def is_whole(self, task: str) -> bool:
         """Whether some round ran the task to its end."""
         return self._of(task).is_whole
 
-    def _of(self, task: str) -> Takes:
-        return self._takes.setdefault(task, Takes())
+    def _of(self, task: str) -> TaskRounds:
+        return self._tasks.setdefault(task, TaskRounds())
 
     def _combined(self, key: str) -> Cell:
         by_round = self._cells[key]
         failed = {
             number: message
-            for takes in self._takes.values()
-            if key in takes.keys
-            for number, message in takes.failed.items()
+            for task_rounds in self._tasks.values()
+            if key in task_rounds.keys
+            for number, message in task_rounds.failed.items()
             if number not in by_round
         }
         return combined([by_round[number] for number in sorted(by_round)], failed)

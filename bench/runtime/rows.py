@@ -42,13 +42,13 @@ MOST = {
     MEMORY: 400.0,
     SOAK_LEAKS: 0,
 }
-"""Name to the most that it may be."""
+"""Upper limit of a row, by name."""
 LEAST = {SOAK_MINUTES: 20.0}
 FOR_INFORMATION = (f"{HANDOVER}_p50", f"{HANDOVER}_p99")
 
 
 def of(cells: Iterable[Cell], name: str, **case: Any) -> list[Cell]:
-    """The runtime's measured cells of a name, whose case says what is given."""
+    """The measured cells of a name whose case has these values."""
     wanted = {"name": name, **case}
     return [
         cell
@@ -149,7 +149,7 @@ KEPT_BY = ("tbt_p99_ms", "tbt_p50_ms")
 
 
 def _rounds(*sides: Cell) -> dict[str, int]:
-    """Of the side that was measured in the fewest; nothing where each was measured once."""
+    """Rounds of the side with the fewest; nothing where each was measured once."""
     fewest = min(len(cell.get("rounds", [None])) for cell in sides)
     return {"rounds": fewest} if any("rounds" in cell for cell in sides) else {}
 

@@ -142,10 +142,10 @@ def served_cells(
 
     Args:
         plan, weights: The model.
-        seconds: Of each figure.
+        seconds: Duration of each figure.
         gains: Cells that say which rung and which chunks are best under a limit.
-        sizes: Of the executor, but for its rungs.
-        workload: Who decodes, and who comes.
+        sizes: Sizes of the executor, but for its rungs.
+        workload: Requests that decode, and prompts that come.
     """
     sizes = replace(sizes, rungs=tuple(sorted({cell["rung"] for cell in gains})))
     chunks = [round(cell["chunk"]) + workload.running for cell in gains]
@@ -188,7 +188,7 @@ def memory_cells(
             "largest_graph_mib": round(max(report.by_graph.values(), default=0) / MIB, 1),
             "shared_mib": round(report.shared_bytes / MIB, 1),
             "partitions_mib": round(report.partition_bytes / MIB, 1),
-            # of a step, once for all graphs, as without graphs: not part of the value
+            # once for all graphs, as it would be without graphs: not part of the value
             "activations_mib": round(executor.graphs.activations.num_bytes / MIB, 1),
             "refused": len(executor.graphs.refused),
             "seconds": round(time.monotonic() - began, 1),
@@ -197,7 +197,7 @@ def memory_cells(
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """What is there now is not looked at by the garbage collector, which each capture runs."""
+    """Keep the garbage collector, which each capture runs, off what exists now."""
     gc.collect()
     gc.freeze()
     try:

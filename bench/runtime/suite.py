@@ -64,7 +64,7 @@ class RuntimeRun:
         gc.collect()  # the next model needs the memory of this one
 
     def tasks(self, plan: RuntimePlan, tasks: Iterable[Task]) -> None:
-        """Run what the file lacks; a task that raises is a cell that says why."""
+        """Run what the file lacks; a task that raises becomes a cell with its error."""
         for task in tasks:
             is_later = self.rounds.number > 1
             if is_later and task.is_once:

@@ -39,11 +39,11 @@ class Sizes:
 
     Attributes:
         rungs: SMs of the decode side.
-        max_running, max_prefill, max_tokens, max_context: As the executor has them.
-        num_pages: Of the pool.
+        max_running, max_prefill, max_tokens, max_context: See `ModelExecutor`.
+        num_pages: Pages of the pool.
         batch_invariant: The decoder's mode.
         reuse: Whether prefixes are found again; what is timed must be computed.
-        graph_limit_bytes: Of decode graphs.
+        graph_limit_bytes: Memory limit of decode graphs.
     """
 
     rungs: tuple[int, ...]
@@ -62,7 +62,7 @@ CLUSTERS_FROM = 0.5
 
 
 def budgets_of(rungs: Iterable[int], total: int) -> tuple[list[Budget], list[Budget]]:
-    """Of the decode sides and of the prefill sides, the whole device first in both."""
+    """Budgets of the decode sides and of the prefill sides, the whole device first in both."""
     whole = Budget(total, "mask", clusters=True)
 
     def side(num_sms: int) -> Budget:
@@ -113,8 +113,8 @@ def open_executor(
     """An executor of these weights where they lie; on a GPU with a ladder of its own.
 
     Args:
-        weights: Of the model.
-        sizes: What is made.
+        weights: Weights of the model.
+        sizes: Sizes of what is made.
         make_device: make_device(ladder), or on CPU tensors make_device(rungs); None: a `CudaDevice`
             or `HostDevice`.
     """
@@ -162,7 +162,7 @@ class Service:
     Attributes:
         tbt_us: Gaps between two tokens of a request.
         control_us: Host time of each step that launched decode.
-        prompt_tokens: Of prompts whose first token came.
+        prompt_tokens: Tokens of the prompts whose first token came.
         seconds: How long it was watched.
     """
 
