@@ -22,7 +22,7 @@ demo: $(READY) ## see it: a crowd under two policies, partitions, a GEMM inside 
 test: $(READY) ## all tests that this machine can run; says first how long they take
 	.ci/test
 
-test-quick: $(READY) ## those that take less than a second each
+test-quick: $(READY) ## without those that compile kernels, generate tokens or interpret: under a minute
 	.ci/test quick
 
 test-gpu: $(READY) ## the tests that need a GPU, and nothing else

@@ -12,6 +12,8 @@ from smkern.measure.gemm import SHAPES
 from smkern.tuning import cells, constraints, cost_constants
 from smkern.tuning.cost_constants import DEFAULTS
 
+pytestmark = pytest.mark.slow
+
 
 def test_gap_is_what_the_pick_loses(measurements, profile):
     items = [replace(item, us=item.predicted_us) for item in measurements]

@@ -19,6 +19,8 @@ from smkern.tuning.cells import Tuned
 from smkern.tuning.table import Cell
 from tests.autotune.fakes import FakeDevice, place
 
+pytestmark = pytest.mark.slow
+
 FEW = Sides((place(16), place(64)), (place(116), place(68)), place(132))
 
 

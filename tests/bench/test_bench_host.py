@@ -18,6 +18,8 @@ from smkern.measure.gemm import GemmOperands
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 
+pytestmark = pytest.mark.slow
+
 
 class FakePartitions:
     full = SimpleNamespace(budget=Budget(132, "grid", True))

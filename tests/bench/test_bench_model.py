@@ -24,6 +24,8 @@ from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
 from tests.bench.doubles import FakePartitions, Meter
 
+pytestmark = pytest.mark.slow
+
 PLAN = ModelPlan("qwen3-8b", (1, 2), 40, (16, 132), (116, 132))
 PROFILE = load_profile("h200")
 SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 64,

@@ -33,7 +33,7 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Place
 from tests.bench.torch_kernels import TorchKernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 PLAN = RuntimePlan(
     "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40,

@@ -16,6 +16,8 @@ from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
 from smkern.bench.runtime.suite import RuntimeRun
 from smkern.bench.suite import Output
 
+pytestmark = pytest.mark.slow
+
 PLAN = RuntimePlan("qwen3-8b", (15,), (24, 40), (4, 12))
 
 

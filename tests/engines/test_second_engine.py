@@ -19,6 +19,8 @@ from tests.engines.second_engine import Engine, Request
 from tests.engines.second_model import Model, Sizes
 from tests.engines.second_truth import greedy
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 3
 
 

@@ -19,6 +19,8 @@ from smkern.errors import DeviceError
 from smkern.examples import demo, gemm_budgets, partitions, policies
 from tests.bench.synthetic import cell
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def console() -> Console:

@@ -122,7 +122,7 @@ def must_be_served(request: dict[str, Any], pattern: Pattern) -> bool:
     return bool((starts <= 1).all()) and not rises_in_past
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(requests())
 def test_a_step_sees_what_the_dense_mask_sees(drawn: tuple[dict[str, Any], Pattern]) -> None:
     request, pattern = drawn
@@ -135,7 +135,7 @@ def test_a_step_sees_what_the_dense_mask_sees(drawn: tuple[dict[str, Any], Patte
     assert int(step.kv_lens.max()) <= step.max_kv_len
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests(), st.sampled_from(["cache", "projection", "grown", "apart"]), st.randoms())
 def test_attention_of_a_step(drawn: Any, layout: str, random: Any) -> None:
     """From any layout of the cache: the pages of a row are its keys."""

@@ -10,7 +10,10 @@ import torch
 
 from tests.integrations.families import FAMILIES, padded, pair_of, prompts
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # no fallback to sdpa
+pytestmark = [
+    pytest.mark.filterwarnings("error::RuntimeWarning"),  # no fallback to sdpa
+    pytest.mark.slow,
+]
 CACHES = [None, "static"]
 
 

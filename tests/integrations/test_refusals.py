@@ -14,6 +14,8 @@ import smkern.integrations.transformers as st
 from smkern.errors import ArgumentError
 from tests.integrations.families import model_of, pair_of, prompts
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def pair() -> tuple[Any, Any]:

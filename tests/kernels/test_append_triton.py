@@ -23,6 +23,8 @@ from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 ALONG_A_ROW = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, \d+, (\d+)\]")
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
 PLAIN = replace(BASE, num_q_heads=0, rotary_dim=0, norm=False)

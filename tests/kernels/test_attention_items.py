@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from smkern.tuning.attention.shapes import (
     PREFILL_TILE,
     AttentionShape,
 )
+
+pytestmark = pytest.mark.slow
 
 LENGTHS = st.one_of(st.integers(0, 600), st.integers(0, 50_000))
 QUERIES = st.one_of(st.integers(0, DECODE_MAX_Q), st.integers(0, 700))

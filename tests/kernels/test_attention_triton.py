@@ -24,6 +24,8 @@ from tests.kernels.devices import profile_of
 
 triton = pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 
 def problem(max_q_len: int, *, head_dim: int = 128, group: int = 4, **options) -> AttentionProblem:
     """Of 8 requests with up to 4,096 keys."""

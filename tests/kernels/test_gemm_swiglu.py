@@ -19,6 +19,8 @@ from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmPro
 
 triton = pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 USAGE = re.compile(r"REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 SWIGLU, PLAIN = Epilogue(swiglu=True), Epilogue()

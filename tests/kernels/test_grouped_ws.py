@@ -23,6 +23,8 @@ from smkern.tuning.grouped import GroupedConfig, GroupedProblem, configs_of
 from tests.kernels.cubins import told, usage
 from tests.kernels.test_moe_triton import waits_first
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 
 BASE = GroupedProblem(512, 128, 768, 2048, swiglu=True)

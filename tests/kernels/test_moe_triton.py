@@ -33,6 +33,8 @@ from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 TOPK = TopkProblem(64, 128, 8)
 PERMUTE = PermuteProblem(512, 8, 128, 2048)
 UNPERMUTE = UnpermuteProblem(64, 8, 2048, residual=True)

@@ -31,6 +31,8 @@ from tests.kernels.devices import FACTS, profile_of
 
 triton = pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 DEVICES = (80, 89, 100)
 STEPS = {"decode": (8, 32), "prompt": (2048, 76)}
 """Rows of a step, and the SMs of its partition."""

@@ -15,6 +15,8 @@ from tests.kernels.cubins import told, usage
 
 triton = pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = (2048, 4096, 5120, 7168, 8192, 12288, 16384)
 BASE = RowsProblem("add_rms_norm", 64, 4096)
 

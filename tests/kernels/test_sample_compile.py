@@ -17,6 +17,8 @@ from smkern.tuning.sample import MAX_VOCAB, RESIDENT_WARPS, SAMPLING, WARPS, Sam
 from tests.kernels.cubins import sizes
 from tests.kernels.devices import profile_of
 
+pytestmark = pytest.mark.slow
+
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")
 
 

@@ -13,7 +13,7 @@ from smkern.tuning.sample import Budget, SampleConfig
 from tests.kernels.host_sample import HostDevice, needs_compiler
 from tests.ops.sample_cases import DTYPES, KINDS, logits_of, odd_rows, options_of
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.slow]
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 

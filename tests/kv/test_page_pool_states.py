@@ -13,6 +13,8 @@ from smkern.errors import OutOfPagesError
 from smkern.kv import PagePool
 from smkern.kv.prefix import BlockChain
 
+pytestmark = pytest.mark.slow
+
 PAGES, SIZE = 8, 2
 PROMPTS = st.sampled_from([[0] * 9, [0] * 6 + [1] * 3, [0] * 4 + [1] * 4, [1] * 5, [1]])
 
@@ -187,7 +189,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("pages", [1, 3])

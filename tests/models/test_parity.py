@@ -7,6 +7,8 @@ import torch
 
 from tests.models.peers import Peer, Session, error, prompts
 
+pytestmark = pytest.mark.slow
+
 COUNTS = (37, 5, 80)
 """Tokens of the requests' prompts."""
 TIGHT = {"rtol": 2e-4, "atol": 2e-4}

@@ -15,6 +15,8 @@ from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
 from tests.ops.append_cases import ALL, DECODE, FP8, Case, make
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "decode": DECODE,
     "all": ALL,

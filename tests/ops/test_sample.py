@@ -21,6 +21,8 @@ from smkern.tuning.sample import MAX_VOCAB, Budget
 from tests.kernels.host_sample import HostDevice, needs_compiler
 from tests.ops.sample_cases import DTYPES, KINDS, logits_of, options_of
 
+pytestmark = pytest.mark.slow
+
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 
 

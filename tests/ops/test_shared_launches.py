@@ -10,6 +10,8 @@ import pytest
 from smkern.bench.micro.fake_layer import FakeLayer, Launched, without_driver
 from smkern.ops.bounded_cache import model_rows
 
+pytestmark = pytest.mark.slow
+
 BUDGETS = (16, 92)
 PARTS = ("plan", "input_norm", "qkv", "append", "attention", "o", "post_norm", "gate_up", "down")
 

@@ -18,6 +18,8 @@ from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 
+pytestmark = pytest.mark.slow
+
 MASK, WHOLE, GRID = Budget(32, "mask", True), Budget(132, "mask", True), Budget(24, "grid", True)
 STREAM = SimpleNamespace(cuda_stream=7)
 PROBLEM = GemmProblem(64, 512, 256)

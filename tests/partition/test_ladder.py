@@ -23,7 +23,7 @@ def ladder(machine: Machine) -> smkern.Ladder:
     return made
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PAIRS, st.sets(st.integers(1, 65), min_size=1, max_size=8))
 def test_rungs_are_nested_and_prefill_is_exactly_the_rest(pairs: list[int], halves: set[int]):
     rungs = [2 * half for half in sorted(halves)]
@@ -47,7 +47,7 @@ def test_rungs_are_nested_and_prefill_is_exactly_the_rest(pairs: list[int], halv
         assert not machine.driver.contexts
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PAIRS, st.integers(1, EIGHTS))
 def test_eights_leave_the_remainder_to_prefill(pairs: list[int], eighths: int) -> None:
     with fake_machine(FakeDriver(pairs)) as machine:
@@ -94,7 +94,7 @@ def test_a_count_that_cannot_be_names_value_limit_and_remedy(machine, bad, backe
     assert machine.driver.created == machine.driver.plain_streams == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(), st.sampled_from([2, 4, 8]))
 def test_a_count_is_served_or_refused(count: int, atom: int) -> None:
     fits = 0 < count < 132 and count % atom == 0

@@ -12,6 +12,8 @@ from smkern.policies.check import seats_left
 from tests.latency.simple import Linear
 from tests.policies.snapshots import RUNGS, snapshots
 
+pytestmark = pytest.mark.slow
+
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:

@@ -13,6 +13,8 @@ from tests.runtime.policies import Sometimes
 from tests.runtime.test_state_machine import POLICIES
 from tests.runtime.world import World, prompts
 
+pytestmark = pytest.mark.slow
+
 LIVES = 60
 FAULTS = {
     "a launch raises": ("raise",),

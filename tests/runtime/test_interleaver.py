@@ -351,7 +351,7 @@ def act(lanes: Interleaver, device: ManualDevice, action: str, what: object) -> 
 
 
 @given(ACTIONS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_nothing_ever_overlaps_and_a_lane_alone_is_never_stuck(
     actions: list[tuple[str, object]],
 ) -> None:
@@ -382,7 +382,7 @@ def test_impatience_does_not_go_on_where_the_other_has_grown(device: ManualDevic
 
 
 @given(ACTIONS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_impatience_overlaps_only_what_was_launched_before_the_switch(
     actions: list[tuple[str, object]],
 ) -> None:

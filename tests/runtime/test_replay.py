@@ -15,6 +15,8 @@ from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
 from smkern.runtime.sim.rates import ConstantRates
 
+pytestmark = pytest.mark.slow
+
 CONFIG = preset("qwen3-8b")
 
 

@@ -15,6 +15,8 @@ from smkern.policies import Aggregated, FixedSplit
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import World, prompts
 
+pytestmark = pytest.mark.slow
+
 POLICIES: dict[str, Any] = {
     "random": RandomPolicy,
     "restless": lambda seed: RandomPolicy(seed, idle=0.5, preempt=0.8, stay=0.1),
@@ -123,7 +125,6 @@ class MultiplexerMachine(RuleBasedStateMachine):
 MultiplexerMachine.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestMultiplexer = MultiplexerMachine.TestCase

@@ -13,6 +13,8 @@ from smkern.tuning.cost_constants import DEFAULTS
 from smkern.tuning.select import rank, select_gemm, select_near
 from smkern.tuning.table import Cell, CellKey, Table
 
+pytestmark = pytest.mark.slow
+
 SM_90 = (9, 0)
 sizes = st.one_of(st.integers(1, 8192), st.sampled_from([1, 64, 128, 4096, 8192]))
 epilogues = st.builds(
@@ -32,7 +34,7 @@ budgets = st.builds(Budget, st.integers(1, 132), st.sampled_from(["mask", "grid"
 
 
 @given(problems, budgets)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_problem_in_any_budget_has_a_legal_choice(profile, problem, budget):
     found = select_gemm(problem, budget, profile)
     assert constraints.violations(problem, found.config, budget, SM_90) == []
@@ -41,7 +43,7 @@ def test_any_problem_in_any_budget_has_a_legal_choice(profile, problem, budget):
 
 
 @given(problems, budgets)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_problem_has_a_legal_choice_on_sm_80(ampere, problem, budget):
     budget = replace(budget, num_sms=min(budget.num_sms, 108))
     found = select_gemm(problem, budget, ampere)
@@ -49,7 +51,7 @@ def test_any_problem_has_a_legal_choice_on_sm_80(ampere, problem, budget):
 
 
 @given(problems, budgets)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pruning_never_loses_the_best(profile, problem, budget):
     problem = replace(problem, batch_invariant=False)
     best = rank(problem, budget, profile)[0].predicted_us
@@ -61,7 +63,7 @@ def test_pruning_never_loses_the_best(profile, problem, budget):
     st.sampled_from([(6144, 4096), (4096, 14336), (28672, 4096), (1000, 520)]),
     st.sampled_from(["mask", "grid"]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_more_sms_are_never_predicted_slower(profile, m, weight, confined):
     best = float("inf")
     for num_sms in range(2, 133, 2):

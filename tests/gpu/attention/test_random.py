@@ -60,7 +60,6 @@ def cases(draw: st.DrawFn, model: dict, most: int) -> Case:
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: f"{m['q_heads']}x{m['kv_heads']}")
 @settings(
     max_examples=8,
-    deadline=None,
     database=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

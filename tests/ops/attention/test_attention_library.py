@@ -13,6 +13,8 @@ import smkern.ops as smkern
 from smkern.errors import ArgumentError
 from tests.ops.attention.cases import Case, make
 
+pytestmark = pytest.mark.slow
+
 DECODE = Case(lengths=((1, 37), (1, 5), (1, 20)))
 RAGGED = Case(lengths=((1, 37), (3, 40), (9, 9)))
 FP8 = torch.float8_e4m3fn

@@ -58,7 +58,7 @@ def seated(
     return table, requests, sender
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_rows_hold_what_their_requests_have(seed: int) -> None:
     pool = new_pool()

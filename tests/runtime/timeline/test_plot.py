@@ -15,6 +15,8 @@ from smkern.runtime.timeline.plot import draw
 from smkern.runtime.timeline.trace import Trace
 from tests.runtime.timeline.timelines import NUM_SMS, Script, waiting
 
+pytestmark = pytest.mark.slow
+
 DECODE, PREFILL = Place.of("decode", 32, NUM_SMS), Place.of("prefill", 32, NUM_SMS)
 PNG = b"\x89PNG\r\n"
 
