@@ -140,7 +140,8 @@ class Executor(Protocol):
     def decode(self, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
         """`steps` decode steps of these requests, a work each, launched back to back.
 
-        The first seats the requests. One that the launch right before on the decode lane drew for
+        `num_tokens` of each counts what launches before these draw. The first step gives the
+        requests their rows. One that the launch right before on the decode lane drew for
         (a `mixed`, a `decode`) goes on from where its token is on the device; of any other all
         tokens are in `request.ids`, so it is seated from the host: also what a prefill batch drew
         for, whose rows the next batch may have taken by then. Rows that end on the device (a stop

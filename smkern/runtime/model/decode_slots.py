@@ -1,4 +1,4 @@
-"""Which request decodes in which slot, and its keys once all that was launched is over."""
+"""Which request decodes in which slot, from one change of them to the next."""
 
 from __future__ import annotations
 
@@ -14,56 +14,54 @@ from smkern.runtime.request import Request
 
 @dataclass(slots=True, eq=False)
 class DecodeBatch:
-    """Requests in slots, from one change of who decodes to the next.
+    """Requests in slots, with numbers of them all, so that a step looks at none by itself.
 
     Attributes:
-        requests: As they were named.
+        requests: In the order in which they were named.
         rows: The same by slot.
-        before: Keys of each of `requests` in the first step, its last token included.
-        most: Keys that each gets at most: then it ends on the device.
-        steps: Steps launched since.
+        steps: Steps launched since this was made.
+        longest: A bound of the keys of each in the next step.
+        total: A bound of the keys of all in the next step.
     """
 
     requests: tuple[Request, ...]
-    rows: tuple[Request, ...]
-    before: list[int]
-    most: list[int]
+    rows: tuple[Request, ...] = ()
     steps: int = 0
-    _numbers: tuple[Any, Any] = field(init=False)
-    _longest: int = field(init=False)
-    _total: int = field(init=False)
+    longest: int = field(init=False)
+    total: int = field(init=False)
+    _lengths: Any = field(init=False)
+    _most: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self._numbers = np.array(self.before, np.int64), np.array(self.most, np.int64)
-        self._longest, self._total = max(self.before, default=0), sum(self.before)
-
-    @property
-    def longest(self) -> int:
-        """A bound of the keys of each in the next step."""
-        return self._longest + self.steps
-
-    @property
-    def total(self) -> int:
-        """A bound of the keys of all in the next step."""
-        return self._total + self.steps * len(self.before)
+        # Keys of each in the first step, its last token included; at the most it ends there.
+        lengths = [request.num_tokens for request in self.requests]
+        self._lengths = np.array(lengths, np.int64)
+        self._most = np.array([request.max_tokens_held for request in self.requests], np.int64)
+        self.longest, self.total = max(lengths, default=0), sum(lengths)
 
     @property
     def lengths(self) -> list[int]:
         """Bounds of the keys of each in the next step."""
-        return [length + self.steps for length in self.before]
+        lengths: list[int] = (self._lengths + self.steps).tolist()
+        return lengths
 
     def ends(self, steps: int) -> Any:
         """Keys of each when so many more steps are over, an array."""
-        before, most = self._numbers
-        return np.minimum(before + (self.steps + steps - 1), most)
+        return np.minimum(self._lengths + (self.steps + steps - 1), self._most)
+
+    def advance(self) -> None:
+        """A step was launched."""
+        self.steps += 1
+        self.longest += 1
+        self.total += len(self.requests)
 
 
 class DecodeSlots:
-    """Gives requests slots, and counts the keys that launches add.
+    """Gives requests that decode their slots.
 
-    The host may be some launches behind: a request that sits, or that a mixed forward has just
-    drawn for, has on the device what the next launch needs. One that comes from elsewhere brings
-    what the host knows.
+    The host may be some launches behind: a request that has a slot, or that a mixed forward has
+    just drawn for, has on the device what the next launch needs. One that comes from elsewhere
+    brings what the host knows.
 
     Args:
         table: The rows.
@@ -71,14 +69,12 @@ class DecodeSlots:
 
     def __init__(self, table: InputBatch) -> None:
         self.table = table
-        self._now = DecodeBatch((), (), [], [])
-        # Of those that sat: they come anew, or not at all.
-        self._gone: set[Request] = set()
-        self._prefill_rows: dict[Request, tuple[int, int]] = {}
-        """Row and keys of those that a mixed forward drew for and that sit in no slot yet."""
+        self._now: DecodeBatch | None = None
+        self._prefill_rows: dict[Request, int] = {}
+        """Rows of requests that a mixed forward drew for and that have no slot yet."""
 
     def arrange(self, requests: Sequence[Request], steps: int) -> DecodeBatch:
-        """Seat these requests, and their pages for so many steps; others leave.
+        """Give these requests slots, and write their pages for so many steps; others leave.
 
         Raises:
             ArgumentError: more requests than slots, or pages that are not there.
@@ -87,60 +83,41 @@ class DecodeSlots:
         same = self.go_on(asked, steps)
         if same is not None:
             return same
-        now = self._now
-        known = dict(zip(now.requests, now.lengths, strict=True))
-        for request in self._gone:
-            known.pop(request, None)
-        most = dict(zip(now.requests, now.most, strict=True))
-        prefill_rows = (
-            {x: self._prefill_rows[x] for x in asked if x in self._prefill_rows}
-            if self._prefill_rows
-            else {}
-        )
-        known.update((request, length) for request, (_, length) in prefill_rows.items())
-        before = [known.get(request) or len(request.ids) for request in asked]
-        ends = [most.get(request) or request.max_tokens_held for request in asked]
-        new = DecodeBatch(asked, (), before, ends)
-        rows = {request: row for request, (row, _) in prefill_rows.items()}
+        rows = {x: self._prefill_rows[x] for x in asked if x in self._prefill_rows}
+        new = DecodeBatch(asked)
         new.rows = self.table.arrange(asked, new.ends(steps), rows)
-        for request in prefill_rows:
+        for request in rows:
             del self._prefill_rows[request]
         self._now = new
-        self._gone.clear()
         return new
 
     def go_on(self, requests: tuple[Request, ...], steps: int) -> DecodeBatch | None:
-        """Write down the pages of the next steps, where these go on as they sit; None: others do.
+        """Write the pages of the next steps, where these go on in their slots; None: others do.
 
         Raises:
             ArgumentError: pages that are not there.
         """
-        if requests != self._now.requests or not self.stays(self._now):
+        now = self._now
+        if now is None or requests != now.requests or self._prefill_rows:
             return None
-        self.table.grow(self._now.ends(steps))
-        return self._now
+        self.table.grow(now.ends(steps))
+        return now
 
-    def stays(self, seated: DecodeBatch) -> bool:
-        """Whether nobody has come, left or moved since an arrangement."""
-        return seated is self._now and not self._prefill_rows and not self._gone
+    def stays(self, batch: DecodeBatch) -> bool:
+        """Whether nobody has come, left or moved since a batch was arranged."""
+        return batch is self._now and not self._prefill_rows
 
-    def drew(self, request: Request, row: int, length: int) -> None:
-        """A mixed forward was launched that draws for a prefill row.
-
-        Args:
-            request: The prefill row.
-            row: Where it sits.
-            length: Its keys in the next step.
-        """
-        self._prefill_rows[request] = row, length
+    def drew(self, request: Request, row: int) -> None:
+        """A mixed forward was launched that draws for a request in a prefill row."""
+        self._prefill_rows[request] = row
 
     def drop_prefill_rows(self) -> None:
-        """Guests that were not seated lose their rows: they come again from the host."""
+        """Requests in prefill rows that got no slot lose them: they come again from the host."""
         self._prefill_rows.clear()
 
     def forget(self, request: Request) -> None:
         """A request has left."""
         self.table.forget(request)
         self._prefill_rows.pop(request, None)
-        if request in self._now.requests:
-            self._gone.add(request)
+        if self._now is not None and request in self._now.requests:
+            self._now = None

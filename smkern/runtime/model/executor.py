@@ -254,10 +254,9 @@ class ModelExecutor(Executor):
 
         def launch(place: Place) -> None:
             self._mixed.run(kept, rows, lengths, update, read)
-            seated.steps += 1
+            seated.advance()
             for i in drawing:
-                length = kept[i].end + 1
-                self._decode_slots.drew(kept[i].request, first + i, length)
+                self._decode_slots.drew(kept[i].request, first + i)
 
         about = {"requests": [chunk.request.index for chunk in kept]}
         size = self._mixed.size(kept, lengths)
@@ -362,7 +361,7 @@ class ModelExecutor(Executor):
                 update.send()
                 self.graphs.launch(place, batch, bound)
                 read.copy(source)
-                seated.steps += 1
+                seated.advance()
 
             size = Size(num_layers=layers, batch=batch, total_kv=total + index * batch)
             works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))

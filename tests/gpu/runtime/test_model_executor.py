@@ -65,6 +65,7 @@ class Run:
             draw = self.draws.pop(ticket, None)
             if draw is not None:
                 for request, token in zip(draw.requests, draw.read(), strict=True):
+                    request.num_pending -= 1
                     if len(self.drawn[request]) < NEW:
                         self.drawn[request].append(token)
                         request.ids.append(token)
@@ -81,6 +82,8 @@ class Run:
         ticket = self.lanes.launch(lane, work)
         if draw is not None:
             self.draws[ticket] = draw
+            for request in draw.requests:
+                request.num_pending += 1
 
     def layers(self, batch: PrefillRun, first: int, count: int) -> None:
         work = self.executor.prefill(batch, first, count)

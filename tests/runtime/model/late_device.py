@@ -195,7 +195,7 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
         device.late(lambda: room.memory[: source.batch].copy_(source.tokens))
 
     def launch(place: Place, batch: int, longest: int) -> None:
-        seated = executor._decode_slots._now.rows
+        seated = executor._decode_slots._now.rows  # type: ignore[union-attr]
         assert len(seated) == batch
 
         def run() -> None:

@@ -65,34 +65,32 @@ class Run:
         count = request.prompt_len - start if count is None else count
         return PrefillChunk(request, start, count, start + count == request.prompt_len)
 
-    def launch(self, lane: Lane, work: Work) -> None:
+    def launch(self, lane: Lane, work: Work, draw: Draw | None = None) -> None:
         self.lanes.poll()
         self.lanes.launch(lane, work)
+        for request in () if draw is None else draw.requests:
+            request.num_pending += 1
 
-    def take(self, draw: Draw | None, *, accept: bool = True) -> None:
-        """What a launch drew; `accept`: the host hears of it now."""
+    def take(self, draw: Draw | None) -> None:
+        """What a launch drew: the host hears of it now."""
         if draw is None:
             return
         for request, token in zip(draw.requests, draw.read(), strict=True):
+            request.num_pending -= 1
             if len(self.drawn[request]) < NEW:
                 self.drawn[request].append(token)
-        if accept:
-            self.accept()
-
-    def accept(self) -> None:
-        for request, tokens in self.drawn.items():
-            request.ids[request.prompt_len :] = tokens
+                request.ids.append(token)
 
     def prefill(self, chunks: Sequence[PrefillChunk], group: int = 1, slot: int = 0) -> None:
         run = self.executor.begin(chunks, slot)
         for first in range(0, self.executor.config.num_layers, group):
-            self.launch("prefill", self.executor.prefill(run, first, group))
+            self.launch("prefill", self.executor.prefill(run, first, group), run.draw)
         self.take(run.draw)
 
     def decode(self, requests: Sequence[Request], steps: int) -> None:
         draws = []
         for work, draw in self.executor.decode(requests, steps):
-            self.launch("decode", work)
+            self.launch("decode", work, draw)
             draws.append(draw)
         for draw in draws:
             self.take(draw)
@@ -124,7 +122,7 @@ def test_chunks_and_a_batch_that_preempts(prompts: list[list[int]], alone: list[
     run.launch("prefill", run.executor.prefill(outer, 0, 1))
     run.prefill([run.chunk(short), run.chunk(run.requests[1])], slot=1)
     run.decode([short, run.requests[1]], 2)
-    run.launch("prefill", run.executor.prefill(outer, 1, 1))
+    run.launch("prefill", run.executor.prefill(outer, 1, 1), outer.draw)
     run.take(outer.draw)
     some = run.requests[:4]
     while any(len(run.drawn[x]) < NEW for x in some):
@@ -156,7 +154,7 @@ def test_mixed_steps_ahead_of_the_host(
         mixed = [run.executor.mixed(chunks, running)] if chunks else []
         works = mixed or run.executor.decode(running, 2)
         for work, draw in works:
-            run.launch("decode", work)
+            run.launch("decode", work, draw)
             late.append(draw)
             for request in draw.requests:
                 left[request] -= 1
@@ -211,7 +209,7 @@ def test_random_orders(prompts: list[list[int]], alone: list[list[int]]):
                 done[request] += count
             if chunks and random.random() < 0.5:
                 work, draw = run.executor.mixed(chunks, some)
-                run.launch("decode", work)
+                run.launch("decode", work, draw)
                 run.take(draw)
                 continue
             if chunks:
@@ -238,8 +236,8 @@ def test_rows_that_end_on_the_device(prompts: list[list[int]], alone: list[list[
 
 def _launched(run: Run, requests: Sequence[Request], steps: int) -> list[tuple[Work, Draw]]:
     works = run.executor.decode(requests, steps)
-    for work, _ in works:
-        run.launch("decode", work)
+    for work, draw in works:
+        run.launch("decode", work, draw)
     return works
 
 
