@@ -44,7 +44,7 @@ def test_run_again_it_measures_nothing(tuned):
 
 
 def test_dispatch_follows_the_table(tuned):
-    table = GEMM.file(tuned / "gemm.json").load()
+    table = GEMM.table_of(GEMM.file(tuned / "gemm.json").load())
     profile = load_profile(0)
     for key, cell in table.cells.items():
         budget = next(
@@ -75,7 +75,7 @@ def test_gemm_swiglu_is_tuned_fused_and_unfused(tmp_path):
     wanted = ["--op", "gemm_swiglu", "--shapes", "512x1024", "--ms", "16,300", "--budgets", "16"]
     result = CliRunner().invoke(command, [*wanted, "--top", "3", *paths], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    table = GEMM.file(tmp_path / "gemm.json").load(device_info().name)
+    table = GEMM.table_of(GEMM.file(tmp_path / "gemm.json").load(device_info().name))
     assert {(key.n, key.epilogue) for key in table.cells} == {(1024, "swiglu")}
     record = raw.load(tmp_path / "raw.jsonl")
     assert {item.error for item in record} == {None}

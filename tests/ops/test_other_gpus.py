@@ -139,7 +139,7 @@ def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None
 
 
 def test_what_is_tuned_here_is_what_dispatch_reads_here(monkeypatch) -> None:
-    """Under its own name, so a second sitting finds the first one's cells."""
+    """Under its own name, so a second run finds the first one's cells."""
     gpus.install(monkeypatch, gpus.H100)
     meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
     meta["gpu"] = gpus.H100.name
