@@ -26,7 +26,7 @@ QUICK_GEMM_BUDGETS = (32, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OperatorCells:
     """An operator's family, its cases, one operands after the other, and its usual budgets."""
 
     family: MeasuredFamily
@@ -51,11 +51,11 @@ class Wishes:
     def sizes(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
         return self.ms or (quick if self.quick else usual)
 
-    def work(self, family: MeasuredFamily, cases: Sequence[Any]) -> Work:
-        return Work(family, cases, QUICK_BUDGETS if self.quick else BUDGETS)
+    def work(self, family: MeasuredFamily, cases: Sequence[Any]) -> OperatorCells:
+        return OperatorCells(family, cases, QUICK_BUDGETS if self.quick else BUDGETS)
 
 
-def _products(wishes: Wishes, *, swiglu: bool = False) -> Work:
+def _products(wishes: Wishes, *, swiglu: bool = False) -> OperatorCells:
     """With SwiGLU, shapes are I x K, and the weights [2 I, K]."""
     usual, quick = (SWIGLU_SHAPES, SWIGLU_SHAPES[:1]) if swiglu else (SHAPES, QUICK_SHAPES)
     shapes: Sequence[Shape] = wishes.shapes or (quick if wishes.quick else usual)
@@ -65,34 +65,34 @@ def _products(wishes: Wishes, *, swiglu: bool = False) -> Work:
     found = problems(shapes, wishes.sizes(MS, QUICK_MS), wishes.dtype, epilogues)
     family = gemm_family(kernels=wishes.kernels or constraints.AVAILABLE, cublaslt=wishes.cublaslt)
     budgets = QUICK_GEMM_BUDGETS if wishes.quick else GEMM_BUDGETS
-    return Work(family, [GemmCase(problem) for problem in found], budgets)
+    return OperatorCells(family, [GemmCase(problem) for problem in found], budgets)
 
 
-def _attention(wishes: Wishes) -> Work:
+def _attention(wishes: Wishes) -> OperatorCells:
     if wishes.quick and not wishes.heads:
         return wishes.work(attention.FAMILY, quick_cases(wishes.cache_dtype))
     cases = tuned_cases(wishes.heads or MODELS, cache_dtype=wishes.cache_dtype)
     return wishes.work(attention.FAMILY, cases)
 
 
-def _append(wishes: Wishes) -> Work:
+def _append(wishes: Wishes) -> OperatorCells:
     models = wishes.heads or (QUICK_MODELS if wishes.quick else MODELS)
     tokens = wishes.sizes(append.TOKENS, append.QUICK_TOKENS)
     cases = append.tuned_cases(models, cache_dtype=wishes.cache_dtype, tokens=tokens)
     return wishes.work(append.FAMILY, cases)
 
 
-def _sample(wishes: Wishes) -> Work:
+def _sample(wishes: Wishes) -> OperatorCells:
     cases = sample.tuned_cases(rows=wishes.sizes(sample.ROWS, sample.QUICK_ROWS))
     return wishes.work(sample.FAMILY, cases)
 
 
-def _experts(wishes: Wishes, family: MeasuredFamily, ops: Sequence[moe.Op]) -> Work:
+def _experts(wishes: Wishes, family: MeasuredFamily, ops: Sequence[moe.Op]) -> OperatorCells:
     tokens = wishes.sizes(moe.TOKENS, moe.QUICK_TOKENS)
     return wishes.work(family, moe.cases_of(ops, tokens))
 
 
-OPERATORS: Mapping[str, Callable[[Wishes], Work]] = {
+OPERATORS: Mapping[str, Callable[[Wishes], OperatorCells]] = {
     "gemm": _products,
     "gemm_swiglu": partial(_products, swiglu=True),
     "attention": _attention,

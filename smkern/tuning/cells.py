@@ -173,7 +173,7 @@ def checked(kind: type[K], values: Mapping[str, Any]) -> K:
     """The flat dataclass of these values; TypeError or ValueError where one is of another type."""
     any_kind: Any = kind
     hints = _hints(any_kind)
-    for name, value in values.items():
+    for name, value in dict(values).items():  # TypeError where a line has no object here
         wanted = hints.get(name)
         literal = get_origin(wanted) is Literal
         if not (value in get_args(wanted) if literal else type(value) is wanted):

@@ -10,7 +10,7 @@ import pytest
 from smkern.autotune import append, attention, run, sample
 from smkern.autotune.attention_cases import Heads, tuned_cases
 from smkern.autotune.gemm import GemmCase, gemm_family
-from smkern.autotune.operators import Work
+from smkern.autotune.operators import OperatorCells
 from smkern.autotune.sample import SampleCase
 from smkern.errors import TableError
 from smkern.tuning.cells import CellFile
@@ -33,7 +33,7 @@ class Bench:
         self.device = FakeDevice(profile).install(monkeypatch)
         family, self.cases = FAMILIES[op]
         self.op, self.family, self.folder = op, self.device.family(family), folder
-        work = Work(self.family, self.cases, (16, 100))
+        work = OperatorCells(self.family, self.cases, (16, 100))
         monkeypatch.setattr(run, "OPERATORS", {op: lambda wishes: work})
         monkeypatch.setattr(run, "opened", fake_opened(self.device))
         gpu = SimpleNamespace(name=profile.info.name)

@@ -1,21 +1,16 @@
-"""Attention's cells: buckets, neighbours that serve, files that are none, an operator's own."""
+"""Attention's cells: buckets, and neighbours that serve."""
 
-import json
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import pytest
 
-from smkern.errors import TableError
 from smkern.profile import load_profile
-from smkern.tuning import cells
 from smkern.tuning.attention.key import AttentionKey, mean_kv_len
 from smkern.tuning.attention.select import ATTENTION, AttentionTable
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from smkern.tuning.bucket_table import bucket
-from smkern.tuning.cells import CellFile, Cells, FlatCodec, Tuned
+from smkern.tuning.cells import Tuned
 
-META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
 BUDGET = Budget(32, "mask", False)
 TWO = AttentionConfig("cuda", teams=2)
@@ -92,76 +87,3 @@ def test_anything_else_is_not_served(changes, budget):
 )
 def test_a_cell_that_would_turn_bits_or_not_run_serves_nothing(config):
     assert lookup(table_of((problem_of(), config)), problem_of(), BUDGET) is None
-
-
-def test_round_trip_a_cell_a_line(tmp_path):
-    file = ATTENTION.file(tmp_path / "attention.json")
-    found = {
-        AttentionKey.of(decode_of(batch, 4096), replace(BUDGET, num_sms=sms)): Tuned(TWO, batch / 7)
-        for batch in (8, 64, 1)
-        for sms in (48, 16)
-    }
-    file.merge(found, META)
-    again = file.load("NVIDIA H200")
-    assert again.cells.keys() == found.keys()
-    assert all(cell.config == TWO for cell in again.cells.values())
-    lines = file.path.read_text().splitlines()[1:-1]
-    rows = [json.loads(line.rstrip(",")) for line in lines]
-    assert [row["batch"] for row in rows] == [1, 1, 8, 8, 64, 64]
-    assert rows[0]["config"] == {"kernel": "cuda", "teams": 2}
-
-
-GOOD = CellFile("", ATTENTION.codec).dump(
-    Cells(META, {AttentionKey.of(problem_of(), BUDGET): Tuned(TWO, 10.0)})
-)
-BAD = {
-    "half-written": GOOD[: len(GOOD) // 2],
-    "strange kernel": GOOD.replace('"cuda"', '"magic"'),
-    "strange path": GOOD.replace('"decode"', '"verify"'),
-    "strange type": GOOD.replace('"batch": 64', '"batch": "64"'),
-    "missing key": GOOD.replace('"num_sms"', '"sms"'),
-    "unknown field": GOOD.replace('"teams"', '"crews"'),
-    "no configuration": GOOD.replace('{"kernel": "cuda", "teams": 2}', "3"),
-    "no time": GOOD.replace('"us": 10.0', '"us": 0'),
-    "foreign": GOOD.replace("H200", "A100"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_file_that_is_no_table_is_named_with_a_remedy(tmp_path, case):
-    path = tmp_path / "attention.json"
-    path.write_text(BAD[case])
-    with pytest.raises(TableError, match="smkern autotune --out") as raised:
-        ATTENTION.file(path).load("NVIDIA H200")
-    assert str(path) in str(raised.value)
-
-
-def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "shipped_path", lambda gpu, op: tmp_path / f"shipped-{op}.json")
-    monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / f"user-{op}.json")
-    key = AttentionKey.of(problem_of(), BUDGET)
-    for name, us in (("shipped", 2.0), ("user", 1.0)):
-        ATTENTION.file(tmp_path / f"{name}-attention.json").merge({key: Tuned(TWO, us)}, META)
-    assert ATTENTION.load("NVIDIA H200").cells[key].us == 1.0
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CopyKey:
-    op: str
-    rows: int
-    dtype: Literal["bf16", "fp16"]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyConfig:
-    block: int
-    wide: bool = False
-
-
-def test_any_operator_can_have_cells(tmp_path):
-    """A key and a configuration that are flat dataclasses are enough."""
-    file = CellFile(tmp_path / "copy.json", FlatCodec(CopyKey, CopyConfig(0)))
-    found = {CopyKey("copy", 8, "fp16"): Tuned(CopyConfig(0, wide=True), 1.5)}
-    file.merge(found, META)
-    assert file.load().cells == found
-    assert '"config": {"block": 0, "wide": true}' in file.path.read_text()

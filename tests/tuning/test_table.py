@@ -1,12 +1,6 @@
-"""The table store: round trips, look-ups, killed and concurrent writers, files that are none."""
+"""GEMM's tuned cells: which cell serves a problem; the constants of a GPU."""
 
-import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +8,6 @@ from smkern.errors import TableError
 from smkern.tuning import cells, constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, load_constants
-from smkern.tuning.select import GEMM
 from smkern.tuning.table import Cell, CellKey, Table
 
 META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
@@ -28,38 +21,6 @@ def cell(us: float = 10.0, config: GemmConfig = CONFIG) -> Cell:
 
 def key(m: int, num_sms: int = 32) -> CellKey:
     return CellKey.of(GemmProblem(m, 6144, 4096), replace(BUDGET, num_sms=num_sms))
-
-
-def test_round_trip_sorted_a_cell_a_line(tmp_path):
-    store = GEMM.file(tmp_path / "h200" / "gemm.json")
-    found = {
-        key(m, n): cell(m + n, replace(CONFIG, swap=m == 8))
-        for m in (8, 1024, 64)
-        for n in (48, 16)
-    }
-    found[key(77)] = Cell(constraints.CUBLASLT, 5.0, CONFIG, 6.5)
-    store.merge(found, META)
-    loaded = store.load("NVIDIA H200")
-    assert loaded.cells == found
-    assert loaded.meta == META
-    lines = store.path.read_text().splitlines()[1:-1]
-    assert len(lines) == len(found)
-    rows = [json.loads(line.rstrip(",")) for line in lines]
-    assert [row["m"] for row in rows] == sorted(row["m"] for row in rows)
-    assert not list(store.path.parent.glob(".*.part"))
-
-
-def test_merge_keeps_other_cells_and_replaces_its_own(tmp_path):
-    store = GEMM.file(tmp_path / "gemm.json")
-    store.merge({key(8): cell(1.0), key(16): cell(2.0)}, META)
-    store.merge({key(16): cell(3.0), key(32): cell(4.0)}, META | {"date": "later"})
-    found = store.load()
-    assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0, 32: 4.0}
-    assert found.meta["date"] == "later"
-
-
-def test_no_file_is_an_empty_table(tmp_path):
-    assert GEMM.file(tmp_path / "gemm.json").load("NVIDIA H200").cells == {}
 
 
 @pytest.mark.parametrize(("m", "found"), [(33, True), (64, True), (32, False), (65, False)])
@@ -93,113 +54,6 @@ def test_anything_else_is_not_served(problem, budget):
     tuned = Table({}, {key(64): cell()})
     assert tuned.lookup(GemmProblem(64, 6144, 4096), BUDGET) == CONFIG
     assert tuned.lookup(problem, budget) is None
-
-
-GOOD = GEMM.file(Path()).dump(cells.Cells(META, {key(8): cell(), key(16): cell()}))
-BAD = {
-    "half-written": (GOOD[: len(GOOD) // 2], "half-written"),
-    "empty": ("", "half-written"),
-    "no table": ("[1, 2]", "is not a table"),
-    "another format": (GOOD.replace("smkern-table", "triton-cache"), "is not a table"),
-    "another version": (GOOD.replace('"version": 1', '"version": 2'), "has version 2"),
-    "no cells": (json.dumps(json.loads(GOOD) | {"cells": 3}), "lacks its provenance or its cells"),
-    "strange kernel": (GOOD.replace('"ws"', '"magic"'), "has a cell that is none"),
-    "strange type": (GOOD.replace('"m": 8', '"m": "8"'), "has a cell that is none"),
-    "missing key": (GOOD.replace('"num_sms"', '"sms"'), "has a cell that is none"),
-    "unknown field": (GOOD.replace('"num_stages"', '"stages"'), "has a cell that is none"),
-    "negative time": (GOOD.replace('"us": 10.0', '"us": -1'), "has a cell that is none"),
-    "foreign": (GOOD.replace("H200", "A100"), "was tuned on 'NVIDIA A100'"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_file_that_is_no_table_is_named_with_a_remedy(tmp_path, case):
-    text, message = BAD[case]
-    path = tmp_path / "gemm.json"
-    path.write_text(text)
-    with pytest.raises(TableError, match=message) as raised:
-        GEMM.file(path).load("NVIDIA H200")
-    assert str(path) in str(raised.value)
-    assert "smkern autotune --out" in str(raised.value)
-    with pytest.raises(TableError):
-        GEMM.file(path).merge({key(1): cell()}, META)
-    assert path.read_text() == text, "a file that is not ours must not be overwritten"
-
-
-def test_binary_is_no_table(tmp_path):
-    path = tmp_path / "gemm.json"
-    path.write_bytes(b"\xff\xfe\x00table")
-    with pytest.raises(TableError, match="cannot be read"):
-        GEMM.file(path).load()
-
-
-def test_provenance_is_demanded(tmp_path):
-    with pytest.raises(TableError, match=r"without its provenance.*driver"):
-        GEMM.file(tmp_path / "gemm.json").merge({key(1): cell()}, {"gpu": "NVIDIA H200"})
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from smkern.tuning.cells import PROVENANCE
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.select import GEMM
-from smkern.tuning.table import Cell, CellKey
-store = GEMM.file(Path(sys.argv[1]))
-meta = dict.fromkeys(PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
-config = GemmConfig("ws", 64, 128, 64)
-first, last, repeats = map(int, sys.argv[2:5])
-for _ in range(repeats):
-    for m in range(first, last):
-        key = CellKey.of(GemmProblem(m, 6144, 4096), Budget(32, "mask", False))
-        store.merge({key: Cell(config, 1.0, config, 1.0)}, meta)
-print("done", flush=True)
-"""
-
-
-def start_writer(path, first, last, repeats):
-    command = [sys.executable, "-c", WRITER, str(path), str(first), str(last), str(repeats)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def test_a_writer_killed_at_any_moment_leaves_a_whole_table(tmp_path):
-    path = tmp_path / "gemm.json"
-    store = GEMM.file(path)
-    many = {key(m, n): cell() for m in range(1, 60) for n in range(2, 64, 2)}
-    store.merge(many, META)
-    for attempt in range(4):
-        writer = start_writer(path, 100, 104, 10_000)
-        before = path.stat().st_mtime_ns
-        while path.stat().st_mtime_ns == before and writer.poll() is None:
-            time.sleep(0.002)
-        time.sleep(0.007 * attempt)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        found = store.load("NVIDIA H200")
-        assert many.keys() <= found.cells.keys()
-    store.merge({key(200): cell()}, META)  # the dead writer's lock and leavings are no obstacle
-    assert key(200) in store.load().cells
-    assert not list(tmp_path.glob(".*.part"))
-
-
-def test_two_writers_lose_nothing(tmp_path):
-    path = tmp_path / "gemm.json"
-    writers = [start_writer(path, 0, 15, 1), start_writer(path, 15, 30, 1)]
-    assert [writer.communicate(timeout=60)[0] for writer in writers] == ["done\n", "done\n"]
-    assert sorted(k.m for k in GEMM.file(path).load().cells) == list(range(30))
-
-
-def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "shipped_path", lambda gpu, op: tmp_path / "shipped.json")
-    monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / "user.json")
-    GEMM.file(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
-    GEMM.file(tmp_path / "user.json").merge({key(16): cell(3)}, META)
-    found = GEMM.load("NVIDIA H200")
-    assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0}
-
-
-def test_folders_are_named_by_gpu():
-    assert cells.shipped_path("NVIDIA H200").parts[-2:] == ("h200", "gemm.json")
 
 
 def test_corrupt_constants_are_named(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from smkern.tuning.attention.shapes import (
     AttentionProblem,
     Budget,
 )
-from smkern.tuning.attention.work import Ints, Work, count_work, typical_lengths
+from smkern.tuning.attention.work import Ints, StepWork, count_work, typical_lengths
 
 if TYPE_CHECKING:
     from smkern.device import DeviceInfo
@@ -192,7 +192,7 @@ def _decode_us(
     problem: AttentionProblem,
     config: AttentionConfig,
     budget: Budget,
-    work: Work,
+    work: StepWork,
     known: KernelConstants,
 ) -> float:
     """Time of the busiest SM's share of the decode units."""
@@ -244,7 +244,7 @@ def _prefill_us(
     config: AttentionConfig,
     budget: Budget,
     profile: Profile,
-    work: Work,
+    work: StepWork,
     known: KernelConstants,
 ) -> float:
     """When the last CTA ends that takes units the longest first."""

@@ -24,7 +24,7 @@ Ints = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """The work of a step; items are per KV head, the rest counts all heads.
 
     Args:
@@ -77,7 +77,7 @@ def typical_lengths(
     return q_lens, [min(max(n, 0), shape.max_kv_len) for n in kv]
 
 
-def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[int]) -> Work:
+def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[int]) -> StepWork:
     """The work of these lengths; a request with no query token has none."""
     decode: list[Ints] = []
     prefill: list[Ints] = []
@@ -94,7 +94,7 @@ def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[i
         pairs += visible
     empty = np.zeros(0, dtype=np.int64)
     tiles = np.sort(np.concatenate([empty, *prefill]))[::-1]
-    return Work(
+    return StepWork(
         np.concatenate([empty, *decode]), tiles, slots[True], slots[False], seen, pairs,
         sum(q_lens),
     )  # fmt: skip
