@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from smkern.autotune.attention_cases import Heads
-from smkern.autotune.family import MeasuredFamily, Tasks, ranked
+from smkern.autotune.family import MeasuredFamily, ranked
 from smkern.autotune.measure import Tuner
+from smkern.autotune.operator_tuner import operator_tasks
 from smkern.autotune.places import Place
-from smkern.device import Budget
 from smkern.measure.append import (
     TOLERANCE,
     AppendCase,
@@ -20,10 +21,10 @@ from smkern.measure.append import (
     call_of,
     problem_of_case,
 )
-from smkern.measure.timing import Call
+from smkern.ops.append.dispatch import append_dispatcher
 from smkern.ops.append.operators import APPEND as QK_NORM_ROPE_APPEND
 from smkern.ops.append.operators import APPEND_KV
-from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
 
 TOKENS = (8, 64, 512, 4096)
@@ -41,17 +42,7 @@ def tuned_cases(
         for kind in kinds
         for count in tokens
     ]
-    return list({shape_of(case): case for case in reversed(found)}.values())[::-1]
-
-
-def shape_of(case: AppendCase) -> AppendProblem:
-    """The case as keys and the cost model see it; needs no tensors."""
-    turned = (case.rotary_dim or case.head_dim) if case.turns else 0
-    return AppendProblem(
-        case.tokens, len(case.q_lens), case.num_q_heads if case.turns else 0, case.num_kv_heads,
-        case.head_dim, case.page_size, "bf16", case.cache_dtype, turned, norm=case.norms,
-        ragged=not case.is_decode,
-    )  # fmt: skip
+    return list({case.problem: case for case in reversed(found)}.values())[::-1]
 
 
 class AppendTuner(Tuner[AppendProblem, AppendConfig]):
@@ -80,23 +71,14 @@ class AppendTuner(Tuner[AppendProblem, AppendConfig]):
     def poison(self, problem: AppendProblem) -> None:
         self.operands.poison()
 
-    def call(self, problem: AppendProblem, place: Place, config: AppendConfig) -> Call:
+    def launches(
+        self, problem: AppendProblem, place: Place, config: AppendConfig
+    ) -> Sequence[Callable[[], object]]:
         ops, op = self.operands, QK_NORM_ROPE_APPEND if self.operands.case.turns else APPEND_KV
         launch = self.dispatcher.launch_by(config, problem_of_case(ops), place.budget, False)
+        launch = partial(launch, place.stream.cuda_stream)
         calls = [call_of(ops, index) for index in range(len(ops.sets))]
-        given = [(*op.addresses(call), *op.numbers(call)) for call in calls]
-        stream, count = place.stream.cuda_stream, len(given)
-
-        def call(i: int) -> None:
-            launch(stream, *given[i % count])
-
-        return call
-
-
-def _dispatcher(index: int) -> OperatorDispatcher[AppendProblem, AppendConfig]:
-    from smkern.ops.append.dispatch import append_dispatcher
-
-    return append_dispatcher(index)
+        return [partial(launch, *op.addresses(call), *op.numbers(call)) for call in calls]
 
 
 def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -> AppendTuner:
@@ -104,18 +86,10 @@ def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -
     return AppendTuner(dispatcher, AppendOperands(case, device))
 
 
-def _tasks(
-    problem: AppendProblem, budget: Budget, configs: Sequence[AppendConfig], dispatcher: Any
-) -> Tasks:
-    """All kernels of the problem's kind: its first launch loads them all."""
-    return {x: Compile(x) for x in dispatcher.kernels().variants(problem)}
-
-
 FAMILY = MeasuredFamily(
     family=APPEND,
     listed=ranked(APPEND),
-    dispatcher=_dispatcher,
+    dispatcher=append_dispatcher,
     tuner=_tuner,
-    tasks=_tasks,
-    problem=shape_of,
+    tasks=operator_tasks,
 )

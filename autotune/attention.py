@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from smkern.autotune.attention_cases import problem_of
 from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner, best_cell
 from smkern.autotune.places import Place
 from smkern.device import Budget
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.measure.attention import AttentionCase, AttentionOperands
-from smkern.measure.timing import Call
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile
@@ -97,18 +95,14 @@ class AttentionTuner(Tuner[AttentionProblem, AttentionConfig]):
         )
         torch.cuda.synchronize()
 
-    def call(self, problem: AttentionProblem, place: Place, config: AttentionConfig) -> Call:
+    def launches(
+        self, problem: AttentionProblem, place: Place, config: AttentionConfig
+    ) -> Sequence[Callable[[], object]]:
         assert self._plan is not None
         bind = self.dispatcher.launch(problem, config, place.budget)
         given = [self._arguments(index, self._plan) for index in range(len(self.operands.sets))]
-        launches = [(bind(one.sizes), one.addresses) for one in given]
-        stream, count = place.stream.cuda_stream, len(launches)
-
-        def call(i: int) -> None:
-            launch, addresses = launches[i % count]
-            launch(stream, *addresses)
-
-        return call
+        stream = place.stream.cuda_stream
+        return [partial(bind(one.sizes), stream, *one.addresses) for one in given]
 
     def _arguments(self, index: int, plan: Plan) -> AttentionArguments:
         """One operand set under the plan, causal, the default scale."""
@@ -173,5 +167,4 @@ FAMILY = MeasuredFamily(
     tuner=_tuner,
     tasks=_tasks,
     best=partial(best_cell, same_within=SAME_WITHIN),
-    problem=problem_of,
 )

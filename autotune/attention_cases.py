@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from smkern.measure.attention import AttentionCase, CacheDtype, Kind
-from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 DECODE_BATCHES = (1, 8, 64)
 DECODE_LENGTHS = (1024, 4096, 32768)
@@ -100,19 +99,3 @@ def quick_cases(cache_dtype: CacheDtype = "bf16") -> list[AttentionCase]:
     return tuned_cases(
         QUICK_MODELS, cache_dtype=cache_dtype, batches=(8,), lengths=(4096,), prompts=(512,)
     )
-
-
-def problem_of(case: AttentionCase) -> AttentionProblem:
-    """The case as dispatch sees it, with exact host numbers."""
-    shape = AttentionShape(
-        batch=case.batch,
-        num_q_heads=case.num_q_heads,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        page_size=case.page_size,
-        max_q_len=max(case.q_lens),
-        max_kv_len=max(case.kv_lens),
-        max_tokens=case.num_tokens,
-        max_total_kv=sum(case.kv_lens),
-    )
-    return AttentionProblem(shape, "bf16", case.cache_dtype)

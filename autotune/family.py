@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 from smkern.autotune.measure import Tuner, best_cell
@@ -23,7 +22,7 @@ def _same(x: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredFamily:
-    """A family and how it is measured. A case has a `name`.
+    """A family and how it is measured. A case has a `name` and a `problem`.
 
     Args:
         family: Key, table and choice.
@@ -33,7 +32,6 @@ class MeasuredFamily:
         tuner: Makes a tuner of cases with the same operands, for a dispatcher, on a device.
         tasks: What these configurations of a problem in a budget need compiled.
         best: The cell that measurements make, if any.
-        problem: The problem of a case.
         operands: What cases must share to be measured on the same operands.
         most: Candidates of a cell at most.
     """
@@ -44,7 +42,6 @@ class MeasuredFamily:
     tuner: Callable[[Sequence[Any], Any, str], Tuner[Any, Any]]
     tasks: Callable[[Any, Budget, Sequence[Any], Any], Tasks]
     best: Callable[[Sequence[Measurement[Any, Any]]], Any] = best_cell
-    problem: Callable[[Any], Any] = attrgetter("problem")
     operands: Callable[[Any], Hashable] = _same
     most: int = 12
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -16,7 +16,6 @@ from smkern.autotune.raw import GemmMeasurement
 from smkern.autotune.shortlist import shortlist
 from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
-from smkern.measure.timing import Call
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.profile import Profile
 from smkern.tuning import constraints
@@ -89,33 +88,24 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
             value = getattr(torch.nn.functional, problem.epilogue.activation)(value)
         return [value if residual is None else value + residual]
 
-    def call(self, problem: GemmProblem, place: Place, config: GemmConfig) -> Call:
+    def launches(
+        self, problem: GemmProblem, place: Place, config: GemmConfig
+    ) -> Sequence[Callable[[], object]]:
         plan = self.dispatcher.prepare(problem, config, place.budget)
         workspace, stream = self._workspace_of(plan.workspace_bytes), place.stream.cuda_stream
         bias, residual = self._epilogue_operands(problem)
         sets = self.operands.sets(problem.m)
-        launches = [
-            (
-                *(tensor.data_ptr() for tensor in (a, w, out)),
-                bias.data_ptr() if bias is not None else 0,
-                residual.data_ptr() if residual is not None else 0,
-                workspace,
-                stream,
-            )
-            for a, w, out in sets
-        ]
+        extras = [0 if x is None else x.data_ptr() for x in (bias, residual)]
         a, w, out = sets[0]
         residual_stride = problem.n if residual is not None else 0
         # a model's weights stay as they are: launches overlap as they do there
         launch = plan.bind(
             a.stride(0), w.stride(0), out.stride(0), residual_stride, static_weights=True
         )
-        count = len(launches)
-
-        def call(i: int) -> None:
-            launch(*launches[i % count])
-
-        return call
+        return [
+            partial(launch, *(x.data_ptr() for x in tensors), *extras, workspace, stream)
+            for tensors in sets
+        ]
 
     def _epilogue_operands(self, problem: GemmProblem) -> tuple[Tensor | None, Tensor | None]:
         """bias [n] and residual [m, n], where the epilogue has them."""

@@ -6,7 +6,7 @@ Calls follow each other as in a model's forward pass: ours may begin while the o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from math import nan
 from typing import Any, Generic, TypeVar
@@ -51,8 +51,8 @@ class Tuner(ABC, Generic[P, C]):
     tolerance: float
 
     @abstractmethod
-    def call(self, problem: P, place: Place, config: C) -> Call:
-        """Launches of a configuration on the place's stream; call(i) uses operand set i."""
+    def launches(self, problem: P, place: Place, config: C) -> Sequence[Callable[[], object]]:
+        """A launch of a configuration on the place's stream for each set of operands."""
 
     @abstractmethod
     def results(self, problem: P) -> Sequence[Tensor]:
@@ -61,6 +61,12 @@ class Tuner(ABC, Generic[P, C]):
     @abstractmethod
     def expected(self, problem: P) -> Sequence[Tensor]:
         """The reference's results on set 0."""
+
+    def call(self, problem: P, place: Place, config: C) -> Call:
+        """Launches of a configuration; call(i) uses operand set i."""
+        launches = self.launches(problem, place, config)
+        count = len(launches)
+        return lambda i: launches[i % count]()
 
     def poison(self, problem: P) -> None:
         """Set 0 as before its first call, its results such that a missing element is found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from smkern.autotune.family import Tasks
 from smkern.autotune.measure import Tuner
 from smkern.autotune.places import Place
 from smkern.device import Budget
-from smkern.measure.timing import Call
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
 from smkern.ops.operator_warmup import aligned
@@ -41,6 +41,7 @@ class OperatorTuner(Tuner[Any, Any]):
     ) -> None:
         self.name, self.tolerance = op.name, tolerance
         self.op, self.dispatcher, self.calls, self.exact = op, dispatcher, calls, exact
+        self._workspace: Tensor | None = None
         first = calls[0]
         # What the first call changes is kept; the reference changes clones of it.
         self._kept = {name: getattr(first, name).clone() for name in op.changed}
@@ -67,26 +68,21 @@ class OperatorTuner(Tuner[Any, Any]):
         for name, x in self._kept.items():
             getattr(call, name).copy_(x)
 
-    def call(self, problem: Any, place: Place, config: Any) -> Call:
+    def launches(self, problem: Any, place: Place, config: Any) -> Sequence[Callable[[], object]]:
         op = self.op
         problem = op.problem(self.calls[0], aligned(op, self.calls[0]))  # with the strides
         assert problem is not None
         launch = self.dispatcher.launch_by(config, problem, place.budget, False)
         extra: tuple[int, ...] = ()
         size = op.workspace(problem, place.budget) if op.workspace is not None else 0
-        workspace = None
         if size:
-            workspace = torch.zeros(size, dtype=torch.uint8, device=self.calls[0][0].device)
-            extra = (workspace.data_ptr(),)
-        given = []
-        for each in self.calls:
-            given.append((*op.addresses(each), *extra, *op.numbers(each)))
-        stream, count = place.stream.cuda_stream, len(given)
-
-        def call(i: int, kept: Any = workspace) -> None:
-            launch(stream, *given[i % count])
-
-        return call
+            if self._workspace is None or self._workspace.nbytes != size:
+                device = self.calls[0][0].device
+                self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
+            self._workspace.zero_()  # a launch that failed may leave counts behind
+            extra = (self._workspace.data_ptr(),)
+        launch = partial(launch, place.stream.cuda_stream)
+        return [partial(launch, *op.addresses(x), *extra, *op.numbers(x)) for x in self.calls]
 
 
 def operator_tuner(

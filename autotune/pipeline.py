@@ -32,7 +32,7 @@ class Job:
 
     @property
     def problem(self) -> Any:
-        return self.family.problem(self.case)
+        return self.case.problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,16 @@ class AppendCase:
         return kv + (head * self.num_q_heads * 4 + head * 4 if self.turns else 0)
 
     @property
+    def problem(self) -> AppendProblem:
+        """The case as dispatch sees it, but for what tensors decide; needs none."""
+        turned = (self.rotary_dim or self.head_dim) if self.turns else 0
+        return AppendProblem(
+            self.tokens, len(self.q_lens), self.num_q_heads if self.turns else 0,
+            self.num_kv_heads, self.head_dim, self.page_size, "bf16", self.cache_dtype, turned,
+            norm=self.norms, ragged=not self.is_decode,
+        )  # fmt: skip
+
+    @property
     def flops(self) -> int:
         """None that count."""
         return 0

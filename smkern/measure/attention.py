@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from smkern.measure.timing import sets_for
+from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 Kind = Literal["decode", "prefill", "mixed"]
 CacheDtype = Literal["bf16", "fp8"]
@@ -88,6 +89,22 @@ class AttentionCase:
             q * kv - q * (q - 1) // 2 for q, kv in zip(self.q_lens, self.kv_lens, strict=True)
         )
         return 4 * self.head_dim * self.num_q_heads * pairs
+
+    @property
+    def problem(self) -> AttentionProblem:
+        """The case as dispatch sees it, with exact host numbers."""
+        shape = AttentionShape(
+            batch=self.batch,
+            num_q_heads=self.num_q_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            max_q_len=max(self.q_lens),
+            max_kv_len=max(self.kv_lens),
+            max_tokens=self.num_tokens,
+            max_total_kv=sum(self.kv_lens),
+        )
+        return AttentionProblem(shape, "bf16", self.cache_dtype)
 
     @property
     def num_sets(self) -> int:

@@ -27,7 +27,7 @@ class FakePlace:
 
 def test_cases_are_distinct_cells():
     cases = append.tuned_cases(MODELS) + append.tuned_cases(MODELS, cache_dtype="fp8")
-    keys = {AppendKey.of(append.shape_of(case), Budget(16)) for case in cases}
+    keys = {AppendKey.of(case.problem, Budget(16)) for case in cases}
     assert len(keys) == len(cases) == 4 * (4 + 2 + 4)  # two models share their KV heads
 
 
@@ -37,14 +37,14 @@ def test_a_case_has_the_key_of_its_call(monkeypatch, kind, tokens):
     monkeypatch.setattr(AppendCase, "num_sets", 1)
     case = AppendCase(kind, tokens, 4, 2, 64)
     problem = problem_of_case(AppendOperands(case, device="cpu"))
-    assert AppendKey.of(problem, Budget(16)) == AppendKey.of(append.shape_of(case), Budget(16))
-    assert replace(problem, batch=0) == replace(append.shape_of(case), batch=0)
+    assert AppendKey.of(problem, Budget(16)) == AppendKey.of(case.problem, Budget(16))
+    assert replace(problem, batch=0) == replace(case.problem, batch=0)
 
 
 @pytest.mark.parametrize("confined", ["mask", "grid"])
 def test_candidates_begin_with_the_models_choice(profile, confined):
     for case in append.tuned_cases(MODELS[:1]):
-        problem, budget = append.shape_of(case), Budget(32, confined)
+        problem, budget = case.problem, Budget(32, confined)
         found = list(append.FAMILY.wanted(problem, budget, profile))
         assert found[0] == APPEND.choose(problem, budget, profile)
         assert len(set(found)) == len(found)

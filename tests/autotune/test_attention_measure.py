@@ -9,7 +9,7 @@ import torch
 
 from smkern.autotune import measure
 from smkern.autotune.attention import FAMILY, AttentionTuner
-from smkern.autotune.attention_cases import Heads, problem_of, tuned_cases
+from smkern.autotune.attention_cases import Heads, tuned_cases
 from smkern.autotune.raw import Measurement
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import AttentionArguments
@@ -89,7 +89,7 @@ def tuner(request, profile):
 
 
 def measure_all(tuner, *configs):
-    problem = problem_of(tuner.operands.case)
+    problem = tuner.operands.case.problem
     return tuner.measure(problem, PLACE, dict.fromkeys(configs, 12.0))
 
 
@@ -140,7 +140,7 @@ def test_a_failed_launch_leaves_no_counts(tuner, asked):
 
 
 def measured(tuner, times):
-    problem = problem_of(tuner.operands.case)
+    problem = tuner.operands.case.problem
     return [
         Measurement(problem, PLACE.budget, config, us, 0.01, 5.0, error, op=tuner.name)
         for config, (us, error) in times.items()

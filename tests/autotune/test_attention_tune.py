@@ -10,7 +10,6 @@ from smkern.autotune.attention_cases import (
     MODELS,
     Heads,
     parse_heads,
-    problem_of,
     quick_cases,
     tuned_cases,
 )
@@ -24,7 +23,7 @@ from smkern.tuning.cells import Tuned
 def test_default_cases_are_distinct_cells():
     cases = tuned_cases()
     assert len(cases) == len(MODELS) * (3 * 3 + 3)
-    keys = {AttentionKey.of(problem_of(case), Budget(16)) for case in cases}
+    keys = {AttentionKey.of(case.problem, Budget(16)) for case in cases}
     assert len(keys) == len(cases)
     assert {key.path for key in keys} == {"decode", "prefill"}
     assert set(quick_cases()) <= set(tuned_cases())
@@ -33,7 +32,7 @@ def test_default_cases_are_distinct_cells():
 
 def test_a_cases_numbers_are_exact():
     (case,) = tuned_cases([Heads(8, 2, 64)], batches=(3,), lengths=(100,), prompts=())
-    shape = problem_of(case).shape
+    shape = case.problem.shape
     assert (shape.batch, shape.max_tokens, shape.max_kv_len, shape.max_total_kv) == (3, 3, 100, 300)
     assert not shape.has_prefill
 
@@ -51,7 +50,7 @@ def test_heads_that_are_none(text):
 
 @pytest.mark.parametrize("case", tuned_cases((*MODELS, Heads(16, 4, 80))), ids=lambda c: c.name)
 def test_candidates_begin_with_the_default_and_keep_its_bits(case, profile):
-    problem, budget = problem_of(case), Budget(32, "mask")
+    problem, budget = case.problem, Budget(32, "mask")
     found = list(attention.FAMILY.wanted(problem, budget, profile))
     assert 1 <= len(found) <= attention.FAMILY.most
     assert found[0] == select_attention(problem, budget, profile).config
@@ -61,13 +60,13 @@ def test_candidates_begin_with_the_default_and_keep_its_bits(case, profile):
 
 def test_a_device_without_kernels_has_no_candidates(profile):
     old = replace(profile, info=replace(profile.info, capability=(7, 5)))
-    assert attention.listed(problem_of(tuned_cases()[0]), Budget(32), old) == {}
+    assert attention.listed(tuned_cases()[0].problem, Budget(32), old) == {}
 
 
 def test_a_tuned_cell_is_served_for_its_case(profile):
     """What the tuner writes, dispatch finds."""
     case = tuned_cases()[0]
-    problem, budget = problem_of(case), Budget(16, "mask")
+    problem, budget = case.problem, Budget(16, "mask")
     *_, last = attention.listed(problem, budget, profile)
     table = AttentionTable({}, {AttentionKey.of(problem, budget): Tuned(last, 5.0)})
     found = select_attention(problem, budget, profile, table)

@@ -81,7 +81,7 @@ def test_some_rows_are_greedy() -> None:
 def test_candidates_begin_with_the_models_choice(profile: Any, name: str, confined: Any) -> None:
     work = OPERATORS[name](Wishes(quick=True))
     family, budget = work.family.family, Budget(32, confined)
-    for problem in map(work.family.problem, work.cases):
+    for problem in (case.problem for case in work.cases):
         found = list(work.family.wanted(problem, budget, profile))
         assert found[0] == family.choose(problem, budget, profile)
         assert len(set(found)) == len(found)
