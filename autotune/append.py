@@ -87,7 +87,7 @@ def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -
 
 
 FAMILY = MeasuredFamily(
-    family=APPEND,
+    tuned=APPEND,
     listed=ranked(APPEND),
     dispatcher=append_dispatcher,
     tuner=_tuner,

@@ -161,7 +161,7 @@ def _tasks(
 
 
 FAMILY = MeasuredFamily(
-    family=ATTENTION,
+    tuned=ATTENTION,
     listed=listed,
     dispatcher=_dispatcher,
     tuner=_tuner,

@@ -38,7 +38,7 @@ class Check:
         """The cells in a table whose picks differ; the others' ratio is 1."""
         found = []
         for job in jobs:
-            if not self.tables.has(job.family, job.problem, job.place.budget):
+            if not self.tables.has(job):
                 continue
             tuned, untuned = self._picks(job, profile)
             if tuned == untuned:
@@ -49,7 +49,7 @@ class Check:
 
     def wanted(self, job: Job, profile: Any) -> Wanted:
         """Both picks, the table's first, and the time that the model expects of its own."""
-        listed = job.family.wanted(job.problem, job.place.budget, profile)
+        listed = job.wanted(profile)
         return dict.fromkeys(self._picks(job, profile), min(listed.values()))
 
     def keep(self, job: Job, found: Found) -> bool:
@@ -61,15 +61,15 @@ class Check:
         return True
 
     def _picks(self, job: Job, profile: Any) -> tuple[Any, Any]:
-        family = job.family.family
+        family = job.family.tuned
         if family.name not in self._tables:
             self._tables[family.name] = family.table_of(self.tables.of(job.family))
-        of_table, problem, budget = self._tables[family.name], job.problem, job.place.budget
+        of_table, problem, budget = self._tables[family.name], job.problem, job.budget
         tuned = family.config(problem, budget, profile, of_table)
         return tuned, family.config(problem, budget, profile)
 
     def _add(self, job: Job, ratio: float) -> None:
-        cell = f"{job.case.name} on {job.place.budget.num_sms} SMs"
+        cell = f"{job.case.name} on {job.budget.num_sms} SMs"
         self.compared.append(Compared(job.family.name, cell, ratio))
 
 

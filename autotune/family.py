@@ -25,7 +25,7 @@ class MeasuredFamily:
     """A family and how it is measured. A case has a `name` and a `problem`.
 
     Args:
-        family: Key, table and choice.
+        tuned: The family's key, table and choice.
         listed: At most so many configurations of a problem in a budget, the model's choice first,
             and the times that the model predicts, us.
         dispatcher: The dispatcher of a device.
@@ -36,7 +36,7 @@ class MeasuredFamily:
         most: Candidates of a cell at most.
     """
 
-    family: Family[Any, Any]
+    tuned: Family[Any, Any]
     listed: Callable[[Any, Budget, Profile, int], Mapping[Any, float]]
     dispatcher: Callable[[int], Any]
     tuner: Callable[[Sequence[Any], Any, str], Tuner[Any, Any]]
@@ -48,7 +48,7 @@ class MeasuredFamily:
     @property
     def name(self) -> str:
         """Name of the table's file."""
-        return self.family.name
+        return self.tuned.name
 
     def wanted(self, problem: Any, budget: Budget, profile: Profile) -> Mapping[Any, float]:
         """The candidates of a cell and their predicted times, us."""

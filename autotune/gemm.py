@@ -236,7 +236,7 @@ def gemm_family(
 ) -> MeasuredFamily:
     """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
     return MeasuredFamily(
-        family=GEMM,
+        tuned=GEMM,
         listed=partial(listed, kernels=kernels, cublaslt=cublaslt),
         dispatcher=_dispatcher,
         tuner=_tuner,

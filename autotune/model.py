@@ -156,7 +156,7 @@ class ModelCells:
         return [job for job in jobs if self._has_choice(job)]
 
     def _has_choice(self, job: Job) -> bool:
-        return len(job.family.wanted(job.problem, job.place.budget, self.profile)) > 1
+        return len(job.wanted(self.profile)) > 1
 
     def _decode_steps(self) -> Iterator[Step]:
         for batch in DECODE_ROWS:

@@ -140,14 +140,14 @@ def cases_of(ops: Sequence[Op], tokens: Sequence[int]) -> list[MoeCase]:
 
 
 MOE = MeasuredFamily(
-    family=tuning.MOE,
+    tuned=tuning.MOE,
     listed=ranked(tuning.MOE),
     dispatcher=moe_dispatcher,
     tuner=operator_tuner(calls_of),
     tasks=operator_tasks,
 )
 GROUPED = MeasuredFamily(
-    family=GROUPED_GEMM,
+    tuned=GROUPED_GEMM,
     listed=ranked(GROUPED_GEMM),
     dispatcher=grouped_dispatcher,
     tuner=operator_tuner(calls_of, exact=False),

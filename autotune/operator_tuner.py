@@ -68,6 +68,10 @@ class OperatorTuner(Tuner[Any, Any]):
         for name, x in self._kept.items():
             getattr(call, name).copy_(x)
 
+    def recover(self, problem: Any, place: Place) -> None:
+        if self._workspace is not None:
+            self._workspace.zero_()  # a launch that failed may leave counts behind
+
     def launches(self, problem: Any, place: Place, config: Any) -> Sequence[Callable[[], object]]:
         op = self.op
         problem = op.problem(self.calls[0], aligned(op, self.calls[0]))  # with the strides
@@ -79,7 +83,7 @@ class OperatorTuner(Tuner[Any, Any]):
             if self._workspace is None or self._workspace.nbytes != size:
                 device = self.calls[0][0].device
                 self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
-            self._workspace.zero_()  # a launch that failed may leave counts behind
+            self._workspace.zero_()
             extra = (self._workspace.data_ptr(),)
         launch = partial(launch, place.stream.cuda_stream)
         return [partial(launch, *op.addresses(x), *extra, *op.numbers(x)) for x in self.calls]

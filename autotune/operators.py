@@ -35,7 +35,7 @@ class OperatorCells:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Options:
     """Options of the command; defaults fill in whatever is None or empty."""
 
     quick: bool = False
@@ -55,44 +55,46 @@ class Wishes:
         return OperatorCells(family, cases, QUICK_BUDGETS if self.quick else BUDGETS)
 
 
-def _products(wishes: Wishes, *, swiglu: bool = False) -> OperatorCells:
+def _products(options: Options, *, swiglu: bool = False) -> OperatorCells:
     """With SwiGLU, shapes are I x K, and the weights [2 I, K]."""
     usual, quick = (SWIGLU_SHAPES, SWIGLU_SHAPES[:1]) if swiglu else (SHAPES, QUICK_SHAPES)
-    shapes: Sequence[Shape] = wishes.shapes or (quick if wishes.quick else usual)
-    epilogues = wishes.epilogues
+    shapes: Sequence[Shape] = options.shapes or (quick if options.quick else usual)
+    epilogues = options.epilogues
     if swiglu:
         shapes, epilogues = [(2 * n, k) for n, k in shapes], [Epilogue(swiglu=True)]
-    found = problems(shapes, wishes.sizes(MS, QUICK_MS), wishes.dtype, epilogues)
-    family = gemm_family(kernels=wishes.kernels or constraints.AVAILABLE, cublaslt=wishes.cublaslt)
-    budgets = QUICK_GEMM_BUDGETS if wishes.quick else GEMM_BUDGETS
+    found = problems(shapes, options.sizes(MS, QUICK_MS), options.dtype, epilogues)
+    family = gemm_family(
+        kernels=options.kernels or constraints.AVAILABLE, cublaslt=options.cublaslt
+    )
+    budgets = QUICK_GEMM_BUDGETS if options.quick else GEMM_BUDGETS
     return OperatorCells(family, [GemmCase(problem) for problem in found], budgets)
 
 
-def _attention(wishes: Wishes) -> OperatorCells:
-    if wishes.quick and not wishes.heads:
-        return wishes.work(attention.FAMILY, quick_cases(wishes.cache_dtype))
-    cases = tuned_cases(wishes.heads or MODELS, cache_dtype=wishes.cache_dtype)
-    return wishes.work(attention.FAMILY, cases)
+def _attention(options: Options) -> OperatorCells:
+    if options.quick and not options.heads:
+        return options.work(attention.FAMILY, quick_cases(options.cache_dtype))
+    cases = tuned_cases(options.heads or MODELS, cache_dtype=options.cache_dtype)
+    return options.work(attention.FAMILY, cases)
 
 
-def _append(wishes: Wishes) -> OperatorCells:
-    models = wishes.heads or (QUICK_MODELS if wishes.quick else MODELS)
-    tokens = wishes.sizes(append.TOKENS, append.QUICK_TOKENS)
-    cases = append.tuned_cases(models, cache_dtype=wishes.cache_dtype, tokens=tokens)
-    return wishes.work(append.FAMILY, cases)
+def _append(options: Options) -> OperatorCells:
+    models = options.heads or (QUICK_MODELS if options.quick else MODELS)
+    tokens = options.sizes(append.TOKENS, append.QUICK_TOKENS)
+    cases = append.tuned_cases(models, cache_dtype=options.cache_dtype, tokens=tokens)
+    return options.work(append.FAMILY, cases)
 
 
-def _sample(wishes: Wishes) -> OperatorCells:
-    cases = sample.tuned_cases(rows=wishes.sizes(sample.ROWS, sample.QUICK_ROWS))
-    return wishes.work(sample.FAMILY, cases)
+def _sample(options: Options) -> OperatorCells:
+    cases = sample.tuned_cases(rows=options.sizes(sample.ROWS, sample.QUICK_ROWS))
+    return options.work(sample.FAMILY, cases)
 
 
-def _experts(wishes: Wishes, family: MeasuredFamily, ops: Sequence[moe.Op]) -> OperatorCells:
-    tokens = wishes.sizes(moe.TOKENS, moe.QUICK_TOKENS)
-    return wishes.work(family, moe.cases_of(ops, tokens))
+def _experts(options: Options, family: MeasuredFamily, ops: Sequence[moe.Op]) -> OperatorCells:
+    tokens = options.sizes(moe.TOKENS, moe.QUICK_TOKENS)
+    return options.work(family, moe.cases_of(ops, tokens))
 
 
-OPERATORS: Mapping[str, Callable[[Wishes], OperatorCells]] = {
+OPERATORS: Mapping[str, Callable[[Options], OperatorCells]] = {
     "gemm": _products,
     "gemm_swiglu": partial(_products, swiglu=True),
     "attention": _attention,

@@ -14,6 +14,8 @@ from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.places import Place
 from smkern.autotune.raw import Measurement
 from smkern.autotune.stop import Stop
+from smkern.device import Budget
+from smkern.profile import Profile
 
 CHUNKS = (8, 16, 32, 48)
 """Cells that are compiled, then measured together: few at first, so that measuring begins soon."""
@@ -34,6 +36,19 @@ class Job:
     def problem(self) -> Any:
         return self.case.problem
 
+    @property
+    def budget(self) -> Budget:
+        return self.place.budget
+
+    @property
+    def key(self) -> Any:
+        """The key of the cell in its table."""
+        return self.family.tuned.key_of(self.problem, self.budget)
+
+    def wanted(self, profile: Profile) -> Wanted:
+        """The candidates and their predicted times, us."""
+        return self.family.wanted(self.problem, self.budget, profile)
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -49,7 +64,7 @@ class Pipeline:
 
     stop: Stop
     workers: int
-    wanted: Callable[[Job, Any], Wanted]
+    wanted: Callable[[Job, Profile], Wanted]
     keep: Callable[[Job, Found], bool]
     contended: bool = False
 
@@ -81,9 +96,9 @@ class Pipeline:
         def started(chunk: Sequence[Job]) -> tuple[list[tuple[Job, Wanted]], set[Hashable]]:
             listed, compiled = [], set()
             for job in chunk:
-                dispatcher, budget = job.family.dispatcher(0), job.place.budget
+                dispatcher = job.family.dispatcher(0)
                 wanted = self.wanted(job, dispatcher.profile)
-                tasks = job.family.tasks(job.problem, budget, list(wanted), dispatcher)
+                tasks = job.family.tasks(job.problem, job.budget, list(wanted), dispatcher)
                 compiler.start(tasks)
                 compiled |= set(tasks)
                 listed.append((job, wanted))
@@ -129,7 +144,7 @@ class Pipeline:
                 found = tuner.measure(job.problem, job.place, wanted, contended=self.contended)
                 if not self.keep(job, found):
                     error = next(item.error for item in found if item.error is not None)
-                    click.echo(f"{job.case.name} on {job.place.budget}: {error}", err=True)
+                    click.echo(f"{job.case.name} on {job.budget}: {error}", err=True)
             yield job
 
 

@@ -12,7 +12,7 @@ import click
 from smkern.autotune import ceilings
 from smkern.autotune.check import Check, report
 from smkern.autotune.model import ModelCells, families, model_config, of_rank
-from smkern.autotune.operators import OPERATORS, Wishes
+from smkern.autotune.operators import OPERATORS, Options
 from smkern.autotune.pipeline import Job, Pipeline
 from smkern.autotune.places import Place, absent_sides, ladder_sides, opened
 from smkern.autotune.stop import Stop
@@ -54,10 +54,10 @@ def tune_operator(
     confined: str,
     contended: bool,
     raw_path: Path | None,
-    **wishes: Any,
+    **options: Any,
 ) -> None:
     """Measure one operator's cells, a case after the other, and write its table."""
-    work = OPERATORS[op](Wishes(**wishes))
+    work = OPERATORS[op](Options(**options))
     family = work.family if asked.top is None else replace(work.family, most=asked.top)
     modes: tuple[Confinement, ...] = ("mask", "grid") if confined == "both" else (confined,)  # type: ignore[assignment]
     counts = asked.budgets or work.budgets
@@ -115,8 +115,7 @@ def _describe(jobs: Sequence[Job], profile: Profile) -> None:
     """Print what would be measured on the profile's GPU; needs none."""
     counts: dict[str, list[int]] = {}
     for job in jobs:
-        wanted = job.family.wanted(job.problem, job.place.budget, profile)
-        counts.setdefault(job.family.name, []).append(len(wanted))
+        counts.setdefault(job.family.name, []).append(len(job.wanted(profile)))
     every = [count for of_table in counts.values() for count in of_table if count]
     click.echo(f"{len(every)} cells, {sum(every)} candidates, for {profile.info.name}")
     if len(counts) > 1:
@@ -142,14 +141,11 @@ class _Run:
         from smkern.measure.provenance import collect_meta
 
         tables, fresh = self.tables, self.asked.fresh
-        todo = [x for x in jobs if not tables.has(x.family, x.problem, x.place.budget) or fresh]
+        todo = [x for x in jobs if not tables.has(x) or fresh]
         click.echo(f"{len(todo)} cells to measure, {len(jobs) - len(todo)} are in the table")
         about = {"command": self.asked.command, "contended": self.contended}
         tables.meta = collect_meta() | about
-        pipeline = self._pipeline(
-            lambda job, profile: job.family.wanted(job.problem, job.place.budget, profile),
-            lambda job, found: tables.keep(job.family, job.problem, job.place.budget, found),
-        )
+        pipeline = self._pipeline(Job.wanted, tables.keep)
         try:
             left = pipeline.run(todo)
         finally:

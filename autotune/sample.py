@@ -73,7 +73,7 @@ def calls_of(
 
 
 FAMILY = MeasuredFamily(
-    family=tuning.SAMPLING,
+    tuned=tuning.SAMPLING,
     listed=ranked(tuning.SAMPLING),
     dispatcher=sample_dispatcher,
     tuner=operator_tuner(calls_of, tolerance=TOLERANCE),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smkern.autotune import raw
 from smkern.autotune.family import MeasuredFamily
-from smkern.autotune.raw import Measurement
-from smkern.device import Budget
+from smkern.autotune.pipeline import Found, Job
 from smkern.errors import TableError
 from smkern.tuning.cells import shipped_path
 
@@ -51,29 +50,24 @@ class Tables:
             TableError: a file is corrupt, foreign or of another version.
         """
         if family.name not in self._loaded:
-            found = family.family.file(self.path_of(family.name)).load(self.gpu)
+            found = family.tuned.file(self.path_of(family.name)).load(self.gpu)
             if self.shipped:
-                shipped = family.family.file(shipped_path(self.gpu, family.name)).load(self.gpu)
+                shipped = family.tuned.file(shipped_path(self.gpu, family.name)).load(self.gpu)
                 found = shipped.merged(found)
             self._loaded[family.name] = found
         return self._loaded[family.name]
 
-    def has(self, family: MeasuredFamily, problem: Any, budget: Budget) -> bool:
+    def has(self, job: Job) -> bool:
         """Whether the cell was there at first."""
-        return family.family.key_of(problem, budget) in self.of(family).cells
+        return job.key in self.of(job.family).cells
 
-    def keep(
-        self,
-        family: MeasuredFamily,
-        problem: Any,
-        budget: Budget,
-        found: Sequence[Measurement[Any, Any]],
-    ) -> bool:
+    def keep(self, job: Job, found: Found) -> bool:
         """Record a cell's candidates at once, the cell at the next save; False: nothing ran.
 
         Raises:
             TableError: a file cannot be written.
         """
+        family = job.family
         path = self.raw_path or self.path_of(family.name).with_suffix(".raw.jsonl")
         try:
             raw.append(path, found)
@@ -82,7 +76,7 @@ class Tables:
         cell = family.best(found)
         if cell is not None:
             _, cells = self._pending.setdefault(family.name, (family, {}))
-            cells[family.family.key_of(problem, budget)] = cell
+            cells[job.key] = cell
         if time.monotonic() - self._saved_s > SAVE_EVERY_S:
             self.save()
         return cell is not None
@@ -97,7 +91,7 @@ class Tables:
         for name, (family, cells) in list(self._pending.items()):
             path = self.path_of(name)
             try:
-                family.family.file(path).merge(cells, self.meta)
+                family.tuned.file(path).merge(cells, self.meta)
                 del self._pending[name]
             except TableError as error:
                 errors.append(error)

@@ -27,8 +27,8 @@ def test_dry_run_needs_no_gpu():
 
 
 def test_gemm_swiglu_is_tuned_by_its_inner_width():
-    wishes = operators.Wishes(shapes=[(14336, 4096)], ms=(8, 64))
-    found = [case.problem for case in operators.OPERATORS["gemm_swiglu"](wishes).cases]
+    options = operators.Options(shapes=[(14336, 4096)], ms=(8, 64))
+    found = [case.problem for case in operators.OPERATORS["gemm_swiglu"](options).cases]
     assert [(p.m, p.n, p.k, p.epilogue.key) for p in found] == [
         (8, 28672, 4096, "swiglu"),
         (64, 28672, 4096, "swiglu"),
@@ -38,8 +38,8 @@ def test_gemm_swiglu_is_tuned_by_its_inner_width():
 @pytest.mark.parametrize("op", main.OPS)
 def test_every_operator_has_cases(op):
     for quick in (False, True):
-        work = operators.OPERATORS[op](operators.Wishes(quick=quick))
-        key_of = work.family.family.key_of
+        work = operators.OPERATORS[op](operators.Options(quick=quick))
+        key_of = work.family.tuned.key_of
         keys = {key_of(case.problem, run.Budget(16)) for case in work.cases}
         assert len(keys) == len(work.cases) > 0
 

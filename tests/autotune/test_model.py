@@ -205,7 +205,7 @@ class Bench:
     def saved(self):
         """Table to its cells."""
         return {
-            name: family.family.file(self.folder / "tables" / f"{name}.json").load().cells
+            name: family.tuned.file(self.folder / "tables" / f"{name}.json").load().cells
             for name, family in self.families.items()
         }
 
@@ -280,7 +280,7 @@ def test_the_check_times_both_picks_of_cells_where_they_differ(bench, capsys):
     bench.tune()
     for name, family in bench.families.items():
         path = bench.folder / "tables" / f"{name}.json"
-        cells = family.family.file(path).load().cells
+        cells = family.tuned.file(path).load().cells
         same = next(iter(cells), None)
         if same is None:
             continue
@@ -289,12 +289,12 @@ def test_the_check_times_both_picks_of_cells_where_they_differ(bench, capsys):
             for x in ModelCells(
                 model_config("qwen3-8b"), 151_936, bench.device.profile, bench.families
             ).jobs(FEW)
-            if x.family.name == name and family.family.key_of(x.problem, x.place.budget) == same
+            if x.family.name == name and family.tuned.key_of(x.problem, x.place.budget) == same
         )
-        first = next(iter(family.wanted(job.problem, job.place.budget, bench.device.profile)))
+        first = next(iter(job.wanted(bench.device.profile)))
         us = {"config": first, "us": 1.0}
         cell = Cell(**us, own=first, own_us=1.0) if name == "gemm" else Tuned(**us)
-        file = family.family.file(path)
+        file = family.tuned.file(path)
         file.merge({same: cell}, file.load().meta)
     total = sum(map(len, bench.saved().values()))
     measured = bench.tune(check=True)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from smkern.autotune import main, moe, sample
 from smkern.autotune.moe import Experts, MoeCase
-from smkern.autotune.operators import OPERATORS, Wishes
+from smkern.autotune.operators import OPERATORS, Options
 from smkern.autotune.sample import SampleCase
 from smkern.device import Budget
 from smkern.ops.operator_warmup import aligned
@@ -49,13 +49,13 @@ def test_sizes_are_near_to_all() -> None:
 
 
 def test_alike_vocabularies_share_their_cells() -> None:
-    key_of = sample.FAMILY.family.key_of
+    key_of = sample.FAMILY.tuned.key_of
     near = {key_of(SampleProblem(1, vocab), Budget(16)) for vocab in (151_936, 152_064)}
     assert len(near) == 1
 
 
 def test_a_larger_model_has_cases_of_its_own() -> None:
-    case, key_of = MoeCase("gate_up", SMALL, 8), moe.GROUPED.family.key_of
+    case, key_of = MoeCase("gate_up", SMALL, 8), moe.GROUPED.tuned.key_of
     other = replace(case, model=replace(SMALL, num_experts=16))
     assert key_of(case.problem, Budget(16)) != key_of(other.problem, Budget(16))
 
@@ -63,7 +63,7 @@ def test_a_larger_model_has_cases_of_its_own() -> None:
 @EACH
 def test_a_case_is_its_calls(tuned: Tuned) -> None:
     op, calls = tuned.module.calls_of(tuned.case, "cpu")
-    key_of, budget = tuned.family.family.key_of, Budget(16)
+    key_of, budget = tuned.family.tuned.key_of, Budget(16)
     assert len({call[0].data_ptr() for call in calls}) == len(calls) == 2
     assert not calls[0][0].equal(calls[1][0])
     for call in calls:
@@ -79,8 +79,8 @@ def test_some_rows_are_greedy() -> None:
 @pytest.mark.parametrize("confined", ["mask", "grid"])
 @pytest.mark.parametrize("name", ["sample", "moe", "grouped_gemm"])
 def test_candidates_begin_with_the_models_choice(profile: Any, name: str, confined: Any) -> None:
-    work = OPERATORS[name](Wishes(quick=True))
-    family, budget = work.family.family, Budget(32, confined)
+    work = OPERATORS[name](Options(quick=True))
+    family, budget = work.family.tuned, Budget(32, confined)
     for problem in (case.problem for case in work.cases):
         found = list(work.family.wanted(problem, budget, profile))
         assert found[0] == family.choose(problem, budget, profile)
@@ -156,7 +156,7 @@ def test_a_result_that_is_missing_is_wrong(
     cuda = FakeCuda().install(monkeypatch)
     dispatcher: Any = SimpleNamespace(launch_by=lambda *_: lambda *__: None)
     tuner, place = tuner_of(tuned, dispatcher, cuda)
-    config = tuned.family.family.choose(tuned.case.problem, place.budget, profile)
+    config = tuned.family.tuned.choose(tuned.case.problem, place.budget, profile)
     (found,) = tuner.measure(tuned.case.problem, place, {config: 1.0})
     assert "wrong result" in found.error
     assert tuned.family.best([found]) is None

@@ -34,7 +34,7 @@ class Bench:
         family, self.cases = FAMILIES[op]
         self.op, self.family, self.folder = op, self.device.family(family), folder
         work = OperatorCells(self.family, self.cases, (16, 100))
-        monkeypatch.setattr(run, "OPERATORS", {op: lambda wishes: work})
+        monkeypatch.setattr(run, "OPERATORS", {op: lambda options: work})
         monkeypatch.setattr(run, "opened", fake_opened(self.device))
         gpu = SimpleNamespace(name=profile.info.name)
         monkeypatch.setattr(run, "device_info", lambda: gpu)
@@ -49,7 +49,7 @@ class Bench:
         return list(self.device.log)
 
     def saved(self):
-        return self.family.family.file(self.folder / "table.json").load()
+        return self.family.tuned.file(self.folder / "table.json").load()
 
 
 @pytest.fixture(params=FAMILIES)

@@ -43,7 +43,7 @@ def test_a_model_is_tuned_in_parts_and_compared(folder: Path) -> None:
     assert "the time is up" not in output
     gpu = device_info().name
     for name, family in families(6).items():
-        cells = family.family.file(folder / "tables" / f"{name}.json").load(gpu).cells
+        cells = family.tuned.file(folder / "tables" / f"{name}.json").load(gpu).cells
         assert bool(cells) == (name not in ("moe", "grouped_gemm"))
         if cells:
             text = (folder / "tables" / f"{name}.raw.jsonl").read_text()

@@ -28,7 +28,7 @@ def test_every_cell_has_a_winner_and_no_candidate_is_wrong(
     assert ran.exit_code == 0, ran.output
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert {line.get("error") for line in lines} == {None}
-    cells = family.family.file(out).load(device_info().name).cells
+    cells = family.tuned.file(out).load(device_info().name).cells
     # 16 SMs by mask and by grid, and the whole device
     assert len(cells) == 3 * len(cases_of(ops, (64, 1024)))
     assert {key.confined for key in cells} == {"mask", "grid"}
