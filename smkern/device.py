@@ -49,6 +49,10 @@ class Budget:
     confined: Confinement = "grid"
     clusters: bool = True
 
+    def most_ctas(self, ctas_per_sm: int) -> int:
+        """CTAs of a launch at most: `ctas_per_sm` an SM where a mask confines them, else one."""
+        return self.num_sms * (ctas_per_sm if self.confined == "mask" else 1)
+
 
 def check_budget(budget: Budget) -> None:
     """Raise BudgetError for a budget below one SM."""

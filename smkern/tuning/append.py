@@ -132,7 +132,7 @@ def num_items(problem: AppendProblem, config: AppendConfig) -> int:
 
 def num_ctas(problem: AppendProblem, config: AppendConfig, budget: Budget) -> int:
     """CTAs of a launch: no more than its items, one an SM where no mask confines."""
-    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, num_items(problem, config)))
 
 

@@ -108,8 +108,7 @@ def registers(config: GemmConfig, holds_operands: bool = False) -> int:
 
 def num_ctas(config: GemmConfig, budget: Budget) -> int:
     """Size of the grid: CTAs an SM only where a mask confines them, else one an SM at most."""
-    resident = config.ctas_per_sm if budget.confined == "mask" else 1
-    ctas = budget.num_sms * resident
+    ctas = budget.most_ctas(config.ctas_per_sm)
     return min(ctas, config.max_ctas) if config.max_ctas else ctas
 
 

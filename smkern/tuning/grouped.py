@@ -161,7 +161,7 @@ def most_tiles(problem: GroupedProblem, config: GroupedConfig) -> int:
 
 def num_ctas(problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> int:
     """CTAs of a launch: no more than tiles, one an SM where no mask confines."""
-    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, most_tiles(problem, config)))
 
 

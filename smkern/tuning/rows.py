@@ -136,7 +136,7 @@ def num_items(problem: RowsProblem, config: RowsConfig) -> int:
 
 def num_ctas(problem: RowsProblem, config: RowsConfig, budget: Budget) -> int:
     """CTAs of a launch: no more than its items, one an SM where no mask confines."""
-    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, num_items(problem, config)))
 
 

@@ -99,7 +99,7 @@ class Grid:
 
 def grid_of(problem: SampleProblem, config: SampleConfig, budget: Budget) -> Grid:
     """The CTAs of a launch: at most one an SM where no mask confines."""
-    most = budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    most = budget.most_ctas(config.ctas_per_sm)
     most = min(most, problem.rows * problem.pieces)
     per_row = most // problem.rows
     return Grid(per_row * problem.rows if per_row else most, per_row)

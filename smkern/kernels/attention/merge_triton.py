@@ -126,6 +126,6 @@ class MergeKernels:
         """The launch of a problem within a budget; loads its kernel if new."""
         (variant,) = self.variants(problem)
         self._set.load(variant, variant.compile)
-        most = budget.num_sms * (_CTAS_PER_SM if budget.confined == "mask" else 1)
+        most = budget.most_ctas(_CTAS_PER_SM)
         ctas = max(1, min(most, -(-problem.rows // variant.constants["ROWS"])))
         return self._set.bind(variant, _FORMAT, ctas, overlap=False)

@@ -76,7 +76,7 @@ def _passes(
             items = shape.max_decode_items
             places = (NUM_DECODE, plan.decode_at, space.decode_out, space.decode_stats)
         count, first, partials, stats = places
-        allowed = budget.num_sms * (chosen.ctas_per_sm if budget.confined == "mask" else 1)
+        allowed = budget.most_ctas(chosen.ctas_per_sm)
         ctas = max(1, min(allowed, items * variant.tiles * shape.num_kv_heads))
         found.append(_Pass(variant, ctas, 4 * count, 4 * first, space.counters, partials, stats))
     return found

@@ -123,7 +123,7 @@ def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ..
 
 def num_ctas(config: AttentionConfig, budget: Budget) -> int:
     """The CTAs of a launch at most: one an SM where only the grid keeps the budget."""
-    return budget.num_sms * (config.ctas_per_sm if budget.confined == "mask" else 1)
+    return budget.most_ctas(config.ctas_per_sm)
 
 
 def cache_bytes(problem: AttentionProblem) -> int:
