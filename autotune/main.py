@@ -99,10 +99,10 @@ def command(ctx: click.Context, **options: Any) -> None:
     smkern autotune --model qwen3-8b --check    # what that was worth
     smkern autotune --model DIR --tp 4 --minutes 30
 
-    --model measures the GPU's ceilings where it has none, then every operator of the model on the
-    splits of the default ladder, what can win the most first. Ctrl-C or the end of --minutes
-    (default: 10, compiling included) leaves tables with all that was measured; the same command
-    goes on from there.
+    --model measures the GPU's ceilings where it has none, then the model's operators that have a
+    table on the splits of the default ladder, what can win the most first. Ctrl-C or the end of
+    --minutes (default: 10, compiling included) leaves tables with all that was measured; the same
+    command goes on from there.
 
     --op tunes one operator. A cell is a problem in a budget: the model's best candidates are timed
     in that partition, cold L2, interleaved; cells that the table has are left out. Every candidate
