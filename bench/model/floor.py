@@ -9,24 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smkern.bench.gemm_rows import TFLOPS_PER_SM
-from smkern.latency import cost
-from smkern.latency.cost import Kernel, total_bytes, total_flops, visible_pairs
-
-if TYPE_CHECKING:
-    from smkern.models.config import ModelConfig
-
-__all__ = [
-    "Forward",
-    "Kernel",
-    "floor_us",
-    "kernel_floor_us",
-    "kernels_of",
-    "total_bytes",
-    "total_flops",
-]
+from smkern.latency.cost import Kernel, Load, visible_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +35,9 @@ class Forward:
         return self.batch * visible_pairs(self.q_len, self.kv_len)
 
     @property
-    def load(self) -> cost.Load:
+    def load(self) -> Load:
         """Its tokens and keys; the head computes the last token of each request."""
-        return cost.Load(self.tokens, self.batch, self.batch * self.kv_len, self.pairs)
+        return Load(self.tokens, self.batch, self.batch * self.kv_len, self.pairs)
 
 
 def kernel_floor_us(kernel: Kernel, tbps: float, num_sms: int) -> float:
@@ -64,19 +49,8 @@ def floor_us(kernels: Iterable[Kernel], tbps: float, num_sms: int) -> float:
     """The least time of all launches, us.
 
     Args:
-        kernels: of `kernels_of`.
+        kernels: of `smkern.latency.cost.kernels_of`.
         tbps: the partition's measured read bandwidth.
         num_sms: the partition's SMs.
     """
     return sum(kernel.count * kernel_floor_us(kernel, tbps, num_sms) for kernel in kernels)
-
-
-def kernels_of(config: ModelConfig, forward: Forward, *, l2_bytes: int) -> tuple[Kernel, ...]:
-    """The operators of one forward pass, in the order in which a layer launches them.
-
-    Args:
-        config: the model.
-        forward: its requests; the head computes the last token of each.
-        l2_bytes: of the device; a kernel's activations up to so many are not off-chip traffic.
-    """
-    return cost.kernels_of(config, forward.load, l2_bytes=l2_bytes)

@@ -11,20 +11,14 @@ import torch
 from smkern.bench.cells import ceiling_of, cell_head, failed_cell
 from smkern.bench.contention import Load, time_together
 from smkern.bench.model.cases import DecodeCase, PrefillCase, limit_of
-from smkern.bench.model.floor import (
-    Kernel,
-    floor_us,
-    kernel_floor_us,
-    kernels_of,
-    total_bytes,
-    total_flops,
-)
+from smkern.bench.model.floor import floor_us, kernel_floor_us
 from smkern.bench.model.host_cost import layer_launch_us
 from smkern.bench.model.model import DecodeLoop, Model, layer_call
 from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.prompt import PromptTimes, time_prompt
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL
 from smkern.bench.power import PowerMeter
+from smkern.latency.cost import Kernel, kernels_of, total_bytes, total_flops
 from smkern.measure.partitions import Place
 from smkern.measure.timing import (
     Case,
@@ -194,7 +188,7 @@ class Measurer:
 
     def _kernels(self, case: DecodeCase | PrefillCase) -> tuple[Kernel, ...]:
         l2_bytes = self.profile.info.l2_bytes
-        return kernels_of(self.model.config, case.forward, l2_bytes=l2_bytes)
+        return kernels_of(self.model.config, case.forward.load, l2_bytes=l2_bytes)
 
     def _tbps(self, place: Place) -> float:
         return ceiling_of(self.profile, place.budget, place.placement).tbps

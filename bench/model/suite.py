@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 import click
@@ -18,6 +19,10 @@ from smkern.bench.model.cases import (
     PrefillCase,
     plans_named,
 )
+from smkern.bench.model.measure import Measurer
+from smkern.bench.model.model import Model
+from smkern.bench.model.overlap import forbid_overlap
+from smkern.bench.model.prepare import compile_gemms
 from smkern.bench.model.rows import DECODE, KERNEL, LAUNCH, PREFILL, summarize
 from smkern.bench.power import power_meter
 from smkern.bench.results import Results
@@ -29,6 +34,7 @@ from smkern.bench.suite import (
     conclude,
     suite_command,
 )
+from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
 from smkern.device import device_info
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
@@ -48,8 +54,7 @@ class Task:
     op: str
     case: DecodeCase | PrefillCase
     place: Place
-    measure: Callable[[Any], Iterable[Cell]]
-    """measure(a `Measurer`)"""
+    measure: Callable[[Measurer], Iterable[Cell]]
 
     def is_done(self, results: Results) -> bool:
         """Whether the file has its first cell."""
@@ -108,7 +113,7 @@ class Tasks:
             beside = self.overlap and not self.alone and num_sms < total
             other = self.partitions.at(total - num_sms) if beside else None
             for case in plan.decode(overlaps=(self.overlap,)):
-                yield Task(DECODE, case, place, _decode(case, place, other))
+                yield Task(DECODE, case, place, methodcaller("decode", case, place, other))
 
     def _prefills(self, plan: ModelPlan) -> Iterator[Task]:
         for num_sms in sorted(plan.prefill_budgets, reverse=True):
@@ -132,7 +137,7 @@ class Tasks:
             for batch in LAUNCH_BATCHES:
                 if place is not None and batch in plan.batches and num_sms in plan.decode_budgets:
                     case = DecodeCase(plan.model, batch)
-                    yield Task(LAUNCH, case, place, _on(case, place, "launch"))
+                    yield Task(LAUNCH, case, place, methodcaller("launch", case, place))
 
     def _breakdowns(self, plan: ModelPlan) -> Iterator[Task]:
         for num_sms in plan.decode_budgets:
@@ -140,15 +145,7 @@ class Tasks:
             for batch in BREAKDOWN_BATCHES:
                 if place is not None and batch in plan.batches:
                     case = DecodeCase(plan.model, batch, overlap=self.overlap)
-                    yield Task(KERNEL, case, place, _on(case, place, "breakdown"))
-
-
-def _decode(case: DecodeCase, place: Place, other: Place | None) -> Callable[[Any], Iterable[Cell]]:
-    return lambda measurer: measurer.decode(case, place, other)
-
-
-def _on(case: DecodeCase, place: Place, name: str) -> Callable[[Any], Iterable[Cell]]:
-    return lambda measurer: getattr(measurer, name)(case, place)
+                    yield Task(KERNEL, case, place, methodcaller("breakdown", case, place))
 
 
 def budgets_of(plans: Iterable[ModelPlan], total: int) -> set[int]:
@@ -169,10 +166,6 @@ def run(
         rounds: windows in which a step alone is timed.
         kinds: see `Tasks`.
     """
-    from smkern.bench.model.measure import Measurer
-    from smkern.bench.model.model import Model
-    from smkern.bench.model.prepare import compile_gemms
-
     total = device_info().num_sms
     wanted = budgets_of(plans, total)
     with Partitions(wanted, placements=("spread",)) as partitions, Progress() as progress:
@@ -243,8 +236,6 @@ def command(
     16 to 64 SMs by twos, say) are runs of their own that add to the file: --no-overlap,
     --breakdown, --alone --budgets 16-64:2.
     """
-    from smkern.bench.tables.models import breakdown_table, decode_table, prefill_table
-
     plans = plans_named(models.split(",")) if models else (QUICK_PLANS if output.quick else PLANS)
     if batches:
         plans = tuple(replace(plan, batches=tuple(batches)) for plan in plans)
@@ -256,8 +247,6 @@ def command(
     # they add to what the first run left
     results = output.open(resume=breakdown or alone or not overlap)
     if not overlap:
-        from smkern.bench.model.overlap import forbid_overlap
-
         forbid_overlap()
     rounds = 1 if output.quick else 3
     kinds = {"overlap": overlap, "breakdown": breakdown, "alone": alone}

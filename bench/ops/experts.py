@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import smkern
 from smkern.bench.ops.cases import OpCase, expert_counts
-from smkern.bench.ops.rivals import Rivals, Step, poison, random_of
+from smkern.bench.ops.rivals import Rivals, Step, if_there, poison, random_of
 
 SMALL = 0.02
 """Standard deviation of weights."""
@@ -55,7 +55,7 @@ def topk_softmax(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         )
         return None if close else "wrong result: other experts, or other weights, than torch's"
 
-    return Rivals(sets, ours, sequence, reset=lambda: poison(*out), judge=judge)
+    return Rivals(sets, ours, sequence, undo=lambda: poison(*out), judge=judge)
 
 
 def moe_permute(case: OpCase, flashinfer: Any, device: str) -> Rivals:
@@ -85,7 +85,7 @@ def moe_permute(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         return x[order // top_k], offsets, index.int()
 
     wanted = sequence(*sets[0])
-    return Rivals(sets, ours, sequence, reset=lambda: poison(*sets[0][2:]), reference=wanted)
+    return Rivals(sets, ours, sequence, undo=lambda: poison(*sets[0][2:]), reference=wanted)
 
 
 def grouped_gemm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
@@ -121,19 +121,15 @@ def grouped_gemm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     def grouped(a: Tensor, w: Tensor, out: Tensor) -> Sequence[Tensor]:
         return finished(torch._grouped_mm(a, w.transpose(1, 2), offs=offsets[1:]))
 
-    others: dict[str, Step] = {"torch:grouped_mm": grouped}
-    if flashinfer is not None:
-        others[SEGMENTS] = _segments(flashinfer, offsets, experts, swiglu)
-    a, w, out = sets[0]
-    wanted = sequence(a, w, out)
+    segments = _segments(flashinfer, offsets, experts, swiglu)
+    others = {"torch:grouped_mm": grouped, **if_there(flashinfer, segments, SEGMENTS)}
     return Rivals(
         sets,
         ours,
         sequence,
         others,
         to_compile=grouped,  # 128 products one by one are minutes of its time
-        reset=lambda: poison(out),
-        reference=wanted,
+        reference=sequence(*sets[0]),
     )
 
 
@@ -179,6 +175,4 @@ def moe_unpermute(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         rows = y[index.long()].view(tokens, top_k, hidden)
         return (residual + (rows * weights[..., None]).sum(1).to(y.dtype),)
 
-    y, index, weights, residual, out = sets[0]
-    wanted = sequence(y.float(), index, weights, residual.float(), out)
-    return Rivals(sets, ours, sequence, reset=lambda: poison(out), reference=wanted)
+    return Rivals(sets, ours, sequence)

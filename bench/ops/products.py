@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import smkern
 from smkern.bench.ops.cases import OpCase
-from smkern.bench.ops.rivals import Rivals, Step, poison, random_of
+from smkern.bench.ops.rivals import Rivals, if_there, random_of
 
 SMALL = 0.02
 """Standard deviation of weights."""
@@ -38,12 +38,7 @@ def gemm_swiglu(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         flashinfer.activation.silu_and_mul(torch.mm(a, w.t()), out)
         return (out,)
 
-    others: dict[str, Step] = {} if flashinfer is None else {"flashinfer": theirs}
-    a, w, out = sets[0]
-    wanted = torch_gemm_swiglu(a.float(), w.float(), out)
-    return Rivals(
-        sets, ours, torch_gemm_swiglu, others, reset=lambda: poison(out), reference=wanted
-    )
+    return Rivals(sets, ours, torch_gemm_swiglu, if_there(flashinfer, theirs))
 
 
 def torch_gemm_residual(a: Tensor, w: Tensor, residual: Tensor) -> Sequence[Tensor]:
@@ -70,7 +65,7 @@ def gemm_residual(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         ours,
         torch_gemm_residual,
         {"cublas:addmm": fused},
-        reset=lambda: residual.copy_(kept),
+        undo=lambda: residual.copy_(kept),
         reference=wanted,
     )
 

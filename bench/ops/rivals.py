@@ -27,9 +27,11 @@ class Rivals:
         torch: the sequence of torch's operators that it replaces.
         others: more peers by name: `flashinfer`, torch's own fused operators.
         to_compile: what torch's compiler is given; the sequence by default.
-        reset: undoes on set 0 what a step changes in place, and poisons its outputs.
+        undo: undoes on set 0 what a step changes in place, and poisons its outputs; by default
+            the last tensor, which a step writes.
         judge: what is wrong with the results on set 0, or None; the reference by default.
-        reference: results on set 0 in fp32, made once, before anything ran.
+        reference: results on set 0 in fp32, made once, before anything ran; by default the
+            sequence's, which then changes nothing in place.
     """
 
     sets: Sequence[tuple[Any, ...]]
@@ -37,9 +39,21 @@ class Rivals:
     torch: Step
     others: Mapping[str, Step] = field(default_factory=dict)
     to_compile: Step | None = None
-    reset: Callable[[], Any] = lambda: None
+    undo: Callable[[], Any] | None = None
     judge: Callable[[Sequence[Tensor]], str | None] | None = None
     reference: Sequence[Tensor] = ()
+
+    def __post_init__(self) -> None:
+        if self.judge is None and not self.reference:
+            wide = (x.float() if x.is_floating_point() else x for x in self.sets[0])
+            self.reference = self.torch(*wide)
+
+    def reset(self) -> None:
+        """Set 0 as before the first step, what a step must write poisoned."""
+        if self.undo is not None:
+            self.undo()
+        else:
+            poison(self.sets[0][-1])
 
     def call(self, step: Step) -> Call:
         """The step on set after set."""
@@ -74,6 +88,11 @@ def relative_error(result: Tensor, wanted: Tensor) -> float:
     bottom = norm(wanted.float()).clamp(min=1e-20)
     error = float(top / bottom)
     return error if error == error else float("inf")
+
+
+def if_there(module: Any, step: Step, name: str = "flashinfer") -> dict[str, Step]:
+    """The step by its name where its module is installed."""
+    return {} if module is None else {name: step}
 
 
 def poison(*tensors: Tensor) -> None:

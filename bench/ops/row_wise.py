@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import smkern
 from smkern.bench.ops.cases import OpCase
-from smkern.bench.ops.rivals import Rivals, Step, poison, random_of
+from smkern.bench.ops.rivals import Rivals, if_there, poison, random_of
 
 EPS = 1e-6
 
@@ -42,13 +42,8 @@ def rms_norm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         flashinfer.norm.rmsnorm(x, weight, EPS, out=out)
         return (out,)
 
-    others: dict[str, Step] = {"torch:rms_norm": fused}
-    if flashinfer is not None:
-        others["flashinfer"] = theirs
-    wanted = torch_rms_norm(sets[0][0].float(), weight.float(), sets[0][2])
-    return Rivals(
-        sets, ours, torch_rms_norm, others, reset=lambda: poison(sets[0][2]), reference=wanted
-    )
+    others = {"torch:rms_norm": fused, **if_there(flashinfer, theirs)}
+    return Rivals(sets, ours, torch_rms_norm, others)
 
 
 def torch_add_rms_norm(
@@ -72,7 +67,7 @@ def add_rms_norm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     total = residual + x
     wanted = (*torch_rms_norm(total.float(), weight.float(), out), total)
 
-    def reset() -> None:
+    def undo() -> None:
         x.copy_(kept[0])
         residual.copy_(kept[1])
         poison(out)
@@ -84,8 +79,8 @@ def add_rms_norm(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         flashinfer.norm.fused_add_rmsnorm(x, residual, weight, EPS)
         return x, residual
 
-    others: dict[str, Step] = {} if flashinfer is None else {"flashinfer": theirs}
-    return Rivals(sets, ours, torch_add_rms_norm, others, reset=reset, reference=wanted)
+    others = if_there(flashinfer, theirs)
+    return Rivals(sets, ours, torch_add_rms_norm, others, undo=undo, reference=wanted)
 
 
 def torch_silu_and_mul(x: Tensor, out: Tensor) -> Sequence[Tensor]:
@@ -105,12 +100,7 @@ def silu_and_mul(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         flashinfer.activation.silu_and_mul(x, out)
         return (out,)
 
-    others: dict[str, Step] = {} if flashinfer is None else {"flashinfer": theirs}
-    x, out = sets[0]
-    wanted = torch_silu_and_mul(x.float(), out)
-    return Rivals(
-        sets, ours, torch_silu_and_mul, others, reset=lambda: poison(out), reference=wanted
-    )
+    return Rivals(sets, ours, torch_silu_and_mul, if_there(flashinfer, theirs))
 
 
 def torch_embedding(ids: Tensor, table: Tensor, out: Tensor) -> Sequence[Tensor]:
@@ -135,6 +125,5 @@ def embedding(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     def ours(ids: Tensor, table: Tensor, out: Tensor) -> Sequence[Tensor]:
         return (smkern.embedding(ids, table, out=out),)
 
-    ids, _, out = sets[0]
-    wanted = (table[ids.long()],)
-    return Rivals(sets, ours, torch_embedding, reset=lambda: poison(out), reference=wanted)
+    wanted = (table[sets[0][0].long()],)
+    return Rivals(sets, ours, torch_embedding, reference=wanted)

@@ -125,7 +125,7 @@ def sample(case: OpCase, flashinfer: Any, device: str) -> Rivals:
         ours,
         sequence,
         steps,
-        reset=lambda: out.fill_(-1),
+        undo=lambda: out.fill_(-1),
         judge=judge_of(logits, settings),
     )
 

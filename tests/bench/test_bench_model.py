@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from smkern.bench.model import measure, prompt, suite
 from smkern.bench.model.cases import ModelPlan
-from smkern.bench.model.floor import floor_us, kernels_of
+from smkern.bench.model.floor import floor_us
 from smkern.bench.model.measure import Measurer
 from smkern.bench.model.model import Model
 from smkern.bench.model.operators import operator_calls
@@ -18,6 +18,7 @@ from smkern.bench.model.overlap import forbid_overlap
 from smkern.bench.model.prepare import problems_of, wanted
 from smkern.device import Budget
 from smkern.kernels import driver, gemm_frame
+from smkern.latency.cost import kernels_of
 from smkern.measure.timing import Timing
 from smkern.models.presets import preset
 from smkern.profile import load_profile
@@ -98,7 +99,7 @@ def test_a_decode_step_alone_and_beside_a_prompt(model, partitions):
         ("decode_step", "prefill 1x40", 16),
         ("prefill", "decode 1x16", 116),
     ]
-    kernels = kernels_of(model.config, case.forward, l2_bytes=PROFILE.info.l2_bytes)
+    kernels = kernels_of(model.config, case.forward.load, l2_bytes=PROFILE.info.l2_bytes)
     floor = floor_us(kernels, PROFILE.bandwidth(16), 16)
     assert cells[0]["us"] == 20_000.0
     assert cells[0]["floor_us"] == pytest.approx(floor, abs=0.01)
@@ -126,7 +127,7 @@ def test_every_kernel_of_the_floor_has_its_operator(partitions, name):
     model = Model(PLAN, "cpu", config)
     loop = model.decode(2, partitions.at(132))
     calls = operator_calls(model, loop)
-    kernels = kernels_of(config, PLAN.prompt.forward, l2_bytes=1)
+    kernels = kernels_of(config, PLAN.prompt.forward.load, l2_bytes=1)
     assert {kernel.name for kernel in kernels} == set(calls) - {"plan", "embedding"}
     for call in calls.values():
         call(3)
@@ -183,9 +184,10 @@ def on_cpu(partitions, cuda, monkeypatch):
     monkeypatch.setattr(suite, "power_meter", Meter)
     monkeypatch.setattr(suite, "trim_memory", lambda keep: None)
     monkeypatch.setattr(suite, "device_info", lambda: PROFILE.info)
-    monkeypatch.setattr("smkern.bench.model.prepare.compile_gemms", lambda *a: 0)
-    monkeypatch.setattr("smkern.bench.model.model.Model", lambda plan: Model(plan, "cpu", tiny()))
-    monkeypatch.setattr("smkern.bench.model.overlap.forbid_overlap", lambda: None)
+    monkeypatch.setattr(suite, "compile_gemms", lambda *a: 0)
+    monkeypatch.setattr(suite, "Model", lambda plan: Model(plan, "cpu", tiny()))
+    monkeypatch.setattr(suite, "forbid_overlap", lambda: None)
+    monkeypatch.setattr(measure, "layer_launch_us", lambda decoder, step: 100.0)
 
 
 def test_the_suite_measures_writes_and_goes_on(on_cpu, tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.bench.model.floor import Forward, floor_us, kernels_of, total_bytes, total_flops
+from smkern.bench.model.floor import Forward, floor_us
+from smkern.latency.cost import kernels_of, total_bytes, total_flops
 from smkern.models.presets import preset
 
 L2 = 60 << 20
@@ -15,7 +16,7 @@ KV = 2 * 8 * 128  # elements a token and layer
 
 
 def decode(batch: int, config=QWEN):
-    return kernels_of(config, Forward(batch, 1, 2048), l2_bytes=L2)
+    return kernels_of(config, Forward(batch, 1, 2048).load, l2_bytes=L2)
 
 
 def test_a_decode_step_reads_its_weights_and_keys_once():
@@ -49,8 +50,8 @@ def test_the_floor_is_summed_kernel_by_kernel():
 
 
 def test_activations_count_where_they_exceed_the_l2():
-    inside = kernels_of(QWEN, Forward(1, 512, 512), l2_bytes=L2)
-    outside = kernels_of(QWEN, Forward(1, 8192, 8192), l2_bytes=L2)
+    inside = kernels_of(QWEN, Forward(1, 512, 512).load, l2_bytes=L2)
+    outside = kernels_of(QWEN, Forward(1, 8192, 8192).load, l2_bytes=L2)
     norm = next(kernel for kernel in inside if kernel.name == "input_norm")
     assert norm.bytes_moved == 2 * 4096
     norm = next(kernel for kernel in outside if kernel.name == "input_norm")
@@ -58,7 +59,7 @@ def test_activations_count_where_they_exceed_the_l2():
 
 
 def test_prefill_counts_visible_pairs_and_one_token_s_logits():
-    kernels = {k.name: k for k in kernels_of(QWEN, Forward(2, 512, 2048), l2_bytes=L2)}
+    kernels = {k.name: k for k in kernels_of(QWEN, Forward(2, 512, 2048).load, l2_bytes=L2)}
     assert Forward(2, 512, 2048).pairs == 2 * sum(1536 + i + 1 for i in range(512))
     assert kernels["attention"].flops == 4 * 4096 * Forward(2, 512, 2048).pairs
     assert kernels["head"].flops == 2 * 2 * HEAD

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from smkern.bench.model.cases import DecodeCase, ModelPlan
-from smkern.bench.model.floor import kernels_of
 from smkern.bench.model.measure import Measurer
 from smkern.bench.model.model import Model
 from smkern.bench.ops import suite as ops_suite
@@ -17,6 +16,7 @@ from smkern.bench.ops.cases import CASES
 from smkern.bench.power import power_meter
 from smkern.bench.results import load_results
 from smkern.device import device_info
+from smkern.latency.cost import kernels_of
 from smkern.measure.partitions import Partitions
 from smkern.models import preset
 from smkern.profile import load_profile
@@ -78,7 +78,7 @@ def test_every_operator_by_itself(partitions: Partitions, measurer: Measurer) ->
     case = DecodeCase("qwen3-8b", 4)
     cells = list(measurer.breakdown(case, place))
     assert {c["case"]["kernel"]: c["error"] for c in cells if c.get("error")} == {}
-    kernels = kernels_of(measurer.model.config, case.forward, l2_bytes=50 << 20)
+    kernels = kernels_of(measurer.model.config, case.forward.load, l2_bytes=50 << 20)
     assert {kernel.name for kernel in kernels} <= {cell["case"]["kernel"] for cell in cells}
 
 
