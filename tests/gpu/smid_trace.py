@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from smkern.kernels import compile as compiling
+from smkern.kernels import gemm_compile as compiling
 from smkern.kernels.driver import load_function
 from smkern.kernels.gemm_frame import Frame
 from smkern.kernels.gemm_launch import GemmPlan

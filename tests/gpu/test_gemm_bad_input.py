@@ -56,7 +56,9 @@ def test_overlaps(call):
     _refused(call, ArgumentError, "overlaps a", out=a[:, :64])
     assert torch.equal(a, before)
     _refused(call, ArgumentError, "overlaps w", out=w[:24, 64:])
-    _refused(call, ArgumentError, "rows overlap", out=out[:1].expand(24, 64))
+    _refused(
+        call, ArgumentError, "two of its elements share an address", out=out[:1].expand(24, 64)
+    )
 
 
 def test_workspaces(call):

@@ -77,9 +77,9 @@ class Traced:
         torch.cuda.synchronize()
 
     def launch(self, stream: int) -> None:
-        tensors = (self.call[at] for at in SAMPLE.places)
-        addresses = (x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in tensors)
-        self.launcher(stream, *addresses, self.workspace.data_ptr(), *numbers_of(self.call))
+        self.launcher(
+            stream, *SAMPLE.addresses(self.call), self.workspace.data_ptr(), *numbers_of(self.call)
+        )
 
     def wipe(self) -> None:
         self.out.fill_(-7)
