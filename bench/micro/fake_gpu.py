@@ -115,6 +115,8 @@ class _NoModel:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.device = torch.device("cpu")
+        self.max_position = config.max_position
+        self.batch_invariant = False
 
     def embed(self, step: Any) -> Tensor:
         raise AssertionError(NOTHING)

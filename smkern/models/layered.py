@@ -17,10 +17,14 @@ class LayeredModel(Protocol):
     Attributes:
         config: The model's sizes.
         device: Device of its weights.
+        max_position: Tokens of a request, at most.
+        batch_invariant: Whether a token's bits follow from its request alone.
     """
 
     config: ModelConfig
     device: torch.device
+    max_position: int
+    batch_invariant: bool
 
     def embed(self, step: Step) -> Tensor:
         """The tokens' embeddings into `step.buffers.hidden`."""

@@ -38,7 +38,7 @@ class BatchLauncher:
     Args:
         executor: Prepares the work.
         lanes: Launches it.
-        books: Requests and pages.
+        queues: Requests and pages.
         invariant: Whether chunks are cut so that attention computes every prompt the same way.
         settle: Called before requests are looked at one by one: what is owed to them is given.
         prepares_ahead: Whether the next steps of an unchanged batch are prepared behind the last.

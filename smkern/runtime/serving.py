@@ -101,7 +101,7 @@ def serve(
         tokenizer=tokenizer,
         seed=seed,
         preemption=preemption,
-        batch_invariant=bool(getattr(model, "batch_invariant", False)),
+        batch_invariant=model.batch_invariant,
         impatient=impatient,
         prepare_ahead=prepare_ahead,
         stall_timeout_s=stall_timeout_s,

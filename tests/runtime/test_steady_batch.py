@@ -45,7 +45,7 @@ def steady_of(queues: RequestQueues) -> SteadyBatch:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_pages_are_those_that_each_would_get(seed: int):
-    """Steps by a steady batch and by `reserve`, on books that are the same otherwise."""
+    """Steps by a steady batch and by `reserve`, on queues that are the same otherwise."""
     draw = Random(seed)
     lengths = [draw.randrange(1, 12) for _ in range(9)]
     ours, theirs = queues_of(lengths), queues_of(lengths)

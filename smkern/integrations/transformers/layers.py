@@ -91,6 +91,7 @@ class Layers:
         self.config = config
         self.device: torch.device = model.device
         self.max_position = positions
+        self.batch_invariant = False
         _set_attention(model)
         with torch.no_grad():
             wide = torch.empty(0, dtype=config.dtype, device=self.device)

@@ -19,7 +19,7 @@ from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.mixed import MixedRunner
-from smkern.runtime.model.prefill import PrefillRunner, Prompts, prompt_activations
+from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_activations
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
@@ -107,7 +107,7 @@ class ModelExecutor(Executor):
         self.max_running = as_int("max_running", max_running, 1)
         self.max_prefill = as_int("max_prefill", max_prefill, 1)
         self.max_tokens = as_int("max_tokens", max_tokens, 1)
-        positions = int(getattr(model, "max_position", config.max_position))
+        positions = model.max_position
         wanted = positions if max_context is None else max_context
         self.max_context = as_int("max_context", wanted, 1, positions)
         if pool.device != model.device:
@@ -143,7 +143,7 @@ class ModelExecutor(Executor):
             config, model.device, max_running, max_prefill, max_tokens
         )
         self._slots = [
-            Prompts(activations, (1 - slot) * max_prefill, max_tokens, max_prefill, num_sms)
+            PrefillBuffers(activations, (1 - slot) * max_prefill, max_tokens, max_prefill, num_sms)
             for slot, activations in enumerate(self._activations)
         ]
         self._reads = Reads(model.device, 2 * max_prefill + max_running)
@@ -308,7 +308,7 @@ class ModelExecutor(Executor):
             for slot in self._slots:
                 for tokens in warm_sizes(self.max_tokens):
 
-                    def run(_: Place, slot: Prompts = slot, tokens: int = tokens) -> None:
+                    def run(_: Place, slot: PrefillBuffers = slot, tokens: int = tokens) -> None:
                         batch = min(self.max_prefill, tokens)
                         empty_forward(self._model, self._state, self._caches, slot, tokens, batch)
 

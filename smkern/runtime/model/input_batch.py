@@ -18,7 +18,7 @@ __all__ = ["PrefillRow", "Pages", "RowState", "RowUpdate", "InputBatch"]
 
 
 class Pages(Protocol):
-    """The books of pages, as far as rows need them: a `KvPool` is one."""
+    """Who holds which page, as far as rows need it: a `KvPool` is one."""
 
     @property
     def page_size(self) -> int:

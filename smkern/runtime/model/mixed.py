@@ -14,7 +14,7 @@ from smkern.models.step import Caches, Step
 from smkern.runtime.executor import PrefillChunk, size_chunks
 from smkern.runtime.model import sizes
 from smkern.runtime.model.input_batch import RowUpdate
-from smkern.runtime.model.prefill import Prompts, reserve
+from smkern.runtime.model.prefill import PrefillBuffers, reserve
 from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.request import Request
@@ -41,7 +41,7 @@ class MixedRunner:
         model: LayeredModel,
         caches: Caches,
         state: RowState,
-        prompts: Prompts,
+        prompts: PrefillBuffers,
         max_tokens: int,
         max_context: int,
     ) -> None:

@@ -49,7 +49,7 @@ def activation_bytes(
     return sum(x.num_bytes for x in (*prompts, decode))
 
 
-class Prompts:
+class PrefillBuffers:
     """The memory of one prefill slot: activations, token ids, attention's plan.
 
     Work of a slot is launched on one lane, in order, so the next batch may overwrite it all.
@@ -98,7 +98,7 @@ class PromptBatch:
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: PrefillBuffers,
         requests: Iterable[Request],
         step: Step,
         update: RowUpdate,
@@ -136,7 +136,7 @@ class PromptBatch:
 class _Staged:
     """The numbers of a batch, to be sent once."""
 
-    def __init__(self, staging: Staging, prompts: Prompts, tokens: list[int], cu: list[int]):
+    def __init__(self, staging: Staging, prompts: PrefillBuffers, tokens: list[int], cu: list[int]):
         self._staging = staging
         self._writes = [
             (prompts.token_ids[: len(tokens)], tokens),
@@ -173,7 +173,7 @@ class PrefillRunner:
         caches: Caches,
         state: RowState,
         table: InputBatch,
-        slots: Sequence[Prompts],
+        slots: Sequence[PrefillBuffers],
         reads: Reads,
         max_context: int,
     ) -> None:

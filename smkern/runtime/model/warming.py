@@ -9,7 +9,7 @@ import torch
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step
 from smkern.runtime.model import sizes
-from smkern.runtime.model.prefill import Prompts
+from smkern.runtime.model.prefill import PrefillBuffers
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.place import Place
 
@@ -23,7 +23,12 @@ def warm_sizes(max_tokens: int) -> list[int]:
 
 
 def empty_forward(
-    model: LayeredModel, state: RowState, caches: Caches, prompts: Prompts, tokens: int, batch: int
+    model: LayeredModel,
+    state: RowState,
+    caches: Caches,
+    prompts: PrefillBuffers,
+    tokens: int,
+    batch: int,
 ) -> None:
     """A layer and the head for tokens that belong to requests without keys; writes no page.
 
@@ -35,13 +40,12 @@ def empty_forward(
         tokens: New tokens.
         batch: Requests, at least 1.
     """
-    device, config = state.device, model.config
+    device = state.device
     rows = state.inputs(prompts.first_row, batch)
     cu_q_lens = torch.full((batch + 1,), tokens, dtype=torch.int32, device=device)
     cu_q_lens[0] = 0
     # A page may end behind the positions that the model was made for.
-    positions = getattr(model, "max_position", config.max_position)
-    most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], positions)
+    most = min(CONTEXT, state.layout.max_pages * caches[0][0].shape[1], model.max_position)
     step = Step.make(
         prompts.activations,
         token_ids=prompts.token_ids[:tokens],

@@ -170,7 +170,7 @@ def test_decode_beside_layers_on_moving_splits(decoder, prompts, alone, captured
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_steps_that_are_foreseen(decoder, prompts, alone, captured: bool):
+def test_steps_that_are_prepared(decoder, prompts, alone, captured: bool):
     """Their pages are sent behind steps that run; some of them are asked for, others are not."""
     with executor(decoder) as made:
         if captured:

@@ -81,7 +81,7 @@ def test_a_long_context_moves_whole() -> None:
     assert table.state.finished.tolist() == [True] * 4 + [False, True]
 
 
-def test_a_guests_row_is_overwritten_behind_its_move_on_another_stream() -> None:
+def test_a_prefill_row_is_overwritten_behind_its_move_on_another_stream() -> None:
     table = a_table()
     old, new = a_request(1, 300), a_request(2, 350)
     (row,) = table.state.prefill_rows(0, 1)

@@ -272,7 +272,7 @@ def test_no_context_beyond_the_models_positions():
 
 
 def test_closing_waits_for_what_was_launched(prompts: list[list[int]]):
-    """A launch that raised midway is on no lane's books, and still runs."""
+    """A launch that raised midway is in no lane's queue, and still runs."""
 
     class Waited(HostDevice):
         waits = 0

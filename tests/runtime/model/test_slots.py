@@ -131,7 +131,7 @@ def test_what_was_dropped_goes_with_the_next_update_of_slots() -> None:
     assert len(sender.sent) == 2
 
 
-def test_an_update_of_guests_does_not_wait_for_one_of_slots() -> None:
+def test_an_update_of_prefill_rows_does_not_wait_for_one_of_slots() -> None:
     pool = new_pool()
     table, requests, sender = seated(2, pool)
     prefill_row = a_request(7)
@@ -227,7 +227,7 @@ def test_pages_that_the_pool_never_gave_are_refused() -> None:
     assert sender.sent == []
 
 
-def test_guests_have_rows_of_their_own() -> None:
+def test_prefill_batches_have_rows_of_their_own() -> None:
     table, requests, _ = seated(1)
     with pytest.raises(ArgumentError, match="prefill rows are 0 to 5"):
         table.write_prefill_rows([PrefillRow(2 * PREFILL, requests[0], 3, draws=True)])
