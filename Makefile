@@ -6,9 +6,8 @@ export PYTHON VENV
 RUN = PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(VENV)/bin/python
 PYTEST = $(RUN) -m pytest
 READY = $(VENV)/.ready
-# mypy knows nothing of the package's path: it gets autotune/, bench/ and examples/ as the wheel has them.
-TYPES = build/types
-SOURCES = smkern autotune bench examples tests setup.py
+CHILDREN = autotune bench examples
+SOURCES = smkern $(CHILDREN) tests setup.py
 
 .PHONY: demo test test-quick test-gpu bench bench-cpu lint types format readme clean help
 .DEFAULT_GOAL := help
@@ -51,9 +50,8 @@ lint: $(READY) types ## ruff and mypy
 	$(RUN) -m ruff format --check $(SOURCES)
 
 types: $(READY) ## mypy
-	rm -rf $(TYPES) && mkdir -p $(TYPES)/smkern
-	ln -s $(addprefix $(CURDIR)/, $(wildcard smkern/*) autotune bench examples) $(TYPES)/smkern/
-	cd $(TYPES) && $(abspath $(VENV)/bin/python) -m mypy --config-file $(CURDIR)/pyproject.toml -p smkern
+	rm -rf build/types && mkdir -p build/types && ln -s ../.. build/types/smkern
+	$(RUN) -m mypy $(addprefix -p , smkern $(addprefix smkern., $(CHILDREN)))
 
 format: $(READY) ## ruff's formatter and its safe fixes
 	$(RUN) -m ruff check --fix $(SOURCES)

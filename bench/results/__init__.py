@@ -25,7 +25,7 @@ IDENTITY = ("op", "case", "num_sms", "mode", "placement", "group_sms", "provider
 """What makes two cells the same measurement. `group_sms` is the budget whose rounds it was in."""
 
 
-FOLDER = Path(__file__).resolve().parent / "results"
+FOLDER = Path(__file__).resolve().parent
 COMMITTED = gpu_folder("NVIDIA H200")
 """The folder in `FOLDER` that README, pictures and demo show where no GPU is asked about."""
 
