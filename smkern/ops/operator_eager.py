@@ -10,13 +10,16 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.aliasing import check_disjoint, check_overlap, span_bytes
-from smkern.ops.bounded_cache import MAX_CACHED, keep
+from smkern.ops.bounded_cache import keep
 from smkern.ops.operator import Bound, Operator, Shapes
 from smkern.ops.operator_check import check_operator, refuse_others
 from smkern.ops.operator_dispatch import Launch, P
 from smkern.ops.operator_source import eager_function
 from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, check_workspace, scratch_of_streams
+
+_MAX_APART = 64
+"""Addresses that a record remembers: those of a model's layers, of which most spans never meet."""
 
 
 class Record(NamedTuple):
@@ -109,7 +112,7 @@ class EagerOperator(Generic[P]):
 
     def remember(self, apart: set[tuple[int, ...]], addresses: tuple[int, ...]) -> None:
         """From now on a record's calls with these addresses are not looked at again."""
-        if len(apart) >= MAX_CACHED:
+        if len(apart) >= _MAX_APART:
             apart.clear()
         apart.add(addresses)
 

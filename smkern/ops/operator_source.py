@@ -23,8 +23,6 @@ TENSORS = frozenset({Tensor, Parameter})
 OPTIONAL = TENSORS | {NoneType}
 PLAIN = OPTIONAL | {int, float, bool}
 """Classes of what a call may hold without torch's dispatcher being asked."""
-_FEW_PAIRS = 8
-"""Pairs up to which comparing spans costs less than looking the addresses up."""
 
 
 def eager_function(op: Operator[Any]) -> Callable[..., Any]:
@@ -230,9 +228,6 @@ def _overlap(op: Operator[Any]) -> list[str]:
     meet = ["if (", *(f"    {'or ' if at else ''}{test}" for at, test in enumerate(tests)), "):"]
     known = f"({', '.join(f'{name}_ptr' for name in names)},)"
     look, keep = f"_own.check_overlap({_call(op)})", f"_own.remember(_apart, {known})"
-    if len(op.pairs) > _FEW_PAIRS:
-        inner = [*lines, *meet, f"    {look}", keep]
-        return [f"if {known} not in _apart:", *_indented(inner)]
     lines += [*meet, f"    if {known} not in _apart:", f"        {look}", f"        {keep}"]
     if op.changed:
         return lines

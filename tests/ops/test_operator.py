@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -133,6 +134,31 @@ def test_overlaps(device: FakeOperator, on_cpu: bool) -> None:
     apart = torch.randn(3, 16)
     run_it(Call(apart[:, :8], apart[:, 8:]))
     run_it(Call(apart[:, :8], apart[:, 8:], out=apart[:, :8]))
+
+
+def test_tensors_that_lie_between_each_other_are_told_from_those_that_overlap(
+    device: FakeOperator,
+) -> None:
+    """One combination of numbers, at changing addresses."""
+    whole = torch.zeros(3, 48)
+    for x, total in ((0, 8), (8, 0), (0, 8), (16, 24)):
+        device.eager(Call(whole[:, x : x + 8], whole[:, total : total + 8]))
+        with pytest.raises(ArgumentError, match="overlaps"):
+            device.eager(Call(whole[:, x : x + 8], whole[:, x + 4 : x + 12]))
+    assert len(device.kernels.prepared) == 1
+
+
+def test_a_traceback_shows_the_generated_path(
+    device: FakeOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Call(*rows())
+    device.eager(call)
+    monkeypatch.setattr(device.kernels, "launches", None)
+    with pytest.raises(AttributeError) as caught:
+        device.eager(call)
+    lines = "".join(traceback.format_tb(caught.tb))
+    assert "eager path of test_scale" in lines
+    assert "_launch(_stream, x_ptr, total_ptr, by_ptr, out_ptr, *_numbers)" in lines
 
 
 def test_a_changed_tensor_has_addresses_of_its_own(device: FakeOperator) -> None:
