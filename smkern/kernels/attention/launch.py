@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smkern.errors import ArgumentError
+from smkern.kernels.aot import KernelSet
 from smkern.kernels.attention.args import Bind
 from smkern.kernels.attention.cuda import (
     CudaAttention,
@@ -13,7 +14,7 @@ from smkern.kernels.attention.cuda import (
     variant_of,
 )
 from smkern.kernels.attention.triton_compile import AttentionVariant, compile_variant, variants_of
-from smkern.kernels.attention.triton_launch import Loaded, prepare_triton
+from smkern.kernels.attention.triton_launch import prepare_triton
 from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
@@ -32,7 +33,7 @@ class AttentionKernels:
     def __init__(self, device_index: int, capability: int) -> None:
         self.device_index, self.capability = device_index, capability
         self._cuda = CudaAttention(capability, ledger().append)
-        self._triton: Loaded = {}
+        self._triton = KernelSet()
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
         """The launch that makes a plan: of lengths, q starts (or 0), plan, workspace and stream."""
@@ -57,7 +58,7 @@ class AttentionKernels:
         if config.kernel == "cuda":
             return self._cuda.is_loaded(problem, config)
         wanted = variants_of(problem, config, self.capability, aligned)
-        return all(variant in self._triton for variant in wanted)
+        return all(self._triton.is_loaded(variant) for variant in wanted)
 
     def prepare(
         self,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from smkern.kernels.aot import KernelSet
 from smkern.kernels.attention.args import (
     NUM_ADDRESSES,
     AttentionArguments,
@@ -26,24 +25,19 @@ from smkern.kernels.attention.triton_compile import (
     default_config,
     variants_of,
 )
-from smkern.kernels.compile import Artifact
-from smkern.kernels.driver import check, launch_kernel, load_function
-from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, Budget
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Loaded", "compile_triton", "default_config", "launch_interpreted",
+    "compile_triton", "default_config", "launch_interpreted",
     "prepare_triton", "variants_of",
 ]  # fmt: skip
 
-Loaded = dict[AttentionVariant, tuple[Artifact, ctypes.c_void_p]]
 
-# Parameters in the kernel's order, 8 bytes each; Triton's two scratch pointers, unused, are last.
-_PACKED = struct.Struct(f"<{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 4 + "2Q")
-_WORDS = _PACKED.size // 8
+_FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 4
+"""Run-time parameters in the kernel's order, 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +81,29 @@ def prepare_triton(
     config: AttentionConfig,
     budget: Budget,
     capability: int,
-    loaded: Loaded | None = None,
+    kernels: KernelSet,
     aligned: bool = True,
 ) -> Bind:
-    """What binds launches of `problem` within `budget`; compiles and loads what `loaded` lacks.
+    """What binds launches of `problem` within `budget`; compiles and loads what is new.
 
-    `loaded` belongs to a device and may be shared by all its launches. `aligned` says whether the
+    `kernels` belongs to a device and may be shared by all its launches. `aligned` says whether the
     calls to come are (`is_aligned`).
     """
-    passes = _passes(problem, config, budget, capability, aligned)
-    return _loaded(problem, passes, {} if loaded is None else loaded)
+    runs = []
+    for step in _passes(problem, config, budget, capability, aligned):
+        kernels.load(step.variant, partial(compile_variant, step.variant))
+        runs.append((step, kernels.bind(step.variant, _FORMAT, step.num_ctas, overlap=False)))
+    kv_heads, window = problem.shape.num_kv_heads, problem.shape.window
+
+    def bind(sizes: tuple[Any, ...]) -> Launch:
+        def launch(stream: int, *addresses: int) -> None:
+            arguments = AttentionArguments.of(addresses[:NUM_ADDRESSES], sizes)
+            for step, run in runs:
+                run(stream, *_values(step, kv_heads, window, arguments))
+
+        return launch
+
+    return bind
 
 
 def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool:
@@ -107,41 +114,6 @@ def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool
         or any(stride % 8 for stride in (*a.q_strides, *a.out_strides))
         or any(stride % kv_unit for stride in (*a.k_strides, *a.v_strides))
     )
-
-
-def _loaded(problem: AttentionProblem, passes: list[_Pass], loaded: Loaded) -> Bind:
-    """Load the kernels and keep a parameter buffer for each."""
-    runs = []
-    for step in passes:
-        if step.variant not in loaded:
-            artifact = compile_variant(step.variant)
-            function = load_function(artifact.cubin, artifact.name, artifact.shared_bytes)
-            loaded[step.variant] = artifact, function
-            ledger().append(step.variant)
-        artifact, function = loaded[step.variant]
-        buffer = ctypes.create_string_buffer(_PACKED.size)
-        start = ctypes.addressof(buffer)
-        params = (ctypes.c_void_p * _WORDS)(*(start + 8 * i for i in range(_WORDS)))
-        runs.append((step, artifact, function.value, buffer, params))
-    lock, run, pack = threading.Lock(), launch_kernel(), _PACKED.pack_into
-    kv_heads, window = problem.shape.num_kv_heads, problem.shape.window
-
-    def bind(sizes: tuple[Any, ...]) -> Launch:
-        def launch(stream: int, *addresses: int) -> None:
-            arguments = AttentionArguments.of(addresses[:NUM_ADDRESSES], sizes)
-            with lock:
-                for step, artifact, function, buffer, params in runs:
-                    pack(buffer, 0, *_values(step, kv_heads, window, arguments), 0, 0)
-                    code = run(
-                        function, step.num_ctas, 1, 1, artifact.num_threads, 1, 1,
-                        artifact.shared_bytes, stream, params, None,
-                    )  # fmt: skip
-                    if code:
-                        check(code, f"launching {step.num_ctas} CTAs of {step.variant}")
-
-        return launch
-
-    return bind
 
 
 def _values(step: _Pass, kv_heads: int, window: int, a: AttentionArguments) -> tuple[Any, ...]:
