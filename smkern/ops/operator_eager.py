@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Generic, NamedTuple
 
@@ -65,7 +66,7 @@ class EagerOperator(Generic[P]):
             index, streams.current_device, streams.current_stream, streams.budget,
             self.records.get, self,
         )  # fmt: skip
-        self.run = eager_of(op)
+        self._run = eager_function(op)
 
     @property
     def workspaces(self) -> Workspaces:
@@ -76,7 +77,7 @@ class EagerOperator(Generic[P]):
     def __call__(self, call: Any) -> Any:
         """Run a call: its result, a tuple of several, None without any."""
         refuse_others(self.op, call)
-        return self.run(self.state, *call)
+        return self._run(self.state, *call)
 
     def on_device(self, call: Any) -> Any:
         """Run a call whose device is not the current one."""
@@ -134,12 +135,6 @@ class EagerOperator(Generic[P]):
         self.op.check_memory(call)
 
 
-@cache
-def eager_of(op: Operator[Any]) -> Any:
-    """`eager(state, *fields)` of an operator, made once."""
-    return eager_function(op)
-
-
 def with_results(op: Operator[Any], call: Any, shapes: Shapes, device: Any = None) -> Any:
     """The call with the results made that it does not bring."""
     made = {
@@ -174,10 +169,9 @@ def run_on_cpu(op: Operator[Any], call: Any) -> Any:
 
 def run_here(op: Operator[Any], call: Any) -> Any:
     """On the device of a call, or by the reference on the CPU."""
-    anchor = getattr(call, op.anchor)
-    if anchor.is_cuda:
-        eager = eager_operator(op, anchor.get_device())
-        return eager.run(eager.state, *call)
+    device = op.device_of(call)
+    if device.type == "cuda":
+        return eager_operator(op, device.index)(call)
     return run_on_cpu(op, call)
 
 
@@ -185,6 +179,24 @@ def run_here(op: Operator[Any], call: Any) -> Any:
 def eager_operator(op: Operator[Any], index: int) -> EagerOperator[Any]:
     """The eager path of an operator on a device, made at its first call, kept for the process."""
     return EagerOperator(op, index, op.dispatcher(index), runtime_streams(), workspaces_of(index))
+
+
+class _States(dict[int, Any]):
+    """The eager paths' states of one operator by device, each made at its first call."""
+
+    def __init__(self, op: Operator[Any]) -> None:
+        super().__init__()
+        self._op = op
+
+    def __missing__(self, index: int) -> Any:
+        state = self[index] = eager_operator(self._op, index).state
+        return state
+
+
+@cache
+def states_of(op: Operator[Any]) -> Mapping[int, Any]:
+    """`EagerOperator.state` of an operator, by the device's index."""
+    return _States(op)
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 from smkern.ops.aliasing import same_view
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator, refuse_others
-from smkern.ops.operator_eager import run_here
+from smkern.ops.operator_eager import run_here, states_of
 from smkern.ops.operator_source import library_function
 
 NAMESPACE = "smkern"
@@ -131,7 +131,7 @@ def _define(
     """Define one of an operator's schemas: functional, or one that writes results or its anchor."""
     returns = returns and bool(op.results)
     options: dict[str, Any] = {"returns": returns, "in_place": in_place}
-    implementation = library_function(op, schema, run_here, **options)
+    implementation = library_function(op, schema, run_here, states_of(op), **options)
     define(library, schema, implementation, library_function(op, schema, _fake, **options))
 
 

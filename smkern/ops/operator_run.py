@@ -9,26 +9,14 @@ import torch
 
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import refuse_others
-from smkern.ops.operator_eager import eager_operator, run_here
+from smkern.ops.operator_eager import run_here, states_of
 from smkern.ops.operator_library import through_library
 from smkern.ops.operator_source import PLAIN, entry_function
 
 
-class _States(dict[int, Any]):
-    """The eager paths' states of one operator by device, each made at its first call."""
-
-    def __init__(self, op: Operator[Any]) -> None:
-        super().__init__()
-        self._op = op
-
-    def __missing__(self, index: int) -> Any:
-        state = self[index] = eager_operator(self._op, index).state
-        return state
-
-
 def entry(op: Operator[Any]) -> Callable[..., Any]:
     """What runs a call, given its fields in order."""
-    return entry_function(op, _States(op), run)
+    return entry_function(op, states_of(op), run)
 
 
 def run(op: Operator[Any], call: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import NoneType
 from typing import Any
 
@@ -25,8 +26,9 @@ PLAIN = OPTIONAL | {int, float, bool}
 """Classes of what a call may hold without torch's dispatcher being asked."""
 
 
+@cache
 def eager_function(op: Operator[Any]) -> Callable[..., Any]:
-    """`eager(state, *fields)` of an operator."""
+    """`eager(state, *fields)` of an operator, made once."""
     lines = [f"def eager(_state, {', '.join(op.call._fields)}):", *_indented(_body(op))]
     return _compiled(op, "eager", lines, {})
 
@@ -68,6 +70,7 @@ def library_function(
     op: Operator[Any],
     schema: str,
     run: Callable[..., Any],
+    states: Mapping[int, Any] | None = None,
     *,
     returns: bool = False,
     in_place: str = "",
@@ -78,6 +81,7 @@ def library_function(
         op: The operator.
         schema: `name(arguments) -> results`.
         run: (op, call) to the results.
+        states: By the device's index, for what `run` is not asked about: calls on a GPU.
         returns: Whether they are returned.
         in_place: The result that is the anchor of the call.
     """
@@ -86,18 +90,24 @@ def library_function(
         for item in schema[schema.index("(") + 1 : schema.index(") -> ")].split(", ")
     ]
     names = {argument.partition("=")[0] for argument in arguments}
-    values = {name: name for name in op.call._fields if name in names}
+    absent = op.call._field_defaults
+    fields = op.call._fields
+    values = {name: name if name in names else repr(absent.get(name)) for name in fields}
     for name in op.mixed:
         values[name] = f"{name} if {name}_tensor is None else {name}_tensor"
     if in_place:
         values[in_place] = arguments[0]
-    given = ", ".join(f"{name}={value}" for name, value in values.items())
+    given = ", ".join(values.values())
     lines = [
         f"def library({', '.join(arguments)}):",
-        f"    found = run(op, Call({given}))",
+        f"    if states is not None and {op.anchor}.is_cuda:",
+        f"        found = eager(states[{op.anchor}.get_device()], {given})",
+        "    else:",
+        f"        found = run(op, Call({given}))",
         f"    return {'found' if returns else None}",
     ]
-    return _compiled(op, "library", lines, {"run": run}, schema.partition("(")[0])
+    space = {"run": run, "states": states, "eager": eager_function(op)}
+    return _compiled(op, "library", lines, space, schema.partition("(")[0])
 
 
 def _compiled(
