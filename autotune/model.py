@@ -116,8 +116,7 @@ def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
 
 def families(most: int) -> dict[str, MeasuredFamily]:
     """All tables by name, `most` candidates a cell."""
-    found = (gemm_family(), append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
-             moe.GROUPED)  # fmt: skip
+    found = (gemm_family(), append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE, moe.GROUPED)
     return {family.name: replace(family, most=most) for family in found}
 
 

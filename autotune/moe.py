@@ -100,9 +100,11 @@ def calls_of(case: MoeCase, device: str = "cuda") -> tuple[Operator[Any], list[A
     gate_up = case.op == "gate_up"
     weights = None
     if gate_up or case.op == "down":
-        n, k = (2 * model.intermediate, model.hidden) if gate_up else (
-            model.hidden, model.intermediate
-        )  # fmt: skip
+        n, k = (
+            (2 * model.intermediate, model.hidden)
+            if gate_up
+            else (model.hidden, model.intermediate)
+        )
         weights = random(model.num_experts, n, k).mul_(0.02)
 
     def call(seed: int) -> Any:

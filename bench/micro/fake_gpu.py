@@ -133,9 +133,8 @@ class FakeExecutor(ModelExecutor):
 
     def __init__(self) -> None:
         config = preset("qwen3-8b").replace(
-            hidden_size=64, num_q_heads=1, num_kv_heads=1, intermediate_size=32,
-            vocab_size=128,
-        )  # fmt: skip
+            hidden_size=64, num_q_heads=1, num_kv_heads=1, intermediate_size=32, vocab_size=128
+        )
         self.fake = FakeDevice()
         pool: Any = _NoMemory(config.num_layers)
         super().__init__(

@@ -74,9 +74,11 @@ class Launched(NamedTuple):
 def without_driver(launched: list[Launched] | None = None) -> Iterator[None]:
     """Kernels compile to nothing, load at once, and their launches succeed, noted if asked."""
     lib = SimpleNamespace(
-        cuModuleLoadData=_DONE, cuModuleGetFunction=_load, cuFuncSetAttribute=_DONE,
+        cuModuleLoadData=_DONE,
+        cuModuleGetFunction=_load,
+        cuFuncSetAttribute=_DONE,
         cuTensorMapEncodeTiled=_encode,
-    )  # fmt: skip
+    )
 
     def plain(_: Any, num_ctas: int, *rest: Any) -> int:
         if launched is not None:
@@ -150,9 +152,8 @@ class FakeLayer:
         streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: budget, lambda: False)
         space = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         rows: Any = OperatorDispatcher(
-            profile, lambda: RowsKernels(CAPABILITY),
-            partial(choose, profile=profile), of_step,
-        )  # fmt: skip
+            profile, lambda: RowsKernels(CAPABILITY), partial(choose, profile=profile), of_step
+        )
         gemms = Dispatcher(
             profile, GEMM_FAMILY.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
             load_constants(gpu), lambda: RowsSilu(rows),
@@ -162,10 +163,11 @@ class FakeLayer:
         self.norm = EagerOperator(RMS_NORM, -1, rows, streams, space)
         append_table = APPEND_FAMILY.load(gpu)
         appends: Any = OperatorDispatcher(
-            profile, lambda: AppendKernels(CAPABILITY),
+            profile,
+            lambda: AppendKernels(CAPABILITY),
             lambda p, where: APPEND_FAMILY.select(p, where, profile, append_table).config,
             append_of_step,
-        )  # fmt: skip
+        )
         self.append = EagerOperator(APPEND, -1, appends, streams)
         attentions = AttentionDispatcher(
             profile, lambda: AttentionKernels(0, CAPABILITY), select_attention, cuda.violations,

@@ -216,9 +216,11 @@ class Measurer:
 
     def _decode_cell(self, case: DecodeCase, place: Place, timing: Timing) -> Cell:
         head = cell_head(DECODE, case.about, place, "smkern")
-        return head | self._figures(case, place, timing) | {
-            "limit": limit_of(place.num_sms, case.batch)
-        }  # fmt: skip
+        return (
+            head
+            | self._figures(case, place, timing)
+            | {"limit": limit_of(place.num_sms, case.batch)}
+        )
 
     def _prefill_cell(self, case: PrefillCase, place: Place, timing: Timing) -> Cell:
         head = cell_head(PREFILL, case.about, place, "smkern")

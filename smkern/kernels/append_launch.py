@@ -119,9 +119,10 @@ def variant_of(problem: AppendProblem, config: AppendConfig, capability: int) ->
     if not problem.norm:
         same |= {"weight_dtype": problem.dtype}
     same |= {
-        "tokens": item_tokens(problem, config), "q_count": q_count(problem, config),
+        "tokens": item_tokens(problem, config),
+        "q_count": q_count(problem, config),
         "kv_count": kv_count(problem),
-    }  # fmt: skip
+    }
     return AppendVariant(**same, num_warps=config.num_warps, capability=capability)
 
 

@@ -114,9 +114,11 @@ def _copy_warp(
             mbarrier.expect(bar, BYTES)
             for half in gl.static_range(HALVES):
                 tma.async_copy_global_to_shared(
-                    w_desc, [weight + half * half_rows, k * BLOCK_K], bar,
+                    w_desc,
+                    [weight + half * half_rows, k * BLOCK_K],
+                    bar,
                     w_bufs.index(stage * HALVES + half),
-                )  # fmt: skip
+                )
             tma.async_copy_global_to_shared(a_desc, [row, k * BLOCK_K], bar, a_bufs.index(stage))
             stage += 1
             if stage == STAGES:

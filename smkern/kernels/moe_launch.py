@@ -30,8 +30,9 @@ from smkern.tuning.moe import (
 if TYPE_CHECKING:
     from smkern.kernels.compile import Artifact
 
-Kernel = Literal["topk_softmax_rows", "permute_few", "count_experts", "permute_many",
-                 "unpermute_rows"]  # fmt: skip
+Kernel = Literal[
+    "topk_softmax_rows", "permute_few", "count_experts", "permute_many", "unpermute_rows"
+]
 _SIGNATURES: dict[Kernel, tuple[tuple[str, str], ...]] = {
     "topk_softmax_rows": (
         ("logits_ptr", "*x"), ("weights_ptr", "*fp32"), ("experts_ptr", "*i32"),

@@ -99,9 +99,10 @@ class RowsVariant:
         from smkern.kernels import rows_triton
 
         kinds = {
-            "row": f"*{self.dtype}", "weight": f"*{self.weight_dtype}",
+            "row": f"*{self.dtype}",
+            "weight": f"*{self.weight_dtype}",
             "index": f"*{self.index_dtype}",
-        }  # fmt: skip
+        }
         parameters = PARAMETERS[self.op]
         whole = [name for name, kind in parameters.items() if kind in ("row", "weight")]
         return KernelSource(

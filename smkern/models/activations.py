@@ -138,12 +138,14 @@ class ActivationBuffers:
         if config.moe is not None:
             moe = MoeBuffers(**{name: x.pop(name) for name in MoeBuffers.__dataclass_fields__})
         return StepBuffers(
-            q=q, k=k, v=v,
+            q=q,
+            k=k,
+            v=v,
             attended_rows=x["attended"].view(num_tokens, config.q_size),
             gated=x.pop("gated", None),
             moe=moe,
             **x,
-        )  # fmt: skip
+        )
 
 
 _Rows = Literal["token", "slot", "expert", "request"]

@@ -125,8 +125,10 @@ class LLM:
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context)
         largest: Any = {
-            "max_running": max_batch, "max_prefill": max_batch, "max_tokens": max_step_tokens
-        }  # fmt: skip
+            "max_running": max_batch,
+            "max_prefill": max_batch,
+            "max_tokens": max_step_tokens,
+        }
         on_gpu = self.decoder.device.type == "cuda"
         if num_pages is None and not on_gpu:
             num_pages = max_batch * -(-min(max_context, CPU_CONTEXT) // page_size)

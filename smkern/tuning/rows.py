@@ -37,9 +37,7 @@ SHARED_PER_SM = 227 * 1024
 RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
 REGISTERS_PER_SM = 65536
 WARPS_PER_SM = 64
-PASSES: Mapping[str, int] = {
-    "rms_norm": 2, "add_rms_norm": 4, "silu_and_mul": 3, "embedding": 2,
-}  # fmt: skip
+PASSES: Mapping[str, int] = {"rms_norm": 2, "add_rms_norm": 4, "silu_and_mul": 3, "embedding": 2}
 """How often an element of the result is moved, reads and writes."""
 
 

@@ -151,9 +151,7 @@ def predict_us(
     warps = on_sm * config.num_warps
     rate = 1e6 * _SM_TBPS * warps / (warps + _HALF_WARPS)
     share = problem.bytes_moved * on_sm / grid.num_ctas
-    bandwidth = _EFFICIENCY * 1e6 * profile.bandwidth(
-        budget.num_sms, confined=budget.confined
-    )  # fmt: skip
+    bandwidth = _EFFICIENCY * 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
     reading = max(share / rate, problem.bytes_moved / bandwidth)
     # a CTA's rows follow each other; while it ends one, others read
     ends = -(-problem.rows // grid.num_ctas) * (_FINISH_US + _WARP_US / config.num_warps)

@@ -43,9 +43,7 @@ class Bench:
         self.device.log.clear()
         out = self.folder / "table.json"
         asked = run.Settings(None, fresh, False, out, 1, "c", seconds)
-        run.tune_operator(
-            asked, op=self.op, confined="mask", contended=contended, raw_path=None
-        )  # fmt: skip
+        run.tune_operator(asked, op=self.op, confined="mask", contended=contended, raw_path=None)
         return list(self.device.log)
 
     def saved(self):

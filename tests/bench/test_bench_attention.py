@@ -34,8 +34,10 @@ def test_cases():
     assert SKEWED.batch == 32
     assert set(SKEWED.kv_lens) == set(SKEWED_LENGTHS)
     assert [case.name for case in CASES if case.is_dense] == [
-        "prefill-1x8192", "prefill-4x2048", "prefill-16x512",
-    ]  # fmt: skip
+        "prefill-1x8192",
+        "prefill-4x2048",
+        "prefill-16x512",
+    ]
     assert MIXED.num_decode == 64
 
 

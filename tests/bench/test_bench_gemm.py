@@ -194,8 +194,9 @@ def test_left_out_shapes_are_chosen_by_the_constants_without_them(
     out = tmp_path / "left_out.json"
     run(untuned.command, out, "--left-out", str(tmp_path))
     assert {cell["provider"] for cell in load_results(out).cells} == {
-        "smkern:triton", "smkern:model",
-    }  # fmt: skip
+        "smkern:triton",
+        "smkern:model",
+    }
     assert set(seen) == {(N, K)}
 
 

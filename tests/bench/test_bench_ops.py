@@ -242,12 +242,14 @@ def made(case: OpCase, num_sms: int, us: float, provider: str = "smkern", **valu
 def test_rows():
     norm, sampled = cases.norm("add_rms_norm", 8192), cases.sample(128)
     floor = norm.bytes_moved / 3e6
-    rows = summarize([
-        made(norm, 16, floor / 0.85, vs_best=0.98, vs_best_again=1.01),
-        made(norm, 32, floor / 0.75, vs_best=1.2),
-        made(sampled, 16, 2.5 * sampled.bytes_moved / 3e6, vs_best=4.0),
-        made(sampled, 32, 1.0) | {"us": None, "error": "why"},
-    ])  # fmt: skip
+    rows = summarize(
+        [
+            made(norm, 16, floor / 0.85, vs_best=0.98, vs_best_again=1.01),
+            made(norm, 32, floor / 0.75, vs_best=1.2),
+            made(sampled, 16, 2.5 * sampled.bytes_moved / 3e6, vs_best=4.0),
+            made(sampled, 32, 1.0) | {"us": None, "error": "why"},
+        ]
+    )
     assert rows["worst_vs_best"]["add_rms_norm"]["value"] == 1.01
     assert rows["worst_vs_best"]["add_rms_norm"]["losing"] == 0
     share = rows["bandwidth_of_8192_tokens"]["add_rms_norm"]

@@ -35,9 +35,7 @@ from tests.bench.torch_kernels import TorchKernels
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
-PLAN = RuntimePlan(
-    "qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40,
-)  # fmt: skip
+PLAN = RuntimePlan("qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40)
 SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 64,
          "vocab_size": 96, "intermediate_size": 96, "dtype": torch.float32}  # fmt: skip
 
@@ -154,8 +152,9 @@ def test_rounds_visit_both_sides_by_turns_with_models_made_once(small, tmp_path,
     assert {c["rounds"] for c in named(cells, gain_name(PLAN.limits_ms[0]))} == {2}
     curve = named(cells, "mixed_forward")
     assert [(c["case"]["rows"], c["chunk"], len(c["rounds"])) for c in curve] == [
-        (4, 2, 2), (12, 10, 2),
-    ]  # fmt: skip
+        (4, 2, 2),
+        (12, 10, 2),
+    ]
     assert list(curve[0]["by_start_ms"]) == ["0", "19", "38"]
     assert "mixed_forward" not in str(summarize(cells))
 

@@ -42,10 +42,11 @@ def submit(engine: Engine, count: int, seed: int = 0) -> list[Request]:
     random = Random(seed)
     vocab = engine.model.sizes.vocab
     return [
-        engine.submit([random.randrange(vocab) for _ in range(random.randint(1, 40))],
-                      random.randint(1, 12))
+        engine.submit(
+            [random.randrange(vocab) for _ in range(random.randint(1, 40))], random.randint(1, 12)
+        )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def check(engine: Engine, requests: list[Request]) -> None:

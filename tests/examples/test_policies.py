@@ -87,9 +87,8 @@ def test_the_simulation_is_deterministic(simulated: list[Served]) -> None:
 def test_a_model_on_cpu_tensors_is_measured() -> None:
     config = tiny(max_position=512)
     sizes = Sizes(
-        (DECODE_SMS,), max_running=16, max_prefill=4, max_tokens=128, max_context=256,
-        num_pages=200,
-    )  # fmt: skip
+        (DECODE_SMS,), max_running=16, max_prefill=4, max_tokens=128, max_context=256, num_pages=200
+    )
     with one_thread(), open_executor(Weights.random(config), sizes) as executor:
         served = list(policies.measured(TINY, executor, "NVIDIA H200"))
         executor.pool.check()

@@ -25,10 +25,11 @@ def run_kernel(kernel: str) -> None:
 
     base = Case(((3, 40), (0, 5), (9, 9), (1, 1)), rope=Rope(64), norm=True)
     cases = [
-        base, replace(base, cache_dtype=FP8, heads_first=True, flat=True),
+        base,
+        replace(base, cache_dtype=FP8, heads_first=True, flat=True),
         replace(base, head_dim=96, rope=Rope(48), page_size=1),
         replace(base, rope=Rope(32, interleaved=True), requests=((1, 7), (1, 30))),
-    ]  # fmt: skip
+    ]
     for case in cases:
         for num_sms in (3, None):
             run(case, num_sms=num_sms)

@@ -98,8 +98,10 @@ def test_random_batches():
 
 
 def test_a_scale_on_the_device():
-    scales = {"k_scale": torch.tensor([0.037], device="cuda"),
-              "v_scale": torch.tensor(2.5, device="cuda")}  # fmt: skip
+    scales = {
+        "k_scale": torch.tensor([0.037], device="cuda"),
+        "v_scale": torch.tensor(2.5, device="cuda"),
+    }
     run(replace(CASES["fp8"], options=scales))
     run_plain(replace(CASES["fp8"], options=scales))
 

@@ -180,7 +180,7 @@ def test_what_is_refused():
         (ArgumentError, "'unfused' cannot run", x.w, same),
         (BudgetError, "num_sms=0", x.w, {"num_sms": 0}),
         (BudgetError, "above the device", x.w, {"num_sms": 10**6}),
-    ]  # fmt: skip
+    ]
     for error, words, w, options in bad:
         with pytest.raises(error, match=words):
             smkern.gemm_swiglu(x.a, w, **({"out": x.out} | options))

@@ -118,8 +118,10 @@ def test_rows_that_are_not_whole_16_bytes(swiglu: bool) -> None:
 
 def test_weights_with_gaps() -> None:
     """Experts, or rows, that do not follow each other: other code, right values."""
-    for shape, part in (((8, 300, 512), (slice(0, 256), slice(0, 512))),
-                        ((8, 256, 520), (slice(0, 256), slice(8, 520)))):  # fmt: skip
+    for shape, part in (
+        ((8, 300, 512), (slice(0, 256), slice(0, 512))),
+        ((8, 256, 520), (slice(0, 256), slice(8, 520))),
+    ):
         x = Experts(COUNTS["prefill"], 256, 512)
         w = torch.randn(shape, device="cuda", dtype=BF16)
         x.w = w[:, part[0], part[1]]
@@ -144,8 +146,9 @@ def test_random_experts() -> None:
         experts = chance.choice(sizes)
         counts = random_counts(chance, experts, chance.choice([1, 5, 64, 700, 2000]))
         n, k = 8 * chance.randrange(1, 50), 8 * chance.randrange(1, 60)
-        case = Experts(counts, n, k, chance.random() < 0.5, behind=chance.randrange(9),
-                       seed=seed + number)  # fmt: skip
+        case = Experts(
+            counts, n, k, chance.random() < 0.5, behind=chance.randrange(9), seed=seed + number
+        )
         case.run(num_sms=chance.choice([None, 5, 60]))
 
 

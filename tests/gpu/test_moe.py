@@ -254,8 +254,9 @@ def test_a_rows_bits_are_its_own(tokens: int) -> None:
         assert same_bits(alone[0], weights[one])
         assert same_bits(alone[1], experts[one])
         places = index[token * TOP_K : (token + 1) * TOP_K]
-        assert same_bits(smkern.moe_unpermute(rows, places, weights[one], residual=x[one]),
-                         total[one])  # fmt: skip
+        assert same_bits(
+            smkern.moe_unpermute(rows, places, weights[one], residual=x[one]), total[one]
+        )
     with smkern.ladder([16, 48]) as ladder:
         for decode in (16, 48):
             for side in ladder.split(decode=decode):

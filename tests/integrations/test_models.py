@@ -100,9 +100,7 @@ def test_second_turn_behind_padding_on_the_right() -> None:
     for model in (ours, eager):
         past = DynamicCache(config=model.config)
         model(ids[:, :5], attention_mask=mask[:, :5].long(), past_key_values=past)
-        outs.append(
-            model(ids[:, 5:], attention_mask=mask.long(), past_key_values=past).logits
-        )  # fmt: skip
+        outs.append(model(ids[:, 5:], attention_mask=mask.long(), past_key_values=past).logits)
     close(*outs)
 
 
@@ -142,7 +140,5 @@ def test_torch_compile_of_a_static_cache() -> None:
     compiled = CompileConfig(backend="eager", mode=None)
     compiled._compile_all_devices = True
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "attention_mask": mask}
-    got = ours.generate(
-        ids, cache_implementation="static", compile_config=compiled, **options
-    )  # fmt: skip
+    got = ours.generate(ids, cache_implementation="static", compile_config=compiled, **options)
     assert got.tolist() == eager.generate(ids, **options).tolist()

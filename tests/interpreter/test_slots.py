@@ -46,9 +46,8 @@ def test_rows_hold_what_their_requests_have(seed: int, ctas: int) -> None:
 def filled(stop_tokens: int, max_pages: int) -> RowState:
     """Rows of which no two hold the same."""
     state = RowState.make(
-        max_running=5, max_prefill=2, max_pages=max_pages, device="cpu",
-        max_stop_tokens=stop_tokens,
-    )  # fmt: skip
+        max_running=5, max_prefill=2, max_pages=max_pages, device="cpu", max_stop_tokens=stop_tokens
+    )
     state.words.copy_(torch.arange(state.words.numel()))
     state.page_table.copy_(torch.arange(state.page_table.numel()).view_as(state.page_table))
     state.finished[::2] = False

@@ -119,9 +119,11 @@ class HostDevice:
 
     def __post_init__(self) -> None:
         streams = Streams(
-            lambda: -1, lambda index: self.stream, lambda raw, index: self.budgets[raw],
+            lambda: -1,
+            lambda index: self.stream,
+            lambda raw, index: self.budgets[raw],
             lambda: self.is_capturing,
-        )  # fmt: skip
+        )
         self.workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         profile: Any = FakeProfile()
         dispatcher = OperatorDispatcher(profile, lambda: self.kernels, self._select)

@@ -93,9 +93,10 @@ def test_clamped_parameters(device):
     logits = logits_of(6, 9003, torch.float32)
     seeds = torch.arange(6)
     for name, values in {
-        "temperature": (-1.0, nan, 1e-6, inf, 1e38, 1e-5), "top_p": (-1.0, 0.0, nan, inf, 2.0, 1.0),
+        "temperature": (-1.0, nan, 1e-6, inf, 1e38, 1e-5),
+        "top_p": (-1.0, 0.0, nan, inf, 2.0, 1.0),
         "min_p": (-1.0, 0.0, nan, inf, 2.0, 1.0),
-    }.items():  # fmt: skip
+    }.items():
         options = {"temperature": 1.0, "seeds": seeds, name: torch.tensor(values)}
         assert torch.equal(device(logits, **options), wanted(logits, **options))
     least = -(2**31)

@@ -74,7 +74,8 @@ REFUSED = {
     "table-empty": ({"cos_sin": lambda x: x["cos_sin"][:0]}, r"\[0, 64\].*at least one position"),
     "cos-dtype": ({"cos_sin": lambda x: x["cos_sin"].double()}, "cos_sin is torch.float64"),
     "positions-alone": (
-        {"cos_sin": None, "positions": torch.arange(13)}, "positions are given without cos_sin"
+        {"cos_sin": None, "positions": torch.arange(13)},
+        "positions are given without cos_sin",
     ),
     "positions-dtype": ({"positions": torch.ones(13)}, "positions is torch.float32"),
     "positions-size": ({"positions": torch.arange(12)}, r"positions.*wanted \[13\]"),
@@ -87,7 +88,7 @@ REFUSED = {
         {"k_cache": lambda x: x["k_cache"], "v": lambda x: x["k_cache"].flatten(0, 1)[:13]},
         "k_cache at .* overlaps v",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("changes", "match"), REFUSED.values(), ids=REFUSED)

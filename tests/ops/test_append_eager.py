@@ -56,11 +56,13 @@ def append(p: AppendProblem, a: dict[str, Any]) -> None:
     if p.flat:
         table, steps = (a["table_len"],), (1,)
     rows = [
-        at("k", kv, dtype, "k_token", "k_head"), at("v", kv, dtype, "v_token", "v_head"),
+        at("k", kv, dtype, "k_token", "k_head"),
+        at("v", kv, dtype, "v_token", "v_head"),
         at("k_cache", pages, cache, "k_page", "k_slot", "k_cache_head"),
         at("v_cache", pages, cache, "v_page", "v_slot", "v_cache_head"),
-        memory(a["table_ptr"], table, steps, torch.int32), vector(a["lens_ptr"], p.batch),
-    ]  # fmt: skip
+        memory(a["table_ptr"], table, steps, torch.int32),
+        vector(a["lens_ptr"], p.batch),
+    ]
     where = {
         "page_indptr": vector(a["indptr_ptr"], p.batch + 1) if p.flat else None,
         "cu_q_lens": vector(a["cu_ptr"], p.batch + 1) if p.ragged else None,
@@ -101,9 +103,11 @@ class FakeDevice:
         self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)
         streams = Streams(
-            lambda: -1, lambda index: self.stream, lambda raw, index: self.budgets[raw],
+            lambda: -1,
+            lambda index: self.stream,
+            lambda raw, index: self.budgets[raw],
             lambda: self.is_capturing,
-        )  # fmt: skip
+        )
         self.dispatcher: OperatorDispatcher[AppendProblem, Any] = OperatorDispatcher(
             profile,
             lambda: self,

@@ -146,8 +146,10 @@ def test_fake_tensors_know_the_shape():
     args, options = make(ALL)
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(x) for x in args]
-    known = {name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
-             for name, x in options.items()}  # fmt: skip
+    known = {
+        name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+        for name, x in options.items()
+    }
     with mode:
         out = smkern.qk_norm_rope_append(*fakes, **known)
         assert out.shape == args[0].shape

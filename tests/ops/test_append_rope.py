@@ -85,11 +85,13 @@ def test_llama3_scales_some_pairs_and_keeps_some():
         (Linear(4.0), 1.0),
         (YARN, 0.1 * log(4.0) + 1),
         (Yarn(0.5, 4096), 1.0),
-        (Yarn(40.0, 4096, mscale=0.707, mscale_all_dim=1.0),
-         (0.0707 * log(40) + 1) / (0.1 * log(40) + 1)),
+        (
+            Yarn(40.0, 4096, mscale=0.707, mscale_all_dim=1.0),
+            (0.0707 * log(40) + 1) / (0.1 * log(40) + 1),
+        ),
         (Yarn(40.0, 4096, attention_factor=1.5), 1.5),
     ],
-)  # fmt: skip
+)
 def test_attention_factor(scaling, want):
     assert Rope(64, scaling=scaling).attention_factor == pytest.approx(want)
 

@@ -35,10 +35,12 @@ VARIED = [
     (CALLS, ALL),
     (replace(CALLS, cache_dtype=FP8), replace(ALL, cache_dtype=FP8)),
     (replace(CALLS, flat=(True,)), replace(ALL, flat=True)),
-    (replace(CALLS, rotary_dim=32, interleaved=True, norm=False),
-     replace(ALL, rope=Rope(32, interleaved=True), norm=False)),
+    (
+        replace(CALLS, rotary_dim=32, interleaved=True, norm=False),
+        replace(ALL, rope=Rope(32, interleaved=True), norm=False),
+    ),
     (replace(CALLS, dtype=torch.bfloat16), replace(ALL, dtype=torch.bfloat16)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("calls", "case"), VARIED)

@@ -185,8 +185,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(operators.topk_softmax.default, (x, 2), {"renormalize": False})
     torch.library.opcheck(operators.moe_permute.default, (x, experts, 3))
     moved, offsets, index = smkern.moe_permute(x, experts, 3)
-    torch.library.opcheck(operators.moe_permute_out.default,
-                          (x, experts, 3, moved, offsets, index))  # fmt: skip
+    torch.library.opcheck(operators.moe_permute_out.default, (x, experts, 3, moved, offsets, index))
     w = torch.randn(3, 8, 16)
     torch.library.opcheck(operators.grouped_gemm.default, (moved, w, offsets), {"swiglu": True})
     torch.library.opcheck(operators.grouped_gemm_out.default, (moved, w, offsets, rows(8, 8, FP32)))

@@ -64,8 +64,10 @@ class FakeKernels:
         self.loaded.update(self.variants(problem))
         self.problems.append(problem)
         runs: dict[str, Any] = {
-            "moe_permute": self._permute, "moe_unpermute": self._sum, "grouped_gemm": self._gemm,
-        }  # fmt: skip
+            "moe_permute": self._permute,
+            "moe_unpermute": self._sum,
+            "grouped_gemm": self._gemm,
+        }
         run = runs.get(self.op.name)
         return lambda stream, *given: run and run(problem, *given)
 
@@ -77,8 +79,9 @@ class FakeKernels:
         self.workspaces += room
         found = reference.moe_permute(
             memory(x, (p.tokens, p.hidden), (x_step, 1), BF16),
-            memory(experts, (p.tokens, p.top_k), (p.top_k, 1), torch.int32), p.num_experts,
-        )  # fmt: skip
+            memory(experts, (p.tokens, p.top_k), (p.top_k, 1), torch.int32),
+            p.num_experts,
+        )
         memory(rows, (p.choices, p.hidden), (rows_step, 1), BF16).copy_(found[0])
         memory(offsets, (p.num_experts + 1,), (1,), torch.int32).copy_(found[1])
         memory(index, (p.choices,), (1,), torch.int32).copy_(found[2])
@@ -92,16 +95,18 @@ class FakeKernels:
         found = reference.moe_unpermute(
             memory(y, (num_rows, p.hidden), (y_step, 1), BF16),
             memory(index, (p.tokens * p.top_k,), (1,), torch.int32),
-            memory(weights, (p.tokens, p.top_k), (weights_step, 1)), residual=added,
-        )  # fmt: skip
+            memory(weights, (p.tokens, p.top_k), (weights_step, 1)),
+            residual=added,
+        )
         memory(out, shape, (out_step, 1), BF16).copy_(found)
 
     def _gemm(self, p: Any, a: int, w: int, offsets: int, out: int) -> None:
         found = reference.grouped_gemm(
             memory(a, (p.rows, p.k), (p.a_stride, 1), BF16),
             memory(w, (p.num_experts, p.n * p.halves, p.k), (p.expert_stride, p.w_stride, 1), BF16),
-            memory(offsets, (p.num_experts + 1,), (1,), torch.int32), swiglu=p.swiglu,
-        )  # fmt: skip
+            memory(offsets, (p.num_experts + 1,), (1,), torch.int32),
+            swiglu=p.swiglu,
+        )
         memory(out, (p.rows, p.n), (p.out_stride, 1), BF16).copy_(found)
 
 

@@ -90,17 +90,19 @@ BAD: dict[str, tuple[Any, str]] = {
     "eps beyond floats": (lambda: smkern.rms_norm(rows(), ONES, eps=10**400), "eps=inf"),
     "residual": (lambda: smkern.add_rms_norm(rows(), rows(4), ONES), "residual has shape"),
     "residual dtype": (
-        lambda: smkern.add_rms_norm(rows(), rows().half(), ONES), "residual is torch.float16",
+        lambda: smkern.add_rms_norm(rows(), rows().half(), ONES),
+        "residual is torch.float16",
     ),
     "residual rows": (
-        lambda: smkern.add_rms_norm(rows(), rows(1).expand(5, 64), ONES), "share an address",
+        lambda: smkern.add_rms_norm(rows(), rows(1).expand(5, 64), ONES),
+        "share an address",
     ),
     "odd": (lambda: smkern.silu_and_mul(rows(5, 63)), "63 columns"),
     "ids": (lambda: smkern.embedding(torch.zeros(3), rows()), r"ids is torch\.float32"),
     "ids dims": (lambda: smkern.embedding(torch.zeros(3, 1).int(), rows()), r"\[tokens\]"),
     "table": (lambda: smkern.embedding(torch.zeros(3).int(), ONES), r"table has shape"),
     "out": (lambda: smkern.silu_and_mul(rows(), out=rows()), r"the result is \[5, 32\]"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -121,7 +121,7 @@ def test_check_names_the_row():
         ({"min_p": torch.tensor([2.0, 0.5, 0.0])}, r"min_p\[0\] is 2.0"),
         ({"steps": ints(1, 2, -3)}, r"steps\[2\] is -3"),
         ({"finished": torch.zeros(3).bool(), "stop_tokens": ints(1, 8)}, r"stop_tokens\[0\] is"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ArgumentError, match=words):
             smkern.sample(LOGITS, **good | changed, check=True)
     nothing = LOGITS.clone()

@@ -43,7 +43,9 @@ ILLEGAL = {
     "negative layers": (Decision(layers=-1), RUNS, "layers=-1"),
     "more layers than are left": (Decision(layers=27), RUNS, "layers=27: 26 of 36"),
     "more layers than there are": (
-        Decision(rung=16, prefill=(0,), layers=37), FREE, "layers=37: 36 of 36",
+        Decision(rung=16, prefill=(0,), layers=37),
+        FREE,
+        "layers=37: 36 of 36",
     ),
     "layers of nothing": (Decision(layers=1), FREE, "layers=1, and no batch"),
     "an empty chunk": (Decision(prefill=(0,), chunk_tokens=0), FREE, "chunk_tokens=0.*1 to 8192"),
@@ -58,7 +60,7 @@ ILLEGAL = {
     "preempts nothing": (Decision(prefill=(0,), preempt=True), FREE, "no batch runs"),
     "preempts for nobody": (Decision(preempt=True), RUNS, "name the requests"),
     "preempts two deep": (Decision(prefill=(0,), preempt=True), TWICE, "one level at most"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ILLEGAL)

@@ -119,9 +119,7 @@ def test_an_error_of_one_launch_fails_its_requests_alone(launch: int) -> None:
 
 @each_policy
 def test_a_device_that_hangs_is_reported_in_time(policy: str) -> None:
-    world = busy(
-        EVERY_POLICY[policy](), device={"faults": {4: "hang"}}, stall_timeout_s=0.25
-    )  # fmt: skip
+    world = busy(EVERY_POLICY[policy](), device={"faults": {4: "hang"}}, stall_timeout_s=0.25)
     world.may_fail = None
 
     def serve() -> None:

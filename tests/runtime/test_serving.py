@@ -93,7 +93,7 @@ def test_the_last_gives_way_and_comes_back(policy: str, preemption: Any) -> None
     """Requests that fit when they come, but not with all that they generate."""
     world = World(
         POLICIES[policy](), num_pages=20, page_size=4, end_probability=0.0, preemption=preemption
-    )  # fmt: skip
+    )
     handles = [world.submit([id_] * 14, 40) for id_ in range(4)]
     world.finish()
     assert world.mux.stats().preemptions

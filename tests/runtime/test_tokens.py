@@ -149,8 +149,9 @@ def test_on_the_host_alone(truth: Truth, policy: str) -> None:
     """As anybody without a GPU runs it: work is over when it is launched."""
     pool = KvPool(
         KvSizes(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, 16, CONFIG.dtype),
-        num_pages=16, device="cpu",
-    )  # fmt: skip
+        num_pages=16,
+        device="cpu",
+    )
     executor = ModelExecutor(
         Decoder(CONFIG, truth.weights), pool, device=HostDevice(rungs=RUNGS), max_running=4,
         max_prefill=3, max_tokens=48,

@@ -275,9 +275,7 @@ def _step_without_mask(query: Tensor, key: Tensor, causal: bool) -> Step:
     causal = causal and q_length > 1
     kv_length = min(q_length, key.shape[2]) if causal else key.shape[2]
     first = 0 if causal else kv_length - q_length
-    request = MaskRequest(
-        batch, q_length, kv_length, first, 0, Pattern(causal), None, query.device
-    )  # fmt: skip
+    request = MaskRequest(batch, q_length, kv_length, first, 0, Pattern(causal), None, query.device)
     step = make_step(request)
     if step is None:
         raise ArgumentError(

@@ -176,7 +176,5 @@ def _step(
     starts = None
     if request.q_length != 1:
         ends = (request.batch + 1) * request.q_length
-        starts = torch.arange(
-            0, ends, request.q_length, dtype=torch.int32, device=request.device
-        )  # fmt: skip
+        starts = torch.arange(0, ends, request.q_length, dtype=torch.int32, device=request.device)
     return Step(request, lens, order, starts, request.pattern.causal, window, max_kv_len)

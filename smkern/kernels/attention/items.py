@@ -168,8 +168,10 @@ def plan_items(
     prefill.reverse()
     prefill.sort(key=lambda item: -item[TILES])
     buffer[[NUM_DECODE, NUM_PREFILL, DECODE_CTAS]] = (
-        len(decode), len(prefill), decode_ctas(decode, prefill, num_ctas),
-    )  # fmt: skip
+        len(decode),
+        len(prefill),
+        decode_ctas(decode, prefill, num_ctas),
+    )
     buffer[[OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS]] = overflow, slots["decode"], slots["prefill"]
     costs = [item[TILES] + PIECE_COST for item in decode]
     for item, before in zip(decode, np.cumsum([0, *costs]), strict=False):

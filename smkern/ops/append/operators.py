@@ -42,9 +42,11 @@ _TURNING = ("q", "out", "cos_sin", "q_norm", "k_norm", "positions")
 def by_reference(call: Call) -> Tensor | None:
     """The reference on a checked call of either operator; into `out`, if it has one."""
     where = {
-        "page_indptr": call.page_indptr, "cu_q_lens": call.cu_q_lens, "k_scale": call.k_scale,
+        "page_indptr": call.page_indptr,
+        "cu_q_lens": call.cu_q_lens,
+        "k_scale": call.k_scale,
         "v_scale": call.v_scale,
-    }  # fmt: skip
+    }
     if call.plain:
         if call.kv_lens.shape[0]:
             reference.append_kv(*call[1:7], **where)

@@ -115,8 +115,9 @@ def _fake(q, k_cache, v_cache, page_table, kv_lens, *, page_indptr=None, backend
     return q.new_empty(q.shape), lse
 
 
-def _fake_out(q, k_cache, v_cache, page_table, kv_lens, out, *, page_indptr=None, backend=None,
-              **_):  # fmt: skip
+def _fake_out(
+    q, k_cache, v_cache, page_table, kv_lens, out, *, page_indptr=None, backend=None, **_
+):
     _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out)
 
 

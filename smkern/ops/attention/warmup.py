@@ -88,10 +88,9 @@ class AttentionCalls:
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device: attention, its plans and the merge of its states."""
-        return joined([
-            work_of(eager_plans(target.index), self, target),
-            work_of_calls(self.merges, target),
-        ])  # fmt: skip
+        return joined(
+            [work_of(eager_plans(target.index), self, target), work_of_calls(self.merges, target)]
+        )
 
     def merges(self, device: torch.device, aligned: bool) -> list[tuple[Operator[Any], Any]]:
         """A merge of two states of a token, on tensors of its own."""
@@ -146,12 +145,14 @@ def work_of(eager: EagerPlans, calls: AttentionCalls, target: Target) -> Work:
     for choice in choices(dispatcher, calls, target):
         count += 1
         launched.setdefault(dispatcher.variants(*choice), choice)
-    wanted: list[Any] = list(dict.fromkeys(
-        variant
-        for variants, choice in launched.items()
-        if not dispatcher.is_loaded(*choice)
-        for variant in variants
-    ))  # fmt: skip
+    wanted: list[Any] = list(
+        dict.fromkeys(
+            variant
+            for variants, choice in launched.items()
+            if not dispatcher.is_loaded(*choice)
+            for variant in variants
+        )
+    )
     if not dispatcher.is_plan_loaded(calls.problems()[0].shape):
         wanted.insert(0, None)
     return Work(

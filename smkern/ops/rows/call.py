@@ -142,9 +142,11 @@ def problem_of(call: Any, aligned: bool) -> RowsProblem | None:
 def op_of(call: Any) -> RowsOp:
     """The operator's name."""
     names: dict[type, RowsOp] = {
-        RmsNorm: "rms_norm", AddRmsNorm: "add_rms_norm", SiluAndMul: "silu_and_mul",
+        RmsNorm: "rms_norm",
+        AddRmsNorm: "add_rms_norm",
+        SiluAndMul: "silu_and_mul",
         Embedding: "embedding",
-    }  # fmt: skip
+    }
     return names[type(call)]
 
 

@@ -57,8 +57,10 @@ class CudaSender:
         with torch.cuda.device(self._index):
             self._kernel = SlotKernel(state.layout, max_ctas, self._index, 10 * major + minor)
         self._addresses = (
-            state.words.data_ptr(), state.finished.data_ptr(), state.page_table.data_ptr(),
-        )  # fmt: skip
+            state.words.data_ptr(),
+            state.finished.data_ptr(),
+            state.page_table.data_ptr(),
+        )
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._read: tuple[int, torch.cuda.Event] | None = None
         """The last send that read a prefill row: its stream and its end."""

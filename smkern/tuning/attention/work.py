@@ -95,9 +95,8 @@ def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[i
     empty = np.zeros(0, dtype=np.int64)
     tiles = np.sort(np.concatenate([empty, *prefill]))[::-1]
     return StepWork(
-        np.concatenate([empty, *decode]), tiles, slots[True], slots[False], seen, pairs,
-        sum(q_lens),
-    )  # fmt: skip
+        np.concatenate([empty, *decode]), tiles, slots[True], slots[False], seen, pairs, sum(q_lens)
+    )
 
 
 _Counted = tuple[Ints, int, int, int]

@@ -75,8 +75,10 @@ def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
         ("kv_lens is on cpu", {"kv_lens": lambda s: s.kv_lens.cpu()}),
         ("kv_lens is torch.int64", {"kv_lens": lambda s: s.kv_lens.long()}),
         ("kv_lens has shape", {"kv_lens": lambda s: s.kv_lens[None]}),
-        ("4 tokens for 3 requests", {"kv_lens": lambda s: s.kv_lens[:3],
-                                     "page_table": lambda s: s.page_table[:3]}),
+        (
+            "4 tokens for 3 requests",
+            {"kv_lens": lambda s: s.kv_lens[:3], "page_table": lambda s: s.page_table[:3]},
+        ),
         ("cu_q_lens", {"cu_q_lens": lambda s: int32([0, 4]), "max_q_len": 4}),
         ("max_q_len", {"max_q_len": 3}),
         ("max_q_len is missing", {"cu_q_lens": lambda s: s.kv_lens.new_tensor([0, 1, 2, 3, 4])}),
@@ -102,7 +104,7 @@ def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
         ("plan is", {"plan": 3}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
-)  # fmt: skip
+)
 def test_what_the_host_can_see(message, changes):
     refused(PLAIN, ArgumentError, message, **changes)
 
@@ -123,10 +125,12 @@ def test_flat_tables():
 @pytest.mark.parametrize("page_size", [8, 24, 512])
 def test_page_sizes(page_size):
     refused(
-        PLAIN, ArgumentError, f"page_size={page_size}",
+        PLAIN,
+        ArgumentError,
+        f"page_size={page_size}",
         k_cache=torch.zeros(4, page_size, 2, 128, device="cuda").bfloat16(),
         v_cache=torch.zeros(4, page_size, 2, 128, device="cuda").bfloat16(),
-    )  # fmt: skip
+    )
 
 
 def test_plans_of_another_step():
@@ -259,8 +263,10 @@ def test_lengths_beyond_the_table_read_what_it_has(backend):
 
 
 def _garbage(chance: random.Random, like: torch.Tensor) -> torch.Tensor:
-    values = [chance.choice([chance.randrange(-(2**31), 2**31), chance.randrange(-3, 40)])
-              for _ in range(like.numel())]  # fmt: skip
+    values = [
+        chance.choice([chance.randrange(-(2**31), 2**31), chance.randrange(-3, 40)])
+        for _ in range(like.numel())
+    ]
     return int32(values).view(like.shape)
 
 

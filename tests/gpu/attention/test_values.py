@@ -201,8 +201,9 @@ def test_large_offsets_do_not_wrap():
     for name in ("k_cache", "v_cache"):
         cache = getattr(step, name)
         pages, *rest = cache.shape
-        room = torch.empty((pages - 1) * far + rest[0] * rest[1] * rest[2], dtype=cache.dtype,
-                           device=cache.device)  # fmt: skip
+        room = torch.empty(
+            (pages - 1) * far + rest[0] * rest[1] * rest[2], dtype=cache.dtype, device=cache.device
+        )
         wide = room.as_strided(cache.shape, (far, *cache.stride()[1:]))
         wide.copy_(cache)
         setattr(step, name, wide)

@@ -37,10 +37,12 @@ def texts(count: int) -> list[tuple[list[int], int]]:
     """Prompts, and how many tokens are wanted behind each."""
     random = Random(4)
     return [
-        ([random.randrange(SIZES.vocab) for _ in range(random.choice([9, 60, 300, 500]))],
-         random.randint(2, 40))
+        (
+            [random.randrange(SIZES.vocab) for _ in range(random.choice([9, 60, 300, 500]))],
+            random.randint(2, 40),
+        )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def run(engine: Engine, given: list[tuple[list[int], int]]) -> list[Request]:

@@ -51,10 +51,12 @@ class Model:
         columns = LONGEST // PAGE
         shape = (requests * columns, PAGE, config.num_kv_heads, config.head_dim)
         caches = [
-            (torch.randn(shape, device=device, dtype=config.dtype),
-             torch.randn(shape, device=device, dtype=config.dtype))
+            (
+                torch.randn(shape, device=device, dtype=config.dtype),
+                torch.randn(shape, device=device, dtype=config.dtype),
+            )
             for _ in range(config.num_layers)
-        ]  # fmt: skip
+        ]
         order = torch.randperm(requests * columns, generator=generator)
         tokens = torch.randint(config.vocab_size, (requests, LONGEST), generator=generator)
         lengths = torch.randint(1, LONGEST + 1, (requests,), generator=generator).tolist()

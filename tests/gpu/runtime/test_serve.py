@@ -55,8 +55,10 @@ def test_missed_graphs_are_captured_when_nothing_runs() -> None:
     decoder = Decoder(config, Weights.random(config, 5, "cuda"))
     pool = KvPool(
         KvSizes(config.num_layers, config.num_kv_heads, config.head_dim),
-        num_pages=100, device="cuda", reuse=False,
-    )  # fmt: skip
+        num_pages=100,
+        device="cuda",
+        reuse=False,
+    )
     policy = smkern.policies.FixedSplit(RUNG, layers=1, move=False)
     params = SamplingParams(max_new_tokens=6, ignore_eos=True)
     with smkern.ladder([RUNG]) as ladder:

@@ -293,9 +293,11 @@ def test_overlap_is_checked_in_every_call(device):
     both = torch.zeros(3 * 4 * 64 * 2, dtype=torch.uint8)
     with pytest.raises(ArgumentError, match=r"out at .* overlaps lse"):
         device.attend(
-            q, *rest, out=both.view(q.dtype).view(3, 4, 64),
+            q,
+            *rest,
+            out=both.view(q.dtype).view(3, 4, 64),
             lse=both[:48].view(torch.float32).view(3, 4),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(0, 0), (0, 2), (3, 0)])

@@ -44,8 +44,10 @@ def plan_of(args, options):
 def planned(args, options):
     plan = plan_of(args, options)
     return options | {
-        "plan_buffer": plan.buffer, "plan_workspace": plan.workspace, "plan_numbers": plan.numbers
-    }  # fmt: skip
+        "plan_buffer": plan.buffer,
+        "plan_workspace": plan.workspace,
+        "plan_numbers": plan.numbers,
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,8 +87,9 @@ def test_opcheck_plan(ragged):
     given = (args[4], options.get("cu_q_lens"))
     opcheck(torch.ops.smkern.plan_attention.default, given, {"numbers": plan.numbers})
     buffers = (torch.zeros_like(plan.buffer), torch.zeros_like(plan.workspace))
-    opcheck(torch.ops.smkern.plan_attention_out.default, (*given, *buffers),
-            {"numbers": plan.numbers})  # fmt: skip
+    opcheck(
+        torch.ops.smkern.plan_attention_out.default, (*given, *buffers), {"numbers": plan.numbers}
+    )
     buffer, _ = torch.ops.smkern.plan_attention(*given, numbers=plan.numbers)
     assert torch.equal(buffer, plan.buffer)
 

@@ -86,9 +86,10 @@ def serve(device, calls=CALLS, **changes):
     before = set(device.kernels.loaded)
     for lengths, stream, planned in product(STEPS, (7, 8), (True, False)):
         case = Case(
-            lengths=lengths, cache_dtype=calls.cache_dtype,
+            lengths=lengths,
+            cache_dtype=calls.cache_dtype,
             options={"softcap": 3.0} if calls.softcap else {},
-        )  # fmt: skip
+        )
         made = make(case)
         device.stream = stream
         for num_sms in (None, 8):
@@ -152,9 +153,7 @@ def test_tensors_that_are_not_aligned_get_tritons_too(make_device):
 
 
 def problem(batch, q_len, kv_len):
-    shape = AttentionShape(
-        batch, 4, 2, 64, 16, q_len, kv_len, batch * q_len, batch * kv_len
-    )  # fmt: skip
+    shape = AttentionShape(batch, 4, 2, 64, 16, q_len, kv_len, batch * q_len, batch * kv_len)
     return AttentionProblem(shape, "fp16", "fp16")
 
 

@@ -101,8 +101,10 @@ def test_what_is_missing_is_served_and_captured_later():
     assert cache.run(RUNG, 20, 100) == (GraphKey(32, 32, 2048), False)
     assert cache.run(WHOLE, 3, 100) == (GraphKey(0, 4, 2048), False)
     assert set(cache.missed) == {
-        GraphKey(32, 4, 2048), GraphKey(32, 32, 2048), GraphKey(0, 4, 2048)
-    }  # fmt: skip
+        GraphKey(32, 4, 2048),
+        GraphKey(32, 32, 2048),
+        GraphKey(0, 4, 2048),
+    }
     assert cache.capture_missed() == 3
     assert cache.run(RUNG, 3, 100) == (GraphKey(32, 4, 2048), True)
     assert cache.run(WHOLE, 3, 100) == (GraphKey(0, 4, 2048), True)

@@ -139,8 +139,9 @@ def test_gaps_name_their_bubbles():
 
 lengths = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from(["decode", "prefill"])),
-    min_size=1, max_size=30,
-)  # fmt: skip
+    min_size=1,
+    max_size=30,
+)
 
 
 @given(lengths, st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=20))

@@ -30,9 +30,11 @@ def meter(script: Script, **settings) -> StatsMeter:
 
 def test_nothing_happened():
     assert meter(Script()).stats() == Stats(
-        rates={"decode": meter(Script()).stats().rates["decode"],
-               "prefill": meter(Script()).stats().rates["prefill"]}
-    )  # fmt: skip
+        rates={
+            "decode": meter(Script()).stats().rates["decode"],
+            "prefill": meter(Script()).stats().rates["prefill"],
+        }
+    )
     assert meter(Script()).stats().bubble_ratio == 0
 
 
