@@ -221,7 +221,8 @@ class Multiplexer:
         began = perf_counter()
         try:
             if self._future:
-                self._arrivals()
+                for request in self._future.due(self._lanes.device.now_us()):
+                    self._arrive(request)
             self._poll()
             if self._changed:
                 self._changed = False
@@ -251,8 +252,7 @@ class Multiplexer:
 
     def stats(self) -> Stats:
         """Tokens, waits, bubbles, switches and work so far."""
-        now_us = self._lanes.device.now_us()
-        return self._meter.stats(now_us, preemptions=self._preemptions)
+        return self._meter.stats(self._lanes.device.now_us(), preemptions=self._preemptions)
 
     def metrics_text(self) -> str:
         """`stats` as Prometheus text.
@@ -290,10 +290,6 @@ class Multiplexer:
         self._meter.arrived(request.index, request.arrival_us, prompt_tokens=request.prompt_len)
         self._changed = True
 
-    def _arrivals(self) -> None:
-        for request in self._future.due(self._lanes.device.now_us()):
-            self._arrive(request)
-
     def _wait(self) -> None:
         until_us = self._future.next_us
         if not self._launcher.in_flight and until_us is None:
@@ -320,10 +316,7 @@ class Multiplexer:
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
 
     def _finished(self, request: Request) -> None:
-        if request.error is None:
-            self._end(request)
-        else:
-            self._fail([request], request.error)
+        self._end(request) if request.error is None else self._fail([request], request.error)
 
     def _decide(self, began: float) -> None:
         """Let what can be launched be decided and launched."""

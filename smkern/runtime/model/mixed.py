@@ -100,7 +100,7 @@ class MixedRunner:
             chunks: The chunks, by row in front of the slots.
             requests: Those that decode, by slot.
             lengths: Bounds of their keys.
-            update: Seats both.
+            update: Gives both their rows.
             read: Gets the tokens: the chunks', then the slots'.
         """
         read.reserve()  # once it has drawn, what runs has advanced: nothing may raise any more
