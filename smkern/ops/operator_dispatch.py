@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from smkern.device import Budget
@@ -112,6 +112,28 @@ class OperatorDispatcher(Generic[P, C]):
             found = self.kernels().prepare(problem, config, budget)
             keep(self._launches, key, found)
         return found
+
+
+def load_dispatcher(
+    index: int,
+    kernels: Callable[[int], Kernels[P, C]],
+    selector: Callable[[Profile], Callable[[P, Budget], C]],
+    step: Callable[[P], P] | None = None,
+) -> OperatorDispatcher[P, C]:
+    """The dispatcher of a device that is present.
+
+    Args:
+        index: GPU index.
+        kernels: Capability (90 and the like) to the family's kernels; called on first need.
+        selector: The device's profile to what chooses a configuration there.
+        step: As in `OperatorDispatcher`.
+    """
+    from smkern.profile import load_profile
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+    made = partial(kernels, 10 * major + minor)
+    return OperatorDispatcher(profile, made, selector(profile), step)
 
 
 @dataclass(frozen=True, slots=True)

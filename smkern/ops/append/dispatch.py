@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from smkern.ops.bounded_cache import model_rows
-from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
 
 
 @cache
 def append_dispatcher(index: int) -> OperatorDispatcher[AppendProblem, AppendConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
-    from smkern.profile import load_profile
+    from smkern.kernels.append_launch import AppendKernels
 
-    profile = load_profile(index)
-    major, minor = profile.info.capability
-
-    def kernels() -> Any:
-        from smkern.kernels.append_launch import AppendKernels
-
-        return AppendKernels(10 * major + minor)
-
-    return OperatorDispatcher(profile, kernels, APPEND.selector(profile), of_step)
+    return load_dispatcher(index, AppendKernels, APPEND.selector, of_step)
 
 
 def of_step(problem: AppendProblem) -> AppendProblem:

@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import MergeProblem
 from smkern.ops import checks
 from smkern.ops.operator import Operator, Shapes
-from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import attention as reference
@@ -92,17 +92,9 @@ def _steps(call: Merge) -> tuple[int, ...]:
 @cache
 def merge_dispatcher(index: int) -> OperatorDispatcher[MergeProblem, None]:
     """The merges of a device that is present; there is one configuration."""
-    from smkern.profile import load_profile
+    from smkern.kernels.attention.merge_triton import MergeKernels
 
-    profile = load_profile(index)
-    major, minor = profile.info.capability
-
-    def kernels() -> Any:
-        from smkern.kernels.attention.merge_triton import MergeKernels
-
-        return MergeKernels(10 * major + minor)
-
-    return OperatorDispatcher(profile, kernels, lambda problem, budget: None)
+    return load_dispatcher(index, MergeKernels, lambda profile: lambda problem, budget: None)
 
 
 MERGE: Operator[MergeProblem] = Operator(

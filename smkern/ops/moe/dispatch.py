@@ -5,20 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from smkern.ops.operator_dispatch import OperatorDispatcher
-from smkern.profile import load_profile
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.tuning.moe import MOE, MoeConfig
 
 
 @cache
 def moe_dispatcher(index: int) -> OperatorDispatcher[Any, MoeConfig]:
     """Routing's and the permutations' dispatcher of a device that is present."""
-    profile = load_profile(index)
-    major, minor = profile.info.capability
+    from smkern.kernels.moe_launch import MoeKernels
 
-    def kernels() -> Any:
-        from smkern.kernels.moe_launch import MoeKernels
-
-        return MoeKernels(10 * major + minor)
-
-    return OperatorDispatcher(profile, kernels, MOE.selector(profile))
+    return load_dispatcher(index, MoeKernels, MOE.selector)

@@ -12,11 +12,10 @@ from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
 from smkern.ops.operator import Operator, Shapes
-from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
-from smkern.profile import load_profile
 from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import VECTOR
 
@@ -85,15 +84,9 @@ def _problem(call: Grouped, aligned: bool) -> GroupedProblem | None:
 @cache
 def grouped_dispatcher(index: int) -> OperatorDispatcher[GroupedProblem, GroupedConfig]:
     """The grouped GEMM's dispatcher of a device that is present."""
-    profile = load_profile(index)
-    major, minor = profile.info.capability
+    from smkern.kernels.grouped_launch import GroupedKernels
 
-    def kernels() -> Any:
-        from smkern.kernels.grouped_launch import GroupedKernels
-
-        return GroupedKernels(10 * major + minor)
-
-    return OperatorDispatcher(profile, kernels, GROUPED_GEMM.selector(profile))
+    return load_dispatcher(index, GroupedKernels, GROUPED_GEMM.selector)
 
 
 GROUPED: Operator[GroupedProblem] = Operator(

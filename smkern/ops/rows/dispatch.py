@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 from smkern.ops.bounded_cache import model_rows
-from smkern.ops.operator_dispatch import OperatorDispatcher
-from smkern.tuning.rows import RowsConfig, RowsProblem
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
+from smkern.tuning.rows import RowsConfig, RowsProblem, choose
 
 
 @cache
 def rows_dispatcher(index: int) -> OperatorDispatcher[RowsProblem, RowsConfig]:
     """The dispatcher of a device that is present: its profile, its kernels."""
-    from smkern.profile import load_profile
-    from smkern.tuning.rows import choose
+    from smkern.kernels.rows_launch import RowsKernels
 
-    profile = load_profile(index)
-    major, minor = profile.info.capability
-
-    def kernels() -> Any:
-        from smkern.kernels.rows_launch import RowsKernels
-
-        return RowsKernels(10 * major + minor)
-
-    return OperatorDispatcher(profile, kernels, partial(choose, profile=profile), of_step)
+    return load_dispatcher(
+        index, RowsKernels, lambda profile: partial(choose, profile=profile), of_step
+    )
 
 
 def of_step(problem: RowsProblem) -> RowsProblem:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator
-from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import sample as reference
@@ -29,17 +28,9 @@ from smkern.tuning.sample import SAMPLING, Budget, SampleConfig, SampleProblem, 
 @cache
 def sample_dispatcher(index: int) -> OperatorDispatcher[SampleProblem, SampleConfig]:
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
-    from smkern.profile import load_profile
+    from smkern.kernels.sample import SampleKernels
 
-    profile = load_profile(index)
-    major, minor = profile.info.capability
-
-    def kernels() -> Any:
-        from smkern.kernels.sample import SampleKernels
-
-        return SampleKernels(10 * major + minor)
-
-    return OperatorDispatcher(profile, kernels, SAMPLING.selector(profile))
+    return load_dispatcher(index, SampleKernels, SAMPLING.selector)
 
 
 def by_reference(call: Sample) -> Tensor:
