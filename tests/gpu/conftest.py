@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import smkern
-from tests.gpu.sanitizing import find_sanitizer, sanitized, verdict
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,17 +40,3 @@ def ladder() -> Iterator[smkern.Ladder]:
     """Partitions of 16 and of 40 SMs, and what they leave."""
     with smkern.ladder([16, 40]) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def sanitizer() -> str:
-    """Path of a compute-sanitizer that sees this GPU and finds what is planted."""
-    path = find_sanitizer()
-    if path is None:
-        pytest.skip("no compute-sanitizer here")
-    status, output = sanitized(path, "memcheck", "tests.gpu.sanitizer", "planted", 150)
-    if "Device not supported" in output:
-        pytest.skip("compute-sanitizer does not support this device or its virtual machine")
-    fine, words = verdict("memcheck", "planted", status, output)
-    assert fine, f"{words}\n{output[-3000:]}"
-    return path
