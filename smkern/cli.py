@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -88,6 +89,14 @@ def writable(context: click.Context, option: click.Parameter, path: Path | None)
     return path
 
 
+def _checked(option: click.Parameter) -> click.Parameter:
+    if not WRITTEN.intersection(option.opts) or option.callback is not None:
+        return option
+    option = copy(option)
+    option.callback = writable
+    return option
+
+
 class LazyGroup(click.Group):
     """Subcommands in modules not yet imported: `--help` loads neither torch nor Triton."""
 
@@ -103,10 +112,9 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         command = import_module(self.modules[cmd_name][0]).command
         assert isinstance(command, click.Command)
-        for option in command.params:
-            if WRITTEN.intersection(option.opts):
-                option.callback = option.callback or writable
-        return command
+        checked = copy(command)  # run by itself, the command is as its module has it
+        checked.params = [_checked(option) for option in command.params]
+        return checked
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, help) for name, (_, help) in self.modules.items()]
