@@ -22,6 +22,7 @@ from smkern.measure.timing import (
     Case,
     Timing,
     calls_for,
+    first_line,
     rounds_for,
     time_interleaved,
     try_eagerly,
@@ -103,7 +104,7 @@ class Tuner(ABC, Generic[P, C]):
             try:
                 call = self.call(problem, place, config)
             except (SmkernError, RuntimeError) as error:
-                errors[config] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                errors[config] = first_line(error)[:200]
                 continue
             message = self._check(call, problem, place, config, expected, firsts)
             if message is None:

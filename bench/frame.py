@@ -18,7 +18,7 @@ from smkern.bench.power import PowerMeter, power_meter
 from smkern.bench.results import Results
 from smkern.bench.suite import Output, Run
 from smkern.measure.partitions import Partitions, Place, Placement, trim_memory
-from smkern.measure.timing import Call, Case, Timing, ratio, time_within, try_eagerly
+from smkern.measure.timing import Call, Case, Timing, first_line, ratio, time_within, try_eagerly
 from smkern.profile import Profile, load_profile
 
 Cell = dict[str, Any]
@@ -176,7 +176,7 @@ def checked(bench: Bench[C], case: C, provider: Provider, errors: dict[str, str]
         call = provider.make()
         message = try_eagerly(lambda i: results.append(call(i)), provider.place.stream)
     except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        message = first_line(error)
     if message is None:
         message = bench.complaint(case, provider, results[0])
         if message is None:

@@ -10,7 +10,7 @@ import click
 import torch
 
 from smkern.bench.suite import UnknownNameError
-from smkern.measure.timing import Call
+from smkern.measure.timing import Call, first_line
 
 
 def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
@@ -20,7 +20,7 @@ def flashinfer_with(*parts: str) -> tuple[Any, str | None]:
         for part in parts:
             import_module(f"flashinfer.{part}")
     except Exception as error:  # noqa: BLE001  its import runs much; any failure means: without it
-        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+        return None, first_line(error)
     return flashinfer, str(flashinfer.__version__)
 
 

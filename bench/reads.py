@@ -9,7 +9,7 @@ import torch
 
 from smkern.bench.contexts import Green
 from smkern.bench.reader import SHAPES, Reader
-from smkern.measure.timing import Timing
+from smkern.measure.timing import Timing, first_line
 
 ROUNDS = 7
 READS = 2
@@ -41,7 +41,7 @@ def time_reads(
             except Exception as error:
                 if errors is None:
                     raise
-                errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                errors[name] = first_line(error)
                 found.pop(name, None)
                 continue
             if round_index:

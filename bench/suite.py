@@ -129,9 +129,12 @@ class Run:
     _saved_s: float = float("-inf")
 
     def through(
-        self, items: Iterable[I], measure: Callable[[I], Iterable[Cell]], total: int
+        self,
+        items: Iterable[I],
+        measure: Callable[[I], Iterable[Cell]],
+        total: int | None = None,
     ) -> None:
-        """Measure one item after the other until the deadline."""
+        """Measure one item after the other until the deadline; `total`: how many, if known."""
         bar = self.progress.add_task("measure", total=total)
         try:
             left = iter(items)

@@ -18,7 +18,7 @@ from smkern.bench.frame import Bench, Provider, wrong_result
 from smkern.bench.peers import once
 from smkern.measure.attention import AttentionCase, AttentionOperands
 from smkern.measure.partitions import Partitions, Place
-from smkern.measure.timing import Call, Case, time_interleaved, try_eagerly
+from smkern.measure.timing import Call, Case, first_line, time_interleaved, try_eagerly
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 
 PLAN_OP = "plan_attention"
@@ -179,7 +179,7 @@ class AttentionBench(Bench[AttentionCase]):
             if message is None:
                 timing = time_interleaved({"plan": case}, rounds=7)["plan"]
         except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            message = first_line(error)
         if message is not None:
             yield cell | failed_cell(message)
         else:

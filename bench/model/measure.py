@@ -24,6 +24,7 @@ from smkern.measure.timing import (
     Case,
     Timing,
     current_stream,
+    first_line,
     run_eagerly,
     time_interleaved,
     try_eagerly,
@@ -85,7 +86,7 @@ class Measurer:
             yield from self._beside(case, loop, alone_us, other)
         except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
             head = cell_head(DECODE, case.about, loop.place, "smkern")
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            message = first_line(error)
             yield head | failed_cell(message) | {"group_sms": loop.place.num_sms}
 
     def _beside(

@@ -38,6 +38,7 @@ from smkern.bench.tables.models import breakdown_table, decode_table, prefill_ta
 from smkern.device import device_info
 from smkern.measure.options import IntList
 from smkern.measure.partitions import Partitions, Place, trim_memory
+from smkern.measure.timing import first_line
 from smkern.profile import load_profile
 
 Cell = dict[str, Any]
@@ -70,7 +71,7 @@ class Task:
     def failure(self, error: Exception) -> Cell:
         """The cell of a task that raised."""
         head = cell_head(self.op, self.case.about, self.place, "smkern")
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        message = first_line(error)
         return head | failed_cell(message) | {"group_sms": self.place.num_sms}
 
 

@@ -4,113 +4,133 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import click
+from rich.progress import Progress
 
 from smkern.bench.results import Results, cell_key
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks, subjects_named
-from smkern.bench.suite import TIME_LIMIT_OPTION, Output, report, suite_command
+from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, suite_command
 from smkern.measure.options import IntList
+from smkern.measure.timing import first_line
+
+Item = tuple[RuntimePlan, Task, int]
+"""A model, a task of it, and the number of the round, from 1."""
 
 
 @dataclass(slots=True)
 class RuntimeRun:
-    """One run of the suite; the file is written after every task.
+    """What the suite adds to a `Run`: rounds, and tasks that depend on what others measured.
 
     Args:
-        results: What the file had.
-        output: The file, and until when tasks are begun.
-        say: Told a line a cell.
-        again: Whether tasks whose cells the file has are run all the same.
-
-    Attributes:
-        left: What was not begun before the deadline.
-        cut: The same of later rounds.
-        before: The cells that the file had.
-        rounds: What this run measured.
+        results: what the file had; gets the cells.
+        progress: shows how far it is, and a line a cell.
+        again: whether tasks are run whose cells the file has.
     """
 
     results: Results
-    output: Output
-    say: Callable[[str], None] = click.echo
+    progress: Progress
     again: bool = False
-    left: list[str] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
-    before: list[Cell] = field(init=False)
-    rounds: Rounds = field(default_factory=Rounds)
+    _before: list[Cell] = field(init=False)
+    _rounds: Rounds = field(default_factory=Rounds)
 
     def __post_init__(self) -> None:
-        self.before = self.results.cells
+        self._before = self.results.cells
 
-    def plan(
-        self, plan: RuntimePlan, subjects: Sequence[str], seconds: float, rounds: int = 1
-    ) -> None:
-        """All subjects of a model, some rounds of them, what they measure with made once."""
+    def items(
+        self, plans: Sequence[RuntimePlan], subjects: Sequence[str], seconds: float, rounds: int
+    ) -> Iterator[Item]:
+        """What is left to measure, one model on the device at a time."""
+        for plan in plans:
+            yield from self._of_model(plan, subjects, seconds, rounds)
+            gc.collect()  # the next model needs the memory of this one
+
+    def _of_model(
+        self, plan: RuntimePlan, subjects: Sequence[str], seconds: float, rounds: int
+    ) -> Iterator[Item]:
+        """Round after round of all subjects; what they measure with is made once."""
         with ExitStack() as stack:
             tasks = Tasks(plan, seconds, stack, self.results)
             for number in range(1, rounds + 1):
-                self.rounds.number = number
-                if rounds > 1:
-                    self.say(f"{plan.model}: round {number} of {rounds}")
-                for name in subjects:
-                    self.tasks(plan, tasks.of(name))
-        del tasks
-        gc.collect()  # the next model needs the memory of this one
+                self._rounds.number = number
+                for task in (task for name in subjects for task in tasks.of(name)):
+                    if not (number > 1 and task.is_once) and not self._is_done(plan, task):
+                        yield plan, task, number
 
-    def tasks(self, plan: RuntimePlan, tasks: Iterable[Task]) -> None:
-        """Run what the file lacks; a task that raises becomes a cell with its error."""
-        for task in tasks:
-            is_later = self.rounds.number > 1
-            if is_later and task.is_once:
-                continue
-            if self.output.deadline.passed:
-                (self.cut if is_later else self.left).append(f"{plan.model} {task.name}")
-                continue
-            if not self.again and self._is_done(plan, task):
-                continue
-            began = time.monotonic()
-            self._measure(plan, task)
-            self.say(f"    {task.name}: {time.monotonic() - began:.1f} s")
-            self.save()
-
-    def _measure(self, plan: RuntimePlan, task: Task) -> None:
+    def measure(self, item: Item) -> Iterator[Cell]:
+        """A task's cells; one that raises becomes a cell with its error."""
+        plan, task, _ = item
         failed = plan.cell(task.name, task.provider, None, "", **task.about)
         key = cell_key(failed)
-        if not self.rounds.has(key):
+        if not self._rounds.has(key):
             self.results.by_key.pop(key, None)
+        began = time.monotonic()
         try:
             for cell in task.measure():
-                self.results.add(self.rounds.add(key, cell))
-                self.say(line_of(cell))
-            self.rounds.end(key)
+                self._say(line_of(cell))
+                yield self._rounds.add(key, cell)
+            self._rounds.end(key)
         except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            message = first_line(error)
             failed |= {"error": message}
-            for cell in self.rounds.fail(key, message):
-                self.results.add(cell)
-            if not self.rounds.is_whole(key):
-                self.results.add(failed)
-            self.say(line_of(failed))
+            yield from self._rounds.fail(key, message)
+            if not self._rounds.is_whole(key):
+                yield failed
+            self._say(line_of(failed))
+        self._say(f"    {task.name}: {time.monotonic() - began:.1f} s")
 
-    def save(self) -> None:
+    def summarize(self, cells: Sequence[Cell]) -> dict[str, Any]:
+        """The file's summary, its gains made anew."""
         renew(self.results)
-        self.results.summary = summarize(self.results.cells)
-        self.results.save(self.output.path)
+        return summarize(self.results.cells)
 
     def _is_done(self, plan: RuntimePlan, task: Task) -> bool:
+        """Whether the file had its first cell, or another task of this round measured it."""
         wanted = {"model": plan.model, "name": task.name, **task.about}
-        return any(
+        return not self.again and any(
             cell["provider"] == task.provider
             and wanted.items() <= cell["case"].items()
             and not cell.get("error")
-            for cell in (*self.before, *self.rounds.now())
+            for cell in (*self._before, *self._rounds.now())
         )
+
+    def _say(self, line: str) -> None:
+        self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def run(
+    plans: Sequence[RuntimePlan],
+    subjects: Sequence[str],
+    results: Results,
+    output: Output,
+    *,
+    seconds: float,
+    rounds: int = 1,
+    again: bool = False,
+) -> tuple[list[str], list[str]]:
+    """Measure what `results` lacks: the tasks that are left, and those of later rounds.
+
+    Args:
+        seconds: length of a figure of the steady state.
+        rounds: how often all subjects of a model are measured, by turns.
+        again: whether tasks are run whose cells the file has.
+    """
+    # no thread that redraws the bar: host times are measured
+    with Progress(auto_refresh=False) as progress:
+        own = RuntimeRun(results, progress, again)
+        with closing(own.items(plans, subjects, seconds, rounds)) as items:
+            Run(results, output, own.summarize, progress).through(items, own.measure)
+            left: tuple[list[str], list[str]] = [], []
+            for plan, task, number in items:
+                left[number > 1].append(f"{plan.model} {task.name}")
+    return left
 
 
 def line_of(cell: Cell) -> str:
@@ -156,18 +176,19 @@ def command(
     """Measure decode beside prefill against chunked prefill, and what the runtime costs."""
     plans = plans_named(models.split(",")) if models else PLANS
     subjects = subjects_named(only)
-    run = RuntimeRun(output.open(), output, again=again)
-    for plan in plans:
-        plan = replace(plan, rungs=rungs or plan.rungs, limits_ms=limits or plan.limits_ms)
-        run.plan(plan, subjects, 0.5 if output.quick else seconds, rounds)
-    run.save()
-    results = run.results
-    click.echo(report(results.summary))
+    plans = tuple(
+        replace(plan, rungs=rungs or plan.rungs, limits_ms=limits or plan.limits_ms)
+        for plan in plans
+    )
+    seconds = 0.5 if output.quick else seconds
+    results = output.open()
+    left, cut = run(plans, subjects, results, output, seconds=seconds, rounds=rounds, again=again)
     for cell in gains(results.cells):
         click.echo(line_of(cell))
-    left = f"; left: {', '.join(run.left)} (go on with --resume)" if run.left else ""
-    cut = f"; left of later rounds: {', '.join(run.cut)}" if run.cut else ""
-    click.echo(f"{len(results.by_key)} cells in {output.path}{left}{cut}")
+    for title, names in (("left", left), ("left of later rounds", cut)):
+        if names:
+            click.echo(f"{title}: {', '.join(names)}")
+    conclude(results, output.path, len(left), of="tasks")
 
 
 if __name__ == "__main__":

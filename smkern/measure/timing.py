@@ -158,7 +158,7 @@ def time_interleaved(
             except Exception as error:
                 if errors is None:
                     raise
-                errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                errors[name] = first_line(error)
         return _replay_rounds(cases, graphs, rounds, while_busy)
     finally:
         # Newest first: cuBLAS graphs of one stream share a captured workspace.
@@ -244,6 +244,11 @@ def run_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> None:
     torch.cuda.synchronize()
 
 
+def first_line(error: Exception) -> str:
+    """What failed, in a line that fits into a cell."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def try_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> str | None:
     """`run_eagerly`, but None on success and the error's first line on failure.
 
@@ -253,7 +258,7 @@ def try_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> str | None:
     try:
         run_eagerly(call, stream, buffer_set)
     except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        message = first_line(error)
         _clear_last_error()
         return message
     return None

@@ -13,7 +13,7 @@ from smkern.bench.runtime.figures import tbt_of
 from smkern.bench.runtime.rounds import Rounds, combined
 from smkern.bench.runtime.rows import gains, summarize
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
-from smkern.bench.runtime.suite import RuntimeRun
+from smkern.bench.runtime.suite import run
 from smkern.bench.suite import Output
 
 pytestmark = pytest.mark.slow
@@ -140,9 +140,9 @@ class Visits:
 def measured(script, monkeypatch, tmp_path, rounds, results=None, most=99, **more):
     path = tmp_path / "runtime.json"
     output = Output(path, deadline=Visits(most))
-    run = RuntimeRun(results or Results(), output, say=str, **more)
-    run.plan(PLAN, script.subjects(monkeypatch), 0.1, rounds)
-    return run, {c["case"]["name"]: c for c in load_results(path).cells}
+    subjects, results = script.subjects(monkeypatch), results or Results()
+    left = run((PLAN,), subjects, results, output, seconds=0.1, rounds=rounds, **more)
+    return left, {c["case"]["name"]: c for c in load_results(path).cells}
 
 
 def test_subjects_are_visited_by_turns(monkeypatch, tmp_path):
@@ -195,7 +195,7 @@ def test_a_resumed_run_skips_what_the_file_had_in_every_round(monkeypatch, tmp_p
 
 def test_the_deadline_ends_later_rounds_too(monkeypatch, tmp_path):
     script = Script({"x": [1, 3], "y": [5, 7]})
-    run, cells = measured(script, monkeypatch, tmp_path, 2, most=3)
-    assert (run.left, run.cut) == ([], ["qwen3-8b y"])
+    left, cells = measured(script, monkeypatch, tmp_path, 2, most=3)
+    assert left == ([], ["qwen3-8b y"])
     assert (cells["x"]["rounds"], cells["y"]["value"]) == ([1, 3], 5)
     assert gain_name(15) not in cells
