@@ -12,7 +12,6 @@ from smkern.autotune.attention_cases import Heads
 from smkern.autotune.family import MeasuredFamily, ranked
 from smkern.autotune.measure import Tuner
 from smkern.autotune.operator_tuner import operator_tasks
-from smkern.autotune.places import Place
 from smkern.measure.append import (
     TOLERANCE,
     AppendCase,
@@ -21,6 +20,7 @@ from smkern.measure.append import (
     call_of,
     problem_of_case,
 )
+from smkern.measure.partitions import Place
 from smkern.ops.append.dispatch import append_dispatcher
 from smkern.ops.append.operators import APPEND as QK_NORM_ROPE_APPEND
 from smkern.ops.append.operators import APPEND_KV

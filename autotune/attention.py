@@ -11,10 +11,10 @@ from torch import Tensor
 
 from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner, best_cell
-from smkern.autotune.places import Place
 from smkern.device import Budget
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.measure.attention import AttentionCase, AttentionOperands
+from smkern.measure.partitions import Place
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner
-from smkern.autotune.places import Place
 from smkern.autotune.raw import GemmMeasurement
 from smkern.autotune.shortlist import shortlist
 from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
+from smkern.measure.partitions import Place
 from smkern.ops.gemm.dispatch import Dispatcher
 from smkern.profile import Profile
 from smkern.tuning import constraints

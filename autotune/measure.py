@@ -14,9 +14,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from smkern.autotune.places import Place, memory_bound_neighbour
+from smkern.autotune.places import memory_bound_neighbour
 from smkern.autotune.raw import Measurement
 from smkern.errors import SmkernError
+from smkern.measure.partitions import Place
 from smkern.measure.timing import (
     Call,
     Case,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from smkern.autotune.family import Tasks
 from smkern.autotune.measure import Tuner
-from smkern.autotune.places import Place
 from smkern.device import Budget
+from smkern.measure.partitions import Place
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import Compile, OperatorDispatcher
 from smkern.ops.operator_warmup import aligned

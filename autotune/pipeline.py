@@ -11,10 +11,10 @@ import click
 
 from smkern.autotune.compiling import Compiler
 from smkern.autotune.family import MeasuredFamily
-from smkern.autotune.places import Place
 from smkern.autotune.raw import Measurement
 from smkern.autotune.stop import Stop
 from smkern.device import Budget
+from smkern.measure.partitions import Place
 from smkern.profile import Profile
 
 CHUNKS = (8, 16, 32, 48)

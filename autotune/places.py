@@ -5,29 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 import torch
 
 from smkern.device import Budget, Confinement, device_info
-from smkern.measure.partitions import Partitions, release_library_workspaces
+from smkern.measure.partitions import Partitions, Place, release_library_workspaces
 from smkern.measure.timing import current_stream
+from smkern.partition import Partition
 from smkern.partition.plan import DEFAULT_STEP
 
 _NEIGHBOUR_BYTES = 256 << 20
 _COPIES_A_GRAPH = 16
 _GRAPHS_IN_FLIGHT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A budget, a stream that has it, and a stream on the rest of the device, if any."""
-
-    budget: Budget
-    stream: Any
-    neighbour_stream: Any | None = None
 
 
 @contextmanager
@@ -43,7 +35,7 @@ def opened(
     counts = sorted({min(n, total) for n in budgets})
     parts = {n for n in counts if n < total} if "mask" in confined else set()
     with Partitions(parts | {total - n for n in parts}, ("spread",)) as partitions:
-        found = [Place(partitions.full.budget, partitions.full.stream)] if total in counts else []
+        found = [partitions.full] if total in counts else []
         if "grid" in confined:
             grids = (Budget(n, "grid", True) for n in counts if n < total)
             found += [Place(budget, partitions.full.stream) for budget in grids]
@@ -54,7 +46,7 @@ def opened(
             if place is None:
                 missing.append(n)
             else:
-                found.append(Place(place.budget, place.stream, beside))
+                found.append(replace(place, neighbour_stream=beside))
         if missing:
             click.echo(f"no partition of {missing} SMs on this device: left out")
         yield [x for x in found if x.neighbour_stream is not None or not contended]
@@ -87,12 +79,16 @@ def ladder_sides(device: int = 0) -> Iterator[Sides]:
 
     total = device_info(device).num_sms
     whole = Place(Budget(total, "mask", True), torch.cuda.Stream(device))
+
+    def beside(own: Partition, other: Partition) -> Place:
+        return Place(own.budget, own.stream, "spread", own, other.stream)
+
     with ladder(device=device) as made:
         try:
             splits = list(made)
             yield Sides(
-                tuple(Place(s.decode.budget, s.decode.stream, s.prefill.stream) for s in splits),
-                tuple(Place(s.prefill.budget, s.prefill.stream, s.decode.stream) for s in splits),
+                tuple(beside(split.decode, split.prefill) for split in splits),
+                tuple(beside(split.prefill, split.decode) for split in splits),
                 whole,
             )
         finally:

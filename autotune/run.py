@@ -14,10 +14,11 @@ from smkern.autotune.check import Check, report
 from smkern.autotune.model import ModelCells, families, model_config, of_rank
 from smkern.autotune.operators import OPERATORS, Options
 from smkern.autotune.pipeline import Job, Pipeline
-from smkern.autotune.places import Place, absent_sides, ladder_sides, opened
+from smkern.autotune.places import absent_sides, ladder_sides, opened
 from smkern.autotune.stop import Stop
 from smkern.autotune.tables import Tables
 from smkern.device import Budget, Confinement, device_info
+from smkern.measure.partitions import Place
 from smkern.profile import Profile, load_profile
 from smkern.tuning.cells import user_path
 

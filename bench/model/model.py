@@ -24,6 +24,7 @@ from smkern.models import (
     Weights,
     preset,
 )
+from smkern.partition import Partition
 
 PAGE_SIZE = 16
 ROOM = CONTEXT + PAGE_SIZE
@@ -80,7 +81,7 @@ class Model:
         weights = Weights.random(config, device=device)
         self.decoder = Decoder(config, weights, max_position=positions)
         self.caches = Caches.make(config, plan, device)
-        self._decode_activations = ActivationBuffers(config, max(plan.batches), device=device)
+        self.decode_activations = ActivationBuffers(config, max(plan.batches), device=device)
         self._prefill_activations = ActivationBuffers(config, plan.tokens, 1, device=device)
         self._generator = torch.Generator(device).manual_seed(2)
 
@@ -105,6 +106,13 @@ class Model:
         Raises:
             ValueError: logits that are not finite: what ran was not the model.
         """
+        graph = self.decode_graph(self.decode_inputs(batch), place.partition)
+        loop = DecodeLoop(graph, place, torch.full_like(graph.inputs.kv_lens, CONTEXT))
+        loop.check(self.plan.model)
+        return loop
+
+    def decode_inputs(self, batch: int) -> DecodeInputs:
+        """Requests with `CONTEXT` keys that draw as `Settings` says, and do not end."""
         inputs = DecodeInputs.make(batch, self.caches.decode[:batch], max_kv_len=ROOM)
         settings = Settings.of(batch, self.device)
         for name in ("temperature", "top_k", "top_p", "seeds"):
@@ -113,17 +121,21 @@ class Model:
         inputs.max_lengths.fill_(ROOM + 1)
         inputs.kv_lens.fill_(CONTEXT)
         inputs.finished.fill_(False)
-        graph = DecodeGraph(
+        return inputs
+
+    def decode_graph(
+        self, inputs: DecodeInputs, partition: Partition | None, *, capture: bool = True
+    ) -> DecodeGraph:
+        """A step on these inputs; all steps share the decode activations."""
+        return DecodeGraph(
             self.decoder,
             inputs,
             self.caches.layers,
             max_kv_len=ROOM,
-            partition=place.partition,
-            activations=self._decode_activations,
+            partition=partition,
+            activations=self.decode_activations,
+            capture=capture,
         )
-        loop = DecodeLoop(graph, place, torch.full_like(inputs.kv_lens, CONTEXT))
-        loop.check(self.plan.model)
-        return loop
 
     def _tokens(self, count: int) -> Tensor:
         size, vocab = (count,), self.config.vocab_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.95
 GREEDY_EVERY = 8
 """One row in so many is greedy; a row alone is not."""
 SLACK = 1e-3
-"""Of top-p's mass: sums in another order."""
+"""Tolerance of top-p's mass, as peers sum in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,23 @@ class Settings:
             torch.arange(batch, dtype=torch.int64, device=device),
             torch.zeros(batch, dtype=torch.int32, device=device),
         )
+
+    def first(self, rows: int) -> Settings:
+        """The settings of the first rows."""
+        return Settings(*(getattr(self, field.name)[:rows] for field in fields(self)))
+
+    def draw(self, logits: Tensor, out: Tensor) -> Tensor:
+        """Draw a token a row with smkern, into `out`, [batch] int32."""
+        drawn: Tensor = smkern.sample(
+            logits,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seeds=self.seeds,
+            steps=self.steps,
+            out=out,
+        )
+        return drawn
 
     @property
     def divisor(self) -> Tensor:
@@ -105,17 +122,7 @@ def sample(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     ]
 
     def ours(logits: Tensor, out: Tensor) -> Sequence[Tensor]:
-        return (
-            smkern.sample(
-                logits,
-                temperature=settings.temperature,
-                top_k=settings.top_k,
-                top_p=settings.top_p,
-                seeds=settings.seeds,
-                steps=settings.steps,
-                out=out,
-            ),
-        )
+        return (settings.draw(logits, out),)
 
     steps = {} if flashinfer is None else flashinfer_steps(flashinfer, settings)
     sequence = torch_sample(settings.divisor, settings.at_most, settings.top_p)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,14 @@ PartitionOf = Callable[[Place], Partition | None]
 """The partition of a place; None: the whole device."""
 
 
-class ModelSteps(Protocol):
+class ModelSteps(ABC):
     """One provider's model; all is launched on the current stream.
+
+    Args:
+        plan: What is measured.
+        model: Its decoder and caches.
+        stamps: Get the moments of decode steps.
+        partition: The partition of a place.
 
     Attributes:
         provider: Name of whose kernels these are.
@@ -33,26 +40,34 @@ class ModelSteps(Protocol):
     provider: str
     num_layers: int
 
+    def __init__(
+        self, plan: RuntimePlan, model: Model, stamps: Stamps, partition: PartitionOf
+    ) -> None:
+        self._plan, self._model = plan, model
+        self._on_gpu = model.device != "cpu"
+        self._graphs = Graphs(stamps, partition, on_gpu=self._on_gpu)
+        self.num_layers = model.config.num_layers
+
+    @abstractmethod
     def prepare(self, place: Place) -> None:
         """Make ready what runs there: compile, load, capture. A place twice is fine."""
-        ...
 
     def decode(self, place: Place) -> None:
         """Launch one decode step; its beginning and its end are stamped."""
-        ...
+        self._graphs.launch(place)
 
+    @abstractmethod
     def layers(self, first: int, count: int, place: Place) -> None:
         """Launch layers of the prompt: with the first what is before it, with the last the head."""
-        ...
 
+    @abstractmethod
     def mixed(self, chunk: int, start: int) -> Forward:
         """One forward of `chunk` tokens of prompts, the first of them at `start` of its prompt,
         and one token of each decoding request, on the whole device."""
-        ...
 
     def close(self) -> None:
         """Destroy graphs; nothing may run."""
-        ...
+        self._graphs.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

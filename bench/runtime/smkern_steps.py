@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from smkern import ops
-from smkern.bench.model import model as steady_model
 from smkern.bench.model.model import Model
 from smkern.bench.ops.sampling import Settings
 from smkern.bench.runtime.cases import OURS, RuntimePlan
-from smkern.bench.runtime.model_steps import Forward, Graphs, MixedRows, PartitionOf, Run
+from smkern.bench.runtime.model_steps import Forward, MixedRows, ModelSteps, PartitionOf, Run
 from smkern.bench.runtime.stamps import Stamps
-from smkern.models import ActivationBuffers, DecodeGraph, DecodeInputs, Step
+from smkern.models import ActivationBuffers, Step
 from smkern.partition import Partition
 from smkern.runtime.place import Place
 
 
-@dataclass(slots=True)
-class Draw:
-    """The draw behind a forward's logits, with settings of its own."""
-
-    settings: Settings
-    out: Tensor
-
-    @classmethod
-    def of(cls, rows: int, device: str) -> Draw:
-        return cls(Settings.of(rows, device), torch.zeros(rows, dtype=torch.int32, device=device))
-
-    def __call__(self, logits: Tensor) -> None:
-        n, chosen = logits.shape[0], self.settings
-        ops.sample(
-            logits,
-            temperature=chosen.temperature[:n],
-            top_k=chosen.top_k[:n],
-            top_p=chosen.top_p[:n],
-            seeds=chosen.seeds[:n],
-            steps=chosen.steps[:n],
-            out=self.out[:n],
-        )
-
-
-class SmkernSteps:
+class SmkernSteps(ModelSteps):
     """The reference decoder on the runtime's places; see `ModelSteps`.
-
-    Args:
-        plan: What is measured.
-        model: With its caches.
-        stamps: Get the moments of decode steps.
-        partition: The partition of a place.
 
     Attributes:
         prompt: The prompt's step; what a place runs has the same buffers.
@@ -64,31 +31,25 @@ class SmkernSteps:
     def __init__(
         self, plan: RuntimePlan, model: Model, stamps: Stamps, partition: PartitionOf
     ) -> None:
-        self._plan, self._model, self._device = plan, model, model.device
-        self.num_layers = model.config.num_layers
-        on_gpu = model.device != "cpu"
-        self._pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None
-        self._graphs = Graphs(stamps, partition, on_gpu=on_gpu)
-        self._decode_activations = ActivationBuffers(model.config, plan.batch, device=model.device)
-        self.decode_logits = self._decode_activations.buffers(plan.batch, plan.batch).logits
-        self.decode_inputs = self._inputs()
+        super().__init__(plan, model, stamps, partition)
+        self._pool: Any = torch.cuda.graph_pool_handle() if self._on_gpu else None
+        self.decode_logits = model.decode_activations.buffers(plan.batch, plan.batch).logits
+        self.decode_inputs = model.decode_inputs(plan.batch)
         self._lengths = torch.full_like(self.decode_inputs.kv_lens, plan.context)
         self.prompt = model.prefill_step()
         self._prompts: dict[Place, Step] = {}
         self._mixed_activations: ActivationBuffers | None = None
-        self._draw = Draw.of(plan.batch + 2, model.device)
-        self._prompt_draw = Draw.of(1, model.device)
+        rows = plan.batch + 2  # of a mixed forward; a prompt alone has one
+        self._settings = Settings.of(rows, model.device)
+        self._drawn = torch.zeros(rows, dtype=torch.int32, device=model.device)
 
     def prepare(self, place: Place) -> None:
         """A decode side gets its graph, a prefill side the prompt's plan; the whole device both."""
         self._graphs.prepare(place, self._decode_step, self._pool)
         if place.side != "decode" and place not in self._prompts:
             # made on this stream, for the budget of the place's own
-            num_sms = None if self._device == "cpu" else place.num_sms
+            num_sms = place.num_sms if self._on_gpu else None
             self._prompts[place] = self.prompt.planned(num_sms=num_sms)
-
-    def decode(self, place: Place) -> None:
-        self._graphs.launch(place)
 
     def layers(self, first: int, count: int, place: Place) -> None:
         decoder, step = self._model.decoder, self._prompts[place]
@@ -98,14 +59,14 @@ class SmkernSteps:
         for index in range(first, first + count):
             decoder.layer(index, step)
         if first + count == self.num_layers:
-            self._prompt_draw(decoder.head(step))
+            self._draw(decoder.head(step))
 
     def mixed(self, chunk: int, start: int) -> Forward:
         plan, model = self._plan, self._model
         if self._mixed_activations is None:
             rows = max(plan.chunk_rows)
             self._mixed_activations = ActivationBuffers(
-                model.config, rows, plan.batch + 2, self._device
+                model.config, rows, plan.batch + 2, model.device
             )
         rows_of = MixedRows.of(plan, model, chunk, start)
         counts = self._ints(rows_of.counts)
@@ -126,20 +87,10 @@ class SmkernSteps:
 
         return Forward(run, step.token_ids, step.buffers.logits)
 
-    def close(self) -> None:
-        self._graphs.close()
-
     def _decode_step(self, partition: Partition | None) -> Run:
         """A decode step that finds the same lengths whenever it runs."""
-        graph = DecodeGraph(
-            self._model.decoder,
-            self.decode_inputs,
-            self._model.caches.layers,
-            max_kv_len=steady_model.ROOM,
-            partition=partition,
-            activations=self._decode_activations,
-            capture=False,  # with its stamps, by `Graphs`
-        )
+        # captured by `Graphs`, with its stamps
+        graph = self._model.decode_graph(self.decode_inputs, partition, capture=False)
 
         def run() -> None:
             torch.add(self._lengths, 0, out=self.decode_inputs.kv_lens)
@@ -147,20 +98,9 @@ class SmkernSteps:
 
         return run
 
-    def _inputs(self) -> DecodeInputs:
-        batch, room = self._plan.batch, steady_model.ROOM
-        settings = Settings.of(batch, self._device)
-        inputs = replace(
-            DecodeInputs.make(batch, self._model.caches.decode[:batch], max_kv_len=room),
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            seeds=settings.seeds,
-        )
-        inputs.token_ids.copy_(torch.arange(batch) % self._model.config.vocab_size)
-        inputs.max_lengths.fill_(room + 1)
-        inputs.finished.fill_(False)
-        return inputs
+    def _draw(self, logits: Tensor) -> None:
+        rows = len(logits)
+        self._settings.first(rows).draw(logits, self._drawn[:rows])
 
     def _ints(self, values: Any) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int32, device=self._device)
+        return torch.tensor(list(values), dtype=torch.int32, device=self._model.device)

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from smkern.bench.model.model import Model
 from smkern.bench.runtime.cases import STOCK, RuntimePlan
-from smkern.bench.runtime.model_steps import Forward, Graphs, MixedRows, PartitionOf
+from smkern.bench.runtime.model_steps import Forward, MixedRows, ModelSteps, PartitionOf
 from smkern.bench.runtime.stamps import Stamps
 from smkern.bench.runtime.stock_kernels import Attend, Cache, Rows
 from smkern.models.layers import DenseLayer
@@ -150,14 +150,10 @@ class DenseAttention:
         out.copy_(made[0].transpose(0, 1))
 
 
-class StockSteps:
+class StockSteps(ModelSteps):
     """Stock kernels on the runtime's places; see `ModelSteps`.
 
     Args:
-        plan: What is measured.
-        model: With its caches.
-        stamps: Get the moments of decode steps.
-        partition: The partition of a place.
         kernels: Other libraries' (`FlashInferKernels`).
 
     Attributes:
@@ -174,19 +170,14 @@ class StockSteps:
         partition: PartitionOf,
         kernels: Any,
     ) -> None:
-        self._plan, self._model, self._kernels = plan, model, kernels
-        self.num_layers = model.config.num_layers
-        self._is_cpu = model.device == "cpu"
-        self._graphs = Graphs(stamps, partition, on_gpu=not self._is_cpu)
+        super().__init__(plan, model, stamps, partition)
+        self._kernels = kernels
         self.step = self._decode_forward()
         self.prompt = self._prompt_forward()
 
     def prepare(self, place: Place) -> None:
         # captured with memory of its own, as cuBLAS keeps a workspace in it
         self._graphs.prepare(place, lambda partition: self.step.whole)
-
-    def decode(self, place: Place) -> None:
-        self._graphs.launch(place)
 
     def layers(self, first: int, count: int, place: Place) -> None:
         if first == 0:
@@ -210,9 +201,6 @@ class StockSteps:
         forward = StockForward(self._model, self._kernels, rows, attend, last)
         return Forward(forward.whole, forward.token_ids, forward.logits)
 
-    def close(self) -> None:
-        self._graphs.close()
-
     def _rows(self, counts: tuple[int, ...], lengths: tuple[int, ...], table: Tensor) -> Rows:
         config = self._model.config
         heads = (config.num_q_heads, config.num_kv_heads, config.head_dim)
@@ -230,5 +218,5 @@ class StockSteps:
         rows = self._rows((tokens,), (tokens,), self._model.caches.prefill)
         last = torch.tensor([tokens - 1], device=self._model.device)
         groups = config.num_q_heads // config.num_kv_heads
-        attend = DenseAttention(groups, is_cpu=self._is_cpu)
+        attend = DenseAttention(groups, is_cpu=not self._on_gpu)
         return StockPrompt(self._model, self._kernels, rows, attend, last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +46,7 @@ class RuntimeRun:
 
     def items(
         self, plans: Sequence[RuntimePlan], subjects: Sequence[str], seconds: float, rounds: int
-    ) -> Iterator[Item]:
+    ) -> Generator[Item, None, None]:
         """What is left to measure, one model on the device at a time."""
         for plan in plans:
             yield from self._of_model(plan, subjects, seconds, rounds)

@@ -22,17 +22,25 @@ ATOM_OF: dict[Placement, int] = {"spread": 2, "default": 8}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stream, and the budget that its partition gives.
+    """A budget, and a stream that has it.
 
-    `placement` and `partition` are None on the whole chip.
+    `placement` and `partition` are None on the whole chip; `neighbour_stream` has the rest of the
+    device, where a neighbour may run there.
     """
 
-    num_sms: int
-    mode: Mode
-    placement: Placement | None
-    stream: Any
     budget: Budget
+    stream: Any
+    placement: Placement | None = None
     partition: Partition | None = None
+    neighbour_stream: Any | None = None
+
+    @property
+    def num_sms(self) -> int:
+        return self.budget.num_sms
+
+    @property
+    def mode(self) -> Mode:
+        return "full" if self.placement is None else "green"
 
 
 def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side] | None:
@@ -80,7 +88,7 @@ class Partitions:
         total = device_info(self.device).num_sms
         stream = torch.cuda.Stream(self.device)
         whole = budget_of_stream(stream.cuda_stream, self.device)
-        self.full = Place(total, "full", None, stream, whole)
+        self.full = Place(whole, stream)
         try:
             for placement in self.placements:
                 self._make_ladder(placement, total)
@@ -107,10 +115,9 @@ class Partitions:
             partition = getattr(made.split(decode=decode), side)
             if partition.num_sms != num_sms:
                 continue
-            place = Place(
-                num_sms, "green", placement, partition.stream, partition.budget, partition
+            self._places[num_sms, placement] = Place(
+                partition.budget, partition.stream, placement, partition
             )
-            self._places[num_sms, placement] = place
 
     def at(self, num_sms: int, placement: Placement = "spread") -> Place | None:
         """The place of a budget, or None where there is no such partition."""

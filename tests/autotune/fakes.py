@@ -9,15 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from smkern.autotune import pipeline
-from smkern.autotune.places import Place
 from smkern.autotune.raw import Measurement
 from smkern.device import Budget
+from smkern.measure.partitions import Place
 
 META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date"), "x")
 
 
 def place(num_sms: int, *, whole: int = 132, neighbour: Any = None) -> Place:
-    return Place(Budget(num_sms, "mask", num_sms > whole // 2), None, neighbour)
+    return Place(Budget(num_sms, "mask", num_sms > whole // 2), None, neighbour_stream=neighbour)
 
 
 @dataclass

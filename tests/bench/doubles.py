@@ -11,7 +11,7 @@ class FakePartitions:
 
     def __init__(self, cuda, *options) -> None:
         self.cuda = cuda
-        self.full = Place(132, "full", None, cuda.new_stream(), Budget(132, "grid", True))
+        self.full = Place(Budget(132, "grid", True), cuda.new_stream())
         self.places = {}
 
     def __enter__(self):
@@ -27,9 +27,7 @@ class FakePartitions:
             return None
         if (num_sms, placement) not in self.places:
             budget = Budget(num_sms, "mask", placement == "default")
-            self.places[num_sms, placement] = Place(
-                num_sms, "green", placement, self.cuda.new_stream(), budget
-            )
+            self.places[num_sms, placement] = Place(budget, self.cuda.new_stream(), placement)
         return self.places[num_sms, placement]
 
 

@@ -231,7 +231,7 @@ def test_an_operator_that_is_not_there_leaves_out_its_rows(on_cpu, tmp_path, mon
 
 
 def made(case: OpCase, num_sms: int, us: float, provider: str = "smkern", **values):
-    place = Place(num_sms, "green", "spread", None, Budget(num_sms, "mask"))
+    place = Place(Budget(num_sms, "mask"), None, "spread")
     tbps = case.bytes_moved / us / 1e6
     return cell_head(case.op, case.about, place, provider) | {
         "group_sms": num_sms, "us": us, "tbps": tbps, "fraction_of_bandwidth": tbps / 3.0,

@@ -12,6 +12,7 @@ from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profil
 from smkern.bench.ceilings import SHARES, Ceilings, command, counts, ship_profile, sides
 from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
+from smkern.device import Budget
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing
 from smkern.profile import load_profile, save_profile
@@ -122,12 +123,12 @@ def test_without_a_gpu_it_is_said(monkeypatch, tmp_path):
 
 
 class FakePartitions:
-    full = Place(TOTAL, "full", None, None, None)
+    full = Place(Budget(TOTAL), None)
 
     def at(self, num_sms: int, placement: str = "spread") -> Place | None:
         if placement == "default" and num_sms % 8 and (TOTAL - num_sms) % 8:
             return None
-        return Place(num_sms, "green", placement, SimpleNamespace(cuda_stream=1), None)
+        return Place(Budget(num_sms), SimpleNamespace(cuda_stream=1), placement)
 
 
 @pytest.fixture
