@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from smkern.device import Budget
-from smkern.errors import WarmupError
+from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.bounded_cache import keep
 
 if TYPE_CHECKING:
@@ -134,6 +134,11 @@ def load_dispatcher(
     major, minor = profile.info.capability
     made = partial(kernels, 10 * major + minor)
     return OperatorDispatcher(profile, made, selector(profile), step)
+
+
+def absent_kernels() -> Any:
+    """The kernels of a dispatcher for a device that may be absent."""
+    raise ArgumentError("this dispatcher only chooses: use one of a device to launch")
 
 
 @dataclass(frozen=True, slots=True)

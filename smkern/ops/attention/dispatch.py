@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.attention.args import AttentionArguments, Bind
 from smkern.ops.bounded_cache import keep, model_rows
+from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionProblem,
@@ -243,11 +244,7 @@ def attention_dispatcher(index: int) -> AttentionDispatcher:
 
 def offline_dispatcher(profile: Profile) -> AttentionDispatcher:
     """A dispatcher that chooses for a device that may be absent; it cannot prepare launches."""
-
-    def absent() -> Any:
-        raise ArgumentError("this dispatcher only chooses: use one of a device to launch")
-
-    return _dispatcher(profile, absent)
+    return _dispatcher(profile, absent_kernels)
 
 
 def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDispatcher:

@@ -15,10 +15,13 @@ from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.ops import checks
 from smkern.ops.attention.call import BACKENDS, problem_from
-from smkern.ops.attention.dispatch import AttentionDispatcher, offline_dispatcher
+from smkern.ops.attention.dispatch import (
+    AttentionDispatcher,
+    attention_dispatcher,
+    offline_dispatcher,
+)
 from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
-from smkern.ops.attention.plan_eager import eager_plans
-from smkern.ops.gemm.explain import imagined_budget
+from smkern.ops.explain import dispatcher_and_budget
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 if TYPE_CHECKING:
@@ -88,16 +91,6 @@ def _shipped_dispatcher() -> AttentionDispatcher:
     return offline_dispatcher(load_profile())
 
 
-def _dispatcher_and_budget(device: int | None) -> tuple[AttentionDispatcher, Budget]:
-    """The device's dispatcher and what its current stream has; the shipped ones without a GPU."""
-    if not torch.cuda.is_available():
-        dispatcher = _shipped_dispatcher()
-        return dispatcher, Budget(dispatcher.profile.info.num_sms, "mask", True)
-    index = torch.cuda.current_device() if device is None else device
-    plans = eager_plans(index)
-    return plans.dispatcher, plans.stream_budget()
-
-
 def shape_from_numbers(batch: Any, given: PlanNumbers) -> AttentionShape:
     """The shape of a step whose host numbers these are, checked as `plan_attention` does.
 
@@ -160,12 +153,9 @@ def explain_attention(
         cache_dtype: None (dtype's) or torch.float8_e4m3fn.
         backend: As in `smkern.paged_attention`.
         num_sms: As in `smkern.paged_attention`.
-        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid". None: what
-            the call would get on the current stream, where a `num_sms` below the stream's own is
-            kept by the grid alone, which is another launch than in a partition of that size.
-        clusters: Imagine that clusters can launch there, or not.
-        partition: Explain the call on this partition's stream, or in this budget, instead of the
-            current stream's.
+        confined: As in `smkern.explain_gemm`.
+        clusters: As in `smkern.explain_gemm`.
+        partition: As in `smkern.explain_gemm`.
         device: Index of the GPU; None is the current one.
 
     Returns:
@@ -193,10 +183,11 @@ def explain_attention(
     )  # fmt: skip
     shape = shape_from_numbers(batch, given)
     problem = problem_from(shape, dtype, cache_dtype or dtype, bool(softcap), bool(sinks))
-    dispatcher, stream = _dispatcher_and_budget(device)
+    dispatcher, budget = dispatcher_and_budget(
+        device, attention_dispatcher, _shipped_dispatcher,
+        num_sms=num_sms, confined=confined, clusters=clusters, partition=partition,
+    )  # fmt: skip
     profile = dispatcher.profile
-    total = profile.info.num_sms
-    budget = imagined_budget(num_sms, confined, clusters, stream, total, partition)
     found = dispatcher.select(problem, budget, backend)
     about = estimate(problem, found.config, budget, profile, kv_lens=kv_lens)
     return AttentionExplanation(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.bounded_cache import keep, model_rows
 from smkern.ops.gemm.plans import Kernels, Library, Plan, Silu
+from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
@@ -358,10 +359,7 @@ def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:
     """A dispatcher that chooses for a device that may be absent; it cannot prepare launches."""
     constants = load_constants(profile.info.name, profile.info.capability)
 
-    def absent() -> Any:
-        raise ArgumentError("this dispatcher only chooses: use one of a device to launch")
-
-    return Dispatcher(profile, tables, absent, absent, constants)
+    return Dispatcher(profile, tables, absent_kernels, absent_kernels, constants)
 
 
 @cache

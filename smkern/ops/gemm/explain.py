@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.explain import dispatcher_and_budget
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import (
     Dispatcher,
@@ -17,7 +18,6 @@ from smkern.ops.gemm.dispatch import (
     gemm_dispatcher,
     offline_dispatcher,
 )
-from smkern.ops.streams import runtime_streams
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 
 if TYPE_CHECKING:
@@ -32,38 +32,6 @@ def _shipped_dispatcher() -> Dispatcher:
 
     profile = load_profile()
     return offline_dispatcher(profile, GEMM.load(profile.info.name))
-
-
-def dispatcher_and_budget(device: int | None) -> tuple[Dispatcher, Budget]:
-    """The device's dispatcher and what its current stream has; the shipped ones without a GPU."""
-    if not torch.cuda.is_available():
-        dispatcher = _shipped_dispatcher()
-        return dispatcher, Budget(dispatcher.profile.info.num_sms, "mask", True)
-    index = torch.cuda.current_device() if device is None else device
-    streams = runtime_streams()
-    return gemm_dispatcher(index), streams.budget(streams.current_stream(index), index)
-
-
-def imagined_budget(
-    num_sms: Any,
-    confined: Confinement | None,
-    clusters: bool | None,
-    stream: Budget,
-    device_sms: int,
-    partition: Any = None,
-) -> Budget:
-    """The budget of a call on a stream, or the imagined one where an option says so."""
-    if partition is not None:
-        stream = Budget(partition.num_sms, partition.confined, partition.clusters)
-    if confined is None and clusters is None:
-        return checks.resolve_budget(num_sms, stream, device_sms)
-    whole = Budget(device_sms, "mask", True)
-    found = checks.resolve_budget(num_sms, whole if num_sms else stream, device_sms)
-    return Budget(
-        found.num_sms,
-        found.confined if confined is None else confined,
-        found.clusters if clusters is None else clusters,
-    )
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:
@@ -88,9 +56,10 @@ def explain_product(
     device: int | None,
 ) -> Explanation:
     """Which configuration a product takes; `sizes`: rows of a, columns of out and of a, by name."""
-    dispatcher, stream = dispatcher_and_budget(device)
-    total = dispatcher.profile.info.num_sms
-    budget = imagined_budget(num_sms, confined, clusters, stream, total, partition)
+    dispatcher, budget = dispatcher_and_budget(
+        device, gemm_dispatcher, _shipped_dispatcher,
+        num_sms=num_sms, confined=confined, clusters=clusters, partition=partition,
+    )  # fmt: skip
     check_sizes(sizes)
     m, n, k = sizes.values()
     fits = aligned and n % 8 == 0 and k % 8 == 0
@@ -98,6 +67,12 @@ def explain_product(
     name = checks.dtype_name(dtype)
     problem = GemmProblem(m, rows_of_w, k, name, epilogue, fits, batch_invariant)
     return dispatcher.explain(problem, budget, backend)
+
+
+def largest_workspace(backend: str | None, explain: Callable[[bool], Explanation]) -> int:
+    """The larger workspace of aligned and other operands; `explain` takes whether they are."""
+    aligned_only = backend in ("tma", "ws", "unfused")
+    return max(explain(x).workspace_bytes for x in ([True] if aligned_only else [True, False]))
 
 
 def explain_gemm(
@@ -186,12 +161,8 @@ def gemm_workspace_bytes(
         >>> smkern.gemm_workspace_bytes(8192, 8192, 4096, num_sms=16) >= 0
         True
     """
-    kinds = [True] if backend in ("tma", "ws") else [True, False]
-    return max(
-        explain_gemm(
-            m, n, k, dtype=dtype, bias=bias, residual=residual, activation=activation,
-            aligned=aligned, batch_invariant=batch_invariant, backend=backend, num_sms=num_sms,
-            device=device,
-        ).workspace_bytes
-        for aligned in kinds
-    )  # fmt: skip
+    return largest_workspace(backend, lambda aligned: explain_gemm(
+        m, n, k, dtype=dtype, bias=bias, residual=residual, activation=activation,
+        aligned=aligned, batch_invariant=batch_invariant, backend=backend, num_sms=num_sms,
+        device=device,
+    ))  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Explanation
-from smkern.ops.gemm.explain import explain_product
+from smkern.ops.gemm.explain import explain_product, largest_workspace
 from smkern.ops.swiglu.operator import EPILOGUE
 from smkern.tuning.config import Budget, Confinement
 
@@ -44,12 +44,9 @@ def explain_gemm_swiglu(
         batch_invariant: As in `smkern.gemm_swiglu`.
         backend: As in `smkern.gemm_swiglu`.
         num_sms: As in `smkern.gemm_swiglu`.
-        confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid". None: what
-            the call would get on the current stream, where a `num_sms` below the stream's own is
-            kept by the grid alone, which is another launch than in a partition of that size.
-        clusters: Imagine that clusters can launch there, or not.
-        partition: Explain the call on this partition's stream, or in this budget, instead of the
-            current stream's.
+        confined: As in `smkern.explain_gemm`.
+        clusters: As in `smkern.explain_gemm`.
+        partition: As in `smkern.explain_gemm`.
         device: Index of the GPU; None is the current one.
 
     Returns:
@@ -93,11 +90,7 @@ def gemm_swiglu_workspace_bytes(
         >>> smkern.gemm_swiglu_workspace_bytes(64, 14336, 4096, num_sms=16) >= 0
         True
     """
-    kinds = [True] if backend in ("tma", "ws", "unfused") else [True, False]
-    return max(
-        explain_gemm_swiglu(
-            m, inner, k, dtype=dtype, aligned=aligned, batch_invariant=batch_invariant,
-            backend=backend, num_sms=num_sms, device=device,
-        ).workspace_bytes
-        for aligned in kinds
-    )  # fmt: skip
+    return largest_workspace(backend, lambda aligned: explain_gemm_swiglu(
+        m, inner, k, dtype=dtype, aligned=aligned, batch_invariant=batch_invariant,
+        backend=backend, num_sms=num_sms, device=device,
+    ))  # fmt: skip
