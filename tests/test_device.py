@@ -182,6 +182,7 @@ SIZES = KvSizes(1, num_kv_heads=1, head_dim=64)
         lambda: KvPool(SIZES, num_pages=8),
         lambda: PageTables(2, 4, device="cuda"),
         lambda: Rope(64).table(8, "cuda"),
+        lambda: smkern.LLM("qwen3-8b", device="cuda"),
         lambda: smkern.CudaDevice(),
         lambda: smkern.ladder(),
         lambda: smkern.split(decode=32, backend="grid"),

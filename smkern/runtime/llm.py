@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smkern.device import torch_device
 from smkern.errors import ArgumentError, ModelError, RequestError
 from smkern.kv import KvPool, KvSizes
 from smkern.models.config import ModelConfig
@@ -71,6 +72,7 @@ class LLM:
         pool: Its pages; `pool.usage` and `pool.check()` are there to be looked at.
 
     Raises:
+        DeviceError: no such device, or a GPU where torch sees none.
         ConfigError: no such model, one that cannot be served, or files that are no tokenizer.
         WeightsError: the folder's files are wrong.
         OutOfPagesError: no memory for pages.
@@ -120,8 +122,7 @@ class LLM:
         as_int("max_context", max_context, 1, config.max_position)
         self._tokenizer, self._unread_tokenizer = _find_tokenizer(folder, tokenizer)
         if weights is None:
-            where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            weights = _weights(config, folder, where, dtype, seed, progress)
+            weights = _weights(config, folder, torch_device(device), dtype, seed, progress)
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context)
         largest: Any = {
