@@ -22,10 +22,9 @@ from smkern.measure.append import (
 )
 from smkern.measure.partitions import Place
 from smkern.ops.append.dispatch import append_dispatcher
-from smkern.ops.append.operators import APPEND as QK_NORM_ROPE_APPEND
-from smkern.ops.append.operators import APPEND_KV
+from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_dispatch import OperatorDispatcher
-from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
+from smkern.tuning.append import APPEND_FAMILY, AppendConfig, AppendProblem
 
 TOKENS = (8, 64, 512, 4096)
 QUICK_TOKENS = (64,)
@@ -74,7 +73,7 @@ class AppendTuner(Tuner[AppendProblem, AppendConfig]):
     def launches(
         self, problem: AppendProblem, place: Place, config: AppendConfig
     ) -> Sequence[Callable[[], object]]:
-        ops, op = self.operands, QK_NORM_ROPE_APPEND if self.operands.case.turns else APPEND_KV
+        ops, op = self.operands, APPEND if self.operands.case.turns else APPEND_KV
         launch = self.dispatcher.launch_by(config, problem_of_case(ops), place.budget, False)
         launch = partial(launch, place.stream.cuda_stream)
         calls = [call_of(ops, index) for index in range(len(ops.sets))]
@@ -87,8 +86,8 @@ def _tuner(cases: Sequence[AppendCase], dispatcher: Any, device: str = "cuda") -
 
 
 FAMILY = MeasuredFamily(
-    tuned=APPEND,
-    listed=ranked(APPEND),
+    tuned=APPEND_FAMILY,
+    listed=ranked(APPEND_FAMILY),
     dispatcher=append_dispatcher,
     tuner=_tuner,
     tasks=operator_tasks,

@@ -20,7 +20,7 @@ from smkern.ops.attention.plan import Plan, empty_plan
 from smkern.profile import Profile
 from smkern.tuning.attention import constraints
 from smkern.tuning.attention.key import OP
-from smkern.tuning.attention.select import ATTENTION
+from smkern.tuning.attention.select import ATTENTION_FAMILY
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem
 
 SAME_WITHIN = 1.03
@@ -35,12 +35,12 @@ def listed(
 
     Another kernel, or other keys and warps, would turn bits and has no place in a table.
     """
-    candidates = ATTENTION.candidates(problem, budget, profile)
+    candidates = ATTENTION_FAMILY.candidates(problem, budget, profile)
     if not candidates:
         return {}
-    default = ATTENTION.choose(problem, budget, profile)
+    default = ATTENTION_FAMILY.choose(problem, budget, profile)
     found = sorted(candidates, key=lambda x: (x != default, _distance(x, default)))[:most]
-    return {x: ATTENTION.predict_us(problem, x, budget, profile) for x in found}
+    return {x: ATTENTION_FAMILY.predict_us(problem, x, budget, profile) for x in found}
 
 
 def _distance(config: AttentionConfig, default: AttentionConfig) -> int:
@@ -161,7 +161,7 @@ def _tasks(
 
 
 FAMILY = MeasuredFamily(
-    tuned=ATTENTION,
+    tuned=ATTENTION_FAMILY,
     listed=listed,
     dispatcher=_dispatcher,
     tuner=_tuner,

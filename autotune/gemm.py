@@ -22,7 +22,7 @@ from smkern.tuning import constraints
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.cost_model import predict_us
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, Table
 
 SAME_WITHIN = 1.015
@@ -195,7 +195,7 @@ def listed(
     return found
 
 
-_table_of = cache(GEMM.load)
+_table_of = cache(GEMM_FAMILY.load)
 """As it was when the command began: what it adds meanwhile has been measured."""
 
 
@@ -236,7 +236,7 @@ def gemm_family(
 ) -> MeasuredFamily:
     """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
     return MeasuredFamily(
-        tuned=GEMM,
+        tuned=GEMM_FAMILY,
         listed=partial(listed, kernels=kernels, cublaslt=cublaslt),
         dispatcher=_dispatcher,
         tuner=_tuner,

@@ -21,7 +21,7 @@ from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.operator import Operator
 from smkern.ops.reference.moe import places
 from smkern.tuning import moe as tuning
-from smkern.tuning.grouped import GROUPED_GEMM, GroupedProblem
+from smkern.tuning.grouped import GROUPED_FAMILY, GroupedProblem
 from smkern.tuning.moe import MoeProblem, PermuteProblem, TopkProblem, UnpermuteProblem
 
 Op = Literal["topk_softmax", "moe_permute", "moe_unpermute", "gate_up", "down"]
@@ -142,15 +142,15 @@ def cases_of(ops: Sequence[Op], tokens: Sequence[int]) -> list[MoeCase]:
 
 
 MOE = MeasuredFamily(
-    tuned=tuning.MOE,
-    listed=ranked(tuning.MOE),
+    tuned=tuning.MOE_FAMILY,
+    listed=ranked(tuning.MOE_FAMILY),
     dispatcher=moe_dispatcher,
     tuner=operator_tuner(calls_of),
     tasks=operator_tasks,
 )
 GROUPED = MeasuredFamily(
-    tuned=GROUPED_GEMM,
-    listed=ranked(GROUPED_GEMM),
+    tuned=GROUPED_FAMILY,
+    listed=ranked(GROUPED_FAMILY),
     dispatcher=grouped_dispatcher,
     tuner=operator_tuner(calls_of, exact=False),
     tasks=operator_tasks,

@@ -14,7 +14,7 @@ import click
 from smkern.autotune import raw
 from smkern.autotune.gemm import best_cell
 from smkern.tuning import constraints
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
 
 GAIN = 0.98
@@ -58,7 +58,7 @@ def never_slower(cells: dict[CellKey, Cell]) -> dict[CellKey, Cell]:
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--contended/--alone", default=False, help="Which of the raw file's cells.")
 def command(raw_path: Path, out: Path, contended: bool) -> None:
-    store = GEMM.file(out)
+    store = GEMM_FAMILY.file(out)
     meta = store.load().meta
     if not meta:
         raise click.UsageError(f"{out} is no tuned table: its provenance is needed")

@@ -73,8 +73,8 @@ def calls_of(
 
 
 FAMILY = MeasuredFamily(
-    tuned=tuning.SAMPLING,
-    listed=ranked(tuning.SAMPLING),
+    tuned=tuning.SAMPLE_FAMILY,
+    listed=ranked(tuning.SAMPLE_FAMILY),
     dispatcher=sample_dispatcher,
     tuner=operator_tuner(calls_of, tolerance=TOLERANCE),
     tasks=operator_tasks,

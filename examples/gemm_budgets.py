@@ -20,7 +20,7 @@ from smkern.measure.provenance import collect_meta
 from smkern.ops.gemm.dispatch import Explanation, offline_dispatcher
 from smkern.profile import Profile
 from smkern.tuning.config import STREAM_K, GemmConfig, GemmProblem
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 
 SHAPE = (6144, 4096)
 """(n, k) of an 8B model's QKV projection."""
@@ -32,7 +32,7 @@ def plan_table(profile: Profile, ms: Sequence[int] = MS, shape: tuple[int, int] 
     """What dispatch picks for each M and SM budget of a device that may be absent."""
     n, k = shape
     name = profile.info.name
-    dispatcher = offline_dispatcher(profile, GEMM.load(name))
+    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(name))
     table = Table(title=f"smkern.gemm, n {n}, k {k}, bf16, as planned for an {name}", box=None)
     for column in ("M", "SMs", "kernel", "tile", "K split", "waves", "us", "TFLOP/s", "chosen by"):
         left = column in ("kernel", "tile", "K split", "chosen by")

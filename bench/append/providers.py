@@ -56,11 +56,13 @@ def our_call(ops: AppendOperands) -> Call:
 def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
     """The configuration that dispatch chose in a place, and from where it took it."""
     from smkern.ops.append.dispatch import append_dispatcher, of_step
-    from smkern.tuning.append import APPEND
+    from smkern.tuning.append import APPEND_FAMILY
 
     problem = of_step(problem_of_case(ops))
     profile = append_dispatcher(ops.kv_lens.get_device()).profile
-    found = APPEND.select(problem, place.budget, profile, APPEND.load(profile.info.name))
+    found = APPEND_FAMILY.select(
+        problem, place.budget, profile, APPEND_FAMILY.load(profile.info.name)
+    )
     config = found.config
     expected_us = predict_us(problem, config, place.budget, profile)
     words = f"warps={config.num_warps}:ctas_per_sm={config.ctas_per_sm}"

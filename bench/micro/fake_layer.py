@@ -31,7 +31,7 @@ from smkern.ops.append.dispatch import of_step as append_of_step
 from smkern.ops.append.operators import APPEND
 from smkern.ops.attention.call import Call as AttentionCall
 from smkern.ops.attention.dispatch import AttentionDispatcher
-from smkern.ops.attention.paged import ATTENTION as PAGED_ATTENTION
+from smkern.ops.attention.paged import ATTENTION
 from smkern.ops.attention.plan import PlanNumbers
 from smkern.ops.attention.plan_eager import EagerPlans
 from smkern.ops.gemm.call import Gemm
@@ -47,11 +47,11 @@ from smkern.ops.swiglu.operator import GEMM_SWIGLU, Swiglu
 from smkern.ops.swiglu.unfused import RowsSilu
 from smkern.ops.workspace import Workspaces
 from smkern.profile import load_profile
-from smkern.tuning.append import APPEND as APPEND_FAMILY
-from smkern.tuning.attention.select import ATTENTION, select_attention
+from smkern.tuning.append import APPEND_FAMILY
+from smkern.tuning.attention.select import ATTENTION_FAMILY, select_attention
 from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.rows import choose
-from smkern.tuning.select import GEMM as GEMM_FAMILY
+from smkern.tuning.select import GEMM_FAMILY
 
 CAPABILITY = 90
 MAX_M, PAGE = 8192, 16
@@ -171,9 +171,9 @@ class FakeLayer:
         self.append = EagerOperator(APPEND, -1, appends, streams)
         attentions = AttentionDispatcher(
             profile, lambda: AttentionKernels(0, CAPABILITY), select_attention, cuda.violations,
-            ATTENTION.load(gpu),
+            ATTENTION_FAMILY.load(gpu),
         )  # fmt: skip
-        self.attention = EagerOperator(PAGED_ATTENTION, -1, attentions, streams)
+        self.attention = EagerOperator(ATTENTION, -1, attentions, streams)
         self.plans = EagerPlans(-1, attentions, streams)
         self.weights: Any = empty_layer(
             self.config, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)

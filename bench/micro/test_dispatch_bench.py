@@ -9,7 +9,7 @@ from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning import cost_model
 from smkern.tuning.config import GemmProblem
-from smkern.tuning.select import GEMM, select_gemm
+from smkern.tuning.select import GEMM_FAMILY, select_gemm
 
 PROBLEM = GemmProblem(512, 6144, 4096)
 BUDGET = Budget(60, "mask", True)
@@ -22,7 +22,7 @@ def profile():
 
 @pytest.fixture(scope="module")
 def tables(profile):
-    return GEMM.load(profile.info.name)
+    return GEMM_FAMILY.load(profile.info.name)
 
 
 def test_choice_seen_before(benchmark, profile, tables):

@@ -213,7 +213,7 @@ class AppendKey(Key):
     BUCKETED = ("tokens",)
 
 
-APPEND: BucketFamily[AppendProblem, AppendConfig] = BucketFamily(
+APPEND_FAMILY: BucketFamily[AppendProblem, AppendConfig] = BucketFamily(
     name="append",
     key=AppendKey,
     default=AppendConfig(),

@@ -282,7 +282,7 @@ def _capability(profile: Profile) -> int:
     return 10 * major + minor
 
 
-GROUPED_GEMM: BucketFamily[GroupedProblem, GroupedConfig] = BucketFamily(
+GROUPED_FAMILY: BucketFamily[GroupedProblem, GroupedConfig] = BucketFamily(
     name="grouped_gemm",
     key=GroupedKey,
     default=GroupedConfig(),

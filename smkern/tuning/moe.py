@@ -254,7 +254,7 @@ class MoeKey(Key):
     BUCKETED = ("tokens",)
 
 
-MOE: BucketFamily[MoeProblem, MoeConfig] = BucketFamily(
+MOE_FAMILY: BucketFamily[MoeProblem, MoeConfig] = BucketFamily(
     name="moe",
     key=MoeKey,
     default=MoeConfig(),

@@ -182,7 +182,7 @@ class SampleKey(Key):
         return super(SampleKey, cls).of(replace(problem, vocab=vocab), budget)
 
 
-SAMPLING: BucketFamily[SampleProblem, SampleConfig] = BucketFamily(
+SAMPLE_FAMILY: BucketFamily[SampleProblem, SampleConfig] = BucketFamily(
     name="sample",
     key=SampleKey,
     default=SampleConfig(),

@@ -286,4 +286,4 @@ class GemmFamily(Family[GemmProblem, GemmConfig]):
         return select_gemm(problem, budget, profile, table).config
 
 
-GEMM = GemmFamily()
+GEMM_FAMILY = GemmFamily()

@@ -12,7 +12,7 @@ from smkern.autotune.attention_cases import MODELS, Heads
 from smkern.autotune.measure import best_cell
 from smkern.bench.append.providers import our_call
 from smkern.measure.append import AppendCase, AppendOperands, problem_of_case
-from smkern.tuning.append import APPEND, AppendKey, Budget
+from smkern.tuning.append import APPEND_FAMILY, AppendKey, Budget
 from tests.measure.fake_cuda import FakeCuda
 
 SMALL = Heads(4, 2, 64)
@@ -46,9 +46,9 @@ def test_candidates_begin_with_the_models_choice(profile, confined):
     for case in append.tuned_cases(MODELS[:1]):
         problem, budget = case.problem, Budget(32, confined)
         found = list(append.FAMILY.wanted(problem, budget, profile))
-        assert found[0] == APPEND.choose(problem, budget, profile)
+        assert found[0] == APPEND_FAMILY.choose(problem, budget, profile)
         assert len(set(found)) == len(found)
-        assert all(APPEND.is_legal(problem, config, budget, profile) for config in found)
+        assert all(APPEND_FAMILY.is_legal(problem, config, budget, profile) for config in found)
 
 
 class Dispatcher:

@@ -15,7 +15,7 @@ from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.measure.attention import AttentionOperands
 from smkern.measure.timing import Timing
-from smkern.tuning.attention.select import ATTENTION
+from smkern.tuning.attention.select import ATTENTION_FAMILY
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
 
 DEFAULT, OTHER, WRONG, TURNED, REFUSED = (AttentionConfig("cuda", teams=n) for n in range(1, 6))
@@ -171,5 +171,5 @@ def test_a_measurement_as_a_line(tuner):
     assert (row["us"], row["num_sms"], row["confined"]) == (10.0, 32, "mask")
     assert "us" not in bad.to_json()
     assert bad.to_json()["error"] == "wrong"
-    key = ATTENTION.key_of(good.problem, good.budget)
-    assert ATTENTION.codec.encode(key, FAMILY.best([good]))["path"] in ("decode", "prefill")
+    key = ATTENTION_FAMILY.key_of(good.problem, good.budget)
+    assert ATTENTION_FAMILY.codec.encode(key, FAMILY.best([good]))["path"] in ("decode", "prefill")

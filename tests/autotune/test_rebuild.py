@@ -7,7 +7,7 @@ from smkern.autotune.rebuild import command, never_slower
 from smkern.device import Budget
 from smkern.tuning.cells import PROVENANCE
 from smkern.tuning.config import GemmConfig, GemmProblem
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
 
 PROBLEM, BUDGET = GemmProblem(512, 4096, 4096), Budget(100, "mask", False)
@@ -21,7 +21,7 @@ def measured(config, us, predicted_us=50.0):
 
 
 def test_ties_go_to_whole_k_loops_and_the_newest_time_counts(tmp_path):
-    table = GEMM.file(tmp_path / "gemm.json")
+    table = GEMM_FAMILY.file(tmp_path / "gemm.json")
     table.merge({}, dict.fromkeys(PROVENANCE, "x"))
     path = tmp_path / "raw.jsonl"
     raw.append(path, [measured(WHOLE, 90.0), measured(STREAMED, 60.0), measured(SLOW, 80.0)])

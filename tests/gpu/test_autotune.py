@@ -8,7 +8,7 @@ from smkern.autotune.main import command
 from smkern.device import device_info
 from smkern.profile import load_profile
 from smkern.tuning.config import GemmProblem
-from smkern.tuning.select import GEMM, select_gemm
+from smkern.tuning.select import GEMM_FAMILY, select_gemm
 
 ARGUMENTS = ["--shapes", "1024x1024", "--ms", "16,300", "--budgets", "16,100", "--top", "3"]
 
@@ -28,7 +28,7 @@ def tuned(tmp_path_factory):
 
 
 def test_every_cell_has_a_winner_and_no_candidate_is_wrong(tuned):
-    table = GEMM.file(tuned / "gemm.json").load(device_info().name)
+    table = GEMM_FAMILY.file(tuned / "gemm.json").load(device_info().name)
     assert len(table.cells) == 4
     record = raw.load(tuned / "raw.jsonl")
     own = [item for item in record if item.config.kernel != "cublaslt"]
@@ -44,7 +44,7 @@ def test_run_again_it_measures_nothing(tuned):
 
 
 def test_dispatch_follows_the_table(tuned):
-    table = GEMM.table_of(GEMM.file(tuned / "gemm.json").load())
+    table = GEMM_FAMILY.table_of(GEMM_FAMILY.file(tuned / "gemm.json").load())
     profile = load_profile(0)
     for key, cell in table.cells.items():
         budget = next(
@@ -66,7 +66,7 @@ def test_beside_a_neighbour_and_without_a_mask(tmp_path):
     assert "1 cells in" in output
     assert raw.load(tmp_path / "raw.jsonl")[0].contended
     output = tune(tmp_path, "--confined", "grid", "--ms", "300", "--budgets", "32", "--fresh")
-    table = GEMM.file(tmp_path / "gemm.json").load()
+    table = GEMM_FAMILY.file(tmp_path / "gemm.json").load()
     assert {key.confined for key in table.cells} == {"mask", "grid"}
 
 
@@ -75,7 +75,7 @@ def test_gemm_swiglu_is_tuned_fused_and_unfused(tmp_path):
     wanted = ["--op", "gemm_swiglu", "--shapes", "512x1024", "--ms", "16,300", "--budgets", "16"]
     result = CliRunner().invoke(command, [*wanted, "--top", "3", *paths], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    table = GEMM.table_of(GEMM.file(tmp_path / "gemm.json").load(device_info().name))
+    table = GEMM_FAMILY.table_of(GEMM_FAMILY.file(tmp_path / "gemm.json").load(device_info().name))
     assert {(key.n, key.epilogue) for key in table.cells} == {(1024, "swiglu")}
     record = raw.load(tmp_path / "raw.jsonl")
     assert {item.error for item in record} == {None}

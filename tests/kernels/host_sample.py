@@ -29,7 +29,7 @@ from smkern.ops.sample.operators import SAMPLE
 from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.constraints import COUNTER_BYTES
-from smkern.tuning.sample import SAMPLING, Budget, SampleConfig, SampleProblem
+from smkern.tuning.sample import SAMPLE_FAMILY, Budget, SampleConfig, SampleProblem
 from tests.ops.conftest import FakeProfile
 
 THREADS = 64
@@ -165,4 +165,4 @@ class HostDevice:
     def _select(self, problem: SampleProblem, budget: Budget) -> SampleConfig:
 
         profile: Any = FakeProfile()
-        return self.config or SAMPLING.choose(problem, budget, profile)
+        return self.config or SAMPLE_FAMILY.choose(problem, budget, profile)

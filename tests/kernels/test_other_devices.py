@@ -21,10 +21,10 @@ from smkern.kernels.gemm_launch import GemmKernels
 from smkern.kernels.grouped_launch import variant_of as grouped_variant
 from smkern.kernels.rows_launch import variant_of as rows_variant
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.tuning.append import APPEND, AppendProblem
+from smkern.tuning.append import APPEND_FAMILY, AppendProblem
 from smkern.tuning.config import Epilogue, GemmProblem
 from smkern.tuning.constraints import shared_limit
-from smkern.tuning.grouped import GROUPED_GEMM, GroupedProblem
+from smkern.tuning.grouped import GROUPED_FAMILY, GroupedProblem
 from smkern.tuning.rows import RowsProblem, choose
 from tests.kernels.cubins import told, usage
 from tests.kernels.devices import FACTS, profile_of
@@ -128,7 +128,7 @@ def test_every_size_has_a_gemm_whose_operands_are_registers_enough(
 def test_an_expert_gemm_is_the_pointer_kernels(capability: int, step: str, tmp_path: Path) -> None:
     (rows, num_sms), profile = STEPS[step], profile_of(capability)
     problem = GroupedProblem(8 * rows, 128, 768, 2048, swiglu=True)
-    config = GROUPED_GEMM.config(problem, Budget(num_sms, "mask"), profile)
+    config = GROUPED_FAMILY.config(problem, Budget(num_sms, "mask"), profile)
     assert config.kernel == "pointer"
     artifact = grouped_variant(problem, config, capability).compile()
     check_fits(artifact, artifact.shared_bytes, capability, tmp_path)
@@ -165,7 +165,7 @@ def test_an_append_converts_to_fp8_itself_where_the_device_does_not(
         rows, min(rows, 8), 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=rows > 8,
         cache_dtype=cache_dtype,
     )  # fmt: skip
-    config = APPEND.config(problem, Budget(num_sms, "mask"), profile)
+    config = APPEND_FAMILY.config(problem, Budget(num_sms, "mask"), profile)
     artifact = compile_append(append_variant(problem, config, capability))
     check_fits(artifact, artifact.shared_bytes, capability, tmp_path)
     native = cache_dtype == "fp8" and capability >= 89

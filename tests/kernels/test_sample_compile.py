@@ -13,7 +13,7 @@ from smkern.kernels.attention.cuda import PLAN_STATIC_BYTES, compile_plan
 from smkern.kernels.cuda_source import source_folder
 from smkern.kernels.sample import CANDIDATES, SampleVariant, shared_bytes
 from smkern.tuning.constraints import shared_limit
-from smkern.tuning.sample import MAX_VOCAB, RESIDENT_WARPS, SAMPLING, WARPS, SampleProblem
+from smkern.tuning.sample import MAX_VOCAB, RESIDENT_WARPS, SAMPLE_FAMILY, WARPS, SampleProblem
 from tests.kernels.cubins import sizes
 from tests.kernels.devices import profile_of
 
@@ -56,7 +56,7 @@ def test_it_compiles_without_spills(dtype, aligned, warps, tmp_path):
 def test_what_dispatch_chooses_on_other_devices_fits(capability, tmp_path):
     """One CTA of it at least: its shared memory beside what the launch asks for."""
     problem = SampleProblem(64, 128_256)
-    config = SAMPLING.config(problem, Budget(32, "mask"), profile_of(capability))
+    config = SAMPLE_FAMILY.config(problem, Budget(32, "mask"), profile_of(capability))
     variant = SampleVariant(problem.dtype, problem.aligned, config.num_warps, capability)
     registers, stack, static = sizes(variant.compile(), tmp_path)
     assert stack == 0

@@ -19,8 +19,7 @@ from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import append as reference
 from smkern.ops.rope import Rope
 from smkern.ops.streams import Streams
-from smkern.tuning.append import APPEND as FAMILY
-from smkern.tuning.append import VECTOR, AppendProblem, Budget
+from smkern.tuning.append import APPEND_FAMILY, VECTOR, AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
 from tests.ops.conftest import FakeProfile
 
@@ -111,7 +110,7 @@ class FakeDevice:
         self.dispatcher: OperatorDispatcher[AppendProblem, Any] = OperatorDispatcher(
             profile,
             lambda: self,
-            lambda p, budget: FAMILY.select(p, budget, profile).config,
+            lambda p, budget: APPEND_FAMILY.select(p, budget, profile).config,
             of_step,
         )
         self.eager, self.eager_kv = (

@@ -27,7 +27,7 @@ from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import TopkProblem
 from smkern.tuning.rows import RowsProblem
 from smkern.tuning.sample import SampleProblem
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
 from tests import gpus
 
@@ -128,11 +128,11 @@ def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None
     meta = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
     config = GemmConfig("pointer", 64, 64, 64)
     key = CellKey.of(GEMMS[0], Budget(32, "mask"))
-    store = GEMM.file(path)
+    store = GEMM_FAMILY.file(path)
     store.merge({key: Cell(config, 1.0, config, 1.0)}, meta | {"gpu": "NVIDIA H200"})
     before = path.read_bytes()
     with pytest.raises(TableError, match=r"tuned on 'NVIDIA H200', and this is 'NVIDIA A100"):
-        GEMM.load(gpus.A100.name)
+        GEMM_FAMILY.load(gpus.A100.name)
     with pytest.raises(TableError, match="tuned on 'NVIDIA H200'"):
         store.merge({key: Cell(config, 2.0, config, 2.0)}, meta | {"gpu": gpus.A100.name})
     assert path.read_bytes() == before
@@ -147,7 +147,7 @@ def test_what_is_tuned_here_is_what_dispatch_reads_here(monkeypatch) -> None:
     budget = Budget(32, "mask", False)
     cells = {CellKey.of(GEMMS[0], budget): Cell(config, 1.0, config, 1.0)}
     for _ in range(2):
-        GEMM.file(user_path(gpus.H100.name)).merge(cells, meta)
+        GEMM_FAMILY.file(user_path(gpus.H100.name)).merge(cells, meta)
     found = gemm_dispatcher.__wrapped__(0).select(GEMMS[0], budget)
     assert (found.source, found.config) == ("table", config)
 

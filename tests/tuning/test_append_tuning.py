@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from smkern.tuning.append import (
-    APPEND,
+    APPEND_FAMILY,
     WARPS,
     AppendConfig,
     AppendProblem,
@@ -70,8 +70,8 @@ def test_choices_are_legal(confined):
             for aligned in (True, False):
                 problem = replace(BASE, tokens=tokens, aligned=aligned)
                 budget = Budget(num_sms, confined)
-                config = APPEND.choose(problem, budget, Profile())
-                assert APPEND.is_legal(problem, config, budget, Profile())
+                config = APPEND_FAMILY.choose(problem, budget, Profile())
+                assert APPEND_FAMILY.is_legal(problem, config, budget, Profile())
                 assert config in candidates(problem, budget)
                 assert confined == "mask" or config.ctas_per_sm == 1
 
@@ -83,12 +83,14 @@ def test_more_sms_are_never_predicted_slower():
         for num_sms in range(2, 134, 2):
             budget = Budget(num_sms, "mask")
             times.append(
-                predict_us(problem, APPEND.choose(problem, budget, Profile()), budget, Profile())
+                predict_us(
+                    problem, APPEND_FAMILY.choose(problem, budget, Profile()), budget, Profile()
+                )
             )
         assert all(later <= 1.02 * earlier for earlier, later in pairwise(times))
 
 
 def test_a_long_step_is_bound_by_memory():
     problem, budget = replace(BASE, tokens=8192), Budget(132, "mask")
-    us = predict_us(problem, APPEND.choose(problem, budget, Profile()), budget, Profile())
+    us = predict_us(problem, APPEND_FAMILY.choose(problem, budget, Profile()), budget, Profile())
     assert problem.bytes_moved / 4.4e6 < us < 1.4 * problem.bytes_moved / 4.4e6

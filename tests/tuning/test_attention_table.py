@@ -6,7 +6,7 @@ import pytest
 
 from smkern.profile import load_profile
 from smkern.tuning.attention.key import AttentionKey, mean_kv_len
-from smkern.tuning.attention.select import ATTENTION, AttentionTable
+from smkern.tuning.attention.select import ATTENTION_FAMILY, AttentionTable
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 from smkern.tuning.bucket_table import bucket
 from smkern.tuning.cells import Tuned
@@ -31,7 +31,7 @@ def table_of(*found):
 
 
 def lookup(table, problem, budget):
-    return ATTENTION.lookup(problem, budget, load_profile("h200"), table)
+    return ATTENTION_FAMILY.lookup(problem, budget, load_profile("h200"), table)
 
 
 def test_buckets_are_powers_of_two():

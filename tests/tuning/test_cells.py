@@ -13,11 +13,11 @@ import pytest
 
 from smkern.errors import TableError
 from smkern.tuning import cells, constraints
-from smkern.tuning.attention.select import ATTENTION
+from smkern.tuning.attention.select import ATTENTION_FAMILY
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape
 from smkern.tuning.cells import CellFile, Cells, FlatCodec, Tuned
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
 
 META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
@@ -36,11 +36,11 @@ def key(m: int, num_sms: int = 32) -> CellKey:
 
 def attention_key(batch, num_sms=32):
     shape = AttentionShape(batch, 32, 8, 128, 16, 1, 4096, batch, batch * 4096)
-    return ATTENTION.key_of(AttentionProblem(shape), replace(BUDGET, num_sms=num_sms))
+    return ATTENTION_FAMILY.key_of(AttentionProblem(shape), replace(BUDGET, num_sms=num_sms))
 
 
 def test_round_trip_sorted_a_cell_a_line(tmp_path):
-    store = GEMM.file(tmp_path / "h200" / "gemm.json")
+    store = GEMM_FAMILY.file(tmp_path / "h200" / "gemm.json")
     found = {
         key(m, n): cell(m + n, replace(CONFIG, swap=m == 8))
         for m in (8, 1024, 64)
@@ -59,7 +59,7 @@ def test_round_trip_sorted_a_cell_a_line(tmp_path):
 
 
 def test_merge_keeps_other_cells_and_replaces_its_own(tmp_path):
-    store = GEMM.file(tmp_path / "gemm.json")
+    store = GEMM_FAMILY.file(tmp_path / "gemm.json")
     store.merge({key(8): cell(1.0), key(16): cell(2.0)}, META)
     store.merge({key(16): cell(3.0), key(32): cell(4.0)}, META | {"date": "later"})
     found = store.load()
@@ -68,11 +68,11 @@ def test_merge_keeps_other_cells_and_replaces_its_own(tmp_path):
 
 
 def test_no_file_is_an_empty_table(tmp_path):
-    assert GEMM.file(tmp_path / "gemm.json").load("NVIDIA H200").cells == {}
+    assert GEMM_FAMILY.file(tmp_path / "gemm.json").load("NVIDIA H200").cells == {}
 
 
 def test_a_flat_cell_is_its_key_its_time_and_what_differs_from_the_default(tmp_path):
-    file = ATTENTION.file(tmp_path / "attention.json")
+    file = ATTENTION_FAMILY.file(tmp_path / "attention.json")
     found = {attention_key(batch, n): Tuned(TWO, 1.5) for batch in (8, 64, 1) for n in (48, 16)}
     file.merge(found, META)
     assert file.load("NVIDIA H200").cells == found
@@ -105,8 +105,8 @@ def test_any_operator_can_have_cells(tmp_path):
 
 
 GOOD = {
-    "gemm": (GEMM, {key(8): cell(), key(16): cell()}),
-    "attention": (ATTENTION, {attention_key(64): Tuned(TWO, 10.0)}),
+    "gemm": (GEMM_FAMILY, {key(8): cell(), key(16): cell()}),
+    "attention": (ATTENTION_FAMILY, {attention_key(64): Tuned(TWO, 10.0)}),
 }
 BAD = {
     "half-written": (r"(?s)^(.{100}).*", r"\1", "half-written"),
@@ -146,12 +146,12 @@ def test_binary_is_no_table(tmp_path):
     path = tmp_path / "gemm.json"
     path.write_bytes(b"\xff\xfe\x00table")
     with pytest.raises(TableError, match="cannot be read"):
-        GEMM.file(path).load()
+        GEMM_FAMILY.file(path).load()
 
 
 def test_provenance_is_demanded(tmp_path):
     with pytest.raises(TableError, match=r"without its provenance.*driver"):
-        GEMM.file(tmp_path / "gemm.json").merge({key(1): cell()}, {"gpu": "NVIDIA H200"})
+        GEMM_FAMILY.file(tmp_path / "gemm.json").merge({key(1): cell()}, {"gpu": "NVIDIA H200"})
 
 
 WRITER = """
@@ -159,9 +159,9 @@ import sys
 from pathlib import Path
 from smkern.tuning.cells import PROVENANCE
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.select import GEMM
+from smkern.tuning.select import GEMM_FAMILY
 from smkern.tuning.table import Cell, CellKey
-store = GEMM.file(Path(sys.argv[1]))
+store = GEMM_FAMILY.file(Path(sys.argv[1]))
 meta = dict.fromkeys(PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 config = GemmConfig("ws", 64, 128, 64)
 first, last, repeats = map(int, sys.argv[2:5])
@@ -180,7 +180,7 @@ def start_writer(path, first, last, repeats):
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_table(tmp_path):
     path = tmp_path / "gemm.json"
-    store = GEMM.file(path)
+    store = GEMM_FAMILY.file(path)
     many = {key(m, n): cell() for m in range(1, 60) for n in range(2, 64, 2)}
     store.merge(many, META)
     for attempt in range(4):
@@ -202,15 +202,15 @@ def test_two_writers_lose_nothing(tmp_path):
     path = tmp_path / "gemm.json"
     writers = [start_writer(path, 0, 15, 1), start_writer(path, 15, 30, 1)]
     assert [writer.communicate(timeout=60)[0] for writer in writers] == ["done\n", "done\n"]
-    assert sorted(k.m for k in GEMM.file(path).load().cells) == list(range(30))
+    assert sorted(k.m for k in GEMM_FAMILY.file(path).load().cells) == list(range(30))
 
 
 def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "shipped_path", lambda gpu, op: tmp_path / "shipped.json")
     monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / "user.json")
-    GEMM.file(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
-    GEMM.file(tmp_path / "user.json").merge({key(16): cell(3)}, META)
-    found = GEMM.load("NVIDIA H200")
+    GEMM_FAMILY.file(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
+    GEMM_FAMILY.file(tmp_path / "user.json").merge({key(16): cell(3)}, META)
+    found = GEMM_FAMILY.load("NVIDIA H200")
     assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0}
 
 

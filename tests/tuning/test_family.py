@@ -9,14 +9,14 @@ import pytest
 
 from smkern.errors import BudgetError, TableError
 from smkern.profile import load_profile
-from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
+from smkern.tuning.append import APPEND_FAMILY, AppendConfig, AppendProblem
 from smkern.tuning.cells import PROVENANCE, Cells, Tuned
 from smkern.tuning.config import Budget
 from smkern.tuning.families import FAMILIES
 from smkern.tuning.family import BucketFamily
-from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem, configs_of
-from smkern.tuning.moe import MOE, MoeConfig, PermuteProblem
-from smkern.tuning.sample import SAMPLING, SampleConfig, SampleProblem
+from smkern.tuning.grouped import GROUPED_FAMILY, GroupedConfig, GroupedProblem, configs_of
+from smkern.tuning.moe import MOE_FAMILY, MoeConfig, PermuteProblem
+from smkern.tuning.sample import SAMPLE_FAMILY, SampleConfig, SampleProblem
 
 META = dict.fromkeys(PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 BUDGET = Budget(32, "mask")
@@ -45,19 +45,20 @@ class Case:
 
 CASES = {
     "sample": Case(
-        SAMPLING, SampleProblem(512, 151_936), SampleConfig(8, 2, pdl=False), SampleConfig(32, 8),
-        "rows", {"vocab": 32_000},
+        SAMPLE_FAMILY, SampleProblem(512, 151_936),
+        SampleConfig(8, 2, pdl=False), SampleConfig(32, 8), "rows", {"vocab": 32_000},
     ),
     "append": Case(
-        APPEND, AppendProblem(512, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True),
+        APPEND_FAMILY,
+        AppendProblem(512, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True),
         AppendConfig(16, 1), AppendConfig(16, 8), "tokens", {"norm": False},
     ),
     "moe": Case(
-        MOE, PermuteProblem(512, 8, 128, 2048), MoeConfig(16, 1, counted=True, pdl=False),
+        MOE_FAMILY, PermuteProblem(512, 8, 128, 2048), MoeConfig(16, 1, counted=True, pdl=False),
         MoeConfig(3), "tokens", {"hidden": 4096},
     ),
     "grouped_gemm": Case(
-        GROUPED_GEMM, GATE_UP, replace(configs_of(GATE_UP, 90)[3], pdl=False),
+        GROUPED_FAMILY, GATE_UP, replace(configs_of(GATE_UP, 90)[3], pdl=False),
         GroupedConfig("ws", 48, 64, 64), "rows", {"k": 1024},
     ),
 }  # fmt: skip

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from smkern.tuning import grouped, moe
-from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem
+from smkern.tuning.grouped import GROUPED_FAMILY, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import (
-    MOE,
+    MOE_FAMILY,
     Budget,
     MoeConfig,
     PermuteProblem,
@@ -54,9 +54,9 @@ def test_small_choices(problem: Any, tokens: int, confined: Any) -> None:
     times = []
     for num_sms in (8, 16, 32, 64, 132):
         budget = Budget(num_sms, confined)
-        config = MOE.choose(problem, budget, PROFILE)
-        assert MOE.is_legal(problem, config, budget, PROFILE)
-        assert MOE.is_legal(problem, replace(config, pdl=False), budget, PROFILE)
+        config = MOE_FAMILY.choose(problem, budget, PROFILE)
+        assert MOE_FAMILY.is_legal(problem, config, budget, PROFILE)
+        assert MOE_FAMILY.is_legal(problem, replace(config, pdl=False), budget, PROFILE)
         ctas = moe.num_ctas(problem, config, budget)
         assert 1 <= ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
         times.append(moe.predict_us(problem, config, budget, PROFILE))
@@ -70,9 +70,9 @@ def test_few_choices_are_compared_and_many_counted() -> None:
     assert moe.ways(replace(base, tokens=500)) == (False, True)
     assert moe.ways(replace(base, tokens=1024)) == (True,)
     assert moe.ways(SMALL["topk"]) == (False,)
-    config = MOE.choose(replace(base, tokens=8192), WHOLE, PROFILE)
+    config = MOE_FAMILY.choose(replace(base, tokens=8192), WHOLE, PROFILE)
     assert config.counted
-    assert not MOE.is_legal(replace(base, tokens=8), MoeConfig(counted=True), WHOLE, PROFILE)
+    assert not MOE_FAMILY.is_legal(replace(base, tokens=8), MoeConfig(counted=True), WHOLE, PROFILE)
 
 
 @pytest.mark.parametrize("experts", [1, 6, 128, 512])
@@ -107,8 +107,8 @@ def test_grouped_choices(problem: GroupedProblem, rows: int, num_sms: int) -> No
     problem = replace(problem, rows=rows)
     for confined in ("mask", "grid"):
         budget = Budget(num_sms, confined)  # type: ignore[arg-type]
-        config = GROUPED_GEMM.choose(problem, budget, PROFILE)
-        assert GROUPED_GEMM.is_legal(problem, config, budget, PROFILE)
+        config = GROUPED_FAMILY.choose(problem, budget, PROFILE)
+        assert GROUPED_FAMILY.is_legal(problem, config, budget, PROFILE)
         ctas = grouped.num_ctas(problem, config, budget)
         assert ctas <= num_sms * (config.ctas_per_sm if confined == "mask" else 1)
         assert config.swap or rows > 2048
@@ -125,7 +125,7 @@ def test_grouped_kernels_of_other_devices() -> None:
     for capability, aligned in ((80, True), (89, True), (100, True), (90, False)):
         problem = replace(GATE_UP, aligned=aligned)
         device: Any = FakeProfile(divmod(capability, 10))
-        config = GROUPED_GEMM.choose(problem, WHOLE, device)
+        config = GROUPED_FAMILY.choose(problem, WHOLE, device)
         assert config.kernel == "pointer"
         assert not grouped.is_legal(problem, GroupedConfig("ws", 16, 64, 128), capability)
 

@@ -10,7 +10,7 @@ import pytest
 from smkern.tuning.sample import (
     MAX_VOCAB,
     RESIDENT_WARPS,
-    SAMPLING,
+    SAMPLE_FAMILY,
     WARPS,
     Budget,
     Grid,
@@ -51,7 +51,7 @@ def test_the_grid_keeps_the_budget_and_leaves_no_row_out(rows, confined):
         for vocab in (5, 30_000, 151_936):
             problem, budget = replace(BASE, rows=rows, vocab=vocab), Budget(sms, confined)
             for config in candidates(problem, budget):
-                assert SAMPLING.is_legal(problem, config, budget, Profile())
+                assert SAMPLE_FAMILY.is_legal(problem, config, budget, Profile())
                 assert config.num_warps * config.ctas_per_sm <= RESIDENT_WARPS
                 grid = grid_of(problem, config, budget)
                 most = sms * (config.ctas_per_sm if confined == "mask" else 1)
@@ -67,15 +67,15 @@ def test_the_grid_keeps_the_budget_and_leaves_no_row_out(rows, confined):
 def test_choices():
     grid = Budget(16, "grid")
     apart = SampleConfig(16, 2, pdl=False)
-    assert SAMPLING.is_legal(BASE, apart, Budget(16, "mask"), Profile())
-    assert not SAMPLING.is_legal(BASE, apart, grid, Profile()), (
+    assert SAMPLE_FAMILY.is_legal(BASE, apart, Budget(16, "mask"), Profile())
+    assert not SAMPLE_FAMILY.is_legal(BASE, apart, grid, Profile()), (
         "one CTA an SM where no mask confines"
     )
-    assert SAMPLING.choose(BASE, grid, Profile()).num_warps == max(WARPS), (
+    assert SAMPLE_FAMILY.choose(BASE, grid, Profile()).num_warps == max(WARPS), (
         "one CTA an SM wants warps"
     )
     mask = Budget(132, "mask")
-    assert SAMPLING.choose(BASE, mask, Profile()) in candidates(BASE, mask)
+    assert SAMPLE_FAMILY.choose(BASE, mask, Profile()) in candidates(BASE, mask)
 
 
 def test_more_rows_take_longer_and_more_sms_do_not():

@@ -7,7 +7,7 @@ from functools import cache
 
 from smkern.ops.bounded_cache import model_rows
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
-from smkern.tuning.append import APPEND, AppendConfig, AppendProblem
+from smkern.tuning.append import APPEND_FAMILY, AppendConfig, AppendProblem
 
 
 @cache
@@ -15,7 +15,7 @@ def append_dispatcher(index: int) -> OperatorDispatcher[AppendProblem, AppendCon
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.kernels.append_launch import AppendKernels
 
-    return load_dispatcher(index, AppendKernels, APPEND.selector, of_step)
+    return load_dispatcher(index, AppendKernels, APPEND_FAMILY.selector, of_step)
 
 
 def of_step(problem: AppendProblem) -> AppendProblem:

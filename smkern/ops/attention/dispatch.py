@@ -249,7 +249,7 @@ def offline_dispatcher(profile: Profile) -> AttentionDispatcher:
 
 def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDispatcher:
     from smkern.kernels.attention.cuda import violations
-    from smkern.tuning.attention.select import ATTENTION, select_attention
+    from smkern.tuning.attention.select import ATTENTION_FAMILY, select_attention
 
-    table = ATTENTION.load(profile.info.name)
+    table = ATTENTION_FAMILY.load(profile.info.name)
     return AttentionDispatcher(profile, kernels, select_attention, violations, table)

@@ -366,7 +366,7 @@ def offline_dispatcher(profile: Profile, tables: Table | None) -> Dispatcher:
 def gemm_dispatcher(index: int) -> Dispatcher:
     """The dispatcher of a device that is present: its profile, its tables, its kernels."""
     from smkern.profile import load_profile
-    from smkern.tuning.select import GEMM
+    from smkern.tuning.select import GEMM_FAMILY
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -390,7 +390,7 @@ def gemm_dispatcher(index: int) -> Dispatcher:
     gpu = profile.info.name
     return Dispatcher(
         profile,
-        GEMM.load(gpu),
+        GEMM_FAMILY.load(gpu),
         kernels,
         library,
         load_constants(gpu, profile.info.capability),

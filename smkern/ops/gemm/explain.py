@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def _shipped_dispatcher() -> Dispatcher:
     """Chooses as on the GPU whose profile is shipped, for a machine without one."""
     from smkern.profile import load_profile
-    from smkern.tuning.select import GEMM
+    from smkern.tuning.select import GEMM_FAMILY
 
     profile = load_profile()
-    return offline_dispatcher(profile, GEMM.load(profile.info.name))
+    return offline_dispatcher(profile, GEMM_FAMILY.load(profile.info.name))
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:

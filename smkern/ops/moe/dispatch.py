@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
-from smkern.tuning.moe import MOE, MoeConfig
+from smkern.tuning.moe import MOE_FAMILY, MoeConfig
 
 
 @cache
@@ -14,4 +14,4 @@ def moe_dispatcher(index: int) -> OperatorDispatcher[Any, MoeConfig]:
     """Routing's and the permutations' dispatcher of a device that is present."""
     from smkern.kernels.moe_launch import MoeKernels
 
-    return load_dispatcher(index, MoeKernels, MOE.selector)
+    return load_dispatcher(index, MoeKernels, MOE_FAMILY.selector)

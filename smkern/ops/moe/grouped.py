@@ -16,7 +16,7 @@ from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
-from smkern.tuning.grouped import GROUPED_GEMM, GroupedConfig, GroupedProblem
+from smkern.tuning.grouped import GROUPED_FAMILY, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import VECTOR
 
 
@@ -86,7 +86,7 @@ def grouped_dispatcher(index: int) -> OperatorDispatcher[GroupedProblem, Grouped
     """The grouped GEMM's dispatcher of a device that is present."""
     from smkern.kernels.grouped_launch import GroupedKernels
 
-    return load_dispatcher(index, GroupedKernels, GROUPED_GEMM.selector)
+    return load_dispatcher(index, GroupedKernels, GROUPED_FAMILY.selector)
 
 
 GROUPED: Operator[GroupedProblem] = Operator(

@@ -22,7 +22,7 @@ from smkern.ops.sample.call import (
     problem_of,
 )
 from smkern.ops.sample.check import check_memory
-from smkern.tuning.sample import SAMPLING, Budget, SampleConfig, SampleProblem, workspace_bytes
+from smkern.tuning.sample import SAMPLE_FAMILY, Budget, SampleConfig, SampleProblem, workspace_bytes
 
 
 @cache
@@ -30,7 +30,7 @@ def sample_dispatcher(index: int) -> OperatorDispatcher[SampleProblem, SampleCon
     """The dispatcher of a device that is present: its profile, its table, its kernels."""
     from smkern.kernels.sample import SampleKernels
 
-    return load_dispatcher(index, SampleKernels, SAMPLING.selector)
+    return load_dispatcher(index, SampleKernels, SAMPLE_FAMILY.selector)
 
 
 def by_reference(call: Sample) -> Tensor:

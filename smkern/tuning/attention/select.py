@@ -62,7 +62,7 @@ def select_attention(
             f"backend={backend!r} is none of {list(constraints.AVAILABLE)}: leave it at None"
         )
     if backend is None and table is not None:
-        found = ATTENTION.lookup(problem, budget, profile, table)
+        found = ATTENTION_FAMILY.lookup(problem, budget, profile, table)
         if found is not None:
             return Selection(found, "table")
     named = next((kernel for kernel in constraints.AVAILABLE if kernel == backend), None)
@@ -202,7 +202,7 @@ def _candidates(
     return candidates(problem, budget, capability, kernel) if kernel else []
 
 
-ATTENTION: BucketFamily[AttentionProblem, AttentionConfig] = BucketFamily(
+ATTENTION_FAMILY: BucketFamily[AttentionProblem, AttentionConfig] = BucketFamily(
     name="attention",
     key=AttentionKey,
     default=AttentionConfig(),
