@@ -32,13 +32,17 @@ def _why_not(folder: str) -> str | None:
     return None
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """A module's tiny tensors without torch's threads."""
-    from tests.models.generation import one_thread as without_others
+@pytest.fixture(scope="module", autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny tensors without torch's threads, which cost several times what they save.
 
-    with without_others():
-        yield
+    The references of GPU tests are large.
+    """
+    threads = torch.get_num_threads()
+    if TESTS / "gpu" not in request.path.parents:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_configure(config: pytest.Config) -> None:

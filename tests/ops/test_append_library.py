@@ -89,9 +89,16 @@ def library_options(options):
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "fp8"])  # torch cannot compare
-def test_opcheck(name):
-    case = CASES[name]
+@pytest.mark.parametrize(
+    "case",
+    [
+        DECODE,
+        replace(CASES["flat"], options=CASES["flat"].options | CASES["positions"].options),
+        replace(CASES["heads-first"], rope=CASES["interleaved"].rope),
+    ],
+    ids=["decode", "flat-positions", "heads-first-interleaved"],
+)  # not of fp8: torch cannot compare it
+def test_opcheck(case):
     args, options = make(replace(case, fill=0.0))
     options = library_options(options)
     operators = torch.ops.smkern
