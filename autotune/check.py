@@ -27,7 +27,7 @@ class Check:
     """Compares the picks of tables with the model's, in the same rounds.
 
     Args:
-        tables: As dispatch reads them.
+        tables: Tables as dispatch reads them.
     """
 
     tables: Tables

@@ -43,7 +43,7 @@ class Compiler:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends at once: a cache's files are whole or not there."""
+        """End at once: a cache's files are whole or not there."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - self._others:
             process.terminate()
@@ -76,5 +76,5 @@ class Compiler:
 
 
 def _run(task: Callable[[], object]) -> None:
-    """Without what it returns: device code that the cache has."""
+    """Compile, and drop what is returned: the cache has the device code."""
     task()

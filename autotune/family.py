@@ -26,14 +26,14 @@ class MeasuredFamily:
 
     Args:
         tuned: The family's key, table and choice.
-        listed: At most so many configurations of a problem in a budget, the model's choice first,
-            and the times that the model predicts, us.
+        listed: Gives so many configurations of a problem in a budget at most, the model's choice
+            first, with their predicted times, us.
         dispatcher: The dispatcher of a device.
         tuner: Makes a tuner of cases with the same operands, for a dispatcher, on a device.
         tasks: What these configurations of a problem in a budget need compiled.
         best: The cell that measurements make, if any.
         operands: What cases must share to be measured on the same operands.
-        most: Candidates of a cell at most.
+        most: Largest number of candidates of a cell.
     """
 
     tuned: Family[Any, Any]

@@ -178,7 +178,7 @@ def time_candidates(
 
     Args:
         calls: Each has run once.
-        place: Whose stream.
+        place: Its stream runs the calls.
         expected_us: The model's time of the fastest.
         errors: Gets the errors of candidates that cannot be captured.
         budget_us: Device time that the first rounds may take, about.

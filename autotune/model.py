@@ -129,7 +129,7 @@ class ModelCells:
         config: One rank's model.
         vocab_size: The whole model's, which the sampler sees.
         profile: The device.
-        families: By name.
+        families: Families by name.
     """
 
     config: ModelConfig

@@ -55,7 +55,7 @@ class Pipeline:
     """How jobs are measured.
 
     Args:
-        stop: When to end before all are.
+        stop: Says when to end early.
         workers: Processes that compile.
         wanted: A job's configurations and their predicted times, us; none: it is left out.
         keep: Takes what was measured; False: nothing ran.

@@ -33,7 +33,7 @@ class Settings:
         dry_run: Only say what would be measured.
         out: The table, or the folder of a model's; None: this user's.
         workers: Processes that compile.
-        command: As the user typed it.
+        command: The command line that the user typed.
         seconds: Time for everything.
         top: Candidates of a cell; None: what its family takes.
     """

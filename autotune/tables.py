@@ -22,7 +22,7 @@ class Tables:
     """Tables of families on one GPU.
 
     Args:
-        gpu: Its name.
+        gpu: The GPU's name.
         path_of: A table's file, by the family's name.
         meta: Provenance of what is measured.
         shipped: Whether cells that smkern ships count as measured.

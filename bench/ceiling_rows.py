@@ -19,7 +19,7 @@ def curve(cells: Iterable[Cell], op: str, placement: str | None, *, beside: bool
     """SMs to the best rate measured: TB/s of `read`, TFLOP/s of `dense`.
 
     Args:
-        cells: of a ceilings file.
+        cells: cells of a ceilings file.
         op: "read" or "dense".
         placement: "spread" or "default"; None takes the better. The whole device, which has no
             placement, belongs to every curve of work alone.

@@ -71,8 +71,8 @@ class ShapeBench(Bench[GemmCase]):
     """The cases of one weight shape.
 
     Args:
-        operands: of the shape; they serve all rows.
-        dispatcher: of the device.
+        operands: the shape's operands, which serve all rows.
+        dispatcher: the device's dispatcher.
     """
 
     operands: GemmOperands

@@ -31,7 +31,7 @@ def timings_of(cells: Iterable[Cell], total_sms: int) -> dict[str, dict[Timing, 
     """Timed launches by model, of kernels as they are dispatched on well-spread SMs.
 
     Args:
-        cells: Of a results file; those of other operators and failed ones are passed over.
+        cells: Cells of a results file; those of other operators and failed ones are passed over.
         total_sms: SMs of the device.
     """
     found: dict[str, dict[Timing, float]] = {}
@@ -86,7 +86,7 @@ def _is_forward(cell: Cell) -> bool:
 
 
 def _forward(cell: Cell, total_sms: int) -> tuple[Timing, float]:
-    """Of a chunk in the middle of its prompt, as far as it was timed there."""
+    """A mixed forward and its ms, with the chunk in the middle of its prompt, if timed there."""
     (plan,) = plans_named([cell["case"]["model"]])
     by_start = {int(start): ms for start, ms in cell["by_start_ms"].items()}
     middle = sorted(by_start)[len(by_start) // 2]

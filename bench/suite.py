@@ -158,7 +158,7 @@ class Run:
 def written(
     results: Results, output: Output, summarize: Callable[[Sequence[Cell]], dict[str, Any]]
 ) -> Iterator[dict[str, str]]:
-    """Write the file in the end, whatever happens; gives what takes who failed, and why.
+    """Write the file in the end, whatever happens; yields a dict that takes errors by name.
 
     Nothing is written where nothing was measured.
     """

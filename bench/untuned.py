@@ -71,7 +71,7 @@ LEFT_OUT_GEOMEAN, LEFT_OUT_WORST = 1.04, 1.15
 
 
 def shapes() -> tuple[Shape, ...]:
-    """Of all models, each once."""
+    """The weights of all models, each shape once."""
     return tuple(dict.fromkeys(shape for model in MODELS.values() for shape in model.values()))
 
 

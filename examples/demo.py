@@ -109,7 +109,7 @@ def parts() -> list[Part]:
     help="Folder for the pictures and results.",
 )
 def command(out: Path) -> None:
-    """See it: two policies serve a crowd; partitions that confine, a GEMM inside them.
+    """See it: two policies serve bursts of prompts; partitions that confine, a GEMM inside them.
 
     Without a GPU: the policies simulated, the plan, the kernel interpreted, the committed results;
     and what could not run.

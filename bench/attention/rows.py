@@ -21,7 +21,7 @@ from smkern.measure.timing import geomean
 STREAMED = (UNIFORM.name, SKEWED.name, LONG.name)
 DECODE_TBPS = {16: 1.7, 24: 2.45, 32: 3.0, 48: 3.65, 64: 3.95}
 LARGE_SMS, LARGE_TBPS = 84, 4.0
-"""From so many SMs on, TB/s of decode."""
+"""Least TB/s of decode on so many SMs or more."""
 COLD_US = {16: 26.0, 132: 16.0}
 FP8_SPEEDUP = {16: 1.4, 48: 1.6, 132: 1.6}
 FA3_LEAST = {84: 0.95, 100: 1.0, 116: 1.0}

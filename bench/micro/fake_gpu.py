@@ -26,7 +26,7 @@ NOTHING = "launches do nothing here"
 
 
 class FakeEvent:
-    """Over when somebody says so."""
+    """An event that is over once the device says so."""
 
     __slots__ = ("is_over", "launched_us")
 
@@ -63,12 +63,12 @@ class FakeDevice(Device):
         run()
 
     def end(self, lane: Lane) -> None:
-        """The lane's oldest launch is over."""
+        """End the lane's oldest launch."""
         if self._under_way[lane]:
             self._under_way[lane].pop(0).is_over = True
 
     def end_all(self) -> None:
-        """All launches are over."""
+        """End all launches."""
         for lane in LANES:
             while self._under_way[lane]:
                 self.end(lane)
@@ -106,7 +106,7 @@ class _NoMemory(PagePool):
         self.sizes = KvSizes(num_layers, 1, 128, PAGE)
 
     def layer(self, index: int) -> None:
-        """None there."""
+        """No memory."""
 
 
 class _NoModel:

@@ -16,7 +16,7 @@ PREFILL_BUDGETS = (60, 84, 100, 116, 132)
 QUICK_BUDGETS = (16, 132)
 
 LIMITS = {16: 1.60, 24: 1.50, 32: 1.45, 48: 1.25, 132: 1.20}
-"""By SMs, the time of a decode step over its floor that is allowed."""
+"""Limit of a decode step's time over its floor, by SMs."""
 SINGLE_LIMIT = {132: 1.30}
 """The same at batch 1, where it differs."""
 

@@ -49,7 +49,7 @@ def floor_us(kernels: Iterable[Kernel], tbps: float, num_sms: int) -> float:
     """The least time of all launches, us.
 
     Args:
-        kernels: of `smkern.latency.cost.kernels_of`.
+        kernels: launches, from `smkern.latency.cost.kernels_of`.
         tbps: the partition's measured read bandwidth.
         num_sms: the partition's SMs.
     """

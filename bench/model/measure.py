@@ -38,9 +38,9 @@ ONCE = ("plan", "embedding", "final_norm", "head", "sample")
 """Operators that a step launches once; the others once a layer."""
 ONCE_CALLS = 4
 SLOWER = 1.3
-"""A first guess: a step takes so many times its floor."""
+"""First guess of a step's time over its floor."""
 OVER_ALONE = 1.2
-"""And so many times its time alone beside a prompt."""
+"""First guess of a step's time beside a prompt over its time alone."""
 
 
 @dataclass(slots=True)

@@ -177,7 +177,7 @@ class DecodeLoop:
         self.graph.close()
 
     def _wait(self) -> None:
-        """For the place's stream too: the device's own wait may end before its graphs do."""
+        """Wait for the stream too: the device's own wait may end before the graphs of a place do."""
         self.place.stream.synchronize()
         torch.cuda.synchronize()
 

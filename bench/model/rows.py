@@ -12,9 +12,9 @@ from smkern.measure.timing import geomean
 DECODE, PREFILL, LAUNCH, KERNEL = "decode_step", "prefill", "layer_launch", "decode_kernel"
 OPS = (DECODE, PREFILL, LAUNCH, KERNEL)
 GEMM_SHARE = 0.80
-"""Of the rate of our GEMMs by themselves, what a prefill's model FLOPs must reach."""
+"""Least rate of a prefill over that of our GEMMs by themselves."""
 PER_SM_SHARE = 0.92
-"""Of the whole chip's rate an SM, what a partition's must reach."""
+"""Least rate per SM of a partition over the whole chip's."""
 SLOWER_STEP = 1.02
 """A step on more SMs over the fastest on fewer."""
 ABOVE_LINE = 1.08
@@ -69,8 +69,8 @@ def _decode_rows(cells: Sequence[Cell]) -> dict[str, Row]:
 
 
 def _step_rows(cells: Sequence[Cell]) -> dict[str, Row]:
-    """Of a model's steps in budgets two SMs apart: the time over that on fewer SMs, and over the
-    line between its neighbours; the worst."""
+    """The worst step among budgets two SMs apart: its time over the fastest on fewer SMs, and over
+    the mean of its neighbours."""
     series: dict[tuple[str, int], dict[int, Cell]] = {}
     for cell in cells:
         case = cell["case"]

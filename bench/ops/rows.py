@@ -14,7 +14,7 @@ OPS = tuple(dict.fromkeys((*(case.op for case in CASES), APPEND)))
 OWN_OPS = tuple(op for op in OPS if op != APPEND)
 STREAMING = ("add_rms_norm", APPEND)
 STREAMING_TOKENS, STREAMING_SHARE = 8192, 0.80
-"""From so many tokens on, the share of the partition's bandwidth that those two must reach."""
+"""Least share of the partition's bandwidth, for these operators from so many tokens on."""
 SAMPLE_BATCH, SAMPLE_READS = 128, 3.0
 
 

@@ -127,7 +127,7 @@ def schedule(
     Where none does it is the smallest, as prompts must go on.
 
     Args:
-        times_us: By chunk and start.
+        times_us: Time of a forward, by chunk and start.
         limit_us: Limit of a forward.
         tokens: Tokens of each prompt; a chunk that runs over its end goes on in the next one.
     """

@@ -57,7 +57,7 @@ class Pace:
         period_us: From a step's end to the next one's.
         taken_us: From asking for a step until its end: prompts leave its SMs first.
         due_us: When the next is asked for.
-        asked_us: When the running one was.
+        asked_us: When the running step was asked for.
     """
 
     period_us: float

@@ -36,10 +36,10 @@ class Feed:
     """What a lane is kept busy with.
 
     Attributes:
-        lane: Which.
+        lane: The lane.
         depth: Launches that are kept queued.
-        works: One behind another; ends where nothing more is to be launched.
-        launched: How many were.
+        works: What to launch, in order; ends where nothing more is to be launched.
+        launched: Launches so far.
     """
 
     lane: Lane

@@ -73,7 +73,7 @@ class Rows:
         return torch.cat([torch.arange(n - count, n) for count, n in rows]).to(self.table.device)
 
     def requests(self) -> Tensor:
-        """[tokens] int64: whose each new token is."""
+        """[tokens] int64: the request of each new token."""
         counts = torch.tensor(self.counts)
         return torch.repeat_interleave(torch.arange(len(counts)), counts).to(self.table.device)
 

@@ -44,7 +44,7 @@ from smkern.bench.suite import UnknownNameError
 from smkern.models import Weights, preset
 
 PAUSE = 1.2
-"""A limit of so many steps leaves time to pause in."""
+"""Least TBT limit over the time of a step that leaves time to pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Tasks:
             yield Task(name, OURS, {}, cells, is_once)
 
     def step_ms(self, provider: str, rung: int) -> float | None:
-        """A decode step beside prompts, where the file has it."""
+        """Median time of a decode step beside prompts, where the file has it."""
         found = of(self.results.cells, STEADY, model=self.plan.model, rung=rung)
         return next((c["tbt_p50_ms"] for c in found if c["provider"] == provider), None)
 
@@ -148,7 +148,7 @@ class Tasks:
         return self._benches[provider]
 
     def nearest(self, rung: int) -> int:
-        """The plan's rung next to one."""
+        """The plan's rung closest to `rung`."""
         return min(self.plan.rungs, key=lambda known: abs(known - rung))
 
 

@@ -22,7 +22,7 @@ from smkern.measure.options import IntList
 from smkern.measure.timing import first_line
 
 Item = tuple[RuntimePlan, Task, int]
-"""A model, a task of it, and the number of the round, from 1."""
+"""A model, one of its tasks, and the number of the round, from 1."""
 
 
 @dataclass(slots=True)

@@ -41,8 +41,8 @@ class Switches:
 
     Attributes:
         host_us: From the decision until the first launch on the new rung was entered.
-        launch_us: And until it had returned.
-        decided: When, to which rung, and how many launches there were.
+        launch_us: From the decision until that launch had returned.
+        decided: Time, rung and number of launches so far, of each decision.
         tickets: Every launch.
     """
 

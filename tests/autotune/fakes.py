@@ -25,7 +25,7 @@ class FakeDevice:
     """Measures in no time but its clock's; the first candidate takes 10 us, each other 1 us less.
 
     Args:
-        profile: Of the dispatchers.
+        profile: The dispatchers' profile.
         cell_s: What a cell takes.
         failing: Budgets where nothing runs.
         us: A configuration's time, where it is not as above.

@@ -1,6 +1,11 @@
-"""Partitions on the virtual clock, and a meter that always reads the same."""
+"""Partitions on the virtual clock, a meter that always reads the same, and a suite's command."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from click.testing import CliRunner
 
 from smkern.device import Budget
 from smkern.measure.partitions import Place
@@ -36,3 +41,10 @@ class Meter:
 
     def __call__(self) -> None:
         return None
+
+
+def run_suite(command: click.Command, out: Path, *options: str) -> str:
+    """What a suite printed that writes to `out` and succeeds."""
+    ran = CliRunner().invoke(command, ["--out", str(out), *options], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.output

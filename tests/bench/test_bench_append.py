@@ -19,7 +19,7 @@ from smkern.bench.rows import loses_to_best
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.operators import append_table
 from smkern.measure.append import AppendCase, AppendOperands
-from tests.bench.doubles import FakePartitions
+from tests.bench.doubles import FakePartitions, run_suite
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -75,10 +75,9 @@ def on_cpu(virtual_gpu, monkeypatch, small_operands):
 
 def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     out = tmp_path / "append.json"
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16"])
-    assert ran.exit_code == 0, ran.output
-    assert "its cells are left out: not here" in ran.output
-    assert "0 groups left" in ran.output
+    output = run_suite(suite.command, out, "--budgets", "16")
+    assert "its cells are left out: not here" in output
+    assert "0 groups left" in output
     data = json.loads(out.read_text())
     by = {(c["op"], c["provider"], c["case"]["name"], c["placement"]): c for c in data["cells"]}
     for case in TINY:
@@ -89,8 +88,7 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
         assert ours["vs_best"] == pytest.approx(2.5, rel=0.01)
         assert by[case.op, "torch", case.name, "default"]["us"] == pytest.approx(500.0, rel=0.01)
     assert data["summary"]["append_worst_vs_best"]["met"] is True
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16,24", "--resume"])
-    assert ran.exit_code == 0, ran.output
+    run_suite(suite.command, out, "--budgets", "16,24", "--resume")
     placements = {(c["num_sms"], c["placement"]) for c in load_results(out).cells}
     assert placements == {(16, "spread"), (16, "default"), (24, "spread"), (24, "default")}
 

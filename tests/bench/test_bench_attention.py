@@ -18,7 +18,7 @@ from smkern.bench.cases import Sizes, groups_of
 from smkern.bench.results import load_results
 from smkern.measure.attention import BUDGETS, AttentionCase, AttentionOperands
 from smkern.tuning.attention.shapes import AttentionConfig
-from tests.bench.doubles import FakePartitions
+from tests.bench.doubles import FakePartitions, run_suite
 
 HEADS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 TINY = (
@@ -117,10 +117,9 @@ def on_cpu(virtual_gpu, monkeypatch):
 
 def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     out = tmp_path / "attention.json"
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16"])
-    assert ran.exit_code == 0, ran.output
-    assert "without FlashInfer, its cells are left out: not here" in ran.output
-    assert "0 groups left" in ran.output
+    output = run_suite(suite.command, out, "--budgets", "16")
+    assert "without FlashInfer, its cells are left out: not here" in output
+    assert "0 groups left" in output
     data = json.loads(out.read_text())
     by = {(c["op"], c["provider"], c["case"]["name"], c["placement"]): c for c in data["cells"]}
     for case in TINY:
@@ -132,8 +131,7 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
         assert plan["us"] == pytest.approx(3.0, rel=0.01), plan
     assert data["meta"]["flashinfer"] is None
     assert data["summary"]["plan_us"]["met"] is True
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--budgets", "16,24", "--resume"])
-    assert ran.exit_code == 0, ran.output
+    run_suite(suite.command, out, "--budgets", "16,24", "--resume")
     placements = {(c["num_sms"], c["placement"]) for c in load_results(out).cells}
     assert placements == {(16, "spread"), (16, "default"), (24, "spread"), (24, "default")}
 

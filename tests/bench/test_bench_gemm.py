@@ -15,7 +15,7 @@ from smkern.bench.results import load_results
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, GemmOperands
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
-from tests.bench.doubles import FakePartitions, Meter
+from tests.bench.doubles import FakePartitions, Meter, run_suite
 
 N, K = 48, 32
 
@@ -143,22 +143,16 @@ def small(virtual_gpu, dispatcher, monkeypatch):
     return compiled
 
 
-def run(command, out, *options):
-    ran = CliRunner().invoke(command, ["--out", str(out), *options], catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
-    return ran.output
-
-
 def test_the_suite_measures_writes_and_resumes(small, tmp_path):
     out = tmp_path / "gemm.json"
-    assert "0 groups left" in run(gemm.command, out, "--budgets", "16,132", "--no-again")
+    assert "0 groups left" in run_suite(gemm.command, out, "--budgets", "16,132", "--no-again")
     results = load_results(out)
     assert {(c["case"]["m"], c["group_sms"]) for c in results.cells} == {
         (7, 16), (7, 132), (8, 16), (8, 132),
     }  # fmt: skip
     assert results.summary["geomean_vs_cublas"]["smkern"]["cells"] == 4
     assert len(small[0]) > 1, "what the groups launch is compiled before they are measured"
-    run(gemm.command, out, "--budgets", "16,24,132", "--no-again", "--resume")
+    run_suite(gemm.command, out, "--budgets", "16,24,132", "--no-again", "--resume")
     assert len(load_results(out).cells) > len(results.cells)
     assert {problem.m for problem, _ in small[1]} == {7, 8}
 
@@ -166,7 +160,7 @@ def test_the_suite_measures_writes_and_resumes(small, tmp_path):
 def test_a_losing_cell_is_measured_once_more(small, tmp_path, monkeypatch):
     limits = {"smkern": 1e9, "smkern:triton": 1e9}
     monkeypatch.setattr(gemm, "is_losing", lambda cell, _: is_losing(cell, limits))
-    run(gemm.command, tmp_path / "gemm.json", "--budgets", "16")
+    run_suite(gemm.command, tmp_path / "gemm.json", "--budgets", "16")
     cells = load_results(tmp_path / "gemm.json").cells
     ours = [cell for cell in cells if cell["provider"] == "smkern"]
     assert len(ours) == 2
@@ -176,7 +170,7 @@ def test_a_losing_cell_is_measured_once_more(small, tmp_path, monkeypatch):
 def test_what_nobody_tuned_has_the_model_s_cells_and_cublas(small, tmp_path, monkeypatch):
     groups = [Group(GemmCase(7, N, K), 16)]
     monkeypatch.setattr(untuned, "untuned_groups", lambda total: groups)
-    run(untuned.command, tmp_path / "untuned.json", "--no-again")
+    run_suite(untuned.command, tmp_path / "untuned.json", "--no-again")
     results = load_results(tmp_path / "untuned.json")
     assert {cell["provider"] for cell in results.cells} == {"smkern:model", "cublas"}
     assert results.summary["untuned_geomean"]["cells"] == 1
@@ -192,7 +186,7 @@ def test_left_out_shapes_are_chosen_by_the_constants_without_them(
     )
     monkeypatch.setattr(untuned, "gemm_groups", lambda budgets: [Group(GemmCase(7, N, K), 16)])
     out = tmp_path / "left_out.json"
-    run(untuned.command, out, "--left-out", str(tmp_path))
+    run_suite(untuned.command, out, "--left-out", str(tmp_path))
     assert {cell["provider"] for cell in load_results(out).cells} == {
         "smkern:triton",
         "smkern:model",
@@ -202,7 +196,9 @@ def test_left_out_shapes_are_chosen_by_the_constants_without_them(
 
 def test_cliffs_measure_every_budget_and_name_what_cannot_run(small, tmp_path):
     out = tmp_path / "cliffs.json"
-    assert "of 2 cases without a cliff" in run(cliffs.command, out, "--budgets", "16,17,18,132")
+    assert "of 2 cases without a cliff" in run_suite(
+        cliffs.command, out, "--budgets", "16,17,18,132"
+    )
     results = load_results(out)
     cells = {cell["num_sms"]: cell for cell in results.cells if cell["case"]["m"] == 7}
     assert set(cells) == {16, 17, 18, 132}
@@ -210,14 +206,14 @@ def test_cliffs_measure_every_budget_and_name_what_cannot_run(small, tmp_path):
     assert cells[17]["error"] == "no partition of 17 SMs"
     assert cells[132]["mode"] == "full"
     assert "vs" not in cells[16]
-    run(cliffs.command, out, "--budgets", "16,132", "--own", "--resume")
+    run_suite(cliffs.command, out, "--budgets", "16,132", "--own", "--resume")
     providers = {cell["provider"] for cell in load_results(out).cells}
     assert providers == {"smkern", "smkern:triton"}
 
 
 def test_batch_invariant_cells_are_paired_and_bits_compared(small, tmp_path):
     out = tmp_path / "batch_invariant.json"
-    run(batch_invariant.command, out, "--budgets", "16,60")
+    run_suite(batch_invariant.command, out, "--budgets", "16,60")
     results = load_results(out)
     by = {(c["provider"], c["case"]["m"], c["num_sms"]): c for c in results.cells}
     assert len(by) == 2 * 2 * 2

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import smkern
 from smkern.bench import host_cost, host_timing
@@ -17,6 +16,7 @@ from smkern.device import Budget
 from smkern.measure.gemm import GemmOperands
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
+from tests.bench.doubles import run_suite
 
 pytestmark = pytest.mark.slow
 
@@ -73,10 +73,7 @@ def fake_gpu(cuda, monkeypatch):
 
 def test_rows_have_values_units_and_targets(fake_gpu, tmp_path):
     out = tmp_path / "host.json"
-    ran = CliRunner().invoke(
-        host_cost.command, ["--out", str(out), "--ms", "1,4"], catch_exceptions=False
-    )
-    assert ran.exit_code == 0, ran.output
+    run_suite(host_cost.command, out, "--ms", "1,4")
     results = load_results(out)
     rows = {cell["case"]["name"]: cell for cell in results.cells}
     wanted = {"eager", "torch_ops", "switch", "new_budget", "compilations", "module_loads"}

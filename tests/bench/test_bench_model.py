@@ -23,7 +23,7 @@ from smkern.measure.timing import Timing
 from smkern.models.presets import preset
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
-from tests.bench.doubles import FakePartitions, Meter
+from tests.bench.doubles import FakePartitions, Meter, run_suite
 
 pytestmark = pytest.mark.slow
 
@@ -192,10 +192,9 @@ def on_cpu(partitions, cuda, monkeypatch):
 
 def test_the_suite_measures_writes_and_goes_on(on_cpu, tmp_path):
     out = tmp_path / "model.json"
-    ran = CliRunner().invoke(suite.command, ["--out", str(out)])
-    assert ran.exit_code == 0, ran.output
-    assert "0 tasks left" in ran.output
-    assert "| **limit** |" in ran.output
+    output = run_suite(suite.command, out)
+    assert "0 tasks left" in output
+    assert "| **limit** |" in output
     data = json.loads(out.read_text())
     ops = [cell["op"] for cell in data["cells"]]
     # 2 batches: alone on 16 and 132, beside on 16 with the prompt's side; 2 prompts; launches
@@ -203,12 +202,10 @@ def test_the_suite_measures_writes_and_goes_on(on_cpu, tmp_path):
     assert not [cell["error"] for cell in data["cells"] if "error" in cell]
     partition = next(c for c in data["cells"] if c["op"] == "prefill" and "of_gemm" in c)
     assert partition["of_chip"] > 0
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--no-overlap"])
-    assert ran.exit_code == 0, ran.output
+    run_suite(suite.command, out, "--no-overlap")
     cells = json.loads(out.read_text())["cells"]
     assert len(cells) == len(data["cells"]) + 4, "steps alone, beside what was there"
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--resume", "--batches", "1"])
-    assert ran.exit_code == 0, ran.output
+    run_suite(suite.command, out, "--resume", "--batches", "1")
     assert len(json.loads(out.read_text())["cells"]) == len(cells)
 
 
@@ -216,13 +213,11 @@ def test_a_task_that_fails_is_a_cell_and_is_tried_again(on_cpu, tmp_path, monkey
     out = tmp_path / "model.json"
     with monkeypatch.context() as patch:
         patch.setattr(measure, "time_prompt", lambda *a: 1 / 0)
-        ran = CliRunner().invoke(suite.command, ["--out", str(out), "--batches", "1"])
-    assert ran.exit_code == 0, ran.output
-    assert "2 tasks left" in ran.output
+        output = run_suite(suite.command, out, "--batches", "1")
+    assert "2 tasks left" in output
     errors = [c["error"] for c in json.loads(out.read_text())["cells"] if "error" in c]
     assert errors == ["ZeroDivisionError: division by zero"] * 2
-    ran = CliRunner().invoke(suite.command, ["--out", str(out), "--batches", "1", "--resume"])
-    assert "0 tasks left" in ran.output
+    assert "0 tasks left" in run_suite(suite.command, out, "--batches", "1", "--resume")
     assert not [c for c in json.loads(out.read_text())["cells"] if "error" in c]
 
 

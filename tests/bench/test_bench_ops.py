@@ -25,6 +25,7 @@ from smkern.bench.tables.operators import ops_table, sample_table
 from smkern.device import Budget
 from smkern.measure.append import AppendCase
 from smkern.measure.partitions import Place
+from tests.bench.doubles import run_suite
 
 TINY = (
     cases.norm("rms_norm", 5, 64),
@@ -197,11 +198,9 @@ def on_cpu(virtual_gpu, monkeypatch):
 
 def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     out = tmp_path / "ops.json"
-    options = ["--out", str(out), "--budgets", "16", "--peers", "torch"]
-    ran = CliRunner().invoke(suite.command, options)
-    assert ran.exit_code == 0, ran.output
-    assert "its cells are left out: not here" in ran.output
-    assert "0 groups left" in ran.output
+    output = run_suite(suite.command, out, "--budgets", "16", "--peers", "torch")
+    assert "its cells are left out: not here" in output
+    assert "0 groups left" in output
     data = json.loads(out.read_text())
     by = {(c["op"], c["provider"], c["placement"]): c for c in data["cells"]}
     ours = by["add_rms_norm", "smkern", "spread"]
@@ -212,8 +211,7 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
     assert by["qk_norm_rope_append", "torch", "spread"]["us"]
     assert data["summary"]["worst_vs_best"]["add_rms_norm"]["met"] is False
     assert data["meta"]["without_flashinfer"] == {}
-    ran = CliRunner().invoke(suite.command, [*options[:3], "16,32", *options[4:], "--resume"])
-    assert ran.exit_code == 0, ran.output
+    run_suite(suite.command, out, "--budgets", "16,32", "--peers", "torch", "--resume")
     assert {cell["num_sms"] for cell in json.loads(out.read_text())["cells"]} == {16, 32}
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import smkern
 from smkern.bench import partition_costs, partitions, reads
@@ -15,6 +14,7 @@ from smkern.bench.contexts import Green
 from smkern.bench.reader import SHAPES
 from smkern.bench.reads import pick_shape, time_reads
 from smkern.bench.results import load_results
+from tests.bench.doubles import run_suite
 
 TOTAL = 20
 BY_GPC = [sm for gpc in (0, 1) for sm in range(TOTAL) if sm // 2 % 2 == gpc]
@@ -144,9 +144,7 @@ def clock(monkeypatch) -> Clock:
 
 def test_the_suite_measures_every_choice_and_cost(clock, tmp_path):
     out = tmp_path / "partitions.json"
-    args = ["--budgets", "4,8", "--out", str(out)]
-    ran = CliRunner().invoke(partitions.command, args, catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
+    run_suite(partitions.command, out, "--budgets", "4,8")
     results = load_results(out)
     reads = {(c["num_sms"], c["provider"]): c["tbps"] for c in results.cells if c["op"] == "read"}
     assert reads[8, "smkern"] == pytest.approx(2 * reads[8, "driver"], rel=1e-3)

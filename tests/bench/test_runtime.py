@@ -31,6 +31,7 @@ from smkern.models import preset
 from smkern.ops.rope import Rope
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Place
+from tests.bench.doubles import run_suite
 from tests.bench.torch_kernels import TorchKernels
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -76,8 +77,7 @@ def small(monkeypatch):
 
 
 def run(path, *options: str) -> list:
-    result = CliRunner().invoke(suite.command, ["--out", str(path), *options])
-    assert result.exit_code == 0, result.output
+    run_suite(suite.command, path, *options)
     return json.loads(path.read_text())["cells"]
 
 
