@@ -177,7 +177,7 @@ class DecodeLoop:
         self.graph.close()
 
     def _wait(self) -> None:
-        """Wait for the stream too: the device's own wait may end before the graphs of a place do."""
+        """Wait for the stream too: the device's own wait may end before a place's graphs do."""
         self.place.stream.synchronize()
         torch.cuda.synchronize()
 

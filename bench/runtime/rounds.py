@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,23 +50,8 @@ def _middle(values: Sequence[Any]) -> Any:
 
 
 @dataclass(slots=True)
-class TaskRounds:
-    """A task's rounds.
-
-    Attributes:
-        keys: Keys of the cells that it measured.
-        failed: Round to why it failed.
-        is_whole: Whether some round ran to its end.
-    """
-
-    keys: set[str] = field(default_factory=set)
-    failed: dict[int, str] = field(default_factory=dict)
-    is_whole: bool = False
-
-
-@dataclass(slots=True)
 class Rounds:
-    """What each round of a run measured.
+    """What each round of a run measured. A task is named by the key of its first cell.
 
     Attributes:
         number: Number of the current round, from 1.
@@ -73,7 +59,9 @@ class Rounds:
 
     number: int = 1
     _cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
-    _tasks: dict[str, TaskRounds] = field(default_factory=dict)
+    _keys: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _failed: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    _whole: set[str] = field(default_factory=set)
 
     def has(self, key: str) -> bool:
         """Whether a round has measured this cell."""
@@ -86,35 +74,31 @@ class Rounds:
     def add(self, task: str, cell: Cell) -> Cell:
         """A task's cell of this round, combined with those of earlier rounds."""
         key = cell_key(cell)
-        self._of(task).keys.add(key)
+        self._keys[task].add(key)
         self._cells.setdefault(key, {})[self.number] = cell
         return self._combined(key)
 
     def end(self, task: str) -> None:
         """The task ran to its end in this round."""
-        self._of(task).is_whole = True
+        self._whole.add(task)
 
     def fail(self, task: str, message: str) -> list[Cell]:
         """The task failed in this round: its cells of earlier rounds, which say so now."""
-        task_rounds = self._of(task)
-        task_rounds.failed[self.number] = message
-        missed = (key for key in self._cells if key in task_rounds.keys)
+        self._failed[task][self.number] = message
+        missed = (key for key in self._cells if key in self._keys[task])
         return [self._combined(key) for key in missed if self.number not in self._cells[key]]
 
     def is_whole(self, task: str) -> bool:
         """Whether some round ran the task to its end."""
-        return self._of(task).is_whole
-
-    def _of(self, task: str) -> TaskRounds:
-        return self._tasks.setdefault(task, TaskRounds())
+        return task in self._whole
 
     def _combined(self, key: str) -> Cell:
         by_round = self._cells[key]
         failed = {
             number: message
-            for task_rounds in self._tasks.values()
-            if key in task_rounds.keys
-            for number, message in task_rounds.failed.items()
+            for task, keys in self._keys.items()
+            if key in keys
+            for number, message in self._failed[task].items()
             if number not in by_round
         }
         return combined([by_round[number] for number in sorted(by_round)], failed)
