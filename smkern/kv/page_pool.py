@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import token_bytes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.check import check_pool
@@ -180,7 +180,7 @@ class PagePool:
             )
         shared = self._match(chain)
         count = self.pages_for(num_tokens) - len(shared)
-        self._require(request, count, shared)
+        self._require(f"request {request!r} needs", count, shared)
         for page in shared:
             self.states.share(page)
         pages = shared + self.states.take(count, self.index.remove)
@@ -196,15 +196,35 @@ class PagePool:
             ArgumentError: the request holds nothing.
             OutOfPagesError: too few pages; it keeps what it has.
         """
-        held = self.held(request)
-        count = -(-num_tokens // self.page_size) - len(held.pages)
-        if count <= 0:
-            return []
-        if count > self.states.num_available:
-            self._require(request, count, ())
-        pages = self.states.take(count, self.index.remove)
-        held.pages += pages
-        return pages
+        had = len(self.held(request).pages)
+        self.extend_all({request: num_tokens})
+        return self.held(request).pages[had:]
+
+    def extend_all(self, num_tokens: Mapping[Any, int]) -> None:
+        """Give each of these requests pages for its number of tokens, or none of them any.
+
+        Raises:
+            ArgumentError: one of them holds nothing.
+            OutOfPagesError: too few pages; all keep what they have.
+        """
+        missing: list[tuple[list[int], int]] = []
+        total, size = 0, self.page_size
+        for request, tokens in num_tokens.items():
+            held = self._held.get(request) or self.held(request)
+            count = -(-tokens // size) - len(held.pages)
+            if count > 0:
+                missing.append((held.pages, count))
+                total += count
+        if not total:
+            return
+        if total > self.states.num_available:
+            names = [repr(request) for request in num_tokens]
+            what = f"request {names[0]} needs" if len(names) == 1 else f"{len(names)} requests need"
+            self._require(what, total, ())
+        pages, end = self.states.take(total, self.index.remove), 0
+        for own, count in missing:
+            own += pages[end : end + count]
+            end += count
 
     def commit(
         self, request: Hashable, tokens: Sequence[int], written: Event | None = None
@@ -305,7 +325,8 @@ class PagePool:
         Raises:
             ArgumentError: the request holds nothing.
         """
-        return tuple(self.held(request).pages[start:stop])
+        held = self._held.get(request) or self.held(request)
+        return tuple(held.pages[start:stop])
 
     def room(self, request: Hashable) -> int:
         """Tokens that the pages of a request hold.
@@ -344,7 +365,7 @@ class PagePool:
         for page in pages:
             self.states.drop(page, page in self.index)
 
-    def _require(self, request: Hashable, count: int, shared: Sequence[int]) -> None:
+    def _require(self, what: str, count: int, shared: Sequence[int]) -> None:
         """Raise OutOfPagesError unless `count` pages can be had beside the shared ones."""
         if count <= self._available(shared):
             return
@@ -354,7 +375,7 @@ class PagePool:
             return
         held, cached, free = self.usage
         raise OutOfPagesError(
-            f"request {request!r} needs {count} more pages of {self.page_size} tokens, {available} "
+            f"{what} {count} more pages of {self.page_size} tokens, {available} "
             f"of {self.num_pages} can be had ({held} held, {cached} cached, {free} free): "
             "release requests, wait for their events, or make the pool larger"
         )

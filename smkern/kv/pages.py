@@ -55,19 +55,19 @@ class PageStates:
     def take(self, count: int, evicted: Callable[[int], None]) -> list[int]:
         """Pages with one reference each, the free ones first; `evicted` hears of the others."""
         assert count <= self.num_available, (count, self.num_available)
-        return [self._take_one(evicted) for _ in range(count)]
-
-    def _take_one(self, evicted: Callable[[int], None]) -> int:
-        if self._free:
-            page = self._free.pop()
-        elif self._fresh < self.num_pages:
-            page = self._fresh
-            self._fresh += 1
-        else:
+        kept = max(len(self._free) - count, 0)
+        pages = self._free[kept:][::-1]
+        del self._free[kept:]
+        first = self._fresh
+        self._fresh = min(first + count - len(pages), self.num_pages)
+        pages += range(first, self._fresh)
+        while len(pages) < count:
             page, _ = self._cached.popitem(last=False)
             evicted(page)
-        self.refs[page] = 1
-        return page
+            pages.append(page)
+        for page in pages:
+            self.refs[page] = 1
+        return pages
 
     def share(self, page: int) -> None:
         """One more reference to a page that is held or cached."""

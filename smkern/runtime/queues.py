@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from smkern.errors import ArgumentError, OutOfPagesError
@@ -188,17 +188,16 @@ class RequestQueues:
         if request.stage in ("running", "paused") and computed:
             self.pool.commit(request, computed)
 
-    def has_pages(self, count: int) -> bool:
-        """Whether so many can be had; asks those that readers keep only where they are needed."""
-        if count <= self.pool.num_available:
-            return True
-        self.pool.poll()
-        return count <= self.pool.num_available
-
-    def extend(self, request: Request, tokens: int) -> None:
-        """Give a request pages for so many tokens, which there are."""
-        self.pool.extend(request, tokens)
-        request.room = -(-tokens // self.pool.page_size) * self.pool.page_size
+    def extend(self, num_tokens: Mapping[Request, int]) -> bool:
+        """Give each request pages for more tokens than it has room for; False: too few, for all."""
+        try:
+            self.pool.extend_all(num_tokens)
+        except OutOfPagesError:
+            return False
+        page = self.pool.page_size
+        for request, tokens in num_tokens.items():
+            request.room = -(-tokens // page) * page
+        return True
 
     def unblock(self, *, is_stuck: bool) -> Request | None:
         """Where nothing is on its way: give back pages that stand in the way of all.
@@ -233,22 +232,14 @@ class RequestQueues:
 
     def _extend(self, steps: int) -> bool:
         """Pages for so many steps of all, or none."""
-        page = self.pool.page_size
-        needs: list[tuple[Request, int]] = []
-        missing = 0
+        needs: dict[Request, int] = {}
         for request in self.running:
             tokens = request.num_tokens + steps - 1
             if tokens > request.room:
                 tokens = min(tokens, request.max_tokens_held)
                 if tokens > request.room:
-                    pages = -(-tokens // page)
-                    missing += pages - request.room // page
-                    needs.append((request, tokens))
-        if missing and not self.has_pages(missing):
-            return False
-        for request, tokens in needs:
-            self.extend(request, tokens)
-        return True
+                    needs[request] = tokens
+        return not needs or self.extend(needs)
 
     def _make_way(self) -> bool:
         """The last by rank gives way; False where only the first of those that run is left."""

@@ -35,7 +35,7 @@ class SteadyBatch:
     """
 
     __slots__ = (
-        "_base", "_counted", "_due", "_is_plain", "_page", "_stops", "launched", "least_left",
+        "_base", "_counted", "_due", "_is_plain", "_left", "_stops", "launched", "least_left",
         "most_left", "preemptions", "requests", "rows", "token_us", "version",
     )  # fmt: skip
 
@@ -48,8 +48,8 @@ class SteadyBatch:
         self.token_us = 0.0
         self.least_left, self.most_left = min(left), max(left)
         self.version = queues.version
-        self._page = queues.pool.page_size
         self.preemptions = [request.num_preemptions for request in rows]
+        self._left = left
         self._base = [request.num_tokens for request in self.requests]
         self._counted: tuple[int, tuple[int, ...]] = 0, tuple(self._base)
         # steps that a request's pages have room for, and which request it is
@@ -103,17 +103,18 @@ class SteadyBatch:
     def extend(self, queues: RequestQueues, steps: int) -> bool:
         """Get pages for so many more steps of all; False, with nothing changed, if they lack."""
         reach, due = self.launched + steps - 1, self._due
-        needs: list[tuple[Request, int, int]] = []
-        missing = 0
+        if due[0][0] >= reach:
+            return True
+        needs: dict[Request, int] = {}
+        looked_at: list[int] = []
         while due and due[0][0] < reach:
             index = heappop(due)[1]
+            looked_at.append(index)
             request = self.requests[index]
-            tokens = min(self._base[index] + reach, request.max_tokens_held)
-            missing += max(-(-tokens // self._page) - request.room // self._page, 0)
-            needs.append((request, tokens, index))
-        has_room = not missing or queues.has_pages(missing)
-        for request, tokens, index in needs:
-            if has_room and tokens > request.room:
-                queues.extend(request, tokens)
-            heappush(due, (request.room - self._base[index], index))
+            tokens = self._base[index] + min(reach, self._left[index] - 1)
+            if tokens > request.room:
+                needs[request] = tokens
+        has_room = not needs or queues.extend(needs)
+        for index in looked_at:
+            heappush(due, (self.requests[index].room - self._base[index], index))
         return has_room

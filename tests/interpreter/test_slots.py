@@ -10,7 +10,7 @@ import torch
 from smkern.kernels.slots_launch import RECORD, launch_interpreted
 from smkern.runtime.model.input_batch import InputBatch
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.row_updates import HostSender, Records, RowUpdate
+from smkern.runtime.model.row_updates import HostSender, Records, RowChange, RowUpdate
 from tests.runtime.model.slot_rows import Play, new_pool, new_state
 
 
@@ -59,13 +59,16 @@ def test_each_change_touches_its_rows_alone(stop_tokens: int, max_pages: int) ->
     """Moves, values, pages and ends of rows in one launch, word for word as in plain torch."""
     wanted, found = (filled(stop_tokens, max_pages) for _ in range(2))
     half, values = max_pages // 2, tuple(range(-5, wanted.layout.values - 5))
+    changes = [
+        RowChange(0, source=8, taken=max_pages),
+        RowChange(1, source=5, taken=half, first=half, pages=range(90, 90 + max_pages - half)),
+        RowChange(2, values=values, flags=2, first=0, pages=[77]),
+        RowChange(3, flags=2 | 4),
+        RowChange(4, first=max_pages - 1, pages=[99]),
+    ]
     for state, sender in ((wanted, HostSender(wanted)), (found, InterpretedSender(found, 2))):
         update = RowUpdate(state, sender, None)
-        update.put(0, source=8, taken=max_pages)
-        update.put(1, source=5, taken=half, first=half, pages=range(90, 90 + max_pages - half))
-        update.put(2, values=values, flags=2, first=0, pages=[77])
-        update.put(3, flags=2 | 4)
-        update.put(4, first=max_pages - 1, pages=[99])
+        update.put(changes)
         (records,) = update.launches
         assert len(records.words) == 5 * RECORD
         update.send()

@@ -134,6 +134,19 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.pages(name) == (*before, *new)
         self.verify(name)
 
+    @rule(more=st.integers(0, 6), most=st.integers(2, 3))
+    def extend_all(self, more: int, most: int) -> None:
+        before = {name: self.pool.pages(name) for name in sorted(self.running)[:most]}
+        wanted = {name: len(pages) * SIZE + more for name, pages in before.items()}
+        try:
+            self.pool.extend_all(wanted)
+        except OutOfPagesError:
+            assert before == {name: self.pool.pages(name) for name in before}
+        for name, pages in before.items():
+            assert self.pool.pages(name, 0, len(pages)) == pages
+            assert self.pool.room(name) >= len(pages) * SIZE
+            self.verify(name)
+
     @rule(target=events)
     def launch(self) -> FakeEvent:
         return FakeEvent()

@@ -170,6 +170,11 @@ def test_out_of_pages_says_what_there_is_and_changes_nothing() -> None:
         pool.allocate("b", [1] * 64)
     with pytest.raises(OutOfPagesError, match="'a' needs 2 more"):
         pool.extend("a", 65)
+    pool.allocate("d", [2])
+    with pytest.raises(OutOfPagesError, match="2 requests need 2 more pages"):
+        pool.extend_all({"a": 49, "d": 17})
+    assert (pool.room("a"), pool.room("d")) == (48, 16)
+    pool.release("d")
     assert pool.usage == before
     assert pool.requests == ("a",)
     pool.check()

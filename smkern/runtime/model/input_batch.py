@@ -11,7 +11,7 @@ import numpy as np
 from smkern.errors import ArgumentError
 from smkern.kernels.slots_launch import FINISHED, SET_FINISHED
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.row_updates import HostSender, RowUpdate, Sender
+from smkern.runtime.model.row_updates import CudaSender, HostSender, RowChange, RowUpdate, Sender
 from smkern.runtime.request import Request
 
 __all__ = ["PrefillRow", "Pages", "RowState", "RowUpdate", "InputBatch"]
@@ -41,18 +41,6 @@ class PrefillRow(NamedTuple):
     request: Request
     length: int
     draws: bool
-
-
-class _Change(NamedTuple):
-    """What `RowUpdate.put` takes."""
-
-    row: int
-    source: int
-    taken: int
-    flags: int
-    values: tuple[int, ...] | None
-    first: int
-    pages: Sequence[int]
 
 
 class InputBatch:
@@ -183,13 +171,13 @@ class InputBatch:
         if not short.size:
             return
         rows, slot = self._rows[short], self.state.first_slot
-        update, covered = self._slot_update(), self._covered[rows].tolist()
+        changes, covered = [], self._covered[rows].tolist()
         for row, had, length in zip(rows.tolist(), covered, wanted[short].tolist(), strict=True):
             request = self._seated[row - slot]
             assert request is not None
             first, pages = self._lacking(had, request, length)
-            update.put(row, first=first, pages=pages)
-            self._covered[row] = (first + len(pages)) * self._page_size
+            changes.append(RowChange(row, first=first, pages=pages))
+        self._put(self._slot_update(), changes)
 
     def write_prefill_rows(self, prefill_rows: Sequence[PrefillRow]) -> None:
         """Write the rows of a prefill batch, or of a mixed step's chunks.
@@ -213,7 +201,7 @@ class InputBatch:
             flags = SET_FINISHED | (0 if prefill_row.draws else FINISHED)
             values = self._values(request, prefill_row.length)
             update = self._slot_update() if self._in_order else self._update
-            self._put(update, _Change(row, -1, 0, flags, values, first, pages))
+            self._put(update, [RowChange(row, -1, 0, flags, values, first, pages)])
             self._prefill_rows[row] = request, self._update
 
     def take(self) -> RowUpdate:
@@ -277,7 +265,7 @@ class InputBatch:
             [x if x in wanted and x not in prefill_rows else None for x in before], deque(came)
         )
         left = set(range(len(seated), len(before)))
-        changes: list[_Change] = []
+        changes: list[RowChange] = []
         stays = [x is y and x not in prefill_rows for x, y in zip(seated, before, strict=False)]
         moved = [slot for slot, kept in enumerate(stays) if not kept]
         for slot in (*moved, *range(len(stays), len(seated))):
@@ -287,28 +275,28 @@ class InputBatch:
             left.discard(source - first)
         # nothing was changed before this: what could raise has not
         update = self._slot_update()
+        self._put(update, changes)
         for change in changes:
-            self._put(update, change)
             self._prefill_rows.pop(change.source, None)
-        for slot in left:
-            update.put(first + slot, flags=SET_FINISHED | FINISHED)
+        update.put([RowChange(first + slot, flags=SET_FINISHED | FINISHED) for slot in left])
         self._slots = dict(zip(seated, range(len(seated)), strict=True))
         self._seated, self._order = list(seated), asked
         self._rows = np.array([self._slots[request] for request in asked], np.int64) + first
 
-    def _change(self, row: int, source: int, request: Request, length: int) -> _Change:
+    def _change(self, row: int, source: int, request: Request, length: int) -> RowChange:
         """How a request comes to a row: from another one, or (source -1) from the host."""
         if source < 0:
             first, pages = self._lacking(0, request, length)
             values = self._values(request, len(request.ids))
-            return _Change(row, -1, 0, SET_FINISHED, values, first, pages)
+            return RowChange(row, -1, 0, SET_FINISHED, values, first, pages)
         covered = int(self._covered[source])
         first, pages = self._lacking(covered, request, length)
-        return _Change(row, source, covered // self._page_size, 0, None, first, pages)
+        return RowChange(row, source, covered // self._page_size, 0, None, first, pages)
 
-    def _put(self, update: RowUpdate, change: _Change) -> None:
-        update.put(*change)
-        self._covered[change.row] = (change.first + len(change.pages)) * self._page_size
+    def _put(self, update: RowUpdate, changes: Sequence[RowChange]) -> None:
+        update.put(changes)
+        for change in changes:
+            self._covered[change.row] = (change.first + len(change.pages)) * self._page_size
 
     def _lacking(self, covered: int, request: Request, length: int) -> tuple[int, tuple[int, ...]]:
         """The first entry and the ids of the pages that a row lacks for so many tokens."""
@@ -372,8 +360,4 @@ def _without_gaps(rows: list[Request | None], came: deque[Request]) -> list[Requ
 
 def _sender(state: RowState, max_ctas: int) -> Sender:
     """What changes rows on their device."""
-    if state.device.type == "cpu":
-        return HostSender(state)
-    from smkern.runtime.model.row_sender import CudaSender
-
-    return CudaSender(state, max_ctas)
+    return HostSender(state) if state.device.type == "cpu" else CudaSender(state, max_ctas)

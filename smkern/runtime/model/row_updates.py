@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from smkern.kernels.slots_launch import FINISHED, RECORD, SET_FINISHED, SET_VALUES
+from smkern.device import device_info
+from smkern.errors import DeviceError
+from smkern.kernels.driver import check, copy_async
+from smkern.kernels.slots_launch import FINISHED, RECORD, SET_FINISHED, SET_VALUES, SlotKernel
 from smkern.runtime.model.row_state import RowState
 
 STAGE_WORDS = 16_384
 """Words that one launch reads: 64 KiB, or 500 requests that come with 8 pages each."""
+STAGES = 32
+"""Changes on their way: a send waits for the one so many sends ago, over unless the device is far
+behind."""
+_WORD = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +40,23 @@ class Records:
     numbers: list[int] = field(default_factory=list)
     sources: set[int] = field(default_factory=set)
     targets: set[int] = field(default_factory=set)
+
+
+class RowChange(NamedTuple):
+    """One row's change.
+
+    `row`: The row. `source`: Row whose values, finished and first `taken` page entries it takes,
+    and which is finished then; -1: none. `flags`: `SET_VALUES` and the like. `values`: Packed;
+    None: they stay. `first`: Entry of the first of `pages`. `pages`: Page ids.
+    """
+
+    row: int
+    source: int = -1
+    taken: int = 0
+    flags: int = 0
+    values: tuple[int, ...] | None = None
+    first: int = 0
+    pages: Sequence[int] = ()
 
 
 class Sender(Protocol):
@@ -85,6 +112,98 @@ class HostSender:
             state.page_table[target, first : first + count] = entries
 
 
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """Pinned memory and its copy on the device, with the end of the last kernel that read them."""
+
+    host: memoryview
+    host_address: int
+    device_address: int
+    over: torch.cuda.Event
+
+
+class CudaSender:
+    """Makes changes of rows in the order of the current stream, without waiting.
+
+    Launches before a send read the old rows, launches behind it the new ones. Nothing is allocated
+    or loaded after this is made.
+
+    Args:
+        state: The arrays, on a GPU.
+        max_ctas: CTAs of an update.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+
+    def __init__(self, state: RowState, max_ctas: int) -> None:
+        self._state = state
+        self._index = state.words.get_device()
+        self._pinned = torch.empty(STAGES, STAGE_WORDS, dtype=torch.int32, pin_memory=True)
+        self._device = torch.empty(STAGES, STAGE_WORDS, dtype=torch.int32, device=state.device)
+        self._stages = [_stage(self._pinned[i], self._device[i]) for i in range(STAGES)]
+        self._next = 0
+        major, minor = device_info(self._index).capability
+        with torch.cuda.device(self._index):
+            self._kernel = SlotKernel(state.layout, max_ctas, self._index, 10 * major + minor)
+        self._addresses = (
+            state.words.data_ptr(),
+            state.finished.data_ptr(),
+            state.page_table.data_ptr(),
+        )
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._read: tuple[int, torch.cuda.Event] | None = None
+        """The last send that read a prefill row: its stream and its end."""
+        # the arrays were filled on the stream that was current then, not on those of the lanes
+        torch.cuda.current_stream(self._index).synchronize()
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory, bytes."""
+        return self._device.nbytes
+
+    def send(self, records: Records) -> None:
+        """Change the rows behind what the current stream has."""
+        stage = self._stages[self._next]
+        self._next = (self._next + 1) % STAGES
+        try:
+            stage.over.synchronize()
+        except RuntimeError as error:
+            raise DeviceError(
+                f"the device failed before rows could be changed: {error}; what runs is lost, "
+                "start a new process"
+            ) from error
+        raw: int = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = self._streams.get(raw)
+        if stream is None:  # torch makes one in some microseconds
+            stream = self._streams[raw] = torch.cuda.current_stream(self._index)
+        self._order_prefill_rows(records, stream)
+        words = records.words + records.numbers
+        stage.host[: len(words)] = array("i", words)
+        code = copy_async()(stage.device_address, stage.host_address, _WORD * len(words), raw)
+        if code:
+            check(code, f"copying {len(words)} words of changed rows to the device")
+        self._kernel.launch(
+            raw, *self._addresses, stage.device_address, len(records.words) // RECORD
+        )
+        stage.over.record(stream)
+        if records.sources and min(records.sources) < self._state.first_slot:
+            self._read = raw, stage.over
+
+    def _order_prefill_rows(self, records: Records, stream: torch.cuda.Stream) -> None:
+        """Let a prefill row be overwritten behind the move that reads it on another stream."""
+        if self._read is None or self._read[0] == stream.cuda_stream:
+            return
+        if min(records.targets) < self._state.first_slot:
+            stream.wait_event(self._read[1])
+
+
+def _stage(pinned: Tensor, copied: Tensor) -> _Stage:
+    address = pinned.data_ptr()
+    host = memoryview((ctypes.c_int32 * STAGE_WORDS).from_address(address)).cast("B").cast("i")
+    return _Stage(host, address, copied.data_ptr(), torch.cuda.Event())
+
+
 class RowUpdate:
     """Changes of rows, to be sent once on the stream of the launch that needs them.
 
@@ -110,44 +229,34 @@ class RowUpdate:
         """Whether anything is to be sent, of this or of updates that go before it."""
         return not self.sent and (self.ordered or bool(self.launches))
 
-    def put(
-        self,
-        target: int,
-        source: int = -1,
-        taken: int = 0,
-        flags: int = 0,
-        values: tuple[int, ...] | None = None,
-        first: int = 0,
-        pages: Sequence[int] = (),
-    ) -> None:
-        """One row's change.
-
-        Args:
-            target: The row.
-            source: Row whose values, finished and first `taken` page entries it takes; that row is
-                finished then. -1: none.
-            taken: Page entries to take.
-            flags: `SET_VALUES` and the like.
-            values: Packed; None: they stay.
-            first: Entry of the first of `pages`.
-            pages: Page ids.
-        """
-        records = self._records(target, source)
-        numbers = records.numbers
-        values_at = len(numbers)
-        if values is not None:
-            flags |= SET_VALUES
-            numbers += values
-        room = STAGE_WORDS - len(records.words) - RECORD - len(numbers)
-        now = pages if len(pages) <= room else pages[:room]
-        records.words += (target, source, flags, taken, first, len(now), len(numbers), values_at)
-        numbers += now
-        records.targets.add(target)
-        if source >= 0:
-            records.sources.add(source)
-        if len(now) < len(pages):
-            self.launches.append(Records())
-            self.put(target, first=first + len(now), pages=pages[len(now) :])
+    def put(self, changes: Iterable[RowChange]) -> None:
+        """Collect changes, one behind another."""
+        for change in changes:
+            row, source, taken, flags, values, first, pages = change
+            records = self.launches[-1] if self.launches else None
+            if records is None or (
+                len(records.words) + len(records.numbers) > self._most
+                or row in records.targets
+                or source in records.targets
+                or row in records.sources
+            ):
+                records = Records()
+                self.launches.append(records)
+            numbers = records.numbers
+            values_at = len(numbers)
+            if values is not None:
+                flags |= SET_VALUES
+                numbers += values
+            room = STAGE_WORDS - len(records.words) - RECORD - len(numbers)
+            now = pages if len(pages) <= room else pages[:room]
+            records.words += (row, source, flags, taken, first, len(now), len(numbers), values_at)
+            numbers += now
+            records.targets.add(row)
+            if source >= 0:
+                records.sources.add(source)
+            if len(now) < len(pages):
+                self.launches.append(Records())
+                self.put([RowChange(row, first=first + len(now), pages=pages[len(now) :])])
 
     def send(self) -> None:
         """Make the changes, in the order of the current stream; a second time does nothing.
@@ -166,14 +275,3 @@ class RowUpdate:
             self._sender.send(self.launches[self._made])
             self._made += 1
         self.sent = True
-
-    def _records(self, target: int, source: int) -> Records:
-        """The records of a launch that may hold the change."""
-        if self.launches:
-            last = self.launches[-1]
-            full = len(last.words) + len(last.numbers) > self._most
-            targets = last.targets
-            if not (full or target in targets or source in targets or target in last.sources):
-                return last
-        self.launches.append(Records())
-        return self.launches[-1]
