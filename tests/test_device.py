@@ -18,7 +18,7 @@ from smkern.device import (
     torch_device,
 )
 from smkern.errors import DeviceError
-from smkern.kv import KvPool, KvSizes, PageTables
+from smkern.kv import KvPool, KvSizes
 from smkern.models import ActivationBuffers, Weights, preset
 from smkern.ops import Rope
 from smkern.partition import budget_of_stream, current_budget
@@ -180,7 +180,6 @@ SIZES = KvSizes(1, num_kv_heads=1, head_dim=64)
         lambda: Weights.from_tensors(preset("qwen3-8b"), {}, device="cuda:0"),
         lambda: ActivationBuffers(preset("qwen3-8b"), max_tokens=4, device=torch.device("cuda")),
         lambda: KvPool(SIZES, num_pages=8),
-        lambda: PageTables(2, 4, device="cuda"),
         lambda: Rope(64).table(8, "cuda"),
         lambda: smkern.LLM("qwen3-8b", device="cuda"),
         lambda: smkern.CudaDevice(),

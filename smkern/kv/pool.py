@@ -8,7 +8,6 @@ from torch import Tensor
 from smkern.device import torch_device
 from smkern.kv.page_pool import PagePool
 from smkern.kv.storage import KvSizes, allocate_storage, layer_views, pages_in_free_memory
-from smkern.kv.tables import PageTables
 from smkern.ops.checks import as_int
 
 
@@ -84,7 +83,3 @@ class KvPool(PagePool):
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """k_cache and v_cache of a layer: [pages, page_size, kv_heads, head_dim] views."""
         return self._layers[index]
-
-    def page_tables(self, rows: int, max_tokens: int) -> PageTables:
-        """Tables on this device for `rows` requests of at most `max_tokens` tokens."""
-        return PageTables(rows, self.pages_for(max_tokens), device=self.device)

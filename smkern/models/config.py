@@ -149,17 +149,6 @@ class ModelConfig:
         return 2 * self.num_layers * self.kv_size * self.dtype.itemsize
 
     @property
-    def gemm_shapes(self) -> list[tuple[int, int]]:
-        """(N, K) of the weights that `smkern.gemm` multiplies by, the head's last."""
-        hidden = self.hidden_size
-        shapes = [(self.qkv_size, hidden), (hidden, self.q_size)]
-        if self.moe is None:
-            shapes.append((hidden, self.intermediate_size))
-        else:
-            shapes.append((self.moe.num_experts, hidden))
-        return [*shapes, (self.vocab_size, hidden)]
-
-    @property
     def num_parameters(self) -> int:
         """Parameters of the whole model; a tied head counts once."""
         hidden, heads = self.hidden_size, 2 * self.head_dim if self.qk_norm else 0

@@ -1,4 +1,4 @@
-"""The pool on a GPU: sized from free memory, tables copied in stream order, real events."""
+"""The pool on a GPU: sized from free memory, numbers copied in stream order, real events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smkern.errors import OutOfPagesError
-from smkern.kv import KvPool, KvSizes, PageTables
+from smkern.kv import KvPool, KvSizes, Staging
 
 SIZES = KvSizes(2, num_kv_heads=2, head_dim=128)
 
@@ -22,16 +22,16 @@ def test_a_pool_takes_a_fraction_of_free_memory() -> None:
         KvPool(SIZES, memory_fraction=1e-12, device="cuda")
 
 
-def test_tables_change_in_the_order_of_the_stream() -> None:
-    """Copies of many flushes are in flight behind a busy stream; each read sees its own."""
-    tables = PageTables(4, 512, device="cuda")
+def test_numbers_change_in_the_order_of_the_stream() -> None:
+    """Copies of many sends are in flight behind a busy stream; each read sees its own."""
+    table = torch.zeros(4, 512, dtype=torch.int32, device="cuda")
+    staging = Staging(table.device)
     seen, wanted = [], []
     torch.cuda._sleep(50_000_000)
     for turn in range(3):
-        tables.write(1, 8 * turn, [100 * turn + i for i in range(8)])
-        tables.write(3, 0, [turn] * 512)
-        tables.flush()
-        seen.append(tables.tensor.clone())
+        new = [100 * turn + i for i in range(8)]
+        staging.send([(table[1, 8 * turn : 8 * turn + 8], new), (table[3], [turn] * 512)])
+        seen.append(table.clone())
         expected = torch.zeros(4, 512, dtype=torch.int32)
         for earlier in range(turn + 1):
             ids = [100 * earlier + i for i in range(8)]
@@ -42,13 +42,14 @@ def test_tables_change_in_the_order_of_the_stream() -> None:
         assert torch.equal(got.cpu(), expected)
 
 
-def test_many_flushes_reuse_their_pinned_memory() -> None:
-    tables = PageTables(2, 4096, device="cuda")
+def test_many_sends_reuse_their_pinned_memory() -> None:
+    table = torch.zeros(2, 4096, dtype=torch.int32, device="cuda")
+    staging = Staging(table.device)
     for turn in range(20):
         pages = [turn * 5000 + i for i in range(1 + 200 * turn)]
-        tables.write(turn % 2, 0, pages)
-        tables.flush()
-        assert tables.tensor[turn % 2, : len(pages)].tolist() == pages
+        row = table[turn % 2, : len(pages)]
+        staging.send([(row, pages)])
+        assert row.tolist() == pages
 
 
 def test_pages_wait_for_the_event_of_their_reader() -> None:
