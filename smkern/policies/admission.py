@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from smkern.policies.check import seats_left
+from smkern.policies.check import rows_left
 from smkern.policies.snapshot import Snapshot, Waiting
 
 
@@ -22,7 +22,7 @@ def admitted(
         tokens: New tokens of the batch, at most.
         waiting: Those that may be taken, in their order; None: all.
     """
-    rows = min(snapshot.max_prefill, seats_left(snapshot))
+    rows = min(snapshot.max_prefill, rows_left(snapshot))
     pages = snapshot.free_pages - growth_pages(snapshot)
     chosen: list[Waiting] = []
     for request in snapshot.waiting if waiting is None else waiting:

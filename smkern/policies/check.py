@@ -49,7 +49,7 @@ def check(decision: Decision, snapshot: Snapshot) -> Decision:
     return decision
 
 
-def seats_left(snapshot: Snapshot) -> int:
+def rows_left(snapshot: Snapshot) -> int:
     """Requests whose prefill may begin, so that each has a decode row when it is over."""
     taken = snapshot.batch + snapshot.joining
     for batch in (snapshot.prefill, snapshot.preempted):
@@ -129,9 +129,9 @@ def _check_begins(decision: Decision, snapshot: Snapshot) -> None:
             f"prefill names {len(ids)} requests, and a batch holds {snapshot.max_prefill}; name "
             "fewer, or set max_prefill of the executor"
         )
-    if len(ids) > seats_left(snapshot):
+    if len(ids) > rows_left(snapshot):
         raise DecisionError(
-            f"prefill names {len(ids)} requests, and {seats_left(snapshot)} of "
+            f"prefill names {len(ids)} requests, and {rows_left(snapshot)} of "
             f"{snapshot.max_running} decode rows are left; name fewer, or set max_running of the "
             "executor"
         )

@@ -20,7 +20,7 @@ from smkern.runtime.place import LANES, Lane, Place
 DECODE_PRIORITY = -1
 """Priority of the decode lane's stream: below 0 is above prefill's."""
 WAIT_US = 5e3
-"""A wait returns after so long in any case: who waits looks at the clock, since a GPU may hang."""
+"""A wait returns after so long in any case: the caller looks at the clock, since a GPU may hang."""
 ANCHOR_US = 2e6
 """The clock's event is replaced after so long: torch tells a distance in fp32 milliseconds, so one
 of a minute is 4 us off, where nobody asked for times so long."""

@@ -143,7 +143,7 @@ class Executor(Protocol):
         `num_tokens` of each counts what launches before these draw. The first step gives the
         requests their rows. One that the launch right before on the decode lane drew for
         (a `mixed`, a `decode`) goes on from where its token is on the device; of any other all
-        tokens are in `request.ids`, so it is seated from the host: also what a prefill batch drew
+        tokens are in `request.ids`, so its row comes from the host: also what a prefill batch drew
         for, whose rows the next batch may have taken by then. Rows that end on the device (a stop
         token, a length) draw nothing of worth afterwards.
         """

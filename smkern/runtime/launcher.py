@@ -76,7 +76,7 @@ class BatchLauncher:
                 f"{2 * DECODE_MAX_Q + 1}"
             )
         self._num_layers = executor.config.num_layers
-        # Whose tokens the decode lane's last launch drew: they are on the device.
+        # Requests for which the decode lane's last launch drew: their tokens are on the device.
         self._drawn: set[Request] = set()
         self._steady: SteadyBatch | None = None
         # Decode steps that their requests have not been told of, and how many tokens these lacked

@@ -147,7 +147,7 @@ class RequestQueues:
         """Let the paused decode again while there is room for a page each."""
         while self.paused and len(self.running) < self._max_running:
             request = self.paused[0]
-            # What it drew before it paused is seated again from the host, so it must be there.
+            # What it drew before it paused is written again from the host, so it must be there.
             if request.num_pending or (
                 self.running and self.pool.num_available <= 2 * (len(self.running) + 1)
             ):

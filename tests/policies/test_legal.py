@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from smkern.policies import Aggregated, Decision, FixedSplit, Policy, Snapshot, check
 from smkern.policies.admission import growth_pages
-from smkern.policies.check import seats_left
+from smkern.policies.check import rows_left
 from tests.latency.simple import Linear
 from tests.policies.snapshots import RUNGS, snapshots
 
@@ -53,7 +53,7 @@ def goes_on(decision: Decision, snapshot: Snapshot) -> bool:
     first = snapshot.waiting[0] if snapshot.waiting else None
     fits = (
         first is not None
-        and seats_left(snapshot) > 0
+        and rows_left(snapshot) > 0
         and first.pages <= snapshot.free_pages - growth_pages(snapshot)
     )
     return bool(decision.prefill) == fits

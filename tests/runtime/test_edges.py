@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledError
+from smkern.kv import PagePool
 from smkern.models import SamplingParams
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
 from smkern.runtime.device import Work
 from smkern.runtime.in_flight import AllOver, Written
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.request import Request
 from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.sim.executor import SimExecutor
 from tests.runtime.test_steady_batch import a_request, queues_of
@@ -152,6 +154,29 @@ def test_what_a_failed_launch_wrote_is_never_there() -> None:
     assert ticket.query(), "its pages are free, though"
     with pytest.raises(DeviceError):
         lanes.poll()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Aggregated(chunk_tokens=16), FixedSplit(48, layers=1), FixedSplit(48, steps=4)],
+    ids=str,
+)
+def test_waiting_requests_ask_for_pages_only_when_enough_came_back(
+    policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(policy, num_pages=10, page_size=4, end_probability=0.0, reuse=False)
+    allocate, asked = PagePool.allocate, []
+
+    def counting(pool: PagePool, request: Request, *args: Any) -> int:
+        asked.append(pool.num_available >= pool.pages_for(len(request.ids)))
+        return allocate(pool, request, *args)
+
+    monkeypatch.setattr(PagePool, "allocate", counting)
+    for id_ in range(4):
+        world.submit([id_] * 20, 12)
+    world.finish()
+    assert all(asked)
+    assert len(asked) == 4 + world.mux.stats().preemptions
 
 
 def test_nobody_is_admitted_before_who_is_paused() -> None:

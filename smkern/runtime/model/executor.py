@@ -39,22 +39,22 @@ class _Prepared:
     `at`: Steps of this arrangement that were launched before them.
     """
 
-    seated: DecodeBatch
+    decoding: DecodeBatch
     at: int
     works: list[tuple[Work, Draw]]
 
     def is_for(self, requests: Sequence[Request], steps: int) -> bool:
         """Whether these are the steps that are asked for, as far as the numbers say."""
-        seated = self.seated
-        is_next = len(self.works) == steps and self.at == seated.steps
-        return is_next and tuple(requests) == seated.requests
+        decoding = self.decoding
+        is_next = len(self.works) == steps and self.at == decoding.steps
+        return is_next and tuple(requests) == decoding.requests
 
 
 class ModelExecutor(Executor):
     """Decode graphs, prompts a group of layers at a time, and both in one forward.
 
-    All buffers are made here and stay where they are. Requests that decode sit in slots; what
-    changes between launches (who sits where, pages, the numbers of prompts) is sent with the
+    All buffers are made here and stay where they are. Requests that decode have slots; what
+    changes between launches (who has which slot, pages, the numbers of prompts) is sent with the
     launch that needs it, and nothing that a launch draws is needed on the host for the next.
 
     Args:
@@ -125,7 +125,7 @@ class ModelExecutor(Executor):
         self.pool = pool
         self.device: Device = device if device is not None else _device_for(model, ladder)
         # Batches and mixed steps have prefill rows of their own: a mixed step's move to slots
-        # on the decode lane while the next batch is seated on the prefill lane.
+        # on the decode lane while the next batch is written on the prefill lane.
         self._state = RowState.make(
             max_running=max_running,
             max_prefill=2 * max_prefill,
@@ -194,12 +194,12 @@ class ModelExecutor(Executor):
         found, self._prepared = self._prepared, None
         if (
             found is not None
-            and self._decode_slots.stays(found.seated)
+            and self._decode_slots.stays(found.decoding)
             and found.is_for(requests, steps)
         ):
             return found.works
-        seated = self._decode_slots.arrange(requests, steps)
-        return self._steps(seated, self._table.take(), steps)
+        decoding = self._decode_slots.arrange(requests, steps)
+        return self._steps(decoding, self._table.take(), steps)
 
     def prepare_next(self, requests: Sequence[Request], steps: int) -> None:
         """The next decode steps are of the same requests as the last, and have their pages: they
@@ -209,14 +209,14 @@ class ModelExecutor(Executor):
         on the decode lane. Nothing is undone where the steps are dropped: only entries of the page
         table are written, for pages behind all that the row has computed. A request that leaves
         meanwhile gives its pages back, and they may be another's before the entries are written;
-        but an update that ends the row, or seats another there, is in front of all that reads it.
+        but an update that ends the row, or puts another there, is in front of all that reads it.
         """
         self._prepared = None
-        seated = self._decode_slots.go_on(tuple(requests), steps)
-        if seated is None:
+        decoding = self._decode_slots.go_on(tuple(requests), steps)
+        if decoding is None:
             return
         update = self._table.take()
-        self._prepared = _Prepared(seated, seated.steps, self._steps(seated, update, steps))
+        self._prepared = _Prepared(decoding, decoding.steps, self._steps(decoding, update, steps))
         if update.has_any:
             # What was not sent goes with the next step, which says so if it cannot be.
             with suppress(Exception):
@@ -236,8 +236,8 @@ class ModelExecutor(Executor):
                 "prefill slot 0 holds a batch that has layers to go, and a mixed forward needs its "
                 "buffers: launch its layers first"
             )
-        seated = self._decode_slots.arrange(requests, 1)
-        rows, lengths = seated.rows, seated.lengths
+        decoding = self._decode_slots.arrange(requests, 1)
+        rows, lengths = decoding.rows, decoding.lengths
         first = self._state.first_slot - len(chunks)
         self._table.write_prefill_rows(
             [
@@ -254,7 +254,7 @@ class ModelExecutor(Executor):
 
         def launch(place: Place) -> None:
             self._mixed.run(kept, rows, lengths, update, read)
-            seated.advance()
+            decoding.advance()
             for i in drawing:
                 self._decode_slots.drew(kept[i].request, first + i)
 
@@ -347,10 +347,12 @@ class ModelExecutor(Executor):
             self.synchronize()
         self.graphs.close()
 
-    def _steps(self, seated: DecodeBatch, update: RowUpdate, steps: int) -> list[tuple[Work, Draw]]:
+    def _steps(
+        self, decoding: DecodeBatch, update: RowUpdate, steps: int
+    ) -> list[tuple[Work, Draw]]:
         """The next decode steps of an arrangement, the first behind what is sent of its rows."""
-        rows, batch = seated.rows, len(seated.rows)
-        longest, total, layers = seated.longest, seated.total, self.config.num_layers
+        rows, batch = decoding.rows, len(decoding.rows)
+        longest, total, layers = decoding.longest, decoding.total, self.config.num_layers
         source = Source.of(self._tokens[:batch])
         works: list[tuple[Work, Draw]] = []
         for index in range(steps):
@@ -361,7 +363,7 @@ class ModelExecutor(Executor):
                 update.send()
                 self.graphs.launch(place, batch, bound)
                 read.copy(source)
-                seated.advance()
+                decoding.advance()
 
             size = Size(num_layers=layers, batch=batch, total_kv=total + index * batch)
             works.append((Work("decode", launch, size, DECODE_LAUNCHES), Draw(rows, read)))

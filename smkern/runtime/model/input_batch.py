@@ -101,7 +101,7 @@ class InputBatch:
         self._covered = np.zeros(state.num_rows, np.int64)
         """Tokens of each row whose pages are in the page table."""
         self._prefill_rows: dict[int, tuple[Request, RowUpdate]] = {}
-        self._seated: list[Request | None] = []
+        self._by_slot: list[Request | None] = []
         self._slots: dict[Request, int] = {}
         self._order: tuple[Request, ...] | None = ()
         """The last requests given, in their order; None: the rows must be looked at."""
@@ -116,7 +116,7 @@ class InputBatch:
     @property
     def requests(self) -> tuple[Request | None, ...]:
         """The request of each slot, from slot 0 on; None: forgotten since the last `arrange`."""
-        return tuple(self._seated)
+        return tuple(self._by_slot)
 
     def arrange(
         self,
@@ -124,9 +124,9 @@ class InputBatch:
         lengths: Sequence[int] | Any,
         prefill_rows: Mapping[Request, int] | None = None,
     ) -> tuple[Request, ...]:
-        """Seat the requests that decode, without gaps, and their pages.
+        """Give the requests that decode slots without gaps, and write their pages.
 
-        A request that sits keeps its row and what the device has there; those that are not named
+        A request that has a slot keeps it and what the device has there; those that are not named
         leave; the last ones move into gaps. One that comes without a prefill row brings its last
         token and length from the host, which must know them: what was launched of it is read.
 
@@ -142,18 +142,18 @@ class InputBatch:
             The requests by slot.
 
         Raises:
-            ArgumentError: nobody was seated or moved: too many requests, one twice, no length for
+            ArgumentError: no request came or moved: too many requests, one twice, no length for
                 one, a row that is no prefill row, or too few pages.
         """
         asked = tuple(requests)
         if prefill_rows or asked != self._order:
             self._check(asked, lengths, prefill_rows or {})
-            self._seat(asked, lengths, prefill_rows or {})
+            self._assign_slots(asked, lengths, prefill_rows or {})
         self.grow(lengths)
-        return tuple([x for x in self._seated if x is not None])
+        return tuple([x for x in self._by_slot if x is not None])
 
     def grow(self, lengths: Sequence[int] | Any) -> None:
-        """Write pages that seated requests got, without looking at who sits where.
+        """Write pages that requests in slots got, without looking at who has which slot.
 
         Args:
             lengths: As in `arrange`, in the order of the requests of the last one.
@@ -173,7 +173,7 @@ class InputBatch:
         rows, slot = self._rows[short], self.state.first_slot
         changes, covered = [], self._covered[rows].tolist()
         for row, had, length in zip(rows.tolist(), covered, wanted[short].tolist(), strict=True):
-            request = self._seated[row - slot]
+            request = self._by_slot[row - slot]
             assert request is not None
             first, pages = self._lacking(had, request, length)
             changes.append(RowChange(row, first=first, pages=pages))
@@ -182,7 +182,7 @@ class InputBatch:
     def write_prefill_rows(self, prefill_rows: Sequence[PrefillRow]) -> None:
         """Write the rows of a prefill batch, or of a mixed step's chunks.
 
-        A request that sits in the row already, from its chunk before, sends new pages only.
+        A request that is in the row already, from its chunk before, sends new pages only.
 
         Raises:
             ArgumentError: a row that is no prefill row, or too few pages.
@@ -219,7 +219,7 @@ class InputBatch:
         """A request has left, or has other pages from now on: it comes anew, or not at all."""
         slot = self._slots.pop(request, None)
         if slot is not None:
-            self._seated[slot] = None
+            self._by_slot[slot] = None
             self._order = None
         for row in [row for row, known in self._prefill_rows.items() if known[0] is request]:
             del self._prefill_rows[row]
@@ -248,28 +248,28 @@ class InputBatch:
             if known is None or known[0] is not request or request not in asked:
                 raise ArgumentError(
                     f"{request!r} is not in prefill row {row}: name requests of this call that "
-                    "write_prefill_rows wrote there, not seated, forgotten or overwritten since"
+                    "write_prefill_rows wrote there, not moved, forgotten or overwritten since"
                 )
 
-    def _seat(
+    def _assign_slots(
         self,
         asked: tuple[Request, ...],
         given: Sequence[int] | Any,
         prefill_rows: Mapping[Request, int],
     ) -> None:
         """Give every request a row, and tell the device of those that are new in theirs."""
-        before, old, first = self._seated, self._slots, self.state.first_slot
+        before, old, first = self._by_slot, self._slots, self.state.first_slot
         wanted = dict(zip(asked, np.asarray(given, np.int64).tolist(), strict=True))
         came = [x for x in asked if x not in old or x in prefill_rows]
-        seated = _without_gaps(
+        by_slot = _without_gaps(
             [x if x in wanted and x not in prefill_rows else None for x in before], deque(came)
         )
-        left = set(range(len(seated), len(before)))
+        left = set(range(len(by_slot), len(before)))
         changes: list[RowChange] = []
-        stays = [x is y and x not in prefill_rows for x, y in zip(seated, before, strict=False)]
+        stays = [x is y and x not in prefill_rows for x, y in zip(by_slot, before, strict=False)]
         moved = [slot for slot, kept in enumerate(stays) if not kept]
-        for slot in (*moved, *range(len(stays), len(seated))):
-            request = seated[slot]
+        for slot in (*moved, *range(len(stays), len(by_slot))):
+            request = by_slot[slot]
             source = prefill_rows.get(request, first + old[request] if request in old else -1)
             changes.append(self._change(first + slot, source, request, wanted[request]))
             left.discard(source - first)
@@ -279,8 +279,8 @@ class InputBatch:
         for change in changes:
             self._prefill_rows.pop(change.source, None)
         update.put([RowChange(first + slot, flags=SET_FINISHED | FINISHED) for slot in left])
-        self._slots = dict(zip(seated, range(len(seated)), strict=True))
-        self._seated, self._order = list(seated), asked
+        self._slots = dict(zip(by_slot, range(len(by_slot)), strict=True))
+        self._by_slot, self._order = list(by_slot), asked
         self._rows = np.array([self._slots[request] for request in asked], np.int64) + first
 
     def _change(self, row: int, source: int, request: Request, length: int) -> RowChange:

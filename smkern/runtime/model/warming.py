@@ -34,7 +34,7 @@ def empty_forward(
 
     Args:
         model: The model.
-        state: The rows; those of the slot are finished, and nothing sits there.
+        state: The rows; those of the slot are finished, and no request has them.
         caches: A (k_cache, v_cache) a layer.
         prompts: A slot's memory.
         tokens: New tokens.

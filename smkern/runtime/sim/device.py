@@ -201,7 +201,7 @@ class SimDevice(Device):
         """Move the clock to the end of one of the events, or to a moment.
 
         Where nothing ends, since a launch hangs, and no moment is given, the clock moves on by
-        `HANGING_WAIT_US`, so that who waits again and again sees time go by.
+        `HANGING_WAIT_US`, so that a caller that waits again and again sees time go by.
 
         Raises:
             StalledError: nothing is launched, and no moment was given: on a GPU this waits for

@@ -80,7 +80,7 @@ class SimRows:
         if row.prefill_row is not None:
             if row.is_overwritten and len(request.ids) < row.drawn:
                 raise self._pool.hazard(
-                    f"{request!r} takes its seat after slot {row.prefill_row}, where its token "
+                    f"{request!r} takes its slot after prefill slot {row.prefill_row}, where its token "
                     "lay, was used again, and before the host read it"
                 )
             row.prefill_row = None
