@@ -160,11 +160,13 @@ class Interleaver:
         target, place = self._target[lane], self._place[lane]
         if not queue:
             return target
-        places = [ticket.place for ticket in queue]
-        if self._impatient and "whole" not in [target.side, *[x.side for x in places]]:
+        if self._impatient and "whole" not in [target.side, *[x.place.side for x in queue]]:
             return target
         for found in (target, place):
-            if not any(map(found.overlaps, places)):
+            for ticket in queue:
+                if found.overlaps(ticket.place):
+                    break
+            else:
                 return found
         return None
 

@@ -97,7 +97,7 @@ class InputBatch:
         self._page_size = pool.page_size
         self._sender = _sender(state, max_ctas) if sender is None else sender
         self._unsent: deque[RowUpdate] = deque()
-        self._update = self._new_update()
+        self._update = RowUpdate(state, self._sender, self._unsent)
         self._covered = np.zeros(state.num_rows, np.int64)
         """Tokens of each row whose pages are in the page table."""
         self._prefill_rows: dict[int, tuple[Request, RowUpdate]] = {}
@@ -212,7 +212,8 @@ class InputBatch:
         """
         if self._in_order and self._unsent:
             self._slot_update()
-        update, self._update = self._update, self._new_update()
+        update = self._update
+        self._update = RowUpdate(self.state, self._sender, self._unsent)
         return update
 
     def forget(self, request: Request) -> None:
@@ -330,9 +331,6 @@ class InputBatch:
             request.seed,
             sorted(request.stop_token_ids),
         )
-
-    def _new_update(self) -> RowUpdate:
-        return RowUpdate(self.state, self._sender, self._unsent)
 
     def _slot_update(self) -> RowUpdate:
         """The update that is collected, which goes behind all earlier ones of slots."""

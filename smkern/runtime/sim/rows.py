@@ -80,8 +80,8 @@ class SimRows:
         if row.prefill_row is not None:
             if row.is_overwritten and len(request.ids) < row.drawn:
                 raise self._pool.hazard(
-                    f"{request!r} takes its slot after prefill slot {row.prefill_row}, where its token "
-                    "lay, was used again, and before the host read it"
+                    f"{request!r} takes its slot after prefill slot {row.prefill_row}, where its "
+                    "token lay, was used again, and before the host read it"
                 )
             row.prefill_row = None
         self._pool.use(request, event)

@@ -177,7 +177,7 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
     """Let all that an executor launches run late, and decode steps look at what they write."""
     for table in (executor._table, executor._prefill_table):
         table._sender = LateSender(device, table._sender)
-        table._update = table._new_update()  # one is made already
+        table.take()  # an update with the old sender
     prefill, graphs = executor._prefill, executor.graphs
     prefill._model = _Model(device, prefill._model)  # type: ignore[assignment]
     prefill._staging = _Staging(device, prefill._staging)  # type: ignore[assignment]

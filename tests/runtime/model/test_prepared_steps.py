@@ -79,7 +79,7 @@ class Rig:
         )  # fmt: skip
         table, graphs = self.executor._table, self.executor.graphs
         table._sender = Sender(table._sender, self.notes, lambda: self.fails())
-        table._update = table._new_update()  # one is made already
+        table.take()  # an update with the old sender
         launch = graphs.launch
 
         def noted(place: Place, batch: int, longest: int) -> None:
