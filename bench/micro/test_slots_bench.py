@@ -1,6 +1,6 @@
 """What rows of requests cost the host in a step: `--benchmark-enable bench/micro`.
 
-On a GPU with the copy and the launch; without one only the books.
+On a GPU with the copy and the launch; without one only the bookkeeping.
 """
 
 from __future__ import annotations

@@ -148,15 +148,15 @@ def line_of(cell: Cell) -> str:
 @suite_command(
     "runtime",
     click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-32b"),
-    click.option("--only", default=None, help=f"Subjects, of: {','.join(SUBJECTS)}"),
+    click.option("--only", default=None, help=f"Subjects, among: {','.join(SUBJECTS)}"),
     click.option("--rungs", type=IntList(), default=None, help="SMs of the decode side: 16,32,40"),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20"),
     click.option(
-        "--seconds", type=float, default=1.0, show_default=True, help="Of a steady figure."
+        "--seconds", type=float, default=1.0, show_default=True, help="Duration of a steady figure."
     ),
     click.option(
         "--rounds", type=click.IntRange(min=1), default=1, show_default=True,
-        help="All subjects by turns so often; a cell is the median.",
+        help="Measure all subjects so often, by turns; a cell is the median.",
     ),
     click.option("--again", is_flag=True, help="With --resume, measure what the file has too."),
     TIME_LIMIT_OPTION,
