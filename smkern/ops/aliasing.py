@@ -16,19 +16,19 @@ VECTOR_BYTES = 16
 
 
 def pointer(x: Any) -> int:
-    """The address of an optional tensor; 0 for what is none."""
+    """The address of an optional tensor; 0 for None."""
     return x.data_ptr() if isinstance(x, Tensor) else 0
 
 
 def layout(x: Any) -> Any:
-    """What a record depends on of an optional tensor; a number stands for itself."""
+    """The part of an optional tensor that a record depends on; a number stands for itself."""
     if isinstance(x, Tensor):
         return x.shape, x.stride(), x.dtype, x.get_device()
     return x
 
 
 def span_bytes(x: Tensor | None) -> int:
-    """Bytes from the first element of a tensor to behind its last."""
+    """Bytes from the first element of a tensor to the end of its last."""
     if x is None:
         return 0
     last = 0

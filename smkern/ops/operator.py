@@ -26,9 +26,9 @@ A family declares an `Operator` for each of its operators, registers it and make
         return _scale(x, by, out, num_sms)
 
 The checks, the budget, the choice and the preparation are made once a combination of sizes,
-strides, dtypes, devices, numbers and budget, and kept as a `Record`; in every call overlap of
-what is written is looked at, results are allocated, and `launch(stream, *addresses, [workspace,]
-*numbers)` runs, the addresses (0: absent) of all tensors in the call's order. That path is Python
+strides, dtypes, devices, numbers and budget, and kept as a `Record`. Every call checks that what
+it writes overlaps nothing, allocates results, and runs `launch(stream, *addresses, [workspace,]
+*numbers)` with the addresses (0: absent) of all tensors in the call's order. That path is Python
 made from the declaration (operator_source.py). CPU tensors run the reference with the same checks;
 what it returns is copied into given results, unless it wrote those.
 
@@ -60,7 +60,7 @@ _TENSOR = re.compile(r"Tensor(\(\w+!\))?\??$")
 class Bound(NamedTuple):
     """A launch of one combination of numbers; `launch` is None where nothing runs.
 
-    `scratch_bytes` of device memory, of the stream's pool and one call's alone, go with it.
+    Each call also gets `scratch_bytes` of device memory of its own, from the stream's pool.
     """
 
     launch: Launch | None
@@ -73,9 +73,9 @@ class Part(NamedTuple):
     """An argument that is no tensor and holds some.
 
     Args:
-        kind: Its class.
-        key: Its attribute that all of it but addresses follows from, hashable.
-        tensors: Its attributes that a launch takes.
+        kind: The argument's class.
+        key: The hashable attribute that decides everything about it but addresses.
+        tensors: The attributes that a launch takes.
     """
 
     kind: type
@@ -92,32 +92,33 @@ class Operator(Generic[P]):
     """One operator: what it is called with, what must hold, what runs. See the module.
 
     Args:
-        name: In `torch.ops.smkern`.
+        name: The operator's name in `torch.ops.smkern`.
         call: The NamedTuple of its calls, `num_sms` last.
-        schema: Its arguments as torch.library writes them, without results and `num_sms`.
+        schema: The arguments as torch.library writes them, without results and `num_sms`.
         results: Fields of the call that name the results.
-        check: Raises ArgumentError for what cannot be served, of a call whose results may be None.
+        check: Raises ArgumentError for a call that cannot be served; its results may be None.
         shapes: Shape and dtype of each result of a checked call.
-        problem: (call, aligned) to what chooses a kernel, None where nothing is to be done.
+        problem: (call, aligned) to what chooses a kernel; None where there is nothing to do.
         reference: The operator on CPU tensors; changes in place what the schema says.
         dispatcher: Device index to the family's dispatcher, cached.
-        numbers: What the launch takes behind the addresses.
+        numbers: What the launch takes after the addresses.
         vectors: Arguments and results whose 16-byte alignment chooses kernels.
         in_place: Pairs (result, argument) that may be one view.
         workspace: (problem, budget) to bytes of zeroed scratch memory; None: it needs none.
-        anchor: The field whose device decides; the first one.
+        anchor: The field that says on which device the call runs; "": the first one.
         arguments: What the launch takes, by name, instead of the usual order: tensors, "stream",
             "workspace", "scratch", "0".
-        unkeyed: Fields that choose nothing.
+        unkeyed: Fields that take no part in the choice of a kernel.
         parts: Arguments that hold tensors.
-        left_out: Results that some calls do not make: their shape is None there.
-        prepare: (dispatcher, call, problem, budget, capturing) to a launch, instead of what
-            `numbers` and `workspace` say of the dispatcher's.
-        empty: Fills a call's results where `problem` is None and there is something to fill.
-        check_memory: What `check=True` looks at on the device, of a checked call.
-        kept_in_capture: Whether what a capture prepares is what a call outside would.
-        through_library: By torch's dispatcher, where the operators there take other arguments.
-        in_place_name: In `torch.ops.smkern`, of the operator whose result is its first argument.
+        left_out: Results that some calls do not make; their shape is then None.
+        prepare: (dispatcher, call, problem, budget, capturing) to a launch, where `numbers`,
+            `workspace` and the dispatcher's own `launch` do not do.
+        empty: Fills the results of a call without a problem: M, N or K of 0, say.
+        check_memory: Checks what a checked call's tensors hold, for `check=True`; reads the device.
+        kept_in_capture: Whether a record made in a capture also serves calls outside it.
+        through_library: Runs a call by torch's dispatcher, where the operators there take other
+            arguments.
+        in_place_name: Name in `torch.ops.smkern` of the variant that writes its first argument.
     """
 
     name: str

@@ -55,8 +55,8 @@ class OperatorDispatcher(Generic[P, C]):
         profile: The device's facts and ceilings.
         kernels: Makes the kernels of this device on first need.
         select: The configuration for a problem in a budget: table, else model.
-        step: The problem that `select` is asked about in place of one, so that its answer holds
-            for a step of rows; None: itself.
+        step: Rounds a problem up to the one that `select` is asked about, so that its answer holds
+            for a step of rows; None: every problem is asked about itself.
     """
 
     def __init__(

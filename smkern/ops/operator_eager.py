@@ -20,14 +20,15 @@ from smkern.ops.streams import Streams, runtime_streams
 from smkern.ops.workspace import Workspaces, check_workspace, scratch_of_streams
 
 _MAX_APART = 64
-"""Addresses that a record remembers: those of a model's layers, of which most spans never meet."""
+"""Calls that a record remembers by their addresses: a model has as many as layers, and the spans of
+most never meet."""
 
 
 class Record(NamedTuple):
     """A validated combination of numbers with its launch; `launch` is None where nothing runs.
 
-    `spans` are bytes, one a name of `Operator.tensors`; `apart` are addresses, in that order, of
-    calls whose tensors share none though their spans meet.
+    `spans` are the bytes that each of `Operator.tensors` spans. `apart` holds the addresses, in
+    that order, of calls that passed the closer look: spans meet, and no address is shared.
     """
 
     launch: Launch | None
@@ -47,7 +48,7 @@ class EagerOperator(Generic[P]):
         index: The device's index.
         dispatcher: Chooses and prepares launches.
         streams: The current stream and its budget.
-        workspaces: Gives each stream and capture its own; None where `op` needs none.
+        workspaces: The device's workspaces; None where `op` needs none.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class EagerOperator(Generic[P]):
         return self._workspaces
 
     def __call__(self, call: Any) -> Any:
-        """Run a call: its result, a tuple of several, None without any."""
+        """Run a call and return its result, a tuple of several, or None without any."""
         refuse_others(self.op, call)
         return self._run(self.state, *call)
 
@@ -112,7 +113,7 @@ class EagerOperator(Generic[P]):
         check_overlap(self.op, call)
 
     def remember(self, apart: set[tuple[int, ...]], addresses: tuple[int, ...]) -> None:
-        """From now on a record's calls with these addresses are not looked at again."""
+        """Note that a record's calls with these addresses need no closer look again."""
         if len(apart) >= _MAX_APART:
             apart.clear()
         apart.add(addresses)
@@ -136,7 +137,7 @@ class EagerOperator(Generic[P]):
 
 
 def with_results(op: Operator[Any], call: Any, shapes: Shapes, device: Any = None) -> Any:
-    """The call with the results made that it does not bring."""
+    """The call, with the results allocated that it was not given."""
     made = {
         name: torch.empty(found[0], dtype=found[1], device=device or op.device_of(call))
         for name, found in zip(op.results, shapes, strict=True)
@@ -148,7 +149,7 @@ def with_results(op: Operator[Any], call: Any, shapes: Shapes, device: Any = Non
 def run_on_cpu(op: Operator[Any], call: Any) -> Any:
     """The reference, with the checks that the GPU path makes.
 
-    A budget only has to be a whole number of at least 1: there is no device that it could exceed.
+    A budget only has to be a whole number of at least 1, as there is no device to exceed.
     """
     check_operator(op, call)
     if call.num_sms is not None:

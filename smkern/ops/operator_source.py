@@ -23,7 +23,7 @@ from smkern.ops.operator import Operator
 TENSORS = frozenset({Tensor, Parameter})
 OPTIONAL = TENSORS | {NoneType}
 PLAIN = OPTIONAL | {int, float, bool}
-"""Classes of what a call may hold without torch's dispatcher being asked."""
+"""Classes of arguments that torch's dispatcher need not see."""
 
 
 @cache
@@ -40,8 +40,8 @@ def entry_function(
 
     Args:
         op: The operator.
-        states: By the device's index.
-        elsewhere: (op, call) for what the GPU's path does not take.
+        states: `EagerOperator.state` by the device's index.
+        elsewhere: Runs (op, call) where the GPU's path does not.
     """
     fields = op.call._fields
     tests = ["is_compiling()"]
@@ -81,8 +81,8 @@ def library_function(
         op: The operator.
         schema: `name(arguments) -> results`.
         run: (op, call) to the results.
-        states: By the device's index, for what `run` is not asked about: calls on a GPU.
-        returns: Whether they are returned.
+        states: `EagerOperator.state` by the device's index: calls on a GPU skip `run`.
+        returns: Whether the results are returned.
         in_place: The result that is the anchor of the call.
     """
     arguments = [
@@ -113,7 +113,7 @@ def library_function(
 def _compiled(
     op: Operator[Any], kind: str, lines: list[str], given: dict[str, Any], name: str = ""
 ) -> Callable[..., Any]:
-    """The function `kind` of some lines, whose source tracebacks find by a name of its own."""
+    """Compile the lines of a function `kind`, under a file name that tracebacks find them by."""
     name, source = f"<smkern {kind} path of {name or op.name}>", "\n".join(lines) + "\n"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     space: dict[str, Any] = {
@@ -141,7 +141,7 @@ def _var(name: str) -> str:
 
 
 def _body(op: Operator[Any]) -> list[str]:
-    """From the state of a device to the result; names of its own begin with an underscore."""
+    """From a device's state to the result; only names of fields begin without an underscore."""
     call, compared = _call(op), {name for pair in op.in_place for name in pair}
     lines = [
         "_index, _current_device, _current_stream, _budget_of, _find, _own = _state",
@@ -187,7 +187,7 @@ def _body(op: Operator[Any]) -> list[str]:
 
 
 def _address(op: Operator[Any], name: str, compared: bool) -> tuple[list[str], list[str]]:
-    """Statements that find a field's addresses, and what of it chooses a record."""
+    """Statements that find a field's addresses, and its part of the record's key."""
     layout = [f"{name}.shape", f"{name}.stride()", f"{name}.dtype"]
     layout += [] if name == op.anchor else [f"{name}.get_device()"]
     key = f"{name}_key = ({', '.join(layout)})"
@@ -221,7 +221,7 @@ def _address(op: Operator[Any], name: str, compared: bool) -> tuple[list[str], l
 
 
 def _overlap(op: Operator[Any]) -> list[str]:
-    """Whether spans meet; where they do, `check_overlap` looks closer, once an address."""
+    """Compare spans; where two meet, `check_overlap` looks closer, once for these addresses."""
     if not op.pairs:
         return []
     names = [_var(name) for name in op.tensors]
@@ -287,7 +287,7 @@ def _launch(op: Operator[Any]) -> list[str]:
 
 
 def _discarding(launch: str) -> list[str]:
-    """A launch after whose failure the stream's counters are not trusted."""
+    """A launch; if it fails, the stream's counters are dropped, as they may not be zero."""
     return [
         "try:",
         f"    {launch}",

@@ -24,8 +24,8 @@ def work_of(
     Args:
         op: The operator.
         calls: One a kind, on tensors of the device with the wanted alignments; they are launched.
-        target: Where.
-        eager: Instead of the device's own.
+        target: Where to warm up.
+        eager: The eager path to use instead of the device's own.
     """
     eager = eager or eager_operator(op, target.index)
     kernels = eager.dispatcher.kernels()
@@ -55,7 +55,7 @@ def work_of_calls(
 
     Args:
         calls: (device, aligned) to operators, each with a call of a kind.
-        target: Where.
+        target: Where to warm up.
     """
     device = torch.device("cuda", target.index)
     made = [one for aligned in target.aligned for one in calls(device, aligned)]

@@ -26,8 +26,8 @@ class WarmupReport:
     """What a warmup did.
 
     `choices` counts the combinations of numbers visited, `variants` the kernels they come down to,
-    `compiled` those that were not loaded before, `launched` the launches, `seconds` all. `tuned`
-    counts the problems whose configuration was measured.
+    `compiled` those that were not loaded before, `launched` the launches, `seconds` the time.
+    `tuned` counts the problems whose configuration was measured.
     """
 
     choices: int
@@ -70,16 +70,16 @@ def warmup(
     in grids below. A batch-invariant choice is never measured.
 
     Args:
-        ops: "gemm", "attention", "append"; None: those that the next three speak of.
+        ops: "gemm", "attention", "append"; None: those of the next three arguments that are given.
         shapes: (N, K) of GEMMs' weights.
         attention: `smkern.AttentionCalls`, one a model.
         append: `smkern.AppendCalls`, one a model.
-        calls: Of the other operators: `smkern.RowsCalls` and the like.
+        calls: The other operators' calls: `smkern.RowsCalls` and the like.
         budgets: Counts of SMs, `Budget`s or partitions; None: multiples of 8, and the device.
         max_m: Largest M of a GEMM.
-        dtypes: Of GEMMs: torch.bfloat16, torch.float16 or both.
-        epilogues: Of GEMMs: `Epilogue`s or their keys: "none", "bias", "bias+residual", …
-        batch_invariant: Of GEMMs: False, True or both.
+        dtypes: GEMM dtypes: torch.bfloat16, torch.float16 or both.
+        epilogues: GEMM epilogues: `Epilogue`s or their keys: "none", "bias", "bias+residual", …
+        batch_invariant: `batch_invariant` of GEMMs: False, True or both.
         aligned: Whether tensors are 16-byte aligned; both, if some are not.
         workers: Processes that compile; None: the CPUs that this process may use.
         progress: Draw a progress bar.

@@ -183,7 +183,7 @@ class Scratch:
         if outgrown is not None:
             if outgrown.captured:
                 self._outgrown.append(outgrown.tensor)
-            elif self._home is not None:  # the current stream comes last of all that used it
+            elif self._home is not None:  # the current stream is the last that used it
                 outgrown.tensor.record_stream(torch.cuda.current_stream(self.device))
             del outgrown
         with nullcontext() if self._home is None else torch.cuda.stream(self._home):
@@ -277,5 +277,5 @@ class Workspaces:
 
 
 def _rounded(num_bytes: int) -> int:
-    """Bytes of a workspace that holds so many, and the counters."""
+    """Bytes to allocate for a workspace of so many bytes and the counters."""
     return -(-max(num_bytes, COUNTER_BYTES) // GROWTH) * GROWTH

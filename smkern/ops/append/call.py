@@ -82,7 +82,7 @@ def problem_of(call: Call, aligned: bool) -> AppendProblem | None:
     """What chooses a kernel for a checked call; None where nothing is appended.
 
     Args:
-        call: Of either operator.
+        call: A checked call of either operator.
         aligned: Whether q, k, v, out, caches, table and weights begin at whole 16 bytes.
 
     Raises:

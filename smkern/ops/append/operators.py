@@ -137,10 +137,10 @@ def qk_norm_rope_append(
         q: [tokens, q_heads, head_dim], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; q, k and
             v may be views of one qkv matrix. head_dim 64, 96, 128 or 256.
         k: [tokens, kv_heads, head_dim], as q. It is not changed.
-        v: Likewise.
+        v: As k.
         k_cache: [pages, page_size, kv_heads, head_dim], any strides with inner stride 1, in q's
             dtype or float8_e4m3fn; written. page_size 1, 16, 32, 64, 128 or 256.
-        v_cache: Likewise.
+        v_cache: As k_cache.
         page_table: [batch, max_pages] int32, rows may be apart; or flat [total] with `page_indptr`.
             Requests must not share a page that is written.
         kv_lens: [batch] int32, keys of each request, the new tokens included.
@@ -148,8 +148,8 @@ def qk_norm_rope_append(
             sines. Positions outside it take its first or last row. None: nothing turns.
         interleaved: Pairs are neighbouring dimensions (GPT-J), not rotary_dim / 2 apart.
         q_norm: [head_dim] weights of q's RMS norm, q's dtype or fp32. None: no norm.
-        k_norm: Likewise of k's; both or neither.
-        eps: Of the norm.
+        k_norm: Weights of k's RMS norm, as q_norm; both or neither.
+        eps: Added to the mean of the norm, at least 0.
         positions: [tokens] int32 or int64, instead of those that follow from `kv_lens`, for RoPE
             alone.
         page_indptr: [batch + 1] int32: where each request's pages begin in a flat table.
@@ -157,7 +157,7 @@ def qk_norm_rope_append(
             token a request. Tokens behind the last are not written.
         k_scale: What keys of an fp8 cache are divided by: a number above 0, or one fp32 on the
             device. None: 1.
-        v_scale: Likewise for values.
+        v_scale: What values are divided by, as k_scale.
         out: [tokens, q_heads, head_dim] to write q's result into; may be q itself, overlaps nothing
             else.
         check: Read lengths, table and positions, and raise for the first row that is wrong. Waits
@@ -217,17 +217,17 @@ def append_kv(
 
     Args:
         k: [tokens, kv_heads, head_dim], bf16 or fp16 (fp32 on CPU tensors), inner stride 1.
-        v: Likewise.
+        v: As k.
         k_cache: [pages, page_size, kv_heads, head_dim], any strides with inner stride 1, in k's
             dtype or float8_e4m3fn; written.
-        v_cache: Likewise.
+        v_cache: As k_cache.
         page_table: [batch, max_pages] int32; or flat [total] with `page_indptr`.
         kv_lens: [batch] int32, keys of each request, the new tokens included.
         page_indptr: [batch + 1] int32: where each request's pages begin in a flat table.
         cu_q_lens: [batch + 1] int32: where each request's tokens begin and the last end. None: one
             token a request.
         k_scale: What keys of an fp8 cache are divided by: a number, or one fp32 on the device.
-        v_scale: Likewise for values.
+        v_scale: What values are divided by, as k_scale.
         check: Read the device's memory, and raise for the first row that is wrong.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 

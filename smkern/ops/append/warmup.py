@@ -29,10 +29,10 @@ class AppendCalls:
         rotary_dim: Dimensions that turn; 0: calls have no `cos_sin`.
         interleaved: As in `smkern.qk_norm_rope_append`.
         norm: Whether calls have `q_norm` and `k_norm`.
-        dtype: Of q, k and v: torch.bfloat16 or torch.float16.
+        dtype: Dtype of q, k and v: torch.bfloat16 or torch.float16.
         cache_dtype: None (dtype's) or torch.float8_e4m3fn.
-        table_dtype: Of `cos_sin`.
-        weight_dtype: Of the norms. None: dtype's.
+        table_dtype: Dtype of `cos_sin`.
+        weight_dtype: Dtype of the norms' weights. None: `dtype`.
         ragged: Whether calls have `cu_q_lens`: False, True or both.
         flat: Whether calls have `page_indptr`: False, True or both.
 

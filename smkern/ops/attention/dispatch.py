@@ -209,7 +209,7 @@ class AttentionDispatcher:
 
 
 def of_step(problem: AttentionProblem) -> AttentionProblem:
-    """The problem that is asked about in place of one: a prompt's numbers rise to their step.
+    """The problem that the choice of a whole step is made for: a prompt's numbers, rounded up.
 
     Decode keeps its own: they are few, and the model prices them exactly.
     """

@@ -37,13 +37,13 @@ class AttentionExplanation:
         budget: SMs and what confines them.
         config: The kernel and its run-time numbers.
         source: Where they came from: a tuned cell, the cost model, or `backend=`.
-        predicted_us: Of one launch with cold caches, without the plan.
+        predicted_us: Time of one launch with cold caches, without the plan.
         floor_us: The larger of bytes over the budget's bandwidth and FLOPs over its rate.
         bound: What the prediction waits for: memory, the busiest SM's work, or power.
         bytes_moved: Keys, values, queries, results and page table, once each.
-        flops: Of visible pairs.
+        flops: FLOPs of the visible pairs of query and key.
         units: Items times KV heads, what the CTAs share.
-        ctas: Of the launch, at most.
+        ctas: CTAs of the launch, at most.
         plan_bytes: A plan's work items.
         workspace_bytes: A plan's workspace.
         device: Name of the GPU that this holds for.
@@ -85,14 +85,14 @@ class AttentionExplanation:
 
 @cache
 def _shipped_dispatcher() -> AttentionDispatcher:
-    """Chooses as on the GPU whose profile is shipped, for a machine without one."""
+    """The dispatcher of the GPU whose profile is shipped, for a machine without a GPU."""
     from smkern.profile import load_profile
 
     return offline_dispatcher(load_profile())
 
 
 def shape_from_numbers(batch: Any, given: PlanNumbers) -> AttentionShape:
-    """The shape of a step whose host numbers these are, checked as `plan_attention` does.
+    """The shape of a step with these host numbers, checked as `plan_attention` does.
 
     Raises:
         ArgumentError: naming the number, its value and what is wanted.
@@ -149,7 +149,7 @@ def explain_attention(
         num_tokens: Query tokens of the step, at most. None: batch * max_q_len.
         max_total_kv: Keys of the step, at most. None: batch * max_kv_len.
         kv_lens: Lengths to predict for, repeated over the batch. None: the upper bounds.
-        dtype: Of the queries: torch.bfloat16 or torch.float16.
+        dtype: Dtype of the queries: torch.bfloat16 or torch.float16.
         cache_dtype: None (dtype's) or torch.float8_e4m3fn.
         backend: As in `smkern.paged_attention`.
         num_sms: As in `smkern.paged_attention`.

@@ -240,7 +240,7 @@ def paged_attention(
         q: [tokens, q_heads, head_dim], bf16 or fp16 (fp32 on CPU tensors); inner stride 1.
         k_cache: [pages, page_size, kv_heads, head_dim], any strides with inner stride 1, in q's
             dtype or float8_e4m3fn. head_dim 64, 96, 128, 256; page_size 1, 16, 32, 64, 128, 256.
-        v_cache: Likewise.
+        v_cache: As k_cache.
         page_table: [batch, max_pages] int32, rows may be apart; or flat [total] with `page_indptr`.
             It may be narrower than the lengths that a plan allows. Entries behind a request's last
             key are not read; ids that are no pages, and lengths that the table cannot hold, give
@@ -252,14 +252,14 @@ def paged_attention(
         max_q_len: A bound of the query tokens of a request; needed with `cu_q_lens` unless the plan
             has it.
         causal: A query sees keys up to its position; else all.
-        scale: Of the scores, above 0 (kernels scale a row's maximum, not its scores). None:
+        scale: Factor of the scores, above 0 (kernels scale a row's maximum, not its scores). None:
             head_dim ** -0.5.
         window: A query sees only keys above its position - window, itself included if causal.
         softcap: Scores are capped to its size, before masks. None: not.
         sinks: [q_heads] fp32, a logit a head that takes part in the denominator alone.
         k_scale: What keys of an fp8 cache are multiplied by: a number above 0, or one fp32 on the
             device.
-        v_scale: Likewise for values; of any sign.
+        v_scale: What cached values are multiplied by, as k_scale; of any sign.
         plan: From `plan_attention` with this call's numbers: its lengths are the ones that count.
             None: the call makes one, sized by the whole table, with a launch of its own.
         out: [tokens, q_heads, head_dim] to write into, inner stride 1; overlaps nothing.

@@ -42,7 +42,7 @@ class AttentionCalls:
         window: As in `smkern.paged_attention`.
         softcap: Whether scores are capped.
         sinks: Whether heads have sinks.
-        dtype: Of the queries: torch.bfloat16 or torch.float16.
+        dtype: Dtype of the queries: torch.bfloat16 or torch.float16.
         cache_dtype: None (dtype's) or torch.float8_e4m3fn.
 
     Raises:

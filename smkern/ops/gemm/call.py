@@ -74,9 +74,9 @@ def problem_from(
     """The problem of a call whose first two arguments are a and weights.
 
     Args:
-        call: Of a GEMM with that epilogue.
+        call: A checked call of a GEMM.
         epilogue: What is done to the product.
-        matrices: All of the call's.
+        matrices: All matrices of the call.
         aligned: Whether they and the bias begin at whole 16 bytes.
     """
     a, w = call[:2]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @cache
 def _shipped_dispatcher() -> Dispatcher:
-    """Chooses as on the GPU whose profile is shipped, for a machine without one."""
+    """The dispatcher of the GPU whose profile is shipped, for a machine without a GPU."""
     from smkern.profile import load_profile
     from smkern.tuning.select import GEMM_FAMILY
 

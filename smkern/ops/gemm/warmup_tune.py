@@ -41,7 +41,7 @@ class Cell:
     """A problem in a budget, and the configurations that the model holds for about as fast.
 
     Args:
-        eager: Whose dispatcher is to know the fastest.
+        eager: The operator on its device; its dispatcher keeps the fastest.
         problem: Sizes, dtype, epilogue.
         budget: What `stream` has, or the grid alone keeps.
         stream: Torch's, to measure on.

@@ -32,8 +32,8 @@ class MoeCalls:
         top_k: Experts of a token.
         renormalize: As in `smkern.topk_softmax`.
         residual: Whether `moe_unpermute` has a residual.
-        dtype: Of rows and weights: torch.bfloat16 or torch.float16.
-        logits_dtype: Of the router's logits. None: dtype's.
+        dtype: Dtype of rows and weights: torch.bfloat16 or torch.float16.
+        logits_dtype: Dtype of the router's logits. None: `dtype`.
 
     Raises:
         ArgumentError: numbers or dtypes that cannot be.

@@ -89,7 +89,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
 
     Args:
         x: [tokens, heads, head_dim].
-        cos: [tokens, rotary_dim / 2]; `sin` alike.
+        cos: [tokens, rotary_dim / 2].
+        sin: [tokens, rotary_dim / 2].
         interleaved: pairs are neighbours, else a half apart.
     """
     half = cos.shape[-1]

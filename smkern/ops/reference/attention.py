@@ -130,7 +130,7 @@ def paged_attention(
     Args:
         q: [tokens, q_heads, head_dim].
         k_cache: [pages, page_size, kv_heads, head_dim], any strides, q's dtype or float8_e4m3fn.
-        v_cache: Likewise.
+        v_cache: As k_cache.
         page_table: [batch, max_pages] int32, or [total] with `page_indptr`. Ids and indices out of
             range are clamped into it.
         kv_lens: [batch] int32, the new tokens included; clamped to [0, `max_kv_len`].
@@ -144,7 +144,7 @@ def paged_attention(
         softcap: Positive; None: none.
         sinks: [q_heads], a logit a head that takes part in the denominator alone.
         k_scale: Number or one-element tensor by which cached keys are multiplied; None: 1.
-        v_scale: Likewise for values.
+        v_scale: What cached values are multiplied by, as k_scale.
         out: [tokens, q_heads, head_dim] to write into; tokens of no request keep what they hold.
             None: a new one, zero there.
         lse: [tokens, q_heads] fp32 to write into; None: a new one, -inf there.

@@ -81,7 +81,7 @@ def grouped_gemm(
         w: [experts, n, k]; with `swiglu` gate rows, then up rows.
         expert_offsets: [experts + 1] int32; what lies outside the rows is cut.
         swiglu: silu(gate) * up.
-        compute_dtype: Of the products.
+        compute_dtype: Dtype that products are summed in.
 
     Returns:
         [rows, n], or [rows, n / 2] with `swiglu`; zeros in rows of no expert.
@@ -115,7 +115,7 @@ def moe_unpermute(
         index: [tokens * top_k] int32; what is no row counts nothing.
         weights: [tokens, top_k] fp32.
         residual: [tokens, hidden].
-        compute_dtype: Of the sum.
+        compute_dtype: Dtype of the sum.
 
     Returns:
         [tokens, hidden] in y's dtype.

@@ -24,7 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6)
 
     Args:
         x: [tokens, hidden].
-        residual: Likewise; written.
+        residual: [tokens, hidden]; written.
         weight: [hidden].
         eps: Added to the mean.
     """

@@ -192,7 +192,7 @@ def finish_rows(
         tokens: [batch] as drawn.
         finished: [batch] bool or uint8, or None.
         lengths: [batch] int32 or None.
-        max_lengths: Likewise.
+        max_lengths: [batch] int32 or None.
         stop_tokens: [batch, n] int32 or None.
         pad_token: What finished rows emit.
     """

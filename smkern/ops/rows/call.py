@@ -112,7 +112,7 @@ def problem_of(call: Any, aligned: bool) -> RowsProblem | None:
     """What chooses a kernel for a checked call; None where nothing is to be written.
 
     Args:
-        call: Of any of the operators.
+        call: A checked call of any operator over rows.
         aligned: Whether the tensors' first rows begin at whole 16 bytes.
 
     Raises:

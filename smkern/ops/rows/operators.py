@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from smkern.ops.operator import Operator
@@ -23,60 +25,48 @@ from smkern.ops.rows.call import (
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.tuning.rows import RowsProblem
 
-RMS_NORM: Operator[RowsProblem] = Operator(
+_rows_operator = partial(
+    Operator,
+    results=("out",),
+    shapes=result_of,
+    problem=problem_of,
+    numbers=numbers_of,
+    dispatcher=rows_dispatcher,
+)
+RMS_NORM: Operator[RowsProblem] = _rows_operator(
     name="rms_norm",
     call=RmsNorm,
     schema="Tensor x, Tensor weight, *, float eps=1e-06",
-    results=("out",),
     check=check_norm,
-    shapes=result_of,
-    problem=problem_of,
-    numbers=numbers_of,
     reference=lambda call: reference.rms_norm(call.x, call.weight, float(call.eps)),
-    dispatcher=rows_dispatcher,
     vectors=("x", "weight", "out"),
     in_place=(("out", "x"),),
 )
-ADD_RMS_NORM: Operator[RowsProblem] = Operator(
+ADD_RMS_NORM: Operator[RowsProblem] = _rows_operator(
     name="add_rms_norm",
     call=AddRmsNorm,
     schema="Tensor x, Tensor(a!) residual, Tensor weight, *, float eps=1e-06",
-    results=("out",),
     check=check_norm,
-    shapes=result_of,
-    problem=problem_of,
-    numbers=numbers_of,
     reference=lambda call: reference.add_rms_norm(
         call.x, call.residual, call.weight, float(call.eps)
     ),
-    dispatcher=rows_dispatcher,
     vectors=("x", "residual", "weight", "out"),
     in_place=(("out", "x"),),
 )
-SILU_AND_MUL: Operator[RowsProblem] = Operator(
+SILU_AND_MUL: Operator[RowsProblem] = _rows_operator(
     name="silu_and_mul",
     call=SiluAndMul,
     schema="Tensor x",
-    results=("out",),
     check=check_silu,
-    shapes=result_of,
-    problem=problem_of,
-    numbers=numbers_of,
     reference=lambda call: reference.silu_and_mul(call.x),
-    dispatcher=rows_dispatcher,
     vectors=("x", "out"),
 )
-EMBEDDING: Operator[RowsProblem] = Operator(
+EMBEDDING: Operator[RowsProblem] = _rows_operator(
     name="embedding",
     call=Embedding,
     schema="Tensor ids, Tensor table",
-    results=("out",),
     check=check_embedding,
-    shapes=result_of,
-    problem=problem_of,
-    numbers=numbers_of,
     reference=lambda call: reference.embedding(call.ids, call.table),
-    dispatcher=rows_dispatcher,
     vectors=("table", "out"),
 )
 LIBRARY = register(RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)
@@ -145,7 +135,7 @@ def add_rms_norm(
     Args:
         x: [tokens, hidden], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; rows may be apart.
             hidden is at most 16384.
-        residual: Likewise; written, so it overlaps nothing else.
+        residual: [tokens, hidden], as x; written, so it overlaps nothing else.
         weight: [hidden], x's dtype or fp32.
         eps: Added to the mean, at least 0.
         out: [tokens, hidden] in x's dtype to write the norm into; may be x itself.

@@ -26,9 +26,9 @@ class RowsCalls:
         added: Widths of `add_rms_norm`.
         gated: I of `silu_and_mul`.
         embedded: Widths of `embedding`'s tables.
-        dtype: Of rows: torch.bfloat16 or torch.float16.
-        weight_dtype: Of the norms' weights. None: dtype's.
-        index_dtypes: Of ids.
+        dtype: Dtype of the rows: torch.bfloat16 or torch.float16.
+        weight_dtype: Dtype of the norms' weights. None: `dtype`.
+        index_dtypes: Dtypes of the ids.
 
     Raises:
         ArgumentError: widths or dtypes that cannot be, or no call at all.

@@ -20,7 +20,7 @@ class SampleCalls:
 
     Args:
         vocab: Tokens of the vocabulary.
-        dtypes: Of logits.
+        dtypes: Dtypes of the logits.
 
     Raises:
         ArgumentError: a vocabulary or dtypes that cannot be.

@@ -85,7 +85,7 @@ GEMM_SWIGLU: Operator[GemmProblem] = Operator(
     unkeyed=("workspace",),
     prepare=bind,
     empty=fill,
-    kept_in_capture=False,  # as the GEMM's
+    kept_in_capture=False,  # see GEMM
 )
 LIBRARY = register(GEMM_SWIGLU)
 _gemm_swiglu = entry(GEMM_SWIGLU)

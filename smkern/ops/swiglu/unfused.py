@@ -15,7 +15,7 @@ class RowsSilu:
     """`silu_and_mul` for unfused plans, by its own dispatcher.
 
     Args:
-        dispatcher: The device's, of operators over rows.
+        dispatcher: The device's dispatcher of operators over rows.
     """
 
     def __init__(self, dispatcher: OperatorDispatcher[RowsProblem, RowsConfig]) -> None:
