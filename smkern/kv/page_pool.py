@@ -39,7 +39,7 @@ class PoolUsage(NamedTuple):
 
     Attributes:
         held: Pages of requests, or of released ones that a device still reads.
-        cached: Pages of nobody, kept for prefixes; given away when no page is free.
+        cached: Pages of no request, kept for prefixes; given away when no page is free.
         free: The rest.
     """
 

@@ -1,4 +1,4 @@
-"""Who holds which page: reference counts, the free pages and the cached ones, oldest first."""
+"""States of pages: reference counts, the free pages and the cached ones, oldest first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 class PageStates:
     """The state of every page of a pool, each change in O(1); knows numbers only.
 
-    A page is held (somebody references it), cached (nobody does, but its contents are worth
+    A page is held (it is referenced), cached (it is not, but its contents are worth
     keeping; the longest unused is evicted first) or free.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The paged KV pool: the memory of keys and values, and who holds which page."""
+"""The paged KV pool: the memory of keys and values, and the pages that requests hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KvPool(PagePool):
         sizes: Layers, heads, page size and dtype.
         num_pages: Pages. None: as many as fit in `memory_fraction` of the GPU's free memory.
         memory_fraction: Share of the memory that is free now, when `num_pages` is None.
-        reserved_bytes: Free memory that somebody else will take, when `num_pages` is None.
+        reserved_bytes: Free memory to leave to others, when `num_pages` is None.
         device: Where the pages lie.
         reuse: Whether prefixes are found again.
 

@@ -1,4 +1,4 @@
-"""How long a step will take: what a launch is made of, and who predicts it."""
+"""How long a step will take: what a launch is made of, and the predictors."""
 
 from smkern.latency.predictor import Predictor
 from smkern.latency.table_predictor import TablePredictor

@@ -14,8 +14,8 @@ def admitted(
     """The first waiting requests that may begin together.
 
     As many as have a decode row, a place in the batch, pages, and a share of the tokens; the last
-    may be cut. The first that does not fit ends the batch: who is passed over while small ones
-    come could wait for ever.
+    may be cut. The first that does not fit ends the batch: one that is passed over while small
+    ones come could wait for ever.
 
     Args:
         snapshot: The moment.

@@ -21,14 +21,14 @@ where the decode rows alone exceed the limit."""
 class Aggregated:
     """Every forward takes all decode rows and as many tokens of prompts as it may; the default.
 
-    Where nothing decodes, nobody waits between two tokens, and a forward takes what the buffers
+    Where nothing decodes, no request waits between two tokens, and a forward takes what the buffers
     hold. Where no prompt waits, `steps` decode graphs of the whole device are launched together.
 
     Args:
         chunk_tokens: New tokens of prompts in a forward beside decode rows, at most; with a limit,
             the predictor says how many.
         tbt_slo_ms: Limit of the time between two tokens of a request; None: none.
-        predictor: Who prices a forward; needed with a limit.
+        predictor: Prices a forward; needed with a limit.
         steps: Decode steps launched at a time where no prompt waits.
         ahead: Whether a forward with chunks is launched while the one before it runs, so that the
             device never idles; the decode lane's queue must hold the kernels of two.

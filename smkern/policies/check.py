@@ -10,7 +10,7 @@ from smkern.policies.snapshot import Snapshot
 
 JOINS = ("polled", "gang")
 MAX_STEPS = 64
-"""Decode steps of a decision: a second of them, in which nobody joins."""
+"""Decode steps of a decision: a second of them, in which no request joins."""
 
 
 def check(decision: Decision, snapshot: Snapshot) -> Decision:

@@ -42,7 +42,7 @@ class FixedSplit:
         move: Whether the side that has work takes the whole device while the other has none.
         join: "polled": each side goes on when its own work is over. "gang": both wait for each
             other.
-        predictor: Who says how many layers a group has.
+        predictor: Prices steps and layers, for the size of a group.
 
     Raises:
         ArgumentError: a count below 1, or another join.
@@ -143,7 +143,7 @@ class FixedSplit:
         soon = self._decodes_soon(snapshot)
         whole = self._move and not snapshot.batch and not soon
         launched = 0 if batch or snapshot.prefill is None else snapshot.prefill.layers_launched
-        # Who joins waits for all steps that are queued: none ahead from a group before the end on.
+        # A request that joins waits for queued steps: none ahead from a group before the end on.
         soon = soon or launched + 2 * layers >= snapshot.num_layers
         return Decision(
             rung=None if whole else self._decode_sms,
@@ -168,7 +168,7 @@ class FixedSplit:
         return min(self._max_tokens, snapshot.max_tokens)
 
     def _shorter(self, snapshot: Snapshot, running: PrefillView) -> Batch:
-        """Who goes before the running batch: short prompts, with less work than it has left."""
+        """Short prompts to go before the running batch, with less work than it has left."""
         if self._short is None or snapshot.preempted is not None:
             return ()
         if self._stopped == (running.started_us, running.layers_launched):

@@ -23,7 +23,7 @@ WAIT_US = 5e3
 """A wait returns after so long in any case: the caller looks at the clock, since a GPU may hang."""
 ANCHOR_US = 2e6
 """The clock's event is replaced after so long: torch tells a distance in fp32 milliseconds, so one
-of a minute is 4 us off, where nobody asked for times so long."""
+of a minute is 4 us off, where no times were asked for so long."""
 _TRIES = 3
 
 
@@ -78,7 +78,7 @@ class CudaEvent:
         clock: Tells times.
         begin, end: Recorded before and behind the launch.
         launched_us: When it was launched, on the host's clock.
-        recycle: Told the two once their times are known: nobody here looks at them again.
+        recycle: Told the two once their times are known: they are not looked at here again.
     """
 
     __slots__ = ("_clock", "_launched_us", "_pair", "_recycle", "_seen_us", "_times")
@@ -120,7 +120,7 @@ class CudaEvent:
         return True
 
     def times_us(self) -> tuple[float, float] | None:
-        """When it began and ended; None: nobody has seen it over, or the device failed since.
+        """When it began and ended; None: it was not seen over, or the device failed since.
 
         The first call asks the device, which takes some 6 us: not between a step and the next.
         """
@@ -199,7 +199,7 @@ class CudaDevice(Device):
         # of what runs behind a launch, which has an end of its own
         self._behind = {lane: torch.cuda.Event() for lane in LANES}
         self._clock = Clock(self._decode)
-        # events that nobody looks at any more: making two and destroying them takes some 8 us
+        # events that are no longer looked at: making two and destroying them takes some 8 us
         self._spare: list[Pair] = []
         self._held: list[Pair] = []
 

@@ -78,10 +78,10 @@ class Device(Protocol):
         ...
 
     def behind(self, lane: Lane, run: Callable[[], Any]) -> None:
-        """Let `run` add to a lane, behind its last launch and where that runs, what nobody waits
+        """Let `run` add to a lane, behind its last launch and where that runs, what no caller waits
         for; what it raises comes out as it is.
 
-        By default it is not called: whoever asks must do without.
+        By default it is not called: the caller must do without.
         """
         return
 

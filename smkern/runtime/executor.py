@@ -21,7 +21,7 @@ class PrefillChunk(NamedTuple):
 
     request: Request
     start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a chunk
+    count: int  # type: ignore[assignment]  # hides tuple.count, of no use for a chunk
     draws: bool
 
     @property
@@ -104,7 +104,7 @@ class MemoryReport:
 
 
 class Executor(Protocol):
-    """Runs a model's launches; it schedules nothing and gives nobody pages.
+    """Runs a model's launches; it schedules nothing and gives out no pages.
 
     Every method prepares work and returns without waiting; what is prepared is launched in the
     order of the calls, or dropped. The pages of all that is written are there before. What has a
@@ -113,7 +113,7 @@ class Executor(Protocol):
     Attributes:
         device: What it launches on.
         config: The model.
-        pool: Who holds which page (a `KvPool` where there is memory behind them).
+        pool: Pages of the requests (a `KvPool` where there is memory behind them).
         max_running: Rows that decode at a time.
         max_prefill: Requests of a prefill batch or of a mixed step's chunks.
         max_tokens: New tokens of one of these.

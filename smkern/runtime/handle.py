@@ -40,7 +40,7 @@ class Handle:
 
     def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
         self._request = request
-        # Who keeps handles for their tokens keeps no model and no pages by them.
+        # A handle that is kept for its tokens keeps no model and no pages alive.
         self._cancel = WeakMethod(cancel)
         self.id = request.index
 

@@ -1,4 +1,4 @@
-"""Two lanes of work on the SMs of one device: who may launch where, and what is over."""
+"""Two lanes of work on the SMs of one device: which may launch where, and what is over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ticket:
         launched_us: When the host launched it.
         event: Its end on the device.
         seen_us: When the host saw it over; None: not yet.
-        error: What the device told somebody who asked `query`, for the next `poll`.
+        error: What the device reported to a `query`, for the next `poll`.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Ticket:
         """Whether it is over, as the last `poll` saw it or as the device says; never waits.
 
         One that failed runs no more. Its error, which a device may tell once only, is kept for
-        `poll`: whoever asks here waits for pages, and can do nothing about it.
+        `poll`: a caller here waits for pages, and can do nothing about it.
         """
         if self.seen_us is not None or self.error is not None:
             return True
@@ -281,7 +281,7 @@ class Interleaver:
         tickets = [ticket for lane in LANES for ticket in self._queued[lane]]
         left = [x for x in tickets if ticket in (None, x)]
         self._error = self.failed = None
-        for gone in left:  # whoever holds one to wait for must not ask the device again
+        for gone in left:  # a holder of one must not ask the device again
             gone.seen_us = self.device.now_us()
             self._queued[gone.lane].remove(gone)
             self._launches[gone.lane] -= gone.work.launches

@@ -151,7 +151,7 @@ class BatchLauncher:
         version = self._queues.version
         requests, left = self._decoding()
         count = self._queues.reserve(min(steps, max(left))) if requests else 0
-        if self._queues.version != version:  # somebody has given way
+        if self._queues.version != version:  # a request has given way
             requests, left = self._decoding()
         if not requests or not count:
             return 0
@@ -200,13 +200,13 @@ class BatchLauncher:
         running, _ = self._decoding()
         if running and not self._queues.reserve(1):
             running = []
-        # Who gave way for it is out, of the prompts too.
+        # Requests that gave way for it are out, prompts among them too.
         running = [request for request in running if request.stage == "running"]
         keep = [i for i, request in enumerate(chosen) if request.room]
         chunks, chosen = [chunks[i] for i in keep], [chosen[i] for i in keep]
         if not chunks:
             return 0
-        # Whoever is not part of it has no row from here on, whether it is launched or not.
+        # Requests that are not part of it have no row from here on, launched or not.
         self._steady = None
         self._drawn.intersection_update(running)
         work, draw = self._call(chosen, self._executor.mixed, chunks, running)

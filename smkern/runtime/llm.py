@@ -237,7 +237,7 @@ class LLM:
             load_tokenizer(self._unread_tokenizer)  # says what is missing
         mux = Multiplexer(
             self._executor,
-            # Prompts take all that a forward holds: nobody waits between two tokens of a batch job.
+            # Prompts take all that a forward holds: a batch job has no reader between two tokens.
             # Nothing is launched ahead, so batches do not follow from timing: the same call on the
             # same pool draws the same tokens.
             policy=Aggregated(chunk_tokens=self._max_step_tokens, steps=1, ahead=False),

@@ -38,7 +38,7 @@ class Multiplexer:
 
     One thread: `step` polls the device, hands out the tokens that came, asks the policy where
     something can be launched, carries its decision out, and returns without waiting. Decode is
-    launched first. What fails takes its own requests along, and nobody else's.
+    launched first. What fails takes its own requests along, and no others.
 
     Args:
         executor: Runs the model: `smkern.runtime.ModelExecutor` on a GPU (or, slowly, a CPU),
@@ -201,7 +201,7 @@ class Multiplexer:
             had_none = not self._unread
             if had_none:
                 self._unread += self.step()
-            while self._unread:  # one by one: who leaves early finds the rest another time
+            while self._unread:  # one by one: a caller that stops finds the rest next time
                 had_none = False
                 yield self._unread.popleft()
             if had_none and not self._changed:
@@ -246,8 +246,8 @@ class Multiplexer:
     @property
     def control_us(self) -> Sequence[float]:
         """Host time of the last steps that launched decode: polled, decided and launched; what is
-        done behind it, prefill's launches and the tokens of a step by which nobody ends, is left
-        out."""
+        done behind it, prefill's launches and the tokens of a step by which no request ends, is
+        left out."""
         return tuple(self._scheduler.control_us)
 
     def stats(self) -> Stats:

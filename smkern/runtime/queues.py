@@ -1,4 +1,4 @@
-"""Who waits, runs or is paused, and which pages that takes: no launches, no clock."""
+"""Requests that wait, run or are paused, and their pages: no launches, no clock."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class RequestQueues:
 
     Requests are served by rank: priority, then arrival. When pages run out the last of the running
     gives way: "recompute" gives its pages back and computes it again later, "keep" lets it pause
-    with its pages until there is room, and recomputes only where nobody could go on otherwise.
+    with its pages until there is room, and recomputes only where none could go on otherwise.
 
     Attributes:
         pool: The pages.
         waiting, running, paused: Requests by rank.
-        version: Counts who comes to those that run, and who leaves.
+        version: Counts requests that begin to run, and that stop running.
 
     Args:
         pool: The pages.
@@ -34,7 +34,7 @@ class RequestQueues:
         restart: Whether a recomputed request draws its tokens again from its prompt on: then every
             key is computed the same way, so all bits are the same.
         max_running: Requests that may decode at a time.
-        gave_way: Told who gave way, and whether it begins anew, before anything is made of it.
+        gave_way: Told which request gave way, and whether it begins anew, before that is done.
 
     Raises:
         ArgumentError: `restart` with a pool that finds prefixes again: what is behind one would be
@@ -67,7 +67,7 @@ class RequestQueues:
 
     @property
     def has_any(self) -> bool:
-        """Whether anybody waits, runs or is paused."""
+        """Whether any request waits, runs or is paused."""
         return bool(self.running or self.waiting or self.paused)
 
     def __iter__(self) -> Iterator[Request]:
@@ -110,7 +110,7 @@ class RequestQueues:
 
     def admit(self, request: Request) -> bool:
         """Give a waiting request the pages of its prompt; False where there are too few, or where
-        somebody in front of it is paused for lack of pages."""
+        one in front of it is paused for lack of pages."""
         if request.room:
             return True
         if self.paused and self.paused[0].rank < request.rank:
@@ -132,7 +132,7 @@ class RequestQueues:
     def reserve(self, steps: int) -> int:
         """Pages for so many decode steps of all that run, or for fewer; how many.
 
-        0: none now; what was given back is still read, or somebody has given way: ask again.
+        0: none now; what was given back is still read, or a request has given way: ask again.
         """
         for count in range(steps, 0, -1):
             if self._extend(count):
@@ -203,10 +203,10 @@ class RequestQueues:
         """Where nothing is on its way: give back pages that stand in the way of all.
 
         Args:
-            is_stuck: Whether all was asked, so that who runs cannot go on.
+            is_stuck: Whether nothing could be launched, so that those that run cannot go on.
 
         Returns:
-            A request that cannot go on, for somebody else holds the pages.
+            A request that cannot go on, since another owner holds the pages.
         """
         self.resume()
         if self.pool.poll():
@@ -219,10 +219,10 @@ class RequestQueues:
         return None if self.admit(self.waiting[0]) else self.waiting[0]
 
     def make_room(self) -> bool:
-        """Where nothing runs and nobody can be admitted: the last that holds pages gives them back.
+        """Where nothing runs or can be admitted: the last request with pages gives them back.
 
         Returns:
-            Whether somebody did.
+            Whether one did.
         """
         holders = [x for x in (*self.paused, *self.waiting[1:]) if x.room]
         if not holders:
@@ -259,7 +259,7 @@ class RequestQueues:
 
 
 def no_pages_error(request: Request, pool: PagePool) -> OutOfPagesError:
-    """The error of a request whose pages somebody else holds."""
+    """The error of a request whose pages another owner holds."""
     return OutOfPagesError(
         f"{request} needs {pool.pages_for(len(request.ids))} pages and nothing runs that "
         "could give some back: somebody else holds pages of this pool; release them"

@@ -121,7 +121,7 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """Who is served first, and preempted last: high priority, then early arrival."""
+        """Least is served first and preempted last: high priority, then early arrival."""
         return (-self.priority, self.arrival_us, self.index)
 
     def forget_view(self) -> None:

@@ -117,7 +117,7 @@ class Scheduler:
             return Outcome.WAITS
         if not self._carry(fallback(self._snapshot("idle")), perf_counter()):
             return Outcome.STUCK
-        if not _asks(decision, snapshot):  # else who was asked for had no pages, or gave way
+        if not _asks(decision, snapshot):  # else its requests had no pages, or gave way
             error = DecisionError(
                 f"the policy launched nothing while {len(self._queues.waiting)} requests wait, "
                 f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a "

@@ -1,4 +1,4 @@
-"""Requests that decode step after step while nobody comes or goes, as numbers of them all."""
+"""Requests that decode step after step while none comes or goes, as numbers of them all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SteadyBatch:
     Between the end of a step and the launch of the next, 128 requests would be asked for their
     lengths, room and tokens left, and their objects have left the caches since the last step. All
     of these move by one a step, so here they are kept once: from a launch that drew for all that
-    run, until somebody comes or goes.
+    run, until a request comes or goes.
 
     Made when nothing is owed to the requests: neither tokens nor launches.
 
@@ -63,7 +63,7 @@ class SteadyBatch:
         )
 
     def is_valid(self, queues: RequestQueues) -> bool:
-        """Whether these run, and no others, at another version: who has come may have gone."""
+        """Whether these run, and no others, at another version: one that came may have gone."""
         if list(self.requests) != queues.running:
             return False
         if [request.num_preemptions for request in self.rows] != self.preemptions:
@@ -86,7 +86,7 @@ class SteadyBatch:
         return self._counted[1]
 
     def count(self) -> None:
-        """Count these tokens: while the device computes, so that nobody waits who asks."""
+        """Count these tokens: while the device computes, not when they are asked for."""
         more = self.launched
         self._counted = more, tuple([length + more for length in self._base])
 

@@ -52,7 +52,7 @@ class Arrivals:
         heappush(self._future, (request.arrival_us, request.index, request))
 
     def due(self, now_us: float) -> list[Request]:
-        """Those that have come, in their order; who was cancelled meanwhile is left out."""
+        """Those that have come, in their order, without those cancelled meanwhile."""
         came: list[Request] = []
         while self._future and self._future[0][0] <= now_us:
             request = heappop(self._future)[2]

@@ -19,6 +19,7 @@ from smkern.errors import (
     StalledError,
 )
 from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
+from smkern.runtime.launcher import BatchLauncher
 from tests.models.generation import Letters
 from tests.runtime.policies import RandomPolicy, Scripted, Sometimes
 from tests.runtime.world import World, prompts
@@ -402,16 +403,15 @@ def test_a_policy_that_does_nothing_stops_nobody(lazy: Decision) -> None:
 def test_a_policy_that_asked_is_not_blamed_where_nothing_could_be_launched(monkeypatch) -> None:
     world = World()
     world.submit([1, 2, 3], 6)
-    launcher, refused = world.mux._launcher, []
-    decode = launcher.decode
+    refused, decode = [], BatchLauncher.decode
 
-    def short_of_pages(steps: int) -> int:
+    def short_of_pages(launcher: BatchLauncher, steps: int) -> int:
         if not launcher.in_flight and not refused:
             refused.append(steps)
             return 0
-        return decode(steps)
+        return decode(launcher, steps)
 
-    monkeypatch.setattr(launcher, "decode", short_of_pages)
+    monkeypatch.setattr(BatchLauncher, "decode", short_of_pages)
     world.finish()
     assert refused
     assert not world.mux.errors

@@ -92,15 +92,18 @@ def test_who_may_end_is_looked_at():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_most_steps_are_like_the_one_before(steps: int):
+def test_most_steps_are_like_the_one_before(steps: int, monkeypatch: pytest.MonkeyPatch):
     """Tokens come once, in order, at the step in which they were seen."""
     world = World(FixedSplit(48, steps=steps), end_probability=0.0, num_pages=400)
-    launches = world.mux._launcher
     for index in range(4):
         world.submit([index] * 5, 40)
-    slow = []
-    plain = launches._decoding
-    launches._decoding = lambda: slow.append(world.steps) or plain()  # type: ignore[func-returns-value]
+    slow, reserve = [], RequestQueues.reserve
+
+    def looking(queues: RequestQueues, steps: int) -> int:
+        slow.append(world.steps)
+        return reserve(queues, steps)
+
+    monkeypatch.setattr(RequestQueues, "reserve", looking)
     world.finish()
     assert len(slow) < 20
     assert all(len(handle.tokens) == 40 for handle in world.handles)

@@ -78,7 +78,7 @@ _METADATA = frozenset(
 
 
 class StepMask(Tensor):
-    """A boolean mask [batch, 1, q_length, kv_length] that nobody has written out.
+    """A boolean mask [batch, 1, q_length, kv_length] that was not written out.
 
     transformers passes it from its mask function to every layer. Attention takes `step` from it;
     whatever else computes with it gets the dense mask, made then. It owns one byte.

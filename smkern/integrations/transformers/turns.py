@@ -72,5 +72,5 @@ def positions_of(step: Step) -> Tensor:
         ends = step.cu_q_lens[1:]
         rows = torch.searchsorted(ends, tokens, right=True).clamp_(max=step.batch - 1)
         found = tokens + (step.kv_lens - ends).index_select(0, rows)
-    # rows of padding have no keys, tokens behind the last request are nobody's
+    # rows of padding have no keys, tokens behind the last request belong to none
     return found.clamp_(min=0, max=step.max_kv_len - 1)

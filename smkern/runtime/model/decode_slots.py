@@ -104,7 +104,7 @@ class DecodeSlots:
         return now
 
     def stays(self, batch: DecodeBatch) -> bool:
-        """Whether nobody has come, left or moved since a batch was arranged."""
+        """Whether no request has come, left or moved since a batch was arranged."""
         return batch is self._now and not self._prefill_rows
 
     def drew(self, request: Request, row: int) -> None:

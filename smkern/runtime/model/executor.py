@@ -54,7 +54,7 @@ class ModelExecutor(Executor):
     """Decode graphs, prompts a group of layers at a time, and both in one forward.
 
     All buffers are made here and stay where they are. Requests that decode have slots; what
-    changes between launches (who has which slot, pages, the numbers of prompts) is sent with the
+    changes between launches (slots, pages, the numbers of prompts) is sent with the
     launch that needs it, and nothing that a launch draws is needed on the host for the next.
 
     Args:

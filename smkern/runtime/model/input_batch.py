@@ -18,7 +18,7 @@ __all__ = ["PrefillRow", "Pages", "RowState", "RowUpdate", "InputBatch"]
 
 
 class Pages(Protocol):
-    """Who holds which page, as far as rows need it: a `KvPool` is one."""
+    """The pages of each request, as far as rows need them: a `KvPool` is one."""
 
     @property
     def page_size(self) -> int:
@@ -153,7 +153,7 @@ class InputBatch:
         return tuple([x for x in self._by_slot if x is not None])
 
     def grow(self, lengths: Sequence[int] | Any) -> None:
-        """Write pages that requests in slots got, without looking at who has which slot.
+        """Write pages that requests in slots got, where all keep their slots.
 
         Args:
             lengths: As in `arrange`, in the order of the requests of the last one.

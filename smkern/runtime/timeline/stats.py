@@ -145,13 +145,13 @@ class StatsMeter:
         self._timeline.later_each(self._delivered, parts)
 
     def finished(self, id: int, at_us: float, reason: str) -> None:
-        """A request left: "stop", "length", "cancelled" or "failed"; who never came did not."""
+        """A request left: "stop", "length", "cancelled" or "failed"; ignored if it never came."""
         if id not in self._present:
             return
         self._timeline.later(self._leave, id, at_us, reason)
         self._present.discard(id)
         if not self._present:
-            # No policy is asked about nothing, so nobody else says that the lanes have no work.
+            # With no requests no policy is asked, so only this says that the lanes have no work.
             self._timeline.state(at_us, decoding=0)
 
     # Reading.
@@ -161,7 +161,7 @@ class StatsMeter:
 
         Args:
             now_us: The clock; None: the latest time recorded.
-            preemptions: Requests that gave way, as whoever serves has counted them.
+            preemptions: Requests that gave way, as the caller has counted them.
         """
         self._timeline.settle()
         now_us = max(self._last_us, now_us or 0.0)
