@@ -12,7 +12,7 @@ from torch import Tensor
 import smkern
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from tests.gpu.smid_trace import Traced
+from tests.gpu.gemm_trace import Traced
 
 
 class Run(Protocol):

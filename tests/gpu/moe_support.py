@@ -29,6 +29,12 @@ def capability() -> int:
     return 10 * major + minor
 
 
+def given_of(op: Any, call: Any, problem: Any, budget: Any, scratch: Tensor) -> tuple[Any, ...]:
+    """What a launch is given behind the stream; zeroed scratch memory where it needs some."""
+    room = [scratch.data_ptr()] if op.workspace and op.workspace(problem, budget) else []
+    return (*op.addresses(call), *room, *op.numbers(call))
+
+
 def precompile(problems: Iterable[MoeProblem | GroupedProblem]) -> None:
     """Compile side by side every kernel of problems' kinds."""
     wanted: dict[Any, None] = {}

@@ -1,97 +1,122 @@
-"""The GEMM kernels themselves, made to note where each CTA runs.
+"""Kernels made to note on which SMs their CTAs run: each adds one to the count of its SM.
 
-A few instructions are put in front of a compiled kernel's PTX: every CTA stores its %smid behind
-the counters it was given anyway. The driver compiles the result, and the plan that launches it is
-the ordinary one, so grid, shared memory and occupancy are those of the real launch.
+Into a Triton kernel's PTX go a few instructions, with the counts' address written into the code;
+into a CUDA kernel, in a copy of `csrc/`, goes a line. The rest (compilation, grid, shared memory,
+launch) is the ordinary path over fresh kernels.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 
-from smkern.kernels import gemm_compile as compiling
-from smkern.kernels.driver import load_function
-from smkern.kernels.gemm_frame import Frame
-from smkern.kernels.gemm_launch import GemmPlan
-from smkern.kernels.gemm_variants import Variant, variant_of
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from smkern.tuning.constraints import COUNTER_BYTES
+from smkern.kernels import cuda_source
 
-TRACE_BYTES = 32768
-"""Where the trace begins in the counters' room; small tests use a few counters at its head."""
+TRACE_WORDS = 1024
 
-_PROLOGUE = """{{
-	.reg .b32 %trace_r<3>;
-	.reg .b64 %trace_d<3>;
-	mov.u32 %trace_r0, %smid;
-	add.u32 %trace_r0, %trace_r0, 1;
-	mov.u32 %trace_r1, %ctaid.x;
-	ld.param.u64 %trace_d0, [{parameter}];
-	cvta.to.global.u64 %trace_d0, %trace_d0;
+_PTX_LINES = """{{
+	.reg .pred %trace_p0;
+	.reg .b32 %trace_r<2>;
+	.reg .b64 %trace_d<2>;
+	mov.u32 %trace_r0, %tid.x;
+	setp.eq.u32 %trace_p0, %trace_r0, 0;
+	mov.u32 %trace_r1, %smid;
+	mov.u64 %trace_d0, {address};
 	mul.wide.u32 %trace_d1, %trace_r1, 4;
-	add.u64 %trace_d0, %trace_d0, %trace_d1;
-	st.global.u32 [%trace_d0+{offset}], %trace_r0;
+	add.s64 %trace_d0, %trace_d0, %trace_d1;
+	@%trace_p0 red.global.add.u32 [%trace_d0], 1;
 }}
+"""
+_CUDA_LINE = """
+  if (threadIdx.x == 0) {{
+    unsigned trace_sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(trace_sm));
+    atomicAdd((int*)((char*)p.{pointer} + {at}) + trace_sm, 1);
+  }}
 """
 
 
-def traced_ptx(variant: Variant) -> tuple[str, str]:
-    """A variant's PTX with the trace in front, and the kernel's name. Needs no GPU."""
-    make = compiling._ws_source if variant.kernel == "ws" else compiling._triton_source
-    source, options = make(variant)
-    target = GPUTarget("cuda", variant.capability, 32)
-    kernel = triton.compile(source, target=target, options=options)
-    ptx = kernel.asm["ptx"]
-    entry = ptx.index(f".entry {kernel.metadata.name}(")
-    pointers = re.findall(r"\.param \.u64 \.ptr[^\n]*?(\w+_param_\d+)", ptx[entry:])
-    parameter = pointers[4 if variant.uses_tma else 6]
+@contextmanager
+def traced_sources(pointers: Mapping[str, str], at: int) -> Iterator[None]:
+    """What is compiled meanwhile from `csrc/` notes its SMs.
+
+    Args:
+        pointers: Kernel to the member of its struct p that points to memory for the counts.
+        at: Byte there where the counts begin.
+    """
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        copy = Path(folder) / "csrc"
+        shutil.copytree(cuda_source.source_folder(), copy)
+        for name, pointer in pointers.items():
+            path = copy / f"{name}.cu"
+            line = _CUDA_LINE.format(pointer=pointer, at=at)
+            text, count = re.subn(
+                rf"(\b{name}\([^{{;]*\bp\b[^{{;]*\)\s*\{{)",
+                lambda match, line=line: match[1] + line,
+                path.read_text(),
+            )
+            assert count == 1, f"{name}.cu: {count} places that look like the kernel's beginning"
+            path.write_text(text)
+        patch.setattr(cuda_source, "source_folder", lambda: copy)
+        yield
+
+
+def traced_ptx(ptx: str, name: str, address: int) -> str:
+    """The kernel's PTX, noting its CTAs' SMs at a device address. Needs no GPU."""
+    entry = ptx.index(f".entry {name}(")
     body = ptx.index("\n{\n", entry) + 3
-    prologue = _PROLOGUE.format(parameter=parameter, offset=TRACE_BYTES)
-    return ptx[:body] + prologue + ptx[body:], kernel.metadata.name
+    return ptx[:body] + _PTX_LINES.format(address=address) + ptx[body:]
 
 
-@cache
-def _loaded(variant: Variant):
-    ptx, name = traced_ptx(variant)
-    artifact = compiling.compile_variant(variant)
-    return artifact, load_function(ptx.encode() + b"\0", name, artifact.shared_bytes)
+class Notes:
+    """Counts of CTAs by SM.
 
+    Args:
+        counts: int32 memory for them. None: of its own.
+    """
 
-class Traced:
-    """A plan whose launches leave the SM ids of their CTAs."""
+    def __init__(self, counts: Tensor | None = None) -> None:
+        if counts is None:
+            counts = torch.zeros(TRACE_WORDS, dtype=torch.int32, device="cuda")
+        self.counts = counts
 
-    def __init__(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
-        major, minor = torch.cuda.get_device_capability()
-        variant = variant_of(problem, config, 10 * major + minor)
-        self.plan = GemmPlan(
-            problem, config, budget, variant, partial(Frame, variant, *_loaded(variant))
-        )
-        size = max(self.plan.workspace_bytes, COUNTER_BYTES)
-        self.room = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """What is compiled (and loaded) meanwhile notes its SMs here."""
+        compile_triton = triton.compile
 
-    @property
-    def notes(self) -> Tensor:
-        """[num_ctas] int32: SM id plus 1; 0 where a CTA did not run."""
-        words = self.room[TRACE_BYTES:COUNTER_BYTES].view(torch.int32)
-        return words[: self.plan.num_ctas]
+        def compile_traced(*args: Any, **options: Any) -> Any:
+            kernel = compile_triton(*args, **options)
+            ptx = traced_ptx(kernel.asm["ptx"], kernel.metadata.name, self.counts.data_ptr())
+            # the driver compiles PTX where a cubin is expected
+            return SimpleNamespace(
+                metadata=kernel.metadata, asm={**kernel.asm, "cubin": ptx.encode() + b"\0"}
+            )
 
-    def launch(self, a: Tensor, w: Tensor, out: Tensor, stream: int) -> None:
-        self.plan.launch(
-            a.data_ptr(), w.data_ptr(), out.data_ptr(), 0, 0,
-            a.stride(0), w.stride(0), out.stride(0), 0, self.room.data_ptr(), stream,
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton, "compile", compile_traced)
+            yield
 
-    def smids(self) -> list[int]:
-        """SM of every CTA of the last launch, in CTA order, and the notes are wiped."""
+    def wipe(self) -> None:
         torch.cuda.synchronize()
-        found = [note - 1 for note in self.notes.tolist()]
-        assert min(found) >= 0, "a CTA did not run"
-        self.notes.zero_()
+        self.counts.zero_()
         torch.cuda.synchronize()
-        return found
+
+    def smids(self) -> Counter[int]:
+        """CTAs of the launches since the last call, by SM; the notes are wiped."""
+        torch.cuda.synchronize()
+        found = self.counts.tolist()
+        self.wipe()
+        return Counter({sm: count for sm, count in enumerate(found) if count})

@@ -30,6 +30,7 @@ from tests.gpu.moe_support import (
     capability,
     check_frame,
     check_routing,
+    given_of,
     permuted,
     precompile,
     routed,
@@ -214,16 +215,14 @@ def launched(op: Any, call: Any, budgets: list[Budget]) -> list[list[Tensor]]:
     """Results of every configuration in each budget, from poisoned memory."""
     problem = op.problem(call, aligned(op, call))
     kernels, stream = MoeKernels(capability()), torch.cuda.current_stream().cuda_stream
-    addresses = [0 if call[at] is None else call[at].data_ptr() for at in op.places]
     scratch = torch.zeros(1 << 22, dtype=torch.uint8, device="cuda")
     found = []
     for budget in budgets:
         for config in candidates(problem, budget):
             for x in op.results_of(call):
                 x.fill_(-9 if x.dtype is torch.int32 else NAN)
-            room = [scratch.data_ptr()] if op.workspace(problem, budget) else []
             run = kernels.prepare(problem, config, budget)
-            run(stream, *addresses, *room, *op.numbers(call))
+            run(stream, *given_of(op, call, problem, budget, scratch))
             torch.cuda.synchronize()
             found.append([x.clone() for x in op.results_of(call)])
     return found
@@ -329,10 +328,8 @@ def chain(pdl: bool, tokens: int, side: Any = None) -> Tensor:
         problem = op.problem(call, True)
         dispatcher = eager_operator(op, 0).dispatcher
         config = replace(dispatcher.select(problem, budget), pdl=pdl)
-        room = [scratch.data_ptr()] if op.workspace(problem, budget) else []
-        given = [0 if call[at] is None else call[at].data_ptr() for at in op.places]
         launch = dispatcher.launch_by(config, problem, budget, False)
-        runs.append((launch, (*given, *room, *op.numbers(call))))
+        runs.append((launch, given_of(op, call, problem, budget, scratch)))
     torch.cuda.synchronize()
     stream = torch.cuda.current_stream().cuda_stream if side is None else side.raw_stream
     for _ in range(10):

@@ -11,8 +11,8 @@ import torch
 from smkern.tuning.attention.constraints import default_config
 from smkern.tuning.attention.shapes import AttentionConfig, Budget
 from tests.gpu.attention.cases import Case, Step, make_step
-from tests.gpu.attention.smid_trace import Traced, TracedKernels
 from tests.gpu.attention.support import BACKENDS, at_most, attend, make_plan
+from tests.gpu.attention.traced import Traced, TracedKernels
 from tests.gpu.attention.truth import check
 from tests.gpu.gemm_support import Holder, finishes
 
@@ -23,8 +23,8 @@ KERNELS = pytest.mark.parametrize("kernel", BACKENDS)
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    return TracedKernels(tmp_path_factory.mktemp("traced"))
+def kernels():
+    return TracedKernels()
 
 
 def config_of(kernel: str, step: Step, confined: str) -> AttentionConfig:

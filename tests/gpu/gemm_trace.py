@@ -1,0 +1,64 @@
+"""The GEMM kernels themselves, made to note on which SMs their CTAs run.
+
+The driver compiles the traced PTX, and the plan that launches it is the ordinary one, so grid,
+shared memory and occupancy are those of the real launch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache, partial
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+from smkern.kernels import gemm_compile as compiling
+from smkern.kernels.driver import load_function
+from smkern.kernels.gemm_frame import Frame
+from smkern.kernels.gemm_launch import GemmPlan
+from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.constraints import COUNTER_BYTES
+from tests.gpu.smid_trace import Notes, traced_ptx
+
+_notes = cache(Notes)
+
+
+@cache
+def _loaded(variant: Variant):
+    make = compiling._ws_source if variant.kernel == "ws" else compiling._triton_source
+    source, options = make(variant)
+    target = GPUTarget("cuda", variant.capability, 32)
+    kernel = triton.compile(source, target=target, options=options)
+    name = kernel.metadata.name
+    ptx = traced_ptx(kernel.asm["ptx"], name, _notes().counts.data_ptr())
+    artifact = compiling.compile_variant(variant)
+    return artifact, load_function(ptx.encode() + b"\0", name, artifact.shared_bytes)
+
+
+class Traced:
+    """A plan whose launches leave the SM ids of their CTAs."""
+
+    def __init__(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
+        major, minor = torch.cuda.get_device_capability()
+        variant = variant_of(problem, config, 10 * major + minor)
+        self.plan = GemmPlan(
+            problem, config, budget, variant, partial(Frame, variant, *_loaded(variant))
+        )
+        size = max(self.plan.workspace_bytes, COUNTER_BYTES)
+        self.room = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        _notes().wipe()
+
+    def launch(self, a: Tensor, w: Tensor, out: Tensor, stream: int) -> None:
+        self.plan.launch(
+            a.data_ptr(), w.data_ptr(), out.data_ptr(), 0, 0,
+            a.stride(0), w.stride(0), out.stride(0), 0, self.room.data_ptr(), stream,
+        )  # fmt: skip
+
+    def smids(self) -> Counter[int]:
+        """CTAs of the last launch, by SM; the notes are wiped."""
+        found = _notes().smids()
+        assert sum(found.values()) == self.plan.num_ctas, "not every CTA ran, or one ran twice"
+        return found
