@@ -10,10 +10,10 @@ from pathlib import Path
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file: a temporary `.NAME.*.part` beside it, fsync, rename.
 
-    Of writers at the same time the last one counts; those that merge need a lock around it.
+    With concurrent writers the last one wins; to merge files, hold a lock around read and write.
 
     Raises:
-        OSError: it cannot be written; the old file is as it was.
+        OSError: the file cannot be written; the old one is left unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -29,6 +29,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename too outlives a crash
+        os.fsync(folder)  # so that the rename survives a crash
     finally:
         os.close(folder)

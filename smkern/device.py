@@ -1,4 +1,4 @@
-"""Facts of one GPU, from the driver and NVML alone; what it can do is `smkern.profile`'s.
+"""Facts of one GPU, from the driver and NVML alone; measured rates are in `smkern.profile`.
 
 Importing this loads neither torch nor the driver.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 Confinement = Literal["mask", "grid"]
 
 ASSUMED_CLOCK_MHZ = 1500
-"""Where neither the driver nor NVML tells: models need a clock to divide by."""
+"""SM clock assumed where neither the driver nor NVML reports one: models divide by it."""
 NEWEST_KNOWN = (10, 0)
-"""The newest data-centre GPU whose rate is known; a newer one counts as this."""
+"""The newest data-centre GPU whose rate is known; newer ones are treated like it."""
 SLOWEST_KNOWN = (8, 6)
 _FLOPS_PER_CLOCK = {
     (8, 0): 2048,
@@ -31,18 +31,18 @@ _FLOPS_PER_CLOCK = {
     NEWEST_KNOWN: 8192,
     (12, 0): 1024,
 }
-"""Dense bf16 FLOPs an SM does in a clock with fp32 sums, from NVIDIA's architecture papers."""
+"""Dense bf16 FLOPs per SM and clock, summed in fp32, from NVIDIA's architecture papers."""
 _H20 = re.compile(r"\bH20\b")
 _H20_FLOPS_PER_CLOCK = 1024
-"""An sm_90 whose tensor cores are cut to a quarter: 148 TFLOP/s on 78 SMs."""
+"""H20: an sm_90 with tensor cores at a quarter of the rate, 148 TFLOP/s on 78 SMs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Budget:
     """How many SMs a launch may use, what keeps it there, and whether clusters can launch.
 
-    "mask": the hardware runs nothing of the stream elsewhere (a green partition, or the whole
-    device), so several CTAs may share an SM. "grid": only the count of CTAs keeps the budget.
+    "mask": the hardware keeps the stream's work on these SMs (a green partition, or the whole
+    device), so several CTAs may share an SM. "grid": only the number of CTAs keeps the budget.
     """
 
     num_sms: int
@@ -50,7 +50,7 @@ class Budget:
     clusters: bool = True
 
     def most_ctas(self, ctas_per_sm: int) -> int:
-        """CTAs of a launch at most: `ctas_per_sm` an SM where a mask confines them, else one."""
+        """The most CTAs of a launch: `ctas_per_sm` per SM under a mask, else one per SM."""
         return self.num_sms * (ctas_per_sm if self.confined == "mask" else 1)
 
 
@@ -65,18 +65,18 @@ class DeviceInfo:
     """Facts of one GPU.
 
     Attributes:
-        name: as the driver gives it; a MIG slice's holds "MIG" and its kind.
-        num_sms: SMs of the GPU, or of the slice.
-        capability: (major, minor) of its architecture.
-        sm_granularity: the least step of a partition, SMs.
-        min_sms: the least partition, SMs.
+        name: name reported by the driver; for a MIG slice it contains "MIG" and the profile.
+        num_sms: SMs of the GPU or the MIG slice.
+        capability: compute capability, (major, minor).
+        sm_granularity: step in which partitions grow, SMs.
+        min_sms: smallest partition, SMs.
         l2_bytes: size of the L2 cache, bytes.
-        sm_clock_mhz: the highest SM clock, MHz; `ASSUMED_CLOCK_MHZ` where nobody tells it.
+        sm_clock_mhz: maximum SM clock, MHz; `ASSUMED_CLOCK_MHZ` where it is not reported.
         memory_bytes: memory that can be allocated, bytes.
-        driver: version of the driver.
-        cuda: version of CUDA that torch was built for.
-        memory_tbps: bandwidth of the memory in theory, TB/s, of a MIG slice its share; 0.0: neither
-            the driver nor NVML tells.
+        driver: driver version.
+        cuda: CUDA version that torch was built for.
+        memory_tbps: theoretical memory bandwidth, TB/s, for a MIG slice its share; 0.0 where
+            neither the driver nor NVML reports it.
     """
 
     name: str
@@ -93,11 +93,11 @@ class DeviceInfo:
 
     @property
     def flops_per_clock(self) -> int:
-        """Dense bf16 FLOPs, summed in fp32, that one SM does in a clock.
+        """Dense bf16 FLOPs per SM and clock, summed in fp32.
 
-        By the capability, with two exceptions: a GeForce of sm_86, sm_89 or sm_120 sums in fp32 at
-        half the rate of the data-centre and professional parts, and an H20's tensor cores are cut
-        to a quarter of sm_90's. An unknown capability counts as `known_as`.
+        The capability decides, with two exceptions: a GeForce of sm_86, sm_89 or sm_120 sums in
+        fp32 at half the rate of the data-centre and professional parts, and an H20's tensor cores
+        run at a quarter of sm_90's rate. An unknown capability is treated like `known_as`.
         """
         if _H20.search(self.name):
             return _H20_FLOPS_PER_CLOCK
@@ -106,10 +106,10 @@ class DeviceInfo:
 
     @property
     def known_as(self) -> tuple[int, int]:
-        """The capability whose rate `flops_per_clock` takes; its own where that is known.
+        """The capability whose rate `flops_per_clock` uses: the GPU's own where that is known.
 
-        Else the next lower one of the same major number, else the newest known of data centres.
-        One before sm_80, which has no bf16, counts as the slowest known.
+        Otherwise the next lower one with the same major number, otherwise the newest known
+        data-centre one. GPUs before sm_80, which have no bf16, are treated like the slowest known.
         """
         lower = [known for known in _FLOPS_PER_CLOCK if known <= self.capability]
         if not lower:
@@ -128,10 +128,10 @@ def _is_slice(name: str) -> bool:
 
 
 def gpu_folder(name: str) -> str:
-    """The folder or file name of what belongs to a GPU: profiles, tables, results, timings.
+    """The folder or file name for a GPU's profiles, tables, results and timings.
 
-    Lower case, without "nvidia", one hyphen for whatever is no letter, digit or point:
-    "NVIDIA H200" is `h200`, "NVIDIA H100 80GB HBM3" `h100-80gb-hbm3`. A folder's name is its own.
+    Lower case, without "nvidia", runs of anything but letters, digits and points as one hyphen:
+    "NVIDIA H200" is `h200`, "NVIDIA H100 80GB HBM3" `h100-80gb-hbm3`. Idempotent.
     """
     words = re.findall(r"[a-z0-9.]+", name.lower())
     return "-".join(word for word in words if word != "nvidia" and word.strip(".")) or "unknown"
@@ -148,23 +148,23 @@ def device_info(index: int | None = None) -> DeviceInfo:
     """Facts of a GPU of this machine.
 
     Args:
-        index: index of the GPU; torch's current one by default.
+        index: GPU index; torch's current GPU by default.
 
     Raises:
-        DeviceError: no GPU, no driver, or none of that index.
+        DeviceError: no GPU, no driver, or no GPU with that index.
     """
     return _facts(_gpu(index))
 
 
 def torch_device(device: torch.device | str | None = None) -> torch.device:
-    """A device for tensors that is known to be there, a GPU with its index.
+    """A device for tensors, checked to exist; a GPU always has its index.
 
     Args:
         device: as torch takes it ("cpu", "cuda", "cuda:1"); by default the current GPU, or the CPU
             where there is none.
 
     Raises:
-        DeviceError: a GPU that torch does not see, or no name of a device.
+        DeviceError: torch does not see the GPU, or this is not the name of a device.
     """
     import torch
 
@@ -178,7 +178,7 @@ def torch_device(device: torch.device | str | None = None) -> torch.device:
 
 
 def _gpu(index: int | None) -> int:
-    """The index of a GPU that is there; torch's current one by default."""
+    """The index of an existing GPU; torch's current one by default."""
     import torch
 
     if not has_gpu():
@@ -199,9 +199,9 @@ _ATTRIBUTES = ("CLOCK_RATE", "MEMORY_CLOCK_RATE", "GLOBAL_MEMORY_BUS_WIDTH")
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Clocks, bus and memory of a whole chip, also of one that a slice belongs to; 0: not told.
+    """Clocks, bus and memory of a whole chip, even for a MIG slice of it; 0 where not reported.
 
-    The first three are `_ATTRIBUTES` of the driver; `memory_bytes` is NVML's alone.
+    The first three are the driver's `_ATTRIBUTES`; only NVML reports `memory_bytes`.
     """
 
     sm_clock_khz: int = 0
@@ -210,7 +210,7 @@ class Chip:
     memory_bytes: int = 0
 
     def completed(self, is_slice: bool, uuid: str) -> Chip:
-        """With NVML's word for what is not told; a slice needs the memory of its chip too."""
+        """With gaps filled in from NVML; a slice also needs its chip's memory size."""
         if not is_slice and self.sm_clock_khz and self.memory_clock_khz and self.bus_bits:
             return self
         other = _chip_by_nvml(uuid)
@@ -242,7 +242,7 @@ def _facts(index: int) -> DeviceInfo:
 
 
 def _attribute(name: str, index: int) -> int:
-    """An attribute of a device as the driver tells it; 0 where it does not."""
+    """A device attribute from the driver; 0 where it is not reported."""
     try:
         from cuda.bindings import driver
 
@@ -254,7 +254,7 @@ def _attribute(name: str, index: int) -> int:
 
 
 def _chip_by_nvml(uuid: str) -> Chip:
-    """The whole chip that a device is, or is a slice of; all zeros where there is no NVML."""
+    """The chip of a device or of a MIG slice; all zeros without NVML."""
     try:
         from cuda.bindings import nvml
 
@@ -271,14 +271,14 @@ def _chip_by_nvml(uuid: str) -> Chip:
             nvml.device_get_memory_bus_width(handle),
             nvml.device_get_memory_info_v2(handle).total,
         )
-    except Exception:  # noqa: BLE001  an error class a reason; any of them means: do without
+    except Exception:  # noqa: BLE001  NVML has many error classes; all mean: no data
         return Chip()
 
 
 def _memory_tbps(chip: Chip, name: str, memory_bytes: int) -> float:
-    """Two transfers a clock over the whole bus; of a slice its share, in eighths of the memory.
+    """Two transfers per clock over the whole bus; a slice gets its share, in eighths of the memory.
 
-    To a slice the driver tells the clock and the bus of the whole chip.
+    For a slice the driver reports the clock and the bus of the whole chip.
     """
     tbps = 2 * chip.memory_clock_khz * chip.bus_bits / 8 / 1e9
     if _is_slice(name):
@@ -289,7 +289,7 @@ def _memory_tbps(chip: Chip, name: str, memory_bytes: int) -> float:
 
 
 def _driver_version() -> str:
-    """The driver's own version, as its kernel module tells it."""
+    """The driver's version, as its kernel module reports it."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:

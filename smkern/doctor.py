@@ -1,4 +1,4 @@
-"""`smkern doctor`: what this machine can do. Every claim is tried, not inferred from versions."""
+"""`smkern doctor`: what works on this machine, by trying it, not by comparing versions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTITION_BACKENDS: dict[str, dict[str, Any]] = {
     "green, atoms of 8": {"backend": "green", "atom": 8},
     "grid (no mask)": {"backend": "grid"},
 }
-"""Every way to confine work, as options of `smkern.ladder`."""
+"""All ways to confine work, as options of `smkern.ladder`."""
 
 WITHOUT_GPU = (
     "plan: the cost model picks a GEMM configuration for any shape and SM budget of an H200 "
@@ -58,28 +58,28 @@ _MARKS: dict[Status, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, in order, and what runs although something is missing."""
+    """The findings in order, and what still runs where something is missing."""
 
     findings: tuple[Finding, ...]
     runs_anyway: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """Something that this machine should be able to do did not work."""
+        """Whether something that should work on this machine failed."""
         return any(finding.status == "failed" for finding in self.findings)
 
 
 def examine(device: int | None = None) -> Report:
-    """Try everything on one GPU, or say what runs without one.
+    """Try everything on one GPU, or list what runs without one.
 
     Args:
-        device: index of the GPU; the current one by default.
+        device: GPU index; the current GPU by default.
     """
     findings = list(_versions())
     try:
         info = smkern.device_info(device)
     except SmkernError as error:
-        # with GPUs here, one was asked for that is not
+        # GPUs exist, but not the requested one
         status: Status = "failed" if has_gpu() else "absent"
         findings.append(Finding("GPU", "device", status, str(error)))
         findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
@@ -108,17 +108,17 @@ def _versions() -> Iterator[Finding]:
 
 
 def _works(section: str, name: str, check: Callable[[], str]) -> Finding:
-    """A check that says something where it works, and raises where not."""
+    """The result of a check, which returns a text on success and raises on failure."""
     return tried(section, name, lambda: ("ok", check()))
 
 
 def _asked(info: DeviceInfo, atom: int) -> int:
-    """A small decode side: an eighth of the SMs, in eights, or one atom."""
+    """The SM count of a small decode side: an eighth of the SMs in steps of 8, or one atom."""
     return max(info.num_sms // 8 // 8 * 8, atom)
 
 
 def _partition(info: DeviceInfo, device: int | None, options: dict[str, Any]) -> tuple[Status, str]:
-    """Split, verify both sides by %smid, and ask the budget of the current stream."""
+    """Split, verify both sides by %smid, and read the current stream's budget."""
     atom = options.get("atom", info.sm_granularity)
     if 2 * atom > info.num_sms:
         return "absent", f"{info.num_sms} SMs are too few for two sides of {atom}"
@@ -184,14 +184,14 @@ def _error_text(out: object, a: object, w: object, where: str) -> str:
 
 
 def make_console() -> Console:
-    """As wide as the terminal; 120 columns into a file or a pipe."""
+    """A console as wide as the terminal; 120 columns for a file or a pipe."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def render(report: Report, console: Console) -> None:
-    """Print the report, a table with a block a section."""
+    """Print the report as a table with one block per section."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What `smkern doctor` says of a GPU without launching anything: facts, ceilings, rungs, tables."""
+"""`smkern doctor`'s findings that need no launch: a GPU's facts, ceilings, rungs and tables."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Finding:
 
 
 def device_findings(info: DeviceInfo, index: int | None = None) -> Iterator[Finding]:
-    """A line each: facts, driver, ceilings, the default ladder, what this architecture lacks.
+    """One finding each: facts, driver, ceilings, default ladder, what this architecture lacks.
 
     Args:
         info: facts of the GPU.
-        index: index of the GPU; the current one by default.
+        index: GPU index; the current GPU by default.
     """
     yield Finding("GPU", "facts", "ok", facts(info))
     yield Finding("GPU", "driver", "ok", f"{info.driver}, CUDA {info.cuda}")
@@ -48,7 +48,7 @@ def device_findings(info: DeviceInfo, index: int | None = None) -> Iterator[Find
 
 
 def tried(section: str, name: str, check: Callable[[], tuple[Status, str]]) -> Finding:
-    """The check's line, or its error: a broken part must not hide the others."""
+    """The check's finding, or its error as one: a broken part must not hide the others."""
     try:
         return Finding(section, name, *check())
     except Exception as error:  # noqa: BLE001
@@ -56,7 +56,7 @@ def tried(section: str, name: str, check: Callable[[], tuple[Status, str]]) -> F
 
 
 def facts(info: DeviceInfo) -> str:
-    """What the device tells, and what it does not."""
+    """The device's facts, and those that it does not report."""
     memory = f"{info.memory_bytes / 1e9:.0f} GB at "
     if info.memory_tbps:
         memory += f"{info.memory_tbps:.2f} TB/s in theory"
@@ -74,7 +74,7 @@ def facts(info: DeviceInfo) -> str:
 
 
 def ceilings(index: int | None) -> tuple[Status, str]:
-    """Whose curves dispatch plans with, and what they allow on all SMs."""
+    """The source of the profile that dispatch uses, and its ceilings on all SMs."""
     profile = smkern.load_profile(index)
     total = profile.info.num_sms
     text = (
@@ -117,7 +117,7 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
 
 
 def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
-    """A line each for what chooses on `gpu`: cells, shipped and the user's own, and the model."""
+    """One finding per table on `gpu` (shipped and the user's own) and one for the cost model."""
     from smkern.tuning.cells import shipped_path, user_path
     from smkern.tuning.cost_constants import DEFAULTS, load_constants
     from smkern.tuning.families import FAMILIES
@@ -151,12 +151,12 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
         "Tuned tables",
         "cost model",
         "ok" if own else "note",
-        f"constants fitted on {gpu}" if own else f"constants are {near}: nobody fitted {gpu}",
+        f"constants fitted on {gpu}" if own else f"constants are {near}: none were fitted on {gpu}",
     )
 
 
 def cache_findings() -> Iterator[Finding]:
-    """A line each for smkern's cache folder and Triton's; either may be deleted at any time."""
+    """One finding each for smkern's and Triton's cache folders; both can be deleted any time."""
     from platformdirs import user_cache_path
 
     triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
@@ -171,7 +171,7 @@ def _held(folder: Path) -> tuple[Status, str]:
 
 
 def _models_of(weights: set[tuple[int, int]]) -> Iterator[str]:
-    """The presets all of whose layers' GEMMs are among these (n, k)."""
+    """The model presets with all layers' GEMMs among these (n, k)."""
     from smkern.latency.cost import Load, kernels_of
     from smkern.models.presets import presets
 

@@ -1,4 +1,4 @@
-"""What a GPU can do on some of its SMs: measured here, shipped, or scaled from another GPU's.
+"""Bandwidth and FLOP rate of a GPU by SM count: measured here, shipped, or scaled from another GPU.
 
 Importing this loads neither torch nor the driver.
 """
@@ -31,16 +31,16 @@ _REMEDY = "delete it, or measure again: smkern bench ceilings --save"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a GPU can do on some of its SMs.
+    """Bandwidth and FLOP rate of a GPU by SM count.
 
     Args:
-        info: the GPU's own facts, wherever the curves come from.
+        info: facts of this GPU, wherever the curves come from.
         curves: name to points (SMs, value), sorted: `bandwidth_tbps_<placement>_<alone or beside>`,
             `flops_tflops_<placement>_<alone or beside>`.
         provenance: driver, versions, date and command of the measurement.
         source: "measured" on this machine, "shipped" for exactly this GPU, or "scaled" from the
-            nearest GPU that one is shipped for.
-        measured_on: name of the GPU whose curves they are; this one's by default.
+            nearest GPU with a shipped profile.
+        measured_on: name of the GPU that the curves were measured on; this one by default.
     """
 
     info: DeviceInfo
@@ -61,16 +61,16 @@ class Profile:
         placement: Placement = "spread",
         beside: bool = False,
     ) -> float:
-        """Read bandwidth of `num_sms` SMs, TB/s: never less for more SMs.
+        """Read bandwidth of `num_sms` SMs, TB/s; never decreases as SMs are added.
 
         Args:
-            num_sms: 1 to the device's.
-            confined: a grid's CTAs land on SMs all over the device, as a spread partition's do.
+            num_sms: 1 to the device's SM count.
+            confined: "grid" always uses the spread curve: a grid's CTAs land all over the device.
             placement: SMs spread over the GPCs (smkern's), or the driver's own groups.
             beside: while a matrix product runs on the complement.
 
         Raises:
-            ProfileError: a count that the device has not, or no such curve.
+            ProfileError: the device does not have that many SMs, or there is no such curve.
         """
         where = "spread" if confined == "grid" else placement
         return self._at("bandwidth_tbps", num_sms, where, beside)
@@ -81,12 +81,12 @@ class Profile:
         """Dense bf16 rate of `num_sms` SMs, TFLOP/s: the tensor cores' peak, or what power allows.
 
         Args:
-            num_sms: 1 to the device's.
+            num_sms: 1 to the device's SM count.
             placement: SMs spread over the GPCs (smkern's), or the driver's own groups.
             beside: while the complement reads memory.
 
         Raises:
-            ProfileError: a count that the device has not, or no such curve.
+            ProfileError: the device does not have that many SMs, or there is no such curve.
         """
         peak = 1e-6 * self.info.flops_per_clock * self.info.sm_clock_mhz * num_sms
         return min(peak, self._at("flops_tflops", num_sms, placement, beside))
@@ -95,7 +95,7 @@ class Profile:
         total = self.info.num_sms
         if not 1 <= num_sms <= total:
             raise ProfileError(
-                f"a profile of {self.info.name} was asked about {num_sms} SMs; it has 1 to {total}"
+                f"num_sms={num_sms} is outside this profile of {self.info.name}: take 1 to {total}"
             )
         when = "beside" if beside else "alone"
         for name in (f"{what}_{placement}_{when}", f"{what}_spread_{when}", f"{what}_spread_alone"):
@@ -108,9 +108,9 @@ class Profile:
 
 
 def _interpolate(curve: Curve, num_sms: float) -> float:
-    """Linear between points, through the origin before the first, level after the last.
+    """Linear between points, through the origin before the first, constant after the last.
 
-    Points that fall below an earlier one (a bad choice of SMs) count as the earlier one.
+    A point below an earlier one (an unlucky choice of SMs) is raised to the earlier one.
     """
     best, points = 0.0, [(0, 0.0)]
     for sms, value in curve:
@@ -124,12 +124,12 @@ def _interpolate(curve: Curve, num_sms: float) -> float:
 
 
 def scaled(info: DeviceInfo, known: Profile) -> Profile:
-    """Ceilings of a GPU that nobody measured, from those of another: an estimate.
+    """Estimated ceilings of a GPU that was not measured, from those of another.
 
-    An SM alone reads in proportion to its clock, and all of them no larger share of the memory's
-    bandwidth than on the known GPU. Products go with clock and FLOPs per clock, at the same share
-    of the SMs the same share of the peak: how much power a GPU may draw is not known. Memory whose
-    bandwidth nobody tells counts as as fast for each SM as the known one's.
+    A single SM's bandwidth scales with its clock; all SMs together reach at most the known GPU's
+    share of memory bandwidth. Matrix products scale with clock and FLOPs per clock: the same share
+    of the SMs reaches the same share of the peak, as the power limit is unknown. Where memory
+    bandwidth is not reported, bandwidth per SM is taken from the known GPU.
 
     Args:
         info: the GPU's facts.
@@ -141,7 +141,7 @@ def scaled(info: DeviceInfo, known: Profile) -> Profile:
     theirs = known.info
     sms = info.num_sms / theirs.num_sms
     clock = info.sm_clock_mhz / theirs.sm_clock_mhz
-    # told of both, or the same for each SM
+    # both are known, or the same bandwidth per SM
     told = info.memory_tbps and theirs.memory_tbps
     memory = info.memory_tbps / theirs.memory_tbps if told else sms
     dense = sms * clock * info.flops_per_clock / theirs.flops_per_clock
@@ -162,12 +162,12 @@ def load_profile(which: str | int | None = None) -> Profile:
     """The profile of a GPU of this machine, or a shipped one.
 
     Args:
-        which: index of a GPU, the name of a shipped profile ("h200"), or None: the current GPU
-            where there is one, else the shipped H200.
+        which: GPU index, the name of a shipped profile ("h200"), or None: the current GPU where
+            there is one, else the shipped H200.
 
     Raises:
-        ProfileError: no such profile, a corrupt one, or one of another GPU in this one's place.
-        DeviceError: this machine has GPUs, but none of that index.
+        ProfileError: no such profile, it is corrupt, or it belongs to another GPU.
+        DeviceError: this machine has GPUs, but none with that index.
 
     Example:
         >>> smkern.load_profile("h200").source
@@ -185,13 +185,13 @@ def load_profile(which: str | int | None = None) -> Profile:
 
 
 def profile_for(info: DeviceInfo) -> Profile:
-    """The profile of a GPU with these facts, which may be absent; `info` is always these facts.
+    """The profile of a GPU with these facts, which need not be present; its `info` is `info`.
 
-    This user's own measurement counts first, then the shipped one of exactly this GPU (its name,
-    capability and SMs), else the nearest shipped one, scaled.
+    The user's own measurement comes first, then the profile shipped for exactly this GPU (name,
+    capability and SMs), then the nearest shipped one, scaled.
 
     Raises:
-        ProfileError: this user's own is corrupt, or another GPU's or driver's.
+        ProfileError: the user's own profile is corrupt, or belongs to another GPU or driver.
     """
     own = cache_file(info)
     if own.exists():
@@ -208,7 +208,7 @@ def _identity(info: DeviceInfo) -> tuple[str, int, tuple[int, int]]:
 
 
 def _distance(info: DeviceInfo, known: DeviceInfo) -> tuple[bool, float]:
-    """Another architecture is farther than any count of SMs."""
+    """Another architecture is farther than any difference in SMs."""
     return info.capability != known.capability, abs(log(info.num_sms / known.num_sms))
 
 
@@ -223,9 +223,9 @@ def _of_this(profile: Profile, info: DeviceInfo, path: Path) -> Profile:
 
 
 def cache_file(info: DeviceInfo) -> Path:
-    """Where this user's own profile of a GPU lies; it is one GPU's, driver's and stack's.
+    """Path of the user's own profile for this GPU, driver and software stack.
 
-    The SMs count too: a server with active-thread percentages shows fewer under the same name.
+    The SM count is part of it: under an MPS active-thread percentage a GPU shows fewer SMs.
     """
     stack = [f"{name}-{_version(name)}" for name in ("torch", "triton")]
     parts = [f"driver-{info.driver}", *stack]
@@ -234,7 +234,7 @@ def cache_file(info: DeviceInfo) -> Path:
 
 
 def outdated(info: DeviceInfo) -> list[Path]:
-    """This user's profiles of a GPU from another driver or stack: none of them counts."""
+    """The user's profiles of a GPU from another driver or stack, which are not used."""
     found = sorted(_cache().glob(f"{_stem(info)}_*.json"))
     return [path for path in found if path != cache_file(info)]
 
@@ -257,17 +257,17 @@ def _version(name: str) -> str:
 
 
 def save_profile(profile: Profile, path: Path | None = None) -> Path:
-    """Write a measured profile, atomically, to `path` or to this user's cache; returns where.
+    """Write a measured profile atomically to `path` or the user's cache; returns the path.
 
     Raises:
-        ProfileError: a scaled one, which would come back as measured.
+        ProfileError: the profile is scaled, and would be read back as measured.
     """
     from filelock import FileLock
 
     if profile.source == "scaled":
         raise ProfileError(
-            f"this profile of {profile.info.name} is scaled from {profile.measured_on}'s, and is "
-            "not kept as if measured: smkern bench ceilings --save"
+            f"this profile of {profile.info.name} is scaled from {profile.measured_on}'s and "
+            "cannot be saved as measured; measure this GPU: smkern bench ceilings --save"
         )
     path = path or cache_file(profile.info)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""What the benchmarks and the tuner share: operands past L2, partitions, device times."""
+"""Shared by the benchmarks and the tuner: operands larger than L2, partitions, device times."""

@@ -1,4 +1,4 @@
-"""Appends to the cache that are measured: tokens, bytes, operands, and the right result."""
+"""Measured cases of the KV append: tokens, bytes, operands, and the reference result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["plain", "rope", "norm-rope", "fp8"]
 Layout = Literal["HND", "NHD"]
 
 PREFIX = 64
-"""Keys that each request has before."""
+"""Keys that each request already has in the cache."""
 EPS = 1e-6
 K_SCALE, V_SCALE = 0.02, 0.03
 TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
@@ -29,10 +29,10 @@ TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
 
 @dataclass(frozen=True, slots=True)
 class AppendCase:
-    """The append of one step: a token a request (decode) or requests of up to 2,048 (prefill).
+    """The append of one step: one token per request (decode), or up to 2,048 (prefill).
 
-    "plain" is K and V alone; "rope" turns q and k, "norm-rope" norms them before; "fp8" that, into
-    an fp8 cache. `rotary_dim`: dimensions that turn; 0: all.
+    "plain" appends K and V only; "rope" also rotates q and k, "norm-rope" norms them first, "fp8"
+    is "norm-rope" into an fp8 cache. `rotary_dim`: rotated dimensions of a head; 0: all.
     """
 
     kind: Kind
@@ -76,7 +76,7 @@ class AppendCase:
 
     @property
     def bytes_moved(self) -> int:
-        """q, k and v read and written once, and a token's cosines and sines in fp32."""
+        """q, k and v read and written once, plus each token's cosines and sines in fp32."""
         written = 1 if self.kind == "fp8" else 2
         head = self.tokens * self.head_dim
         kv = 2 * head * self.num_kv_heads * (2 + written)
@@ -84,7 +84,7 @@ class AppendCase:
 
     @property
     def problem(self) -> AppendProblem:
-        """The case as dispatch sees it, but for what tensors decide; needs none."""
+        """The case as dispatch sees it, without what only tensors decide."""
         turned = (self.rotary_dim or self.head_dim) if self.turns else 0
         return AppendProblem(
             self.tokens, len(self.q_lens), self.num_q_heads if self.turns else 0,
@@ -94,12 +94,12 @@ class AppendCase:
 
     @property
     def flops(self) -> int:
-        """None that count."""
+        """Zero: negligible beside the bytes."""
         return 0
 
     @property
     def num_sets(self) -> int:
-        """Operands to rotate over, so that a launch finds little of its own in L2; at most 64."""
+        """Operand sets to rotate over: a launch finds little of its own in L2; at most 64."""
         return sets_for(self.bytes_moved)
 
     @property
@@ -125,7 +125,7 @@ class AppendCase:
 
 @dataclass(frozen=True, slots=True)
 class AppendSet:
-    """One set of operands: views of a qkv matrix, caches as the layout has them, q's result."""
+    """One set of operands: views of a qkv matrix, caches in each layout, the output for q."""
 
     q: Tensor
     k: Tensor
@@ -144,7 +144,7 @@ class AppendOperands:
     """The operands of a case, shared by all budgets and providers.
 
     `table` [batch, max_pages], `kv_lens` [batch] and `cu_q_lens` [batch + 1] are int32, `positions`
-    [tokens], `page` and `slot` [tokens] int64: what engines make once a step for such kernels.
+    [tokens], `page` and `slot` [tokens] int64: what engines compute once per step for such kernels.
     """
 
     case: AppendCase
@@ -201,22 +201,22 @@ class AppendOperands:
 
     @property
     def scales(self) -> dict[str, Any]:
-        """What an fp8 cache is divided by."""
+        """Scales that values are divided by before they go into an fp8 cache."""
         return {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.case.kind == "fp8" else {}
 
     @property
     def where(self) -> dict[str, Any]:
-        """Options of an append that follow from the case: which tokens are whose, scales."""
+        """Append options of the case: which request each token belongs to, and scales."""
         return self.scales | ({} if self.case.is_decode else {"cu_q_lens": self.cu_q_lens})
 
     @property
     def turning(self) -> dict[str, Any]:
-        """Options of the norm and of RoPE."""
+        """Options for the norm and RoPE."""
         norm = {"q_norm": self.q_norm, "k_norm": self.k_norm, "eps": EPS}
         return (norm if self.case.norms else {}) | {"cos_sin": self.cos_sin}
 
     def rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """What set 0's caches hold of the new tokens, fp32 [tokens, kv_heads, d]."""
+        """The new tokens' rows in set 0's caches, fp32 [tokens, kv_heads, d]."""
         found = []
         for cache in self.sets[0].cache(layout):
             bits = cache.view(torch.uint8) if cache.element_size() == 1 else cache
@@ -224,7 +224,7 @@ class AppendOperands:
         return found[0], found[1]
 
     def wanted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q's result and the rows of K and V of set 0, by the reference."""
+        """The reference result for set 0: q and the rows of K and V."""
         if self._wanted is None:
             one, case = self.sets[0], self.case
             k, v = one.cache("HND")
@@ -241,7 +241,7 @@ class AppendOperands:
         return self._wanted
 
     def poison(self) -> None:
-        """Fill set 0's caches and output with NaN, so that a row nobody wrote is found."""
+        """Fill set 0's caches and output with NaN, so that rows left unwritten show."""
         one = self.sets[0]
         one.out.fill_(float("nan"))
         for pair in one.caches.values():
@@ -260,7 +260,7 @@ class AppendOperands:
 
 
 def call_of(ops: AppendOperands, index: int) -> Arguments:
-    """What our operator is given of a set."""
+    """The operator's arguments for one set."""
     one, case = ops.sets[index], ops.case
     k, v = one.cache("HND")
     options: dict[str, Any] = dict(ops.where)
@@ -271,7 +271,7 @@ def call_of(ops: AppendOperands, index: int) -> Arguments:
 
 
 def problem_of_case(ops: AppendOperands) -> AppendProblem:
-    """What dispatch sees of a case."""
+    """The case as dispatch sees it."""
     call = call_of(ops, 0)
     op = APPEND if ops.case.turns else APPEND_KV
     problem = op.problem(call, aligned(op, call))

@@ -1,4 +1,4 @@
-"""Attention steps that are measured: lengths, bytes and FLOPs, operands, and the right result."""
+"""Measured attention steps: lengths, bytes and FLOPs, operands, and the reference result."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BUDGETS = (16, 24, 32, 48, 64, 84, 100, 116, 132)
 QUICK_BUDGETS = (16, 132)
 
 REFERENCE_ELEMENTS = 1 << 28
-"""Scores that the reference computes at once, in fp32: 1 GB."""
+"""Scores that the reference computes at a time, in fp32: 1 GB."""
 GENERATED_ELEMENTS = 1 << 27
-"""Elements of a cache that are drawn at once."""
+"""Cache elements generated at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
     """One attention step over a paged cache, causal.
 
-    `q_lens` and `kv_lens` are the requests' new tokens and lengths, new tokens included. Decode
-    requests come first in a mixed case.
+    `q_lens` are the requests' new tokens, `kv_lens` their lengths including those. In a mixed case
+    decode requests come first.
     """
 
     name: str
@@ -65,12 +65,12 @@ class AttentionCase:
 
     @property
     def num_decode(self) -> int:
-        """Leading requests of one query token."""
+        """Leading requests with one query token each."""
         return next((i for i, q_len in enumerate(self.q_lens) if q_len > 1), self.batch)
 
     @property
     def is_dense(self) -> bool:
-        """Equal requests with nothing cached: what an operator without pages can compute."""
+        """Requests of equal length with nothing cached, which operators without pages can run."""
         return (
             self.kind == "prefill" and len(set(self.kv_lens)) == 1 and self.q_lens == self.kv_lens
         )
@@ -84,7 +84,7 @@ class AttentionCase:
 
     @property
     def flops(self) -> int:
-        """Two products over every visible (query, key) pair."""
+        """Both matrix products over every visible (query, key) pair."""
         pairs = sum(
             q * kv - q * (q - 1) // 2 for q, kv in zip(self.q_lens, self.kv_lens, strict=True)
         )
@@ -108,7 +108,7 @@ class AttentionCase:
 
     @property
     def num_sets(self) -> int:
-        """Caches to rotate over, so that a launch finds nothing of its own in L2; at most 16."""
+        """Caches to rotate over, so that a launch finds none of its own in L2; at most 16."""
         return sets_for(self.bytes_moved, least=1, most=16)
 
     @property
@@ -131,7 +131,7 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class PageTables:
-    """Which pages hold a case's keys, shuffled, in the forms that the providers take.
+    """The shuffled pages of a case's keys, in the formats that the providers take.
 
     `table` [batch, max_pages] int32 on the device, padded with 0; on the host, int32: `indptr`
     [batch + 1], `indices` [pages used], `last_page_len` [batch].
@@ -226,7 +226,7 @@ class AttentionOperands:
         return self._pools[index, layout]
 
     def gathered(self, index: int, row: int) -> tuple[Tensor, Tensor]:
-        """K and V of a request, in order: [kv_len, kv_heads, d]."""
+        """K and V of one request in token order, [kv_len, kv_heads, d]."""
         case, pages = self.case, self.pages
         begin, end = int(pages.indptr[row]), int(pages.indptr[row + 1])
         chosen = pages.indices[begin:end].long().to(self.device)
@@ -258,7 +258,7 @@ class AttentionOperands:
         return self._reference
 
     def poison(self) -> None:
-        """Fill set 0's output with NaN, so that a row nobody wrote is found."""
+        """Fill set 0's output with NaN, so that rows left unwritten show."""
         self.sets[0].out.fill_(float("nan"))
 
     def error(self, out: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""GEMMs that are measured: shapes, rows, budgets, and operands in more sets than L2 holds."""
+"""Measured GEMMs: shapes, rows, budgets, and more sets of operands than fit into L2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from smkern.measure.timing import sets_for
 
 Shape = tuple[int, int]
-"""(n, k) of the weight [n, k]."""
+"""(n, k) of a weight [n, k]."""
 
 SHAPES: tuple[Shape, ...] = (
     (6144, 4096),
@@ -79,7 +79,7 @@ class GemmOperands:
         return self._references[m]
 
     def poison(self, m: int) -> None:
-        """Fill set 0's output with NaN, so that an element nobody wrote is found."""
+        """Fill set 0's output with NaN, so that elements left unwritten show."""
         self.out(m, 0).fill_(float("nan"))
 
     def error(self, m: int) -> float:

@@ -1,4 +1,4 @@
-"""Command-line options that name numbers and weights."""
+"""Types of command-line options: lists of integers, lists of weight shapes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class IntList(click.ParamType):
         try:
             numbers = [number for part in str(value).split(",") for number in _range(part)]
         except ValueError:
-            self.fail(f"{value!r} is no list of integers; write 16,32 or 16-132:2", param, ctx)
+            self.fail(f"{value!r} is not a list of integers; write 16,32 or 16-132:2", param, ctx)
         if not numbers or min(numbers) < 1:
-            self.fail(f"{value!r} names a number below 1", param, ctx)
+            self.fail(f"{value!r} has a number below 1; write 16,32 or 16-132:2", param, ctx)
         return tuple(numbers)
 
 
 class ShapeList(click.ParamType):
-    """Weights as NxK: `6144x4096,4096x14336`."""
+    """Weight shapes as NxK: `6144x4096,4096x14336`."""
 
     name = "shapes"
 
@@ -39,7 +39,7 @@ class ShapeList(click.ParamType):
         for part in str(value).split(","):
             sizes = part.lower().split("x")
             if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-                self.fail(f"{part!r} is no NxK; write 6144x4096", param, ctx)
+                self.fail(f"{part!r} is not NxK; write 6144x4096", param, ctx)
             shapes.append((int(sizes[0]), int(sizes[1])))
         return tuple(shapes)
 
@@ -51,7 +51,7 @@ def _range(part: str) -> list[int]:
 
 
 def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorators as one, the first outermost."""
+    """Several decorators as one, the first outermost."""
 
     def decorate(function: Any) -> Any:
         for option in reversed(options):

@@ -1,4 +1,4 @@
-"""Where cases run: the partitions of every budget, spread and as the driver chooses them."""
+"""Where cases run: the partition for each budget, spread or as the driver groups SMs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Placement = Literal["spread", "default"]
 Mode = Literal["green", "full"]
 
 ATOM_OF: dict[Placement, int] = {"spread": 2, "default": 8}
-"""SMs a driver group: 2 lets a partition spread over the GPCs, 8 is the driver's own choice."""
+"""SMs per driver group: 2 lets a partition spread over the GPCs, 8 is the driver's own choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A budget, and a stream that has it.
+    """A stream and the budget of its partition.
 
-    `placement` and `partition` are None on the whole chip; `neighbour_stream` has the rest of the
-    device, where a neighbour may run there.
+    `placement` and `partition` are None on the whole device; `neighbour_stream` covers the rest of
+    the device, where a neighbour may run on it.
     """
 
     budget: Budget
@@ -44,11 +44,11 @@ class Place:
 
 
 def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side] | None:
-    """(size of the decode side, side) of the split that holds a partition of `num_sms`.
+    """(SMs of the decode side, side) of the split that has a partition of `num_sms`.
 
     A spread partition is the small side up to half the device and the complement above it. The
-    driver's own groups come in eights, so a default one is a multiple of 8 or the complement of
-    one; None where neither is.
+    driver's own groups are of 8 SMs, so a default partition is a multiple of 8 or the complement
+    of one; None for other counts.
     """
     if not 0 < num_sms < total:
         return None
@@ -56,7 +56,7 @@ def side_for(num_sms: int, total: int, placement: Placement) -> tuple[int, Side]
     if placement == "spread":
         decode, side = _smaller(num_sms, total)
         return (decode, side) if decode % atom == 0 else None
-    # the driver makes one group fewer than would go in, and leaves a larger remainder
+    # the driver makes one group fewer than would fit, and leaves a larger remainder
     most = (total // atom - 1) * atom
     for decode, side in ((num_sms, "decode"), (total - num_sms, "prefill")):
         if decode % atom == 0 and decode <= most:
@@ -70,11 +70,11 @@ def _smaller(num_sms: int, total: int) -> tuple[int, Side]:
 
 @dataclass(slots=True)
 class Partitions:
-    """The places of several budgets; a context manager that makes and closes their ladders.
+    """The partitions for several budgets; a context manager that makes and closes their ladders.
 
     Args:
-        budgets: SM counts wanted; the device's own count is the whole chip.
-        placements: which ladders to make.
+        budgets: SM counts to measure; the device's own count means the whole device.
+        placements: ladders to make.
     """
 
     budgets: Iterable[int]
@@ -120,20 +120,20 @@ class Partitions:
             )
 
     def at(self, num_sms: int, placement: Placement = "spread") -> Place | None:
-        """The place of a budget, or None where there is no such partition."""
+        """The place for a budget, or None where there is no such partition."""
         if num_sms == self.full.num_sms:
             return self.full
         return self._places.get((num_sms, placement))
 
 
 def release_library_workspaces() -> None:
-    """Give up torch's cuBLAS workspaces: they belong to streams, which are about to be closed."""
+    """Release torch's cuBLAS workspaces: they belong to streams that are about to be closed."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
 
 
 def trim_memory(keep_bytes: int = 8 << 30) -> None:
-    """Return the pools of destroyed graphs to the device once they hold more than `keep_bytes`."""
+    """Free the memory pools of destroyed graphs once they hold more than `keep_bytes`."""
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > keep_bytes:
         torch.cuda.empty_cache()

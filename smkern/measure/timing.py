@@ -1,8 +1,8 @@
 """Device time of short calls: CUDA graphs, rotated buffers, interleaved rounds, medians.
 
 A case is captured once as a graph of several calls on its own stream. A round replays every case
-once, one after another, so that clocks and heat drift alike for all of them; a ratio of two cases
-is the median of its ratios round by round.
+once, one after another, so that clock and temperature drift hits all alike; the ratio of two cases
+is the median of their ratios in each round.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 Call = Callable[[int], Any]
-"""call(i) enqueues one call on the current stream, on buffer set i (modulo the sets there are)."""
+"""call(i) enqueues one call on the current stream with buffer set i (modulo the number of sets)."""
 
 MIN_TOTAL_BYTES = 150_000_000
-"""What rotated operands come to together: 2.5 times an H200's L2."""
+"""Total size of rotated operands, bytes: 2.5 times an H200's L2."""
 
 _HEAD_START_CYCLES = 1_200_000
-"""About 0.6 ms of spinning, so that the host is ahead of the device from the first replay on."""
+"""About 0.6 ms of spinning, which puts the host ahead of the device before the first replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds a call, one figure a round, in the order of the rounds."""
+    """Microseconds per call, one value per round, in the order of the rounds."""
 
     us_all: tuple[float, ...]
 
@@ -38,7 +38,7 @@ class Timing:
 
     @property
     def noise(self) -> float:
-        """Half the distance between the quartiles over the median: 0.01 is 1%."""
+        """Half the interquartile range over the median: 0.01 is 1%."""
         if len(self.us_all) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.us_all, n=4, method="inclusive")
@@ -50,10 +50,10 @@ class Case:
     """One thing to time.
 
     Args:
-        call: enqueues one call on the current stream; reads and writes buffer set i.
-        stream: a `torch.cuda.Stream` that is not the default one; its partition is the graph's.
-        calls: how many calls a graph holds; `calls_for` chooses.
-        first_set: the buffer set of the first call. Give neighbours in a round different ones.
+        call: enqueues one call on the current stream, with the given buffer set.
+        stream: a non-default `torch.cuda.Stream`; the graph runs on its partition.
+        calls: calls per graph; see `calls_for`.
+        first_set: buffer set of the first call; neighbours in a round should have different ones.
     """
 
     call: Call
@@ -71,42 +71,42 @@ def ratio(numerator: Timing, denominator: Timing) -> float:
 
 
 def geomean(values: Iterable[float]) -> float | None:
-    """Geometric mean; None of nothing."""
+    """Geometric mean; None without values."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def sets_for(bytes_moved: int, *, least: int = 2, most: int = 64) -> int:
-    """Operand sets to rotate over: a call that moves `bytes_moved` finds none of its own in L2."""
+    """Operand sets to rotate over, so that a call moving `bytes_moved` finds none of them in L2."""
     return min(most, max(least, -(-MIN_TOTAL_BYTES // bytes_moved)))
 
 
 def calls_for(expected_us: float, *, target_us: float = 250.0, at_most: int = 48) -> int:
-    """Calls a graph should hold for a replay of about `target_us`.
+    """Calls per graph for a replay of about `target_us`.
 
-    A replay has 1 to 2 us of launch and event overhead: at 250 us that is under 1%.
+    Launch and events add 1 to 2 us to a replay: under 1% at 250 us.
     """
     return max(1, min(at_most, math.ceil(target_us / max(expected_us, 1e-3))))
 
 
 def rounds_for(replay_us: float, *, budget_us: float, at_least: int = 3, at_most: int = 9) -> int:
-    """Rounds that fit `budget_us` when one round of all cases takes `replay_us`; odd."""
+    """Odd number of rounds that fit `budget_us` when a round of all cases takes `replay_us`."""
     rounds = int(budget_us / max(replay_us, 1e-3))
     return max(at_least, min(at_most, rounds)) | 1
 
 
 @contextmanager
 def current_stream(stream: Any) -> Iterator[None]:
-    """Make `stream` torch's current one. No context becomes current: a green stream is enough."""
+    """Make `stream` torch's current one; the CUDA context stays, even for a green stream."""
     with torch.cuda.stream(stream):
         yield
 
 
 def capture(case: Case) -> torch.cuda.CUDAGraph:
-    """The case's calls as a graph of its stream. The caller has run the case eagerly before.
+    """Capture the case's calls on its stream. The caller must have run the case eagerly before.
 
     `torch.cuda.graph` would collect garbage and empty the allocator's cache each time; a suite
-    captures thousands of graphs, so capture is begun and ended by hand.
+    captures thousands of graphs, so this begins and ends the capture itself.
     """
     graph = torch.cuda.CUDAGraph()
     with current_stream(case.stream):
@@ -142,13 +142,13 @@ def time_interleaved(
 
     Args:
         cases: name to case; each has run eagerly at least once (compiled, loaded, allocated).
-        rounds: measured rounds; one more goes before them unmeasured.
+        rounds: measured rounds; one unmeasured round precedes them.
         while_busy: called once while the device works through the queue (clocks, power).
-        errors: where given, a case that cannot be captured is named there and left out;
-            otherwise its exception is raised.
+        errors: if given, receives the error of each case that cannot be captured, which is then
+            left out; otherwise the exception is raised.
 
     Returns:
-        name to `Timing`, in us a call, one figure a round.
+        name to `Timing`, in us per call, one value per round.
     """
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     try:
@@ -177,7 +177,7 @@ def time_within(
 ) -> dict[str, Timing]:
     """`time_interleaved` in about `budget_us` of device time.
 
-    One round says how many calls a graph should hold, and how many rounds then fit.
+    A first round determines the calls per graph and the number of rounds that fit.
     """
     if not cases:
         return {}
@@ -232,32 +232,32 @@ def _event() -> Any:
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:
-    """The names begun at another place each round, so that none always follows the same one."""
+    """The names, starting at another one each round, so that every case takes every position."""
     at = by % len(names)
     return [*names[at:], *names[:at]]
 
 
 def run_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> None:
-    """One call on `stream`, awaited: compiles, loads, and allocates library workspaces."""
+    """Run one call on `stream` and wait: compiles, loads, and allocates library workspaces."""
     with current_stream(stream):
         call(buffer_set)
     torch.cuda.synchronize()
 
 
 def first_line(error: Exception) -> str:
-    """What failed, in a line that fits into a cell."""
+    """An error's type and first line, short enough for a table cell."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def try_eagerly(call: Call, stream: Any, buffer_set: int = 0) -> str | None:
-    """`run_eagerly`, but None on success and the error's first line on failure.
+    """`run_eagerly` that returns None on success and the error's first line on failure.
 
-    cuBLAS raises where its kernels need clusters that a partition cannot launch. Such an error is
-    not sticky, but may be reported once more by the next launch check, which is provoked here.
+    cuBLAS raises where its kernels need clusters that a partition cannot launch. The error is not
+    sticky, but the next launch check may report it once more; this consumes that report.
     """
     try:
         run_eagerly(call, stream, buffer_set)
-    except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
+    except Exception as error:  # noqa: BLE001  any error of a peer is its result
         message = first_line(error)
         _clear_last_error()
         return message

@@ -1,4 +1,4 @@
-"""Disjoint sets of SMs with a stream each, what was really granted, and proof of it."""
+"""Disjoint sets of SMs, each with a stream, the SMs really granted, and proof of them."""
 
 from smkern.partition.ladder import Ladder, ladder, split
 from smkern.partition.partition import Partition, PartitionGraph, Split

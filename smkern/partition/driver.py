@@ -15,13 +15,13 @@ _NON_BLOCKING = 1
 _DEFAULT_STREAM = 1
 _REMEDY = (
     "green contexts need driver 550 (CUDA 12.4) or later; without them use backend='grid', which "
-    "keeps a budget by the grid alone"
+    "keeps a budget by limiting the grid"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GreenContext:
-    """A created context: its handle, its stream and the SMs that it was really granted."""
+    """A created context: its handle, its stream and the SMs that the driver granted."""
 
     handle: Any
     stream: int
@@ -29,7 +29,7 @@ class GreenContext:
 
 
 class Driver(Protocol):
-    """What the green backend asks of the driver."""
+    """The driver calls that the green backend needs."""
 
     def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]: ...
 
@@ -47,7 +47,7 @@ class Driver(Protocol):
 
 
 class CudaDriver:
-    """The real driver. The primary context, which torch made, stays current throughout."""
+    """The real driver. Torch's primary context stays current throughout."""
 
     def __init__(self, device: int) -> None:
         import torch
@@ -76,7 +76,7 @@ class CudaDriver:
         return values[0] if len(values) == 1 else tuple(values)
 
     def split(self, min_sms: int, flags: int) -> tuple[list[Any], Any]:
-        """The device's SMs in as many groups of `min_sms` as go, and the remainder or None."""
+        """The device's SMs in groups of `min_sms`, as many as fit, and the remainder or None."""
         whole = self._call("cuDeviceGetDevResource", self._handle, self._sm)
         groups, count, rest = self._call(
             "cuDevSmResourceSplitByCount", whole.sm.smCount // min_sms, whole, flags, min_sms
@@ -92,9 +92,9 @@ class CudaDriver:
         return GreenContext(handle, int(stream), int(granted.sm.smCount))
 
     def create_stream(self) -> int:
-        """A non-blocking stream of no green context, whose handle nobody else is ever given.
+        """A non-blocking stream without a green context, whose handle is never handed out again.
 
-        torch hands its own out in turn from a pool of 32, so a budget would reach others' work.
+        Torch hands out streams round-robin from a pool of 32, so others' work would share a budget.
         """
         import torch
 
@@ -102,10 +102,10 @@ class CudaDriver:
             return int(self._call("cuStreamCreate", _NON_BLOCKING))
 
     def detach(self, context: GreenContext) -> None:
-        """Destroy a context whose work has finished; its stream is left, detached.
+        """Destroy a context whose work has finished, leaving its stream detached.
 
-        Launches on the stream then fail with an error of their own, and its handle does not come
-        back as somebody else's stream. (Destroying it later fails: its context is gone.)
+        Launches on the stream then fail with a clear error, and its handle is not reused for
+        another stream. (Destroying the stream later fails, as its context is gone.)
         """
         self._call("cuGreenCtxDestroy", context.handle)
 
@@ -114,19 +114,19 @@ class CudaDriver:
         self._call("cuStreamDestroy", context.stream)
 
     def smids(self, stream: int, num_ctas: int) -> list[int]:
-        """The SM of each of `num_ctas` CTAs of the probe, launched on `stream` and awaited."""
+        """The SM of each of `num_ctas` probe CTAs launched on `stream`; waits for them."""
         from smkern.partition.probe import Probe
 
         return probe_of(self.device, Probe).run(stream, num_ctas)
 
     def clusters(self, stream: int) -> bool | None:
-        """Whether clusters of two CTAs can run on a stream; None where the driver cannot tell."""
+        """Whether clusters of two CTAs can run on a stream; None if the driver cannot tell."""
         from smkern.partition.probe import Probe
 
         return probe_of(self.device, Probe).clusters(stream)
 
     def stream_num_sms(self, stream: int) -> int | None:
-        """SMs of the green context that a stream belongs to; None where it has none."""
+        """SM count of a stream's green context; None if it has none."""
         handle = self._call("cuStreamGetGreenCtx", stream)
         if not int(handle):
             return None

@@ -1,4 +1,4 @@
-"""The green backend: partitions that the hardware keeps, all from one split of the driver."""
+"""The green backend: partitions enforced by the hardware, all from one driver split."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from smkern.partition.streams import stream_budgets
 
 _CTAS_PER_SM = 64
 _TRIES = 5
-"""An SM that wakes late can miss one probe: 1 ladder in 40 saw that."""
+"""An SM that wakes up late can miss one probe: seen in 1 of 40 ladders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """A group of one driver split, and its SMs' ids."""
+    """One group of a driver split, and the ids of its SMs."""
 
     group: Any
     smids: tuple[int, ...]
@@ -30,7 +30,7 @@ class Atom:
 class Atoms:
     """All SMs of a device as groups of one split, in the order in which decode takes them.
 
-    `rest` is what the split left over (12 SMs of an H200 in eights); it is always prefill's.
+    `rest` is the remainder of the split (12 SMs of an H200 in groups of 8), always prefill's.
     """
 
     ordered: tuple[Atom, ...]
@@ -43,10 +43,10 @@ class Atoms:
 
 
 def probe_atoms(driver: Driver, info: DeviceInfo, atom: int, placement: str) -> Atoms:
-    """Split the device into atoms, learn each one's SMs, and order them.
+    """Split the device into atoms, find each one's SMs, and order them.
 
-    SM ids run over the GPCs in turn, so taking atoms by their lowest id takes one from each GPC in
-    turn: 16 such SMs of an H200 read 3.2 TB/s where the driver's own choice reads 2.5.
+    SM ids go round the GPCs, so taking atoms by their lowest id takes one from each GPC in turn:
+    16 such SMs of an H200 read 3.2 TB/s, the driver's own choice of 16 reads 2.5.
     """
     flags = IGNORE_COSCHEDULING if atom < 8 and info.capability >= (9, 0) else 0
     groups, remainder = driver.split(atom, flags)
@@ -69,10 +69,10 @@ def probe_atoms(driver: Driver, info: DeviceInfo, atom: int, placement: str) -> 
 
 
 def _smids(driver: Driver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
-    """The SMs of every group, by running the probe in a few contexts.
+    """The SMs of every group, found by running the probe in a few contexts.
 
-    Group i is in context b where bit b of i + 1 is set, so the contexts in which an SM shows up
-    spell its group: 7 contexts for 66 groups. A destroyed context leaves some memory behind.
+    Group i is in context b where bit b of i + 1 is set, so the contexts that reach an SM spell its
+    group: 7 contexts for 66 groups. Few, because each context leaks some memory when destroyed.
     """
     spelled: dict[int, int] = {}
     for bit in range(len(groups).bit_length()):
@@ -91,7 +91,7 @@ def _smids(driver: Driver, groups: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def _seen(driver: Driver, groups: Sequence[Any]) -> set[int]:
-    """The SMs that the probe reaches in a context of some groups."""
+    """The SMs that the probe reaches in a context made of `groups`."""
     context = driver.create(groups)
     try:
         num_ctas = _CTAS_PER_SM * context.num_sms
@@ -105,7 +105,7 @@ def _seen(driver: Driver, groups: Sequence[Any]) -> set[int]:
 
 
 def _destroy(driver: Driver, context: GreenContext) -> None:
-    """Give a context back that nobody else has seen."""
+    """Destroy a context, and its stream, that was never handed out."""
     driver.destroy_stream(context)
     driver.detach(context)
 
@@ -113,7 +113,7 @@ def _destroy(driver: Driver, context: GreenContext) -> None:
 def make_pair(
     driver: Driver, atoms: Atoms, decode_sms: int, origin: Origin, info: DeviceInfo
 ) -> tuple[Partition, Partition]:
-    """The first `decode_sms` SMs in order, and exactly the others."""
+    """A partition of the first `decode_sms` SMs in order, and one of exactly the others."""
     count = decode_sms // atoms.size
     decode = atoms.ordered[:count]
     prefill = atoms.ordered[count:] + ((atoms.rest,) if atoms.rest else ())
@@ -145,7 +145,7 @@ def _wrap(
     origin: Origin,
     info: DeviceInfo,
 ) -> Partition:
-    """The partition of a context, whose granted SMs must be the atoms'."""
+    """A context's partition; raises unless the driver granted exactly the atoms' SMs."""
     import torch
 
     smids = tuple(sorted(sm for atom in atoms for sm in atom.smids))
@@ -168,10 +168,10 @@ def _wrap(
 
 
 def _clusters(driver: Driver, context: GreenContext, atom: int, info: DeviceInfo) -> bool:
-    """Whether clusters launch: the driver's word, and on pairs only for the large side.
+    """Whether clusters launch: as the driver says, but never on a small side of 2-SM atoms.
 
     cuBLAS's clustered kernels failed on spread partitions of 16 to 48 SMs of an H200, and ran on
-    their complements, so a small side of pairs counts as without clusters in any case.
+    their complements.
     """
     if info.capability < (9, 0):
         return False

@@ -8,7 +8,7 @@ from smkern.partition.streams import stream_budgets
 
 
 def make_pair(decode_sms: int, origin: Origin, info: DeviceInfo) -> tuple[Partition, Partition]:
-    """Two streams whose kernels of ours launch at most so many CTAs; nothing else holds them."""
+    """Two streams on which smkern's kernels launch at most so many CTAs; no mask confines them."""
     return (
         _make(decode_sms, origin, info),
         _make(info.num_sms - decode_sms, origin, info),
@@ -29,5 +29,5 @@ def _make(num_sms: int, origin: Origin, info: DeviceInfo) -> Partition:
     stream = torch.cuda.ExternalStream(raw_stream, device=torch.device("cuda", origin.device))
     budget = Budget(num_sms, "grid", clusters=info.capability >= (9, 0))
     stream_budgets(origin.device).add(raw_stream, budget)
-    # a closed partition's stream is left, as green's is: its handle must not come back as another's
+    # as with green, closing leaves the stream alive: its handle must not be reused
     return Partition(origin, num_sms, budget, (), stream, driver.smids, release=_nothing)

@@ -1,4 +1,4 @@
-"""Every split of a device, from one split of the driver, made once and kept."""
+"""All splits of a device into decode and prefill, from one driver split, made once and kept."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Placement = Literal["spread", "default"]
 
 
 class Ladder:
-    """Splits of one device into a decode and a prefill partition, by decode SMs, ascending.
+    """Splits of one device into a decode and a prefill partition, ascending by decode SMs.
 
-    Rungs are nested: a larger decode side holds every smaller one, and prefill is exactly the
-    rest, so moving by a rung changes the owner of the difference only. A context manager: leaving
-    it destroys graphs, streams and contexts, in that order.
+    Rungs are nested: a larger decode side contains every smaller one, and prefill is exactly the
+    rest, so moving by a rung only changes the owner of the difference. Also a context manager,
+    which destroys graphs, streams and contexts on exit, in that order.
 
     Attributes:
         rungs: realised SM counts of the decode sides.
@@ -68,7 +68,7 @@ class Ladder:
             side.close(tensors=False)
 
     def close(self) -> None:
-        """Destroy every partition; see `Partition.close` for what must be gone before."""
+        """Close every partition; `Partition.close` says what must be released before."""
         refused: list[PartitionError] = []
         for side in self._sides():
             try:
@@ -90,22 +90,22 @@ def ladder(
     backend: Backend | None = None,
     placement: Placement = "spread",
 ) -> Ladder:
-    """Make every split of a device that is wanted, up front: a pair costs 3 to 4 ms and 11 MiB.
+    """Make all splits of a device that will be used, up front: a pair costs 3 to 4 ms and 11 MiB.
 
     Args:
         decode_sms: SM counts of the decode sides, multiples of `atom`; by default every multiple
-            of 8 that leaves prefill 8 or more (`smkern.plan_ladder` says which).
-        atom: SMs that move together: by default 2, before sm_90 4; 8 where the small side must run
-            kernels with clusters.
-        device: index of the GPU; torch's current one by default.
-        backend: "green" (the hardware confines), "grid" (the budget alone), or None: green where
-            the driver has it.
+            of 8 that leaves prefill 8 or more (`smkern.plan_ladder` lists them).
+        atom: SMs that move together: by default 2, before sm_90 4; use 8 where the small side must
+            run kernels with clusters.
+        device: GPU index; torch's current GPU by default.
+        backend: "green" (the hardware confines work), "grid" (only the budget does), or None: green
+            if the driver supports it.
         placement: "spread" over the GPCs (28% more bandwidth on 16 and 32 SMs of an H200), or the
             driver's "default" order of its groups.
 
     Raises:
-        BudgetError: a count of 0 or below, not a multiple of `atom`, or not below the device's; an
-            atom of 0 or below, or above half of the device.
+        BudgetError: a count below 1, not a multiple of `atom`, or not below the device's SM count;
+            an atom below 1 or above half of the device.
         DeviceError: no GPU, or no green contexts and backend="green".
         PartitionError: an unknown backend or placement.
 
@@ -116,9 +116,9 @@ def ladder(
         ...     split = ladder.split(decode=32)
     """
     if backend not in (None, *get_args(Backend)):
-        raise PartitionError(f"no backend {backend!r}: 'green', 'grid' or None")
+        raise PartitionError(f"no backend {backend!r}: use 'green', 'grid' or None")
     if placement not in get_args(Placement):
-        raise PartitionError(f"no placement {placement!r}: 'spread' or 'default'")
+        raise PartitionError(f"no placement {placement!r}: use 'spread' or 'default'")
     info = device_info(device)
     index = _index(device)
     plan = plan_ladder(info, decode_sms, atom=atom)
@@ -173,7 +173,7 @@ def split(
     backend: Backend | None = None,
     placement: Placement = "spread",
 ) -> Split:
-    """One split: `decode` SMs and the rest. Arguments and errors as of `ladder`.
+    """One split: `decode` SMs and the rest. Arguments and errors are those of `ladder`.
 
     Example:
         >>> decode, prefill = smkern.split(decode=32)   # doctest: +SKIP

@@ -17,7 +17,7 @@ _PROBE_CTAS_PER_SM = 64
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What made a partition. Two partitions are known to be disjoint only within one origin."""
+    """The split that made a partition. Only partitions of one origin can be known as disjoint."""
 
     backend: str
     device: int
@@ -38,7 +38,7 @@ class PartitionGraph:
         return self._graph is None
 
     def replay(self) -> None:
-        """Launch on torch's current stream; the work runs on the partition's SMs.
+        """Launch the graph on torch's current stream; it runs on the partition's SMs.
 
         Raises:
             PartitionError: the graph or its partition is closed.
@@ -57,19 +57,19 @@ class PartitionGraph:
 
 
 class Partition:
-    """Some SMs of one GPU, and a stream that reaches them only. Made by `ladder()` or `split()`.
+    """A set of SMs of one GPU, and a stream confined to them. Made by `ladder()` or `split()`.
 
     Inside `with partition:` its stream is torch's current one, and its realised SM count is the
     default budget of every operator.
 
     Attributes:
-        num_sms: SMs that were really granted.
-        requested: SMs that were asked for.
+        num_sms: SMs granted.
+        requested: SMs requested.
         confined: "mask" (the hardware keeps work inside) or "grid" (only the CTA count does).
         clusters: whether kernels with thread-block clusters can launch here.
-        smids: the SMs, by id; empty for "grid".
-        stream: torch stream; `raw_stream` the same as an int.
-        device: index of the GPU.
+        smids: ids of its SMs; empty for "grid".
+        stream: torch stream; `raw_stream` is its handle as an int.
+        device: GPU index.
 
     Source: MuxWise section 3.1, DuetServe section 4.2: green contexts as compute partitions.
     """
@@ -136,10 +136,10 @@ class Partition:
         torch.cuda.set_stream(self._entered.stack.pop())
 
     def synchronize(self) -> None:
-        """Wait for all work of this partition's stream, then of the device.
+        """Wait for all work on this partition's stream, then on the device.
 
-        `torch.cuda.synchronize()` alone may return while a graph that was launched on a partition's
-        stream still runs (seen on driver 580 with two replays in flight).
+        `torch.cuda.synchronize()` alone may return while a graph launched on a partition's stream
+        still runs (seen on driver 580 with two replays in flight).
         """
         import torch
 
@@ -149,13 +149,13 @@ class Partition:
 
     @contextmanager
     def capture(self, pool: Any = None) -> Iterator[PartitionGraph]:
-        """Capture a graph of what runs on this partition's stream inside the block.
+        """Capture what the block launches on this partition's stream as a graph.
 
         Args:
-            pool: a memory pool of torch's graphs to share, as `torch.cuda.graph` takes it.
+            pool: memory pool to share between graphs, as `torch.cuda.graph` takes it.
 
         Yields:
-            The graph, to be launched after the block.
+            The graph, which can be launched after the block.
         """
         import torch
 
@@ -172,8 +172,8 @@ class Partition:
         """Launch a graph on this partition's stream.
 
         Raises:
-            PartitionError: the graph was captured on another partition, where it would run, or is
-                closed.
+            PartitionError: the graph is closed, or was captured on another partition, where it
+                would run.
         """
         self.check_open()
         if graph.partition is not self:
@@ -188,8 +188,8 @@ class Partition:
         """Whether this partition and another share no SM.
 
         Raises:
-            PartitionError: they come from different splits of the driver (which overlap as the
-                driver likes), or no mask confines them.
+            PartitionError: they come from different driver splits, which overlap arbitrarily, or
+                no mask confines them.
         """
         if self.origin.token is not other.origin.token:
             raise PartitionError(
@@ -203,10 +203,10 @@ class Partition:
         return not set(self.smids) & set(other.smids)
 
     def verify(self) -> None:
-        """Prove that work stays inside, eagerly and from a replayed graph, by every CTA's %smid.
+        """Check by every CTA's %smid that eager work and a replayed graph stay inside.
 
         Raises:
-            ConfinementError: a CTA ran outside, or the SMs are not as many as reported.
+            ConfinementError: a CTA ran outside, or the work reached another number of SMs.
         """
         self.check_open()
         mask = self.confined == "mask"
@@ -252,21 +252,21 @@ class Partition:
             )
 
     def release_graphs(self) -> None:
-        """Destroy the graphs that were captured here, after all work has finished."""
+        """Destroy the graphs captured on this partition, after all work has finished."""
         for graph in list(self._graphs):
             graph.close()
 
     def close(self, *, tensors: bool = True) -> None:
         """Wait for all work, then destroy the stream and its context. Closing twice is fine.
 
-        Pinned tensors that torch copied from or to on this stream must be freed before: torch notes
-        the stream in them, records an event there when they go, and aborts the process.
+        Pinned tensors that torch copied from or to on this stream must be freed before: torch
+        records an event on the stream when they are freed, and aborts the process if it is gone.
 
         Args:
-            tensors: refuse, too, while torch's allocator holds live tensors of this stream.
+            tensors: also refuse while torch's allocator holds live tensors of this stream.
 
         Raises:
-            PartitionError: a graph that was captured here, or a tensor of its stream, lives.
+            PartitionError: a graph captured here, or a tensor of its stream, is still alive.
         """
         if self.closed:
             return
@@ -290,12 +290,12 @@ class Partition:
         streams.remove(self.raw_stream)
         self.closed = True
         self._release()
-        # while anyone holds this object, work on its stream is refused with a reason
+        # as long as this object is alive, work on its stream raises with the reason
         weakref.finalize(self, streams.reusable, self.raw_stream).atexit = False
 
 
 def _live_bytes(raw_stream: int) -> int:
-    """Bytes that torch's allocator holds allocated for a stream."""
+    """Bytes of live tensors in torch's allocator for a stream."""
     import torch
 
     segments = torch.cuda.memory_snapshot()
@@ -304,8 +304,8 @@ def _live_bytes(raw_stream: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Two disjoint partitions that together are the whole device (with the grid backend: that
-    share it by count)."""
+    """Two disjoint partitions that together make up the whole device; with the grid backend they
+    only share its SMs by count."""
 
     decode: Partition
     prefill: Partition

@@ -1,4 +1,4 @@
-"""Which rungs a ladder of a device has, from its facts alone: no driver, no GPU."""
+"""The rungs of a device's ladder, from its facts alone: no driver, no GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DEFAULT_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class LadderPlan:
-    """The rungs that `smkern.ladder` would be asked for.
+    """The rungs that `smkern.ladder` would make.
 
     Attributes:
         device: name of the GPU.
-        num_sms: its SMs.
+        num_sms: SMs of the GPU.
         atom: SMs that move together.
         rungs: SM counts of the decode sides, ascending.
     """
@@ -38,20 +38,20 @@ class LadderPlan:
 def plan_ladder(
     info: DeviceInfo, decode_sms: Iterable[int] | None = None, *, atom: int | None = None
 ) -> LadderPlan:
-    """The rungs of a ladder of a device that may be absent.
+    """The rungs of a ladder on a device that need not be present.
 
-    The driver has the last word: it may have fewer groups of `atom` SMs than fit (15 of 8 on an
-    H200), and then a ladder of default rungs ends there.
+    The driver may make fewer groups of `atom` SMs than would fit (15 of 8 on an H200); the default
+    ladder then ends there.
 
     Args:
         info: facts of the GPU.
         decode_sms: SM counts of the decode sides, multiples of `atom`; by default every multiple
-            of 8 that leaves prefill 8 or more, on fewer than 16 SMs of `atom` instead.
-        atom: SMs that move together; by default the device's least step.
+            of 8 that leaves prefill 8 or more, or of `atom` on fewer than 16 SMs.
+        atom: SMs that move together; by default the device's granularity.
 
     Raises:
-        BudgetError: a count of 0 or below, not a multiple of `atom`, or not below the device's; an
-            atom of 0 or below, or above half of the device.
+        BudgetError: a count below 1, not a multiple of `atom`, or not below the device's SM count;
+            an atom below 1 or above half of the device.
 
     Example:
         >>> plan_ladder(smkern.load_profile("h200").info, [16, 32]).rungs

@@ -10,7 +10,7 @@ import torch
 from smkern.errors import DeviceError
 
 SPIN_NS = 50_000
-"""How long a CTA stays, so that all SMs of a partition get some."""
+"""How long a CTA stays on its SM, so that every SM of a partition gets one."""
 
 _PTX = b"""
 .version 7.0
@@ -56,7 +56,7 @@ class Probe:
             raise DeviceError(f"{call} of the %smid probe failed with {code!s}")
 
     def launch(self, stream: int, out: torch.Tensor) -> None:
-        """Record the SM of CTA i in out[i]; `out` is int32 on the device. Can be captured."""
+        """Record the SM of CTA i in out[i], int32 on the device. Can be captured in a graph."""
         args = ((out.data_ptr(),), (ctypes.c_void_p,))
         code = self._cuda.cuLaunchKernel(
             self._function, out.numel(), 1, 1, 32, 1, 1, 0, stream, args, 0
@@ -64,8 +64,8 @@ class Probe:
         self._check(code[0], "cuLaunchKernel")
 
     def output(self, num_ctas: int) -> torch.Tensor:
-        """A buffer that no SM id is in yet, ready on every stream."""
-        # pinned host memory: the device writes there too, and no block of its own is held
+        """A buffer without SM ids, ready for use on every stream."""
+        # pinned host memory: the device can write to it, and torch's allocator holds no block
         out = torch.full((num_ctas,), -1, dtype=torch.int32).pin_memory()
         torch.cuda.synchronize(self.device)
         return out
@@ -78,7 +78,7 @@ class Probe:
         return out.tolist()
 
     def clusters(self, stream: int) -> bool | None:
-        """Whether clusters of two CTAs fit a stream's partition; None where it is not known."""
+        """Whether clusters of two CTAs fit a stream's partition; None if unknown."""
         cuda = self._cuda
         try:
             attribute = cuda.CUlaunchAttribute()

@@ -1,4 +1,4 @@
-"""How many SMs a stream has: ours by a look-up, others' by asking the driver."""
+"""How many SMs a stream has: smkern's own by a look-up, others by asking the driver."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class StreamBudgets:
     """The budgets of one device's streams.
 
     Args:
-        whole: the budget of a stream without a green context: all SMs, so nothing is outside.
-        green_sms: raw stream to the SM count of its green context, or None where it has none.
+        whole: budget of a stream without a green context: all SMs.
+        green_sms: raw stream to the SM count of its green context, or None if it has none.
     """
 
     def __init__(self, whole: Budget, green_sms: Callable[[int], int | None]) -> None:
@@ -28,35 +28,35 @@ class StreamBudgets:
         self._listeners: list[Callable[[int], None]] = []
 
     def add(self, stream: int, budget: Budget) -> None:
-        """Remember a stream of ours until `remove`."""
+        """Register a partition's stream until `remove`."""
         self._closed.discard(stream)
         self._own[stream] = budget
 
     def forget(self, stream: int) -> None:
-        """Have everyone who keeps things for a stream (workspaces) let go of them."""
+        """Notify the listeners to release what they keep for a stream (workspaces)."""
         for listener in self._listeners:
             listener(stream)
 
     def remove(self, stream: int) -> None:
-        """A stream of ours is about to be detached; its handle is not used again."""
+        """Unregister a stream that is about to be detached; its handle is not reused."""
         self._own.pop(stream, None)
         self._closed.add(stream)
 
     def reusable(self, stream: int) -> None:
-        """A closed stream was destroyed: another may come by its handle."""
+        """A closed stream was destroyed: its handle may be reused."""
         self._closed.discard(stream)
 
     def at_close(self, listener: Callable[[int], None]) -> None:
-        """Call `listener(raw_stream)` before one of our streams is closed."""
+        """Call `listener(raw_stream)` before a partition's stream is closed."""
         self._listeners.append(listener)
 
     def budget(self, stream: int) -> Budget:
-        """What work on a stream may use.
+        """The budget of work on a stream.
 
-        Others' streams are asked for each time (about 1 us): their handles may be reused.
+        The driver is asked about streams of others each time (about 1 us), as handles are reused.
 
         Raises:
-            PartitionError: the stream was a partition's that is closed.
+            PartitionError: the stream belonged to a partition that is closed.
         """
         found = self._own.get(stream)
         if found is not None:
@@ -80,11 +80,11 @@ def stream_budgets(device: int) -> StreamBudgets:
 
 
 def _green_sms(device: int) -> Callable[[int], int | None]:
-    """By ctypes first (0.3 us), because most streams have no green context."""
+    """Ask through ctypes first (0.3 us), as most streams have no green context."""
     try:
         get = ctypes.CDLL("libcuda.so.1").cuStreamGetGreenCtx
     except (OSError, AttributeError):
-        return lambda stream: None  # a driver without green contexts makes none
+        return lambda stream: None  # the driver does not know green contexts
     from smkern.partition.driver import cuda_driver
 
     def ask(stream: int) -> int | None:
@@ -92,7 +92,7 @@ def _green_sms(device: int) -> Callable[[int], int | None]:
         code = get(ctypes.c_void_p(stream), ctypes.byref(handle))
         if code:
             raise DeviceError(
-                f"cuStreamGetGreenCtx of stream {stream:#x} failed with {code}: it is no stream "
+                f"cuStreamGetGreenCtx of stream {stream:#x} failed with {code}: it is not a stream "
                 "of this process, or was destroyed"
             )
         return cuda_driver(device).stream_num_sms(stream) if handle.value else None
@@ -101,17 +101,17 @@ def _green_sms(device: int) -> Callable[[int], int | None]:
 
 
 def budget_of_stream(stream: int, device: int) -> Budget:
-    """What work on a raw stream may use; right for streams of torch, other libraries, the driver.
+    """The budget of work on a raw stream, whether torch, another library or the driver made it.
 
     Args:
-        stream: the CUstream as an int.
+        stream: CUstream handle as an int.
         device: index of its GPU.
     """
     return stream_budgets(device).budget(stream)
 
 
 def current_budget(device: int | None = None) -> Budget:
-    """What work on torch's current stream may use."""
+    """The budget of work on torch's current stream."""
     import torch
 
     index = torch_device("cuda").index if device is None else device
@@ -119,10 +119,10 @@ def current_budget(device: int | None = None) -> Budget:
 
 
 def current_num_sms(device: int | None = None) -> int:
-    """SMs of the partition that the current stream belongs to; the device's where it has none.
+    """SMs of the current stream's partition; the whole device's without one.
 
     Args:
-        device: index of the GPU; torch's current one by default.
+        device: GPU index; torch's current GPU by default.
 
     Returns:
         The realised count, also for streams that smkern did not make.

@@ -1,1 +1,1 @@
-"""How a GEMM is configured for a budget: configurations, cost model, tables and their look-up."""
+"""How operators are configured for a budget: configurations, cost models, tuned tables."""

@@ -1,7 +1,7 @@
 """The append: problem, candidates and cost model.
 
-A row (one head of one token) is worked on by a few neighbouring lanes of one warp, whatever the
-configuration: its bits depend on the problem's kind alone, never on the batch or the budget.
+A row (one head of one token) is handled by a few neighbouring lanes of one warp in every
+configuration, so its bits depend on the kind of problem only, never on the batch or the budget.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ AppendOp = Literal["qk_norm_rope_append", "append_kv"]
 VECTOR = 8
 """Elements of a 16-byte load."""
 WARPS = (4, 8, 16)
-"""Warps of the CTAs that there are: small ones for a partition, large ones for one CTA an SM.
+"""CTA sizes, in warps: small ones for a partition, large ones for one CTA per SM.
 
-All of them are loaded at a kind's first call, so that no other budget or size compiles anything.
+The first call of a kind loads all of them, so that no other budget or size compiles anything.
 """
 RESIDENT, RESIDENT_PLAIN = 16, 32
-"""Warps that an SM's registers hold: 128 a thread; K and V alone take 64."""
+"""Warps that fit an SM's registers, at 128 per thread; K and V alone take 64."""
 MAX_KV_COUNT = 32
-"""KV heads of a token that are taken at a time."""
+"""KV heads of a token processed at a time."""
 MAX_Q_ROWS: Mapping[int, int] = {4: 4, 8: 4, 16: 2}
-"""Warps to the heads of q, 16 elements of each, that a thread's registers hold at a time."""
+"""CTA size in warps to the heads of q, 16 elements each, that a thread holds in registers."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AppendProblem:
     """One append launch.
 
-    `num_q_heads` 0: K and V alone. `rotary_dim` 0: nothing turns. `ragged`: tokens are dealt to
-    requests by `cu_q_lens`; else one token a request. `flat`: the page table is. `aligned`: rows
-    are whole 16 bytes (8 of an fp8 cache).
+    `num_q_heads` 0: K and V only. `rotary_dim` 0: no rotation. `ragged`: `cu_q_lens` assigns
+    tokens to requests; otherwise one token per request. `flat`: the page table is flat. `aligned`:
+    rows are multiples of 16 bytes (8 in an fp8 cache).
     """
 
     tokens: int
@@ -75,7 +75,7 @@ class AppendProblem:
 
     @property
     def bytes_moved(self) -> int:
-        """q, k and v read and written once; a position's cosines and sines a token."""
+        """q, k and v read and written once; cosines and sines once per token."""
         written = 1 if self.cache_dtype == "fp8" else 2
         kv = 2 * self.kv_rows * self.head_dim * (2 + written)
         table = self.tokens * self.rotary_dim * (4 if self.table_dtype == "fp32" else 2)
@@ -88,7 +88,7 @@ class AppendProblem:
 
     @property
     def half_lanes(self) -> int:
-        """Lanes of a warp that share a row: eight elements of each half a lane."""
+        """Lanes of a warp that share a row: each has eight elements of both halves."""
         half = 1 << (self.head_dim // 2 - 1).bit_length()
         return half // VECTOR
 
@@ -97,8 +97,8 @@ class AppendProblem:
 class AppendConfig:
     """One way to run an append.
 
-    `ctas_per_sm` counts only where a mask confines, and only there may a launch `overlap` the
-    kernel before it on the stream (programmatic dependent launch; sm_90).
+    `ctas_per_sm` and `overlap` (start while the previous kernel on the stream still runs:
+    programmatic dependent launch, sm_90) apply under a mask only.
     """
 
     num_warps: int = 4
@@ -107,17 +107,17 @@ class AppendConfig:
 
 
 def kv_count(problem: AppendProblem) -> int:
-    """KV heads that are taken at a time: all of a token's, padded to a power of two."""
+    """KV heads processed at a time: all of a token's, padded to a power of two."""
     return min(_power_of_two(problem.num_kv_heads), MAX_KV_COUNT)
 
 
 def item_tokens(problem: AppendProblem, config: AppendConfig) -> int:
-    """Tokens of an item: as many as give each lane of a CTA a KV head."""
+    """Tokens of an item: as many as give every lane of a CTA a KV head."""
     return max(1, 32 * config.num_warps // (kv_count(problem) * problem.half_lanes))
 
 
 def q_count(problem: AppendProblem, config: AppendConfig) -> int:
-    """Heads of q that are taken at a time: many, for few loads of angles; few of them padding."""
+    """Heads of q processed at a time: many, to load angles rarely, with little padding."""
     lanes = item_tokens(problem, config) * problem.half_lanes
     most = max(1, MAX_Q_ROWS[config.num_warps] * 32 * config.num_warps // lanes)
     most = min(most, _power_of_two(max(problem.num_q_heads, 1)))
@@ -126,18 +126,18 @@ def q_count(problem: AppendProblem, config: AppendConfig) -> int:
 
 
 def num_items(problem: AppendProblem, config: AppendConfig) -> int:
-    """Work items that the CTAs share."""
+    """Number of work items."""
     return -(-problem.tokens // item_tokens(problem, config))
 
 
 def num_ctas(problem: AppendProblem, config: AppendConfig, budget: Budget) -> int:
-    """CTAs of a launch: no more than its items, one an SM where no mask confines."""
+    """CTAs of a launch: at most one per item, and one per SM without a mask."""
     most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, num_items(problem, config)))
 
 
 def candidates(problem: AppendProblem, budget: Budget) -> tuple[AppendConfig, ...]:
-    """The configurations that are tuned over and that the model chooses from."""
+    """The configurations that the tuner measures and the model chooses from."""
     most = RESIDENT if problem.num_q_heads else RESIDENT_PLAIN
     return tuple(
         AppendConfig(warps, ctas)
@@ -153,19 +153,19 @@ def _power_of_two(count: int) -> int:
 
 # Fitted constants of the cost model.
 _LAUNCH_US = 2.0
-"""An empty kernel in a graph."""
+"""Time of an empty kernel in a graph."""
 _CHAIN_US = 1.5
-"""The chain of loads of a tile: length, page, rows, and their stores."""
+"""A tile's chain of dependent loads (length, page, rows) and the stores."""
 _STEP_US = 0.03
 """One more step of the search for a token's request."""
 _SM_TBPS = 0.2
-"""Highest rate of an SM, reads and writes together."""
+"""Peak rate of an SM, reads plus writes."""
 _EFFICIENCY = 0.85
-"""Share of the read bandwidth that a mix of reads and writes has."""
+"""Share of the read bandwidth that mixed reads and writes reach."""
 _HALF_WARPS = 8
-"""Warps on an SM with which it is at half that rate."""
+"""Warps per SM that reach half of that rate."""
 _BLEND = 3.0
-"""Exponent that blends the SM's time and the memory's: neither hides the other whole."""
+"""Exponent that blends SM time and memory time: neither hides the other completely."""
 
 
 def predict_us(
@@ -176,8 +176,8 @@ def predict_us(
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    The busiest SM's items at the rate that its loads in flight allow, or the memory of all SMs,
-    a little more than the longer; plus the launch and one item's chain of loads.
+    The busiest SM's items at the rate that its loads in flight allow, blended with the time of
+    memory; plus the launch and one item's chain of loads.
     """
     fixed = _LAUNCH_US + _CHAIN_US
     if problem.ragged:

@@ -1,4 +1,4 @@
-"""Tables whose cells serve their neighbours: keyed by a model's numbers and buckets of a step's."""
+"""Tables whose cells also serve nearby problems: exact model sizes, bucketed step sizes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from smkern.device import Budget
 from smkern.tuning.cells import Cells, Tuned
 
 NEAR = 2
-"""Octaves that one of a cell's buckets may be off and still serve: cells are measured that far
-apart."""
+"""How many octaves a bucket may be off for its cell to serve: cells are measured that far apart."""
 
 
 class Key:
     """Base of a table's key: a frozen, ordered dataclass.
 
-    Fields are a problem's, by name, but for `num_sms` and `confined`, which are the budget's. Those
-    named in `BUCKETED` are what a step brings, as a power of two; the others must match exactly.
+    Fields are those of the problem by the same name, except `num_sms` and `confined`, which come
+    from the budget. Fields in `BUCKETED` vary by step and are rounded up to a power of two; the
+    others must match exactly.
     """
 
     __slots__ = ()
@@ -29,7 +29,7 @@ class Key:
 
     @classmethod
     def of(cls, problem: Any, budget: Budget) -> Self:
-        """The key of a problem in a budget; a size that the problem does not have is 0."""
+        """The key of a problem in a budget; sizes that the problem lacks are 0."""
         kind: Any = cls
         values = [
             getattr(budget, name)
@@ -43,13 +43,13 @@ class Key:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All but the buckets."""
+        """All fields but the buckets."""
         kind: Any = type(self)
         return _fixed(kind)(self)
 
     @property
     def buckets(self) -> list[int]:
-        """Powers of two of what a step brings."""
+        """The bucketed fields, powers of two."""
         return [getattr(self, name) for name in self.BUCKETED]
 
 
@@ -68,7 +68,7 @@ C = TypeVar("C")
 
 
 def bucket(count: int) -> int:
-    """The least power of two that is not below `count`."""
+    """The smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()
 
 
@@ -89,11 +89,11 @@ class BucketTable(Generic[K, C]):
         return cls(cells.meta, cells.cells)
 
     def series(self, wanted: K) -> Iterator[C]:
-        """Configurations of the cells that differ from `wanted` in their buckets alone."""
+        """Configurations of the cells that differ from `wanted` in their buckets only."""
         return (self.cells[key].config for key in self._series.get(wanted.fixed, ()))
 
     def near(self, wanted: K) -> Iterator[C]:
-        """Configurations of cells with no bucket further than `NEAR`, the nearest first."""
+        """Configurations of cells with every bucket within `NEAR`, the nearest first."""
         found: list[tuple[float, K]] = []
         for key in self._series.get(wanted.fixed, ()):
             pairs = zip(key.buckets, wanted.buckets, strict=True)
@@ -103,5 +103,5 @@ class BucketTable(Generic[K, C]):
         return (self.cells[key].config for _, key in sorted(found))
 
     def nearest(self, wanted: K, is_legal: Callable[[C], bool]) -> C | None:
-        """The first of them that is legal where it is wanted, or None."""
+        """The nearest configuration that is legal for the problem, or None."""
         return next(filter(is_legal, self.near(wanted)), None)

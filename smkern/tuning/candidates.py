@@ -1,4 +1,4 @@
-"""The GEMM configurations that are worth considering: variants, cuts of K, raster groups."""
+"""The GEMM configurations worth considering: variants, K splits, raster groups."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from smkern.tuning.constraints import (
 )
 
 MIN_PIECE_STEPS = 4
-"""A K piece shorter than this many block_k steps never fills the pipeline."""
+"""A K piece of fewer block_k steps than this never fills the pipeline."""
 
 SWAPPED_MAX_ROWS = 256
-"""Above, tiles with the rows of `a` on the row side fill at least as well."""
+"""Above this many rows, tiles with `a` on the row side fill at least as well."""
 
 
 def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
-    """Tiles a raster group on the matrix unit's row side; moves tiles between CTAs, not sums.
+    """Tiles per raster group on the matrix unit's row side; moves tiles between CTAs, not sums.
 
-    1 for swapped tiles, so that those of the same weights follow each other. Else groups as even as
-    can be, of about what makes a wave's footprint squarest: three row tiles in groups of two and
-    one would read the weights twice.
+    1 for swapped tiles, so that tiles of the same weights follow each other. Otherwise groups as
+    even as possible, of about the size that makes a wave's footprint square: three row tiles in
+    groups of two and one would read the weights twice.
     """
     if config.swap:
         return 1
@@ -41,9 +41,9 @@ def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
 
 
 def _warps(kernel: Kernel, block_m: int, block_n: int, swap: bool) -> tuple[int, ...]:
-    """Warps worth compiling: a warpgroup for 64 rows, two for more, or for many accumulators.
+    """Warp counts worth compiling: a warpgroup for 64 rows, two for more or for many accumulators.
 
-    The pointer kernel's may be mma.sync's, of which a warpgroup holds half as many.
+    The pointer kernel may use mma.sync, with which a warpgroup holds half as many accumulators.
     """
     rows, columns = (block_n, block_m) if swap else (block_m, block_n)
     if rows * columns > 128 * 128 or (kernel == "ws" and rows >= 128 and columns >= 128):
@@ -71,7 +71,7 @@ def variants(
     residual: bool = False,
     swiglu: bool = False,
 ) -> tuple[GemmConfig, ...]:
-    """Variants to compile, with the deepest pipeline that their residency leaves; split 1."""
+    """Variants to compile, each with the deepest pipeline that fits its CTAs per SM; split 1."""
     problem = GemmProblem(1, 2, 1, dtype, Epilogue(residual=residual, swiglu=swiglu), aligned)
     budget = Budget(1, "mask", True)
     found: list[GemmConfig] = []
@@ -97,7 +97,7 @@ def kernels_for(
 ) -> tuple[Kernel, ...]:
     """The kernels to consider: the pointer kernel only where no other can run.
 
-    With SwiGLU ws alone where it runs: tma, whose tiles are two of half the rows, won none of 113.
+    With SwiGLU only ws, where it runs: tma, with two tiles of half the rows, won none of 113 cells.
     """
     if problem.dtype == "fp32" or not problem.aligned or capability < (9, 0):
         return tuple(kernel for kernel in among if kernel == "pointer")
@@ -107,7 +107,7 @@ def kernels_for(
 
 
 def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
-    """Cuts worth asking about: whole loops, stream-K, equal pieces that nearly fill one wave."""
+    """K splits worth trying: whole loops, stream-K, equal pieces that nearly fill one wave."""
     if steps < 2 * MIN_PIECE_STEPS:
         return (1,)
     most = min(ctas // tiles, steps // MIN_PIECE_STEPS, 16)
@@ -119,9 +119,10 @@ def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
 
 
 def is_sensible(m: int, config: GemmConfig) -> bool:
-    """Not dominated by its shape: tiles not twice the rows; swapped, the lowest of up to three.
+    """Whether no other tile shape is clearly better for `m` rows.
 
-    A swapped tile's height is sensible when no lower one covers the rows in as few tiles.
+    A plain tile is less than twice as high as the rows; a swapped one comes in at most three, and
+    no lower tile covers the rows in as few.
     """
     if not config.swap:
         return m > 32 and config.block_m < 2 * m
@@ -137,7 +138,7 @@ def sensible_variants(
     capability: Capability,
     kernels: tuple[Kernel, ...] = AVAILABLE,
 ) -> tuple[GemmConfig, ...]:
-    """`variants` that make sense for the problem's rows and for how the budget is kept."""
+    """`variants` that make sense for the problem's rows and the budget's confinement."""
     return _sensible_variants(
         min(problem.m, SWAPPED_MAX_ROWS + 1),
         problem.dtype,

@@ -1,7 +1,7 @@
-"""Files of tuned cells: JSON, a cell a line, sorted, with their provenance.
+"""Files of tuned cells: JSON, one cell per line, sorted, with their provenance.
 
-`CellFile` replaces them whole under a file lock. What a line says is its `Codec`'s matter:
-`FlatCodec` is the one for a key and a configuration that are flat dataclasses.
+`CellFile` replaces a file atomically under a file lock. A `Codec` defines what a line holds;
+`FlatCodec` serves keys and configurations that are flat dataclasses.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ C = TypeVar("C")
 
 
 class Codec(Protocol[K, V]):
-    """Turns a cell into a line's values and back."""
+    """Converts a cell to the values of a line and back."""
 
     def encode(self, key: K, value: V) -> dict[str, Any]: ...
 
     def decode(self, row: Mapping[str, Any]) -> tuple[K, V]:
-        """KeyError, TypeError or ValueError when the row is no cell."""
+        """Raises KeyError, TypeError or ValueError if the row is not a cell."""
         ...
 
 
 @dataclass(slots=True)
 class Cells(Generic[K, V]):
-    """Tuned cells in memory, and where they come from."""
+    """Tuned cells in memory, and their provenance."""
 
     meta: dict[str, Any] = field(default_factory=dict)
     cells: dict[K, V] = field(default_factory=dict)
 
     def merged(self, other: Cells[K, V]) -> Cells[K, V]:
-        """Both tables' cells and provenance; the other's count where both have a cell."""
+        """Cells and provenance of both tables; `other` wins where both have a cell."""
         return Cells({**self.meta, **other.meta}, {**self.cells, **other.cells})
 
 
 class CellFile(Generic[K, V]):
-    """One file of cells. Writers may be several: each merges its cells under a lock."""
+    """One file of cells. Several processes may write: each merges its cells under a lock."""
 
     def __init__(self, path: Path | str, codec: Codec[K, V], *, remedy: str = _REMEDY) -> None:
         self.path = Path(path)
@@ -62,7 +62,8 @@ class CellFile(Generic[K, V]):
         """The file's cells, or none when there is no file.
 
         Raises:
-            TableError: no valid table, of another version, or with `gpu` given, of another GPU.
+            TableError: the file is not a valid table, has another version, or with `gpu` given,
+                belongs to another GPU.
         """
         try:
             text = self.path.read_text(encoding="utf-8")
@@ -73,26 +74,26 @@ class CellFile(Generic[K, V]):
         return self._parse(text, gpu)
 
     def merge(self, cells: Mapping[K, V], meta: Mapping[str, Any]) -> Cells[K, V]:
-        """Add `cells` (they replace those of the same key) and write the file whole.
+        """Add `cells`, replacing those with the same key, and rewrite the file atomically.
 
         Raises:
-            TableError: the file that is there is no valid table, or of another GPU than `meta`'s.
+            TableError: the existing file is not a valid table, or its GPU is not `meta`'s.
         """
         from filelock import FileLock
 
         missing = [name for name in PROVENANCE if name not in meta]
         if missing:
-            raise self._error(f"was to be written without its provenance: {missing}")
+            raise self._error(f"cannot be written without its provenance: {missing} missing")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.path) + ".lock"):
             table = self.load(meta["gpu"]).merged(Cells(dict(meta), dict(cells)))
             for left in self.path.parent.glob(f".{self.path.name}.*.part"):
-                left.unlink(missing_ok=True)  # under the lock: of a writer that died
+                left.unlink(missing_ok=True)  # we hold the lock: left by a writer that died
             write_whole(self.path, self.dump(table))
         return table
 
     def dump(self, table: Cells[K, V]) -> str:
-        """The table as text: sorted, a cell a line, so that a diff shows the cells that changed."""
+        """The table as text: sorted, one cell per line, so that a diff shows the changed cells."""
         keys = sorted(table.cells)  # type: ignore[type-var]
         lines = [json.dumps(self.codec.encode(key, table.cells[key])) for key in keys]
         head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
@@ -102,7 +103,7 @@ class CellFile(Generic[K, V]):
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
-            raise self._error(f"is no JSON, perhaps half-written ({error})") from error
+            raise self._error(f"is not valid JSON, perhaps half-written ({error})") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise self._error(f"is not a table of smkern: its format is not {FORMAT!r}")
         if data.get("version") != VERSION:
@@ -117,7 +118,7 @@ class CellFile(Generic[K, V]):
             try:
                 key, cell = self.codec.decode(row)
             except (KeyError, TypeError, ValueError) as error:
-                raise self._error(f"has a cell that is none ({error}): {row!r:.120}") from error
+                raise self._error(f"has an invalid cell ({error}): {row!r:.120}") from error
             cells[key] = cell
         return Cells(meta, cells)
 
@@ -135,11 +136,11 @@ class Tuned(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class FlatCodec(Generic[K, C]):
-    """Lines of a flat key and a flat configuration, both ordered dataclasses.
+    """Codec of a flat key and a flat configuration, both ordered dataclasses.
 
     Args:
-        key: the key's class; its fields are a line's first values.
-        default: a configuration; a line holds its first field and what differs from it.
+        key: class of the key; its fields are a line's first values.
+        default: default configuration; a line holds the first field and those that differ from it.
     """
 
     key: type[K]
@@ -160,7 +161,7 @@ class FlatCodec(Generic[K, C]):
 
 
 def config_to_json(config: Any, default: Any) -> dict[str, Any]:
-    """The configuration's first field, and its fields that are not the default's."""
+    """The configuration's first field, and those that differ from the default's."""
     first = fields(config)[0].name
     return {
         name: value
@@ -170,10 +171,10 @@ def config_to_json(config: Any, default: Any) -> dict[str, Any]:
 
 
 def checked(kind: type[K], values: Mapping[str, Any]) -> K:
-    """The flat dataclass of these values; TypeError or ValueError where one is of another type."""
+    """The flat dataclass of these values; TypeError or ValueError for a value of another type."""
     any_kind: Any = kind
     hints = _hints(any_kind)
-    for name, value in dict(values).items():  # TypeError where a line has no object here
+    for name, value in dict(values).items():  # TypeError unless the line has an object here
         wanted = hints.get(name)
         literal = get_origin(wanted) is Literal
         if not (value in get_args(wanted) if literal else type(value) is wanted):
@@ -183,12 +184,12 @@ def checked(kind: type[K], values: Mapping[str, Any]) -> K:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Resolving a class's annotations takes longer than checking a line by them."""
+    """Cached: resolving a class's annotations takes longer than checking a line by them."""
     return get_type_hints(kind)
 
 
 def user_path(gpu: str, op: str = "gemm") -> Path:
-    """Where `smkern autotune` writes by default; its cells count before the shipped ones."""
+    """Where `smkern autotune` writes by default; its cells override the shipped ones."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("smkern")) / "tables" / gpu_folder(gpu) / f"{op}.json"
@@ -199,10 +200,10 @@ def shipped_path(gpu: str, op: str = "gemm") -> Path:
 
 
 def load_cells(gpu: str, op: str, codec: Codec[K, V]) -> Cells[K, V]:
-    """An operator's shipped cells on the GPU of that name, with the user's own over them.
+    """An operator's shipped cells for the GPU of that name, overridden by the user's own.
 
     Raises:
-        TableError: one of the files is corrupt, foreign or of another version.
+        TableError: a file is corrupt, from another GPU or of another version.
     """
     shipped = CellFile(shipped_path(gpu, op), codec).load(gpu)
     return shipped.merged(CellFile(user_path(gpu, op), codec).load(gpu))

@@ -11,17 +11,17 @@ from smkern.device import Confinement as Confinement
 Dtype = Literal["bf16", "fp16", "fp32"]
 Activation = Literal["silu", "gelu"]
 Kernel = Literal["tma", "pointer", "ws", "cublaslt", "unfused"]
-"""Our own three, the library, and for SwiGLU the plain GEMM followed by `silu_and_mul`."""
+"""smkern's three kernels, cuBLASLt, and for SwiGLU a plain GEMM followed by `silu_and_mul`."""
 
 STREAM_K = 0
-"""Value of `GemmConfig.split` that spreads the last, partial wave's K loops over all CTAs."""
+"""Value of `GemmConfig.split` that spreads the K loops of the last, partial wave over all CTAs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Epilogue:
-    """What happens to the fp32 accumulator before it is stored: act(acc + bias) + residual.
+    """What is applied to the fp32 accumulator before the store: act(acc + bias) + residual.
 
-    `swiglu` stands alone: silu(gate) * up, where w's first n / 2 rows made gate, its others up.
+    `swiglu` excludes the others: silu(gate) * up, with w's first n / 2 rows for gate, the rest up.
     """
 
     bias: bool = False
@@ -72,13 +72,13 @@ class GemmProblem:
 class GemmConfig:
     """One way to run a GEMM. All but the tile, warps, stages and `swap` are run-time numbers.
 
-    `split`: 1 whole K loops; s > 1 K in s pieces; STREAM_K. Pieces are summed by the last arriver.
-    `ctas_per_sm`: resident CTAs an SM, used only where a mask confines (a grid budget launches at
-    most one an SM). `max_ctas`: 0, or a cap on the grid below the budget. `swap`: weights on the
-    row side of the matrix unit, so block_m still counts rows of `a` and block_n rows of `w`.
-    `eager` ("ws" only): give a stage back when its product is done, not a step later; for shapes
-    that wait for memory. A "ws" tile's column side may be 3/2 or 5/4 of a power of two.
-    `overlap` ("ws" only): the launch may begin while the kernel before it on the stream still runs,
+    `split`: 1 for whole K loops, s > 1 for K in s pieces, or STREAM_K. The last CTA to arrive sums
+    the pieces. `ctas_per_sm`: resident CTAs per SM, under a mask only (a grid budget launches at
+    most one per SM). `max_ctas`: 0, or a cap on the grid below the budget. `swap`: weights on the
+    row side of the matrix unit; block_m still counts rows of `a` and block_n rows of `w`.
+    `eager` ("ws" only): release a stage when its product is done, not a step later; for
+    memory-bound shapes. A "ws" tile's column side may be 3/2 or 5/4 of a power of two.
+    `overlap` ("ws" only): the launch may begin while the previous kernel on the stream still runs,
     where a mask confines both (programmatic dependent launch).
     """
 

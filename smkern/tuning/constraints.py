@@ -13,24 +13,24 @@ from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProble
 
 Capability = tuple[int, int]
 LIBRARIES: tuple[Kernel, ...] = ("cublaslt", "unfused")
-"""Backends that choose for themselves; no tile describes them."""
+"""Backends that choose their own tiles."""
 
 COUNTER_BYTES = 64 * 1024
 MAX_WORKSPACE_BYTES = 64 * 1024 * 1024
 MAX_GATE_UP_BYTES = 64 * 1024 * 1024
-"""Above, the write and the read of gate and up cost more than any other GEMM gains."""
+"""Above this, writing and reading gate and up costs more than any other GEMM gains."""
 REGISTERS_PER_SM = 65536
 ACCUMULATORS, ACCUMULATORS_BESIDE_OPERANDS = 128, 64
-"""Accumulators a thread above which the compiler spills; the fewer where a thread's registers hold
-its operands too: mma.sync, and fp32, which runs on the vector units."""
+"""Accumulators per thread above which the compiler spills; the smaller limit is for kernels that
+also hold operands in registers: mma.sync, and fp32, which runs on the vector units."""
 SHARED_BYTES: dict[Capability, int] = {
     (8, 0): 166_912, (8, 6): 101_376, (8, 7): 166_912, (8, 9): 101_376, (9, 0): 232_448,
     (12, 0): 101_376, (12, 1): 101_376,
 }  # fmt: skip
-"""Shared memory that one CTA can have, bytes; devices that are not listed: see `shared_limit`."""
+"""Shared memory limit of a CTA, bytes; `shared_limit` covers devices that are not listed."""
 
 AVAILABLE: tuple[Kernel, ...] = ("ws", "tma", "pointer")
-"""Our own kernels that exist; dispatch and the tuner choose among these."""
+"""smkern's own kernels, among which dispatch and the tuner choose."""
 
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
 """(block_m, block_n) of every kernel."""
@@ -43,7 +43,7 @@ MAX_STAGES = 12
 
 
 def tiles_of(kernel: Kernel, swap: bool) -> tuple[tuple[int, int], ...]:
-    """(block_m, block_n) that a kernel has, weights on the row side if `swap`."""
+    """A kernel's tiles (block_m, block_n), weights on the row side if `swap`."""
     ws = kernel == "ws"
     if not swap:
         return TILES + WS_TILES * ws
@@ -56,20 +56,21 @@ def element_bytes(dtype: Dtype) -> int:
 
 
 def shared_limit(capability: Capability) -> int:
-    """Shared memory that one CTA can have, bytes: of an unknown device what its like have."""
+    """Shared memory limit of a CTA, bytes; an unknown device gets that of similar ones."""
     alike = (9, 0) if (9, 0) <= capability < (12, 0) else (8, 6)
     return SHARED_BYTES.get(capability, SHARED_BYTES[alike])
 
 
 def holds_operands(dtype: Dtype, capability: Capability) -> bool:
-    """Whether products take their operands from registers, not from shared memory."""
+    """Whether matrix products read their operands from registers, not from shared memory."""
     return dtype == "fp32" or capability[0] not in (9, 10)
 
 
 def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16", residual: bool = False) -> int:
-    """Shared memory of one CTA: the pipeline's stages, and ws's epilogue beside them.
+    """Shared memory of one CTA: the pipeline's stages, plus the epilogue of ws.
 
-    ws turns its accumulator round in chunks; upper bounds of what the compiler takes for that.
+    ws converts its accumulator's layout in chunks; the figures are upper bounds of what the
+    compiler takes for that.
     """
     size = element_bytes(dtype)
     stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * size
@@ -79,7 +80,7 @@ def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16", residual: bool = Fal
 
 
 def _epilogue_bytes(config: GemmConfig, residual: bool) -> int:
-    """Chunks are 16-bit, but fp32 where a swapped tile meets a residual."""
+    """Chunks are 16-bit, except fp32 for a swapped tile with a residual."""
     if config.swap:
         wide = config.num_warps == 8 or config.block_n == 256
         if not residual:
@@ -92,10 +93,10 @@ def _epilogue_bytes(config: GemmConfig, residual: bool) -> int:
 
 
 def registers(config: GemmConfig, holds_operands: bool = False) -> int:
-    """Registers of one CTA: the accumulator and 28 a thread at least.
+    """Registers of one CTA: the accumulator plus at least 28 per thread.
 
-    ws has four more warps for the copying one, compiled for the same count. Operands take twice
-    what the accumulator does: 8, 16, 32 and 64 accumulators were compiled to 72, 128, 168 and 255.
+    ws has four more warps for copying, compiled for the same count. Operands take twice as many as
+    the accumulator: 8, 16, 32 and 64 accumulators compiled to 72, 128, 168 and 255 registers.
     """
     threads = 32 * config.num_warps
     accumulators = -(-config.block_m * config.block_n // threads)
@@ -107,7 +108,7 @@ def registers(config: GemmConfig, holds_operands: bool = False) -> int:
 
 
 def num_ctas(config: GemmConfig, budget: Budget) -> int:
-    """Size of the grid: CTAs an SM only where a mask confines them, else one an SM at most."""
+    """Size of the grid: `ctas_per_sm` per SM under a mask, else at most one per SM."""
     ctas = budget.most_ctas(config.ctas_per_sm)
     return min(ctas, config.max_ctas) if config.max_ctas else ctas
 
@@ -121,18 +122,18 @@ def k_steps(problem: GemmProblem, config: GemmConfig) -> int:
 
 
 def gate_up_bytes(problem: GemmProblem) -> int:
-    """Bytes that the plain GEMM writes for `silu_and_mul`."""
+    """Bytes of gate and up that the plain GEMM writes for `silu_and_mul`."""
     return element_bytes(problem.dtype) * problem.m * problem.n
 
 
 def gate_up_at(gemm_workspace_bytes: int) -> int:
-    """Where in a workspace the plain GEMM's result lies: behind what that needs, and its counters,
-    which other launches on the stream rely on."""
+    """Offset of the plain GEMM's result in a workspace: behind the GEMM's own part and the
+    counters, which other launches on the stream rely on."""
     return -(-max(gemm_workspace_bytes, COUNTER_BYTES) // 256) * 256
 
 
 def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) -> int:
-    """Counters and fp32 partial tiles that a split launch needs at most, bytes."""
+    """Upper bound of a split launch's counters and fp32 partial tiles, bytes."""
     if config.split == 1:
         return 0
     partial = 4 * config.block_m * config.block_n
@@ -145,7 +146,7 @@ def partials_fit(config: GemmConfig, split: int, tiles: int, ctas: int) -> bool:
     """The counters and fp32 partial tiles of a split launch fit the largest workspace."""
     if split == 1:
         return True
-    # two slots a CTA; stream-K streams fewer than two waves of tiles
+    # two slots per CTA; stream-K streams fewer than two waves of tiles
     counters = tiles if split > 1 else 2 * ctas
     partials = 4 * config.block_m * config.block_n * 2 * min(ctas, max(1, split) * tiles)
     return COUNTER_BYTES + partials <= MAX_WORKSPACE_BYTES and 4 * counters <= COUNTER_BYTES
@@ -173,9 +174,9 @@ def serves_alignment(problem: GemmProblem, config: GemmConfig, *_: object) -> bo
 
 
 def has_tile(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    """The row side of the matrix unit takes 64 rows at least; odd columns are ws's, by 64 of K.
+    """The matrix unit's row side needs 64 rows; only ws has odd columns, with block_k = 64.
 
-    With SwiGLU the tiles of tma and pointer are two of half the weights' rows.
+    With SwiGLU a tile of tma or pointer is two tiles of half the weight rows.
     """
     if config.kernel in LIBRARIES:
         return True
@@ -192,9 +193,9 @@ def has_tile(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 def has_warps(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """4 or 8 warps, and no more accumulators a thread than its registers hold.
+    """4 or 8 warps, and no more accumulators per thread than its registers hold.
 
-    A step of fp32 is unrolled whole: its operands are registers as well.
+    A step in fp32 is fully unrolled, so its operands are in registers as well.
     """
     if config.kernel in LIBRARIES:
         return True
@@ -214,7 +215,7 @@ def has_stages(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 def fits_shared(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """All resident CTAs' stages fit the SM (1 KB of each is the system's)."""
+    """The stages of all resident CTAs fit the SM (the system reserves 1 KB per CTA)."""
     if config.kernel in LIBRARIES:
         return True
     each = shared_bytes(config, problem.dtype, problem.epilogue.residual)
@@ -230,7 +231,7 @@ def fits_registers(
 
 
 def has_release(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    """Only ws can choose when it gives a stage back."""
+    """Only ws can choose when to release a stage."""
     return config.kernel == "ws" or not config.eager
 
 
@@ -239,7 +240,7 @@ def has_residency(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 
 
 def has_pieces(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    """Every K piece has work, so its CTA arrives."""
+    """Every K piece has work, so that its CTA arrives."""
     return config.split >= STREAM_K and config.split <= k_steps(problem, config)
 
 
@@ -269,7 +270,7 @@ def serves_library(
 
 
 def serves_swiglu(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    """SwiGLU stands alone, on pairs of rows; unfused, gate and up fit the largest workspace."""
+    """SwiGLU has no other epilogue and pairs rows; unfused, gate and up fit the workspace."""
     epilogue = problem.epilogue
     if not epilogue.swiglu:
         return config.kernel != "unfused"
@@ -312,7 +313,7 @@ def is_legal(
 
 
 CUBLASLT = GemmConfig("cublaslt", 128, 128, 64)
-"""Names the library; it chooses the rest itself."""
+"""The library's configuration; it chooses the rest itself."""
 
 UNFUSED = GemmConfig("unfused", 128, 128, 64)
-"""SwiGLU as the plain GEMM, by its own choice, and `silu_and_mul`."""
+"""SwiGLU as a plain GEMM, configured as such, followed by `silu_and_mul`."""

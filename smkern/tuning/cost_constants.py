@@ -1,4 +1,4 @@
-"""Fitted constants of the GEMM's cost model: of a GPU, and of each compiled variant."""
+"""Fitted constants of the GEMM's cost model, per GPU and per compiled variant."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ from smkern.tuning.config import GemmConfig, Kernel
 class CostConstants:
     """Constants that `smkern.autotune.fit` fits to measured candidates.
 
-    The defaults are an H200's. `variants` holds what a compiled variant (`variant_key`) takes over
-    what the model says, whole loops first, then cut ones: a logarithm. Where it holds any, a
-    variant that it lacks never was the best of a measured cell, and is not chosen.
+    The defaults are an H200's. `variants` holds, per compiled variant (`variant_key`), the log of
+    measured over modelled time with whole K loops and with split ones. Unless it is empty, a
+    variant that it lacks was never the best of a measured cell, and is not chosen.
     """
 
     launch_us: float = 1.63
-    """A kernel in a graph: launch, tensor maps."""
+    """Time of a kernel in a graph apart from its work: launch, tensor maps."""
     apart_us: float = 0.95
-    """Extra cost of one that begins only when the kernel before it has ended."""
+    """Extra cost of a launch that begins only after the previous kernel has ended."""
     overlap_l2: float = 0.92
-    """Share of L2's rate where it begins before that: its CTAs are placed around the others."""
+    """Share of L2's rate for an overlapping launch: its CTAs are placed around the others."""
     l2_latency_us: float = 0.43
-    """Latency of a stage that is in L2; the stages in flight share it."""
+    """Latency of a stage from L2, divided among the stages in flight."""
     dram_latency_us: float = 0.39
-    """Extra latency of a stage that comes from memory."""
+    """Extra latency of a stage from memory."""
     issue_us: float = 0.017
-    """Least time of a product over 16 of K, however small the tile."""
+    """Minimum time of a product over 16 elements of K, however small the tile."""
     step_us: float = 0.027
-    """Overhead of a block_k step: barriers and issue, hidden only by another CTA of the SM."""
+    """Overhead of a block_k step: barriers and issue, hidden only by another CTA on the SM."""
     eager_step_us: float = 0.074
-    """Extra cost of a step whose product is awaited before the next is issued (`eager`)."""
+    """Extra cost of a step that waits for its product before the next is issued (`eager`)."""
     tma_step_us: float = 0.025
     """Extra cost of a step in the tma kernel: the same warps copy and multiply."""
     pointer_step_us: float = 0.12
     """Extra cost of a step in the pointer kernel: addresses and masks."""
     tile_us: float = 0.1
-    """Overhead of a tile: the epilogue's fixed part and the way to the next tile."""
+    """Overhead of a tile: the fixed part of the epilogue and moving on to the next tile."""
     drain_us: float = 1.35
-    """Refill of the pipeline at each tile, in kernels that do not load ahead over tiles (tma)."""
+    """Refilling the pipeline at each tile, in kernels that do not prefetch across tiles (tma)."""
     store_tbps_per_sm: float = 0.04
-    """Writing a tile: TB/s of one CTA."""
+    """Rate at which one CTA writes a tile, TB/s."""
     piece_us: float = 0.56
-    """Overhead of a K piece: fence, counter and the wait for them."""
+    """Overhead of a K piece: fence, counter and waiting for both."""
     partial_write_tbps: float = 1.0
-    """Writing a partial tile: TB/s of one CTA."""
+    """Rate at which one CTA writes a partial tile, TB/s."""
     partial_read_tbps: float = 0.0223
-    """Reading one: they are read one after the other."""
+    """Rate at which one CTA reads partial tiles, one after the other, TB/s."""
     partial_latency_us: float = 0.42
-    """Until the first of a partial is there."""
+    """Latency until the first bytes of a partial arrive."""
     mma_efficiency: float = 1.15
     """Share of the tensor peak inside a long K loop, before it is blended with the rest."""
     crowd_efficiency: float = 0.93
-    """The same share where CTAs of one SM take turns."""
+    """The same share where several CTAs of an SM take turns."""
     misplaced: float = 0.77
-    """CTAs that share an SM beyond need, of those that could: fewer CTAs than fit are not spread
-    evenly over SMs."""
+    """Extra resident CTAs on the busiest SM when fewer CTAs are launched than fit: the hardware
+    does not spread them evenly."""
     power_efficiency: float = 0.97
     """Share of the profile's power-limited rate."""
     dram_efficiency: float = 1.04
     """Share of the partition's read bandwidth, before it is blended with the rest."""
     l2_tbps_per_sm: float = 0.33
-    """L2 to shared memory, of one SM."""
+    """Rate from L2 to the shared memory of one SM."""
     l2_tbps: float = 12.5
-    """L2 to shared memory, of the chip."""
+    """Rate from L2 to shared memory, all SMs together."""
     l2_kept: float = 0.43
-    """Share of L2 that weights can count on when rows of tiles follow each other."""
+    """Share of L2 available to keep weights from one raster group to the next."""
     stream_kept: float = 0.05
     """Share of L2 that serves CTAs whose K loops are out of step."""
     stream_rows: float = 0.43
-    """Share of the columns at work that read a row tile again when they are out of step."""
+    """Share of the active columns that read a row tile again when they are out of step."""
     blend: float = 2.46
-    """Exponent that blends the ceilings: large means that only the highest counts."""
+    """Exponent that blends the ceilings' times; if large, only the longest counts."""
     variants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
@@ -96,13 +96,13 @@ class CostConstants:
         return cls(**{name: float(value) for name, value in numbers.items()}, variants=variants)
 
     def knows(self, config: GemmConfig) -> bool:
-        """Whether a configuration's variant may be chosen; of other kernels nothing is known."""
+        """Whether a configuration's variant may be chosen; always true for kernels not fitted."""
         if not self.variants or config.kernel not in FITTED:
             return True
         return variant_key(config) in self.variants
 
     def factor(self, config: GemmConfig, cut: float) -> float:
-        """Measured over modelled time of the variant where this share of tiles is cut."""
+        """Measured over modelled time of the variant if a share `cut` of its tiles is split."""
         found = self.variants.get(variant_key(config)) if self.variants else None
         return exp(found[0] + cut * (found[1] - found[0])) if found else 1.0
 
@@ -110,13 +110,13 @@ class CostConstants:
 FITTED: tuple[Kernel, ...] = ("ws", "tma")
 """Kernels whose variants are measured one by one."""
 NAMES = tuple(item.name for item in fields(CostConstants) if item.name != "variants")
-"""The constants that are numbers."""
+"""Names of the numeric constants."""
 DEFAULTS = CostConstants()
 
 
 @lru_cache(maxsize=4096)
 def variant_key(config: GemmConfig) -> str:
-    """A compiled variant but for its stages, which are as many as fit: `ws:64x128x64:w4:c2:swap`"""
+    """Name of a compiled variant without its stages (as many as fit): `ws:64x128x64:w4:c2:swap`"""
     parts = [f"{config.kernel}:{config.block_m}x{config.block_n}x{config.block_k}"]
     parts += [f"w{config.num_warps}:c{config.ctas_per_sm}"]
     return ":".join(parts + ["swap"] * config.swap + ["eager"] * config.eager)
@@ -124,13 +124,13 @@ def variant_key(config: GemmConfig) -> str:
 
 @lru_cache(maxsize=8)
 def load_constants(gpu: str, capability: tuple[int, int] | None = None) -> CostConstants:
-    """The cost model's constants as fitted on `gpu`, else those of a GPU of the same generation.
+    """The cost model's constants fitted on `gpu`, or on a GPU of the same generation.
 
-    On a GPU that nobody fitted they only rank candidates: ceilings are the profile's.
-    Another generation's kernels differ, so there the defaults count.
+    On a GPU without a fit they only rank candidates, as ceilings come from the profile. Kernels
+    differ between generations, so a new generation takes the defaults.
 
     Raises:
-        TableError: the file is there and holds no constants.
+        TableError: the file exists but holds no constants.
     """
     path = shipped_path(gpu, "cost_model")
     if not path.exists() and capability is not None and capability[0] == 9:
@@ -145,7 +145,7 @@ def read_constants(path: Path, which: str, remedy: str) -> CostConstants:
     """The constants of a file.
 
     Raises:
-        TableError: it holds none, or is not there; says which were wanted, and the remedy.
+        TableError: the file is missing or holds none; names those wanted and the remedy.
     """
     try:
         return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))

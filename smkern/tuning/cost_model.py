@@ -1,8 +1,8 @@
 """How long a GEMM takes in a budget of SMs: waves, tile efficiency, bandwidth, reduction, power.
 
-Wave quantization is Bullet's (section 2.2.1), with the cost of a persistent kernel's K pieces.
-Whole and split loops are never predicted slower on more SMs: every term falls or stays as SMs are
-added; stream-K asks about fewer CTAs too (`Estimate.grids`).
+Wave quantization follows Bullet (section 2.2.1), plus the cost of a persistent kernel's K pieces.
+Whole and split loops are never predicted slower on more SMs, as no term grows with the SM count;
+for stream-K fewer CTAs are considered too (`Estimate.grids`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CeilingSource(Protocol):
 
 
 class Ceilings:
-    """A budget's ceilings in bytes and FLOPs per us, looked up once per count of active SMs."""
+    """A budget's ceilings in bytes and FLOPs per us, looked up once per number of active SMs."""
 
     __slots__ = ("_bandwidth", "_constants", "_flops", "_profile", "budget", "l2_bytes", "peak")
 
@@ -60,7 +60,7 @@ class Ceilings:
         return rate
 
     def power(self, num_sms: int) -> float:
-        """FLOPs per us that the power limit leaves `num_sms` SMs."""
+        """FLOPs per us of `num_sms` SMs under the power limit."""
         rate = self._flops.get(num_sms)
         if rate is None:
             rate = self._profile.flops(num_sms) * 1e6 * self._constants.power_efficiency
@@ -73,11 +73,11 @@ class Ceilings:
 
 
 def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
-    """Matrix unit time of 16 of K of one CTA.
+    """Matrix unit time of one CTA for 16 elements of K.
 
-    A 64 x n x 16 product takes n / 2 cycles, or what its operands take to leave shared memory at
-    128 B a cycle, 16 + n / 4: the latter binds below 64 columns. Columns that are no power of two
-    are two products.
+    A 64 x n x 16 product takes n / 2 cycles, or as long as reading its operands from shared memory
+    at 128 B per cycle, 16 + n / 4, which is longer below 64 columns. A width that is not a power of
+    two takes two products.
     """
     rows, columns = config.block_m, config.block_n
     if config.swap:
@@ -90,7 +90,7 @@ def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
 
 
 class _Parts(NamedTuple):
-    """Times of a launch by resource, us, and the share of tiles cut."""
+    """Times of a launch by resource, us, and the share of split tiles."""
 
     busy_us: float
     dram_us: float
@@ -101,8 +101,8 @@ class _Parts(NamedTuple):
 class Estimate:
     """The cost model of one compiled variant for one problem and budget.
 
-    `launch_us(split, ctas)` asks it about the run-time numbers, so that a search over them shares
-    what the variant fixes.
+    `launch_us(split, max_ctas)` evaluates run-time numbers, so that a search over them shares what
+    the variant fixes.
     """
 
     __slots__ = (
@@ -151,18 +151,18 @@ class Estimate:
         stage = (block_m + block_n) * block_k * size
         self._l2_bytes = float(tiles * steps * stage)
         self._padded_flops = 2.0 * tiles * values * steps * block_k
-        # w comes again for every raster group when L2 cannot keep it; swapped, groups are of w
+        # w is read again for every raster group unless L2 keeps it; swapped, groups are of w
         self._weights = weights = size * problem.n * problem.k
         lost = 0.0 if config.swap else max(0.0, weights - constants.l2_kept * ceilings.l2_bytes)
         self._again = problem.bytes_moved + lost * (-(-rows // group_m) - 1)
-        # a row tile's columns share their weights: with tiles of one raster group, or swapped, all
+        # row tiles that share a column's weights: those of a raster group, or swapped, all
         self._sharers = rows if config.swap else min(rows, group_m)
         self._mma_us, self._alone_us = self._step_us(problem.dtype == "fp32")
         self._copied_us = stage / (constants.l2_tbps_per_sm * 1e6)
         self._latency_us = self._latency()
 
     def _step_us(self, fp32: bool) -> tuple[float, float]:
-        """The matrix unit's time of one block_k step, and all of a CTA's but waiting for bytes."""
+        """Time of one block_k step on the matrix unit, and in a CTA without waiting for bytes."""
         config, constants = self._config, self._constants
         sixteenths = config.block_k / 16
         each = _mma_us(config, fp32, self._ceilings.peak)
@@ -174,17 +174,17 @@ class Estimate:
         return sixteenths * each, own
 
     def _latency(self) -> float:
-        """Latency of a stage, by the share of all reads that L2 serves."""
+        """Latency of a stage, from the share of reads that L2 serves."""
         constants = self._constants
         from_memory = min(1.0, self._again / self._l2_bytes)
         return constants.l2_latency_us + from_memory * constants.dram_latency_us
 
     def _chain_step_us(self, ctas: int) -> float:
-        """One block_k step of a CTA's chain: multiply, wait for the stage, or for its SM."""
+        """A CTA's block_k step: the longest of compute, wait for the stage, wait for the SM."""
         config, constants = self._config, self._constants
         ahead = config.num_stages - 1
         if config.kernel == "ws" and not config.eager:
-            ahead = max(1, ahead - 1)  # a stage is given back only when the next product runs
+            ahead = max(1, ahead - 1)  # a stage is released only when the next product runs
         resident: float = 1
         if self._ceilings.budget.confined == "mask":
             resident = min(config.ctas_per_sm, -(-ctas // self._ceilings.budget.num_sms))
@@ -197,7 +197,7 @@ class Estimate:
         )
 
     def at_least_us(self) -> float:
-        """A bound that no split and no grid goes below: perfect balance, no partial tiles."""
+        """Lower bound over all splits and grids: perfect balance, no partial tiles."""
         ceilings, sms = self._ceilings, self._ceilings.budget.num_sms
         loops = self.tiles * self.steps
         ctas = min(self.ctas, loops)
@@ -213,12 +213,13 @@ class Estimate:
         return total * min(constants.factor(self._config, share) for share in (0.0, 1.0))
 
     def grids(self, split: int) -> tuple[int, ...]:
-        """Caps of the grid worth asking about; 0 is no cap.
+        """Caps of the grid worth trying; 0 is no cap.
 
-        Fewer tiles than CTAs, streamed, are cut into `ctas / tiles` pieces each. A tile then costs
-        1 / pieces of its K loop and `pieces` partials to sum: least at sqrt(loop / partial). Of
-        more tiles, a rest under a quarter wave is streamed with a whole wave more; on fewer CTAs
-        it is a quarter. On some fewer the pieces are equal, so that nothing is out of step.
+        With fewer tiles than CTAs, stream-K cuts each tile into `ctas / tiles` pieces. A tile then
+        costs 1 / pieces of its K loop plus summing `pieces` partials: least at sqrt(loop / partial)
+        pieces. With more tiles, a remainder under a quarter wave is streamed together with a whole
+        wave; fewer CTAs make it a quarter wave. Some smaller grids give equal pieces, which keeps
+        the CTAs in step.
         """
         tiles, ctas = self.tiles, self.ctas
         if split != STREAM_K:
@@ -233,7 +234,7 @@ class Estimate:
 
     @property
     def may_overlap(self) -> bool:
-        """Whether a launch can begin while the kernel before it ends."""
+        """Whether a launch can begin before the previous kernel has ended."""
         return self._config.kernel == "ws" and self._ceilings.budget.confined == "mask"
 
     def launch_us(self, split: int = 1, max_ctas: int = 0, overlap: bool = True) -> float:
@@ -241,11 +242,11 @@ class Estimate:
         return self._launch_us(self._parts(split, max_ctas), overlap and self.may_overlap)
 
     def fastest_us(self, split: int, max_ctas: int) -> tuple[float, bool]:
-        """The faster of overlapping the launch before and not, us, and whether it is the first."""
+        """Time with or without overlap, whichever is faster, us, and whether overlap is."""
         parts = self._parts(split, max_ctas)
         apart_us = self._launch_us(parts, False)
         if not self.may_overlap:
-            return apart_us, True  # the configuration's default: it changes nothing here
+            return apart_us, True  # the default of `overlap`, which has no effect here
         return min((self._launch_us(parts, True), True), (apart_us, False))
 
     def _launch_us(self, parts: _Parts, overlaps: bool) -> float:
@@ -288,22 +289,22 @@ class Estimate:
         )
 
     def _leave_us(self) -> float:
-        """Writing a partial tile."""
+        """Time to write a partial tile."""
         return 4 * self._tile_values / (self._constants.partial_write_tbps * 1e6)
 
     def _gather_us(self, pieces: float) -> float:
-        """Reading a tile's partials."""
+        """Time to read a tile's partials."""
         constants = self._constants
         each = 4 * self._tile_values / (constants.partial_read_tbps * 1e6)
         return pieces * (constants.partial_latency_us + each)
 
     def _out_of_step(self, streamed: int, ctas: int) -> float:
-        """Bytes that come from memory again as CTAs on the same operands are at different K.
+        """Bytes read again from memory because CTAs on the same operands are at different K.
 
-        Tiles of whole loops walk along K together, so that each weight is read once for all rows
-        and each row once for all columns at work. Where streamed loops begin at different K, L2
-        must bridge the distance, and what it cannot hold comes again: a factor of 2 in time was
-        seen for 3584x18944 weights.
+        Tiles with whole loops walk along K together, so each weight is read once for all rows and
+        each row once for all active columns. Streamed loops begin at different K, so L2 has to
+        bridge the distance, and what it cannot hold is read again: a factor of 2 in time was seen
+        for 3584x18944 weights.
         """
         constants, problem = self._constants, self._problem
         weights = self._weights * min(1.0, streamed / self.tiles)
@@ -315,9 +316,9 @@ class Estimate:
         return lost * (weights * (self._sharers - 1) + constants.stream_rows * rows * (columns - 1))
 
     def _total_us(self, busy_us: float, dram_us: float, l2_us: float) -> float:
-        """The launch, and multiplying, memory and L2 blended into more than the largest.
+        """The launch plus compute, memory and L2 times, blended into slightly more than the longest.
 
-        They are in each other's way; the ceilings within `busy_us` are not, they coincide.
+        These three slow each other down, unlike the ceilings within `busy_us`, which coincide.
         """
         constants = self._constants
         largest, blend = max(busy_us, dram_us, l2_us), constants.blend
@@ -327,7 +328,7 @@ class Estimate:
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
-    """Tiles whose K loops stream-K spreads: the partial wave, and a full one if it is small."""
+    """Tiles that stream-K spreads: the partial wave, plus a full one if it is small."""
     rest = tiles % ctas
     if rest == 0 or tiles < ctas:
         return 0 if rest == 0 else tiles
@@ -336,7 +337,7 @@ def streamed_tiles(tiles: int, ctas: int) -> int:
 
 @lru_cache(maxsize=4096)
 def equal_pieces(tiles: int, ctas: int, steps: int) -> int:
-    """The most CTAs under `ctas`, of three quarters on, whose K pieces are equal; 0: none."""
+    """The most CTAs below `ctas`, but at least 3/4 of it, with equal K pieces; 0: none."""
     for fewer in range(ctas - 1, 3 * ctas // 4, -1):
         streamed = streamed_tiles(tiles, fewer)
         if streamed and steps % -(-streamed * steps // fewer) == 0:
@@ -353,9 +354,9 @@ def predict_us(
 ) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    The larger of the longest CTA's chain of tiles and the power limit; that, memory and L2 blended
-    by `constants.blend`; plus the launch. Backends that choose for themselves take the time that
-    the budget's ceilings allow at best.
+    The busiest CTA's chain of tiles or the power limit, whichever is longer, blended with memory
+    and L2 by `constants.blend`, plus the launch. For backends that choose their own tiles it is the
+    best time that the budget's ceilings allow.
     """
     ceilings = Ceilings(budget, profile, constants)
     if config.kernel in ("cublaslt", "unfused"):

@@ -1,4 +1,4 @@
-"""All families that have a table."""
+"""All families that have a tuned table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A family of operators: its key, its candidates and its cost model, and the choice among them."""
+"""Operator families: key, candidates and cost model of each, and how a configuration is chosen."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Selection(Generic[C]):
-    """A configuration and where it came from: a tuned cell, the cost model, or a named kernel."""
+    """A configuration and its source: a tuned cell, the cost model, or a named kernel."""
 
     config: C
     source: Literal["table", "model", "forced"]
 
 
 class Family(ABC, Generic[P, C]):
-    """Operators that share a table, whatever it looks like.
+    """Operators that share a tuned table.
 
     Attributes:
-        name: Name of the table's file, without its ending.
-        codec: Reads and writes its lines.
+        name: Name of the table's file, without its suffix.
+        codec: Codec of the table's lines.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Family(ABC, Generic[P, C]):
 
     @abstractmethod
     def table_of(self, cells: Cells[Any, Any]) -> Any:
-        """The table that `config` asks, of a file's cells."""
+        """The table for `config`, made of a file's cells."""
 
     @abstractmethod
     def config(self, problem: P, budget: Budget, profile: Profile, table: Any = None) -> C:
-        """The configuration that dispatch takes: the table's, where it has one, else the model's.
+        """The configuration that dispatch uses: the table's if it has one, else the model's.
 
         Raises:
             BudgetError: a budget below one SM.
@@ -62,29 +62,29 @@ class Family(ABC, Generic[P, C]):
         return CellFile(path, self.codec)
 
     def load(self, gpu: str) -> Any:
-        """The shipped table of the GPU of that name, under the user's own cells; may be empty.
+        """The shipped table for the GPU of that name plus the user's own cells; may be empty.
 
         Raises:
-            TableError: one of the files is corrupt, foreign or of another version.
+            TableError: a file is corrupt, from another GPU or of another version.
         """
         return self.table_of(load_cells(gpu, self.name, self.codec))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketFamily(Family[P, C]):
-    """Operators whose cells serve neighbouring sizes.
+    """Operators whose cells also serve nearby sizes.
 
-    Cells hold nothing that a result's bits depend on, so that a neighbour's serves as well.
+    No configuration changes a result's bits, so a neighbour's cell serves as well.
 
     Args:
-        name: Name of the table's file, without its ending.
-        key: What cells are looked up by.
-        default: A configuration; a line holds its first field and what differs from it.
-        candidates: What is tuned over and what the model chooses from.
-        predict_us: The model's time of a configuration with cold caches, us.
-        overlap: Fields that no kernel depends on, as candidates have them.
-        legal: Whether a configuration may run, where candidates do not tell.
-        modelled: The model's choice, where it is not simply the fastest.
+        name: Name of the table's file, without its suffix.
+        key: Key class of the cells.
+        default: Default configuration; a line holds its first field and those that differ from it.
+        candidates: The configurations to measure and to choose from.
+        predict_us: The model's time for a configuration with cold caches, us.
+        overlap: Fields that do not select a kernel, with the values that candidates have.
+        legal: Whether a configuration may run, if candidates do not decide it.
+        modelled: The model's choice, if it is not simply the fastest.
     """
 
     name: str
@@ -107,7 +107,7 @@ class BucketFamily(Family[P, C]):
         return BucketTable.of(cells)
 
     def is_legal(self, problem: P, config: C, budget: Budget, profile: Profile) -> bool:
-        """Whether a configuration is one that kernels are made for in this budget."""
+        """Whether kernels exist for a configuration in this budget."""
         if self.legal is not None:
             return self.legal(problem, config, budget, profile)
         plain: Any = config
@@ -123,7 +123,7 @@ class BucketFamily(Family[P, C]):
         )
 
     def choose(self, problem: P, budget: Budget, profile: Profile) -> C:
-        """The configuration that the model expects to be fastest; of equals the smallest."""
+        """The configuration that the model predicts to be fastest; the smallest among equals."""
         if self.modelled is not None:
             return self.modelled(problem, budget, profile)
         return min(
@@ -138,7 +138,7 @@ class BucketFamily(Family[P, C]):
         profile: Profile,
         table: BucketTable[Any, C] | None = None,
     ) -> Selection[C]:
-        """The configuration for `problem` in `budget`, and its source; pure, needs no GPU.
+        """The configuration for `problem` in `budget`, with its source; pure, needs no GPU.
 
         Raises:
             BudgetError: a budget below one SM.
@@ -153,10 +153,10 @@ class BucketFamily(Family[P, C]):
         return self.select(problem, budget, profile, table).config
 
     def selector(self, profile: Profile) -> Callable[[P, Budget], C]:
-        """`config` on a device, by the tables that are there for it.
+        """`config` for a device, with the tables available for it.
 
         Raises:
-            TableError: one of the files is corrupt, foreign or of another version.
+            TableError: a file is corrupt, from another GPU or of another version.
         """
         table = self.load(profile.info.name)
         return lambda problem, budget: self.config(problem, budget, profile, table)

@@ -1,8 +1,8 @@
 """The grouped GEMM: problem, candidates and cost model.
 
-The host knows the rows of all experts together, not each one's: configurations are chosen for rows
-that are dealt to the experts at random. A row's bits depend on the configuration, hence on the
-number of rows and the budget; with one configuration they depend on the row and its expert alone.
+The host knows the total number of rows, not each expert's: configurations are chosen for rows
+distributed over the experts at random. A row's bits depend on the configuration, hence on the
+number of rows and the budget; given the configuration, only on the row and its expert.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ GroupedKernel = Literal["ws", "pointer"]
 class GroupedProblem:
     """out [rows, n] = a [rows, k] @ w[expert]^T; with `swiglu` w[expert] is [2n, k].
 
-    `aligned`: a, w and out have 16-byte rows and bases, and w's experts follow each other without a
-    gap. Strides are elements, for the launch alone.
+    `aligned`: a, w and out have 16-byte rows and bases, and w's experts are contiguous. Strides, in
+    elements, matter to the launch only.
     """
 
     rows: int
@@ -47,7 +47,7 @@ class GroupedProblem:
 
     @property
     def halves(self) -> int:
-        """Weight rows of an output column."""
+        """Weight rows per output column."""
         return 2 if self.swiglu else 1
 
     @property
@@ -56,7 +56,7 @@ class GroupedProblem:
 
     @property
     def active(self) -> float:
-        """Experts with a row, of rows dealt at random."""
+        """Expected number of experts with a row, for rows distributed at random."""
         return self.num_experts * (1 - (1 - 1 / self.num_experts) ** self.rows)
 
     @property
@@ -68,13 +68,12 @@ class GroupedProblem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupedConfig:
-    """One way to run it.
+    """One way to run a grouped GEMM.
 
     Tiles are block_m rows by block_n output columns. `swap`: weights on the matrix unit's row side.
-    `ctas_per_sm` and `pdl` (start while the kernel before still runs) count only where a mask
-    confines. `eager`: give a stage back when its product is done, not a step later.
-    `tails` (with `swap`): an expert's last rows are multiplied as a half or a quarter of a tile if
-    they fit one.
+    `ctas_per_sm` and `pdl` (start while the previous kernel still runs) apply under a mask only.
+    `eager`: release a stage when its product is done, not a step later. `tails` (with `swap`): an
+    expert's last rows are multiplied as a half or a quarter of a tile if they fit.
     """
 
     kernel: GroupedKernel = "ws"
@@ -129,9 +128,9 @@ def kernel_of(problem: GroupedProblem, capability: int) -> GroupedKernel:
 
 
 def configs_of(problem: GroupedProblem, capability: int) -> tuple[GroupedConfig, ...]:
-    """Every configuration that kernels are made for, for a problem's kind.
+    """All configurations with kernels for this kind of problem.
 
-    All of their kernels are loaded at its first call, so that no size and no budget compiles.
+    The first call of a kind loads all of their kernels, so that no other size or budget compiles.
     """
     if kernel_of(problem, capability) == "pointer":
         return _POINTER
@@ -139,7 +138,7 @@ def configs_of(problem: GroupedProblem, capability: int) -> tuple[GroupedConfig,
 
 
 def is_legal(problem: GroupedProblem, config: GroupedConfig, capability: int) -> bool:
-    """Whether kernels are made for a configuration: overlap and CTAs an SM choose none."""
+    """Whether a kernel exists for a configuration, whatever its overlap and CTAs per SM."""
     wanted = _code(config)
     return any(
         _code(made) == wanted and config.ctas_per_sm <= made.ctas_per_sm
@@ -153,21 +152,21 @@ _code = attrgetter(
 
 
 def most_tiles(problem: GroupedProblem, config: GroupedConfig) -> int:
-    """Tiles that there can be, however the rows are dealt."""
+    """Upper bound of the tiles, however the rows are distributed."""
     experts = min(problem.rows, problem.num_experts)
     row_tiles = experts + (problem.rows - experts) // config.block_m
     return row_tiles * -(-problem.n // config.block_n)
 
 
 def num_ctas(problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> int:
-    """CTAs of a launch: no more than tiles, one an SM where no mask confines."""
+    """CTAs of a launch: at most one per tile, and one per SM without a mask."""
     most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, most_tiles(problem, config)))
 
 
 @lru_cache(maxsize=4096)
 def row_tiles(rows: int, num_experts: int, block: int) -> float:
-    """Tiles of `block` rows expected of rows dealt to the experts at random (Poisson)."""
+    """Expected tiles of `block` rows, for rows distributed over the experts at random (Poisson)."""
     mean = rows / num_experts
     total, at = 0.0, 0
     if mean > 50:
@@ -189,23 +188,23 @@ def row_tiles(rows: int, num_experts: int, block: int) -> float:
 
 # Fitted constants of the cost model.
 _LAUNCH_US = 2.5
-"""An empty kernel in a graph."""
+"""Time of an empty kernel in a graph."""
 _RAMP_US = 2.0
-"""Offsets, the first stage, and the last tile's store."""
+"""Fixed time of a CTA: reading offsets, the first stage, and the last tile's store."""
 _TILE_US = 0.4
-"""A tile's epilogue, where it is not behind the next one's copies."""
+"""A tile's epilogue, where the next tile's copies do not hide it."""
 _LATENCY_US = 1.1
 """Latency of a copy under load."""
 _SM_TBPS = 0.2
-"""Highest copy rate of an SM."""
+"""Peak copy rate of an SM."""
 _L2_TBPS = 9.0
-"""Highest copy rate out of L2, all SMs together."""
+"""Peak copy rate from L2, all SMs together."""
 _EFFICIENCY = 0.92
-"""Share of the read bandwidth."""
+"""Share of the read bandwidth that is reached."""
 _TENSOR = 0.88
 """Share of the tensor peak within a tile."""
 _POINTER_SHARE = 0.6
-"""Share of both that the pointer kernel has."""
+"""Share of both that the pointer kernel reaches."""
 _BLEND = 4.0
 """Exponent that blends the limits' times."""
 
@@ -216,7 +215,7 @@ def predict_us(
     budget: Budget,
     profile: Profile,
 ) -> float:
-    """Predicted time with cold caches, us: the busiest CTA's tiles, memory's or L2's time."""
+    """Predicted time with cold caches, us, from the busiest CTA's tiles, memory and L2."""
     share = _POINTER_SHARE if config.kernel == "pointer" else 1.0
     tiles = row_tiles(problem.rows, problem.num_experts, config.block_m)
     tiles *= ceil(problem.n / config.block_n)
@@ -237,7 +236,7 @@ def predict_us(
 
 
 def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: Profile) -> float:
-    """A step's products on one SM; a column side below 32 waits for its operand."""
+    """Time of a step's products on one SM; below 32 columns, reading the operand dominates."""
     rows, columns = config.block_m, config.block_n * problem.halves
     if config.swap:
         rows = max(rows, 32)
@@ -248,7 +247,7 @@ def _tensor_us(problem: GroupedProblem, config: GroupedConfig, profile: Profile)
 
 
 def _multiplied(problem: GroupedProblem, config: GroupedConfig) -> float:
-    """Share of the tiles' rows that is multiplied: of an expert's last tile 11/16 with `tails`."""
+    """Share of the tiles' rows that is multiplied: with `tails` 11/16 of an expert's last tile."""
     if not config.tails:
         return 1.0
     tiles = row_tiles(problem.rows, problem.num_experts, config.block_m)
@@ -256,7 +255,7 @@ def _multiplied(problem: GroupedProblem, config: GroupedConfig) -> float:
 
 
 def _sm_tbps(config: GroupedConfig, in_a_stage: int) -> float:
-    """Copy rate of an SM with the stages in flight."""
+    """Copy rate of an SM, limited by the stages in flight."""
     stages = config.num_stages - (0 if config.eager else 1)
     return min(_SM_TBPS, 1e-6 * stages * in_a_stage / _LATENCY_US)
 

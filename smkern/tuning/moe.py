@@ -1,7 +1,7 @@
 """Routing, permutation and un-permutation of experts: problems, candidates and cost model.
 
-A row is worked on alike by every configuration: these choose how many threads and CTAs there are,
-and, for the permutation, whether choices are compared or counted. No bits depend on them.
+Configurations choose the number of threads and CTAs and, for the permutation, whether choices are
+compared or counted. Every configuration computes a row in the same way, so its bits do not change.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MAX_TOP_K = 32
 VECTOR = 8
 """16-bit elements of a 16-byte load."""
 WARPS = (4, 16)
-"""Warps of the CTAs that there are: small ones for a partition, large ones for one CTA an SM."""
+"""CTA sizes, in warps: small ones for a partition, large ones for one CTA per SM."""
 RESIDENT, RESIDENT_WIDE = 32, 16
-"""Warps that an SM's registers hold, at 64 a thread; at 128, which permutations take that count or
-have large CTAs."""
+"""Warps that fit an SM's registers at 64 per thread, and at 128, which permutations take if they
+count choices or have large CTAs."""
 TABLES: Mapping[int, int] = {4: 32, 16: 16}
-"""Warps to the elements a thread of what a permutation compares, or copies, at a time."""
+"""CTA size in warps to the elements per thread that a permutation compares or copies at a time."""
 COUNTED = 1024
-"""Choices of a block whose experts are counted together."""
+"""Choices per block in which experts are counted."""
 FEW, MANY = 1024, 8192
-"""Up to `FEW` choices are always compared, from `MANY` always counted; between it is tuned."""
+"""Up to `FEW` choices are always compared, from `MANY` on counted; in between it is tuned."""
 
 
 def power_of_two(count: int) -> int:
-    """The least one that is not below `count`."""
+    """The smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()
 
 
@@ -65,7 +65,7 @@ class TopkProblem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PermuteProblem:
-    """One permutation. `aligned`: rows of x and of the result are whole 16 bytes."""
+    """One permutation. `aligned`: rows of x and of the result are multiples of 16 bytes."""
 
     tokens: int
     top_k: int
@@ -83,13 +83,13 @@ class PermuteProblem:
 
     @property
     def bytes_moved(self) -> int:
-        """A token's row read once and written `top_k` times; choices and their places."""
+        """Each token's row read once and written `top_k` times, plus choices and positions."""
         return self.tokens * self.hidden * 2 * (1 + self.top_k) + self.choices * 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnpermuteProblem:
-    """One weighted sum of each token's rows. `aligned`: all rows are whole 16 bytes."""
+    """One weighted sum of each token's rows. `aligned`: all rows are multiples of 16 bytes."""
 
     tokens: int
     top_k: int
@@ -113,10 +113,10 @@ MoeProblem = TopkProblem | PermuteProblem | UnpermuteProblem
 
 @dataclass(frozen=True, slots=True, order=True)
 class MoeConfig:
-    """One way to run it.
+    """One way to run routing, permutation or un-permutation.
 
-    `ctas_per_sm` and `pdl` (start while the kernel before still runs) count only where a mask
-    confines. `counted`: a permutation's choices are counted by blocks, in a launch of its own.
+    `ctas_per_sm` and `pdl` (start while the previous kernel still runs) apply under a mask only.
+    `counted`: a separate launch counts a permutation's choices by blocks.
     """
 
     num_warps: int = 4
@@ -126,31 +126,31 @@ class MoeConfig:
 
 
 def block_of(hidden: int, most: int = 1024) -> int:
-    """Columns of a token that are copied or summed at a time."""
+    """Columns of a token copied or summed at a time."""
     return min(power_of_two(hidden), most)
 
 
 def table_elements(config: MoeConfig) -> int:
-    """Elements of a CTA's tables."""
+    """Elements of a CTA's comparison tables."""
     return TABLES[config.num_warps] * 32 * config.num_warps
 
 
 def group_tokens(problem: MoeProblem, config: MoeConfig) -> int:
-    """Tokens that a CTA takes at a time."""
+    """Tokens that a CTA processes at a time."""
     if isinstance(problem, TopkProblem):
         return config.num_warps
     if isinstance(problem, UnpermuteProblem):
         return config.num_warps // 4
     slots = 2 * config.num_warps
     if config.counted:
-        # tables of choices by experts, and by choices, in registers
+        # the tables, choices by experts and choices by choices, are held in registers
         table = table_elements(config)
         slots = min(32 if config.num_warps == 4 else 64, table // power_of_two(problem.num_experts))
     return max(1, min(16, slots // power_of_two(problem.top_k)))
 
 
 def num_items(problem: MoeProblem, config: MoeConfig) -> int:
-    """Work items that the CTAs share."""
+    """Number of work items."""
     groups = -(-problem.tokens // group_tokens(problem, config))
     if isinstance(problem, UnpermuteProblem):
         return groups * -(-problem.hidden // block_of(problem.hidden))
@@ -160,13 +160,13 @@ def num_items(problem: MoeProblem, config: MoeConfig) -> int:
 
 
 def num_ctas(problem: MoeProblem, config: MoeConfig, budget: Budget) -> int:
-    """CTAs of a launch: no more than its items, one an SM where no mask confines."""
+    """CTAs of a launch: at most one per item, and one per SM without a mask."""
     most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, num_items(problem, config)))
 
 
 def ways(problem: MoeProblem) -> tuple[bool, ...]:
-    """Values of `counted` that a problem allows."""
+    """The values of `counted` allowed for a problem."""
     if not isinstance(problem, PermuteProblem) or problem.choices <= FEW:
         return (False,)
     return (True,) if problem.choices >= MANY else (False, True)
@@ -180,7 +180,7 @@ def scratch_bytes(problem: MoeProblem) -> int:
 
 
 def candidates(problem: MoeProblem, budget: Budget) -> tuple[MoeConfig, ...]:
-    """The configurations that are tuned over and that the model chooses from."""
+    """The configurations that the tuner measures and the model chooses from."""
     return tuple(
         MoeConfig(warps, ctas, counted)
         for warps in WARPS
@@ -191,26 +191,26 @@ def candidates(problem: MoeProblem, budget: Budget) -> tuple[MoeConfig, ...]:
 
 
 def most_warps(problem: MoeProblem, num_warps: int, counted: bool) -> int:
-    """Warps of such CTAs that an SM holds."""
+    """Warps resident on an SM for CTAs of `num_warps` warps."""
     wide = isinstance(problem, PermuteProblem) and (counted or num_warps > 4)
     return RESIDENT_WIDE if wide else RESIDENT
 
 
 # Fitted constants of the cost model.
 _LAUNCH_US = 2.0
-"""An empty kernel in a graph."""
+"""Time of an empty kernel in a graph."""
 _CHAIN_US = 1.5
-"""The chain of loads of an item, and its stores."""
+"""An item's chain of dependent loads, and its stores."""
 _ROUND_US = 0.12
-"""One round of argmax over a row's experts."""
+"""Time of one argmax round over a row's experts."""
 _COMPARES_PER_US = 60_000.0
-"""Choices that an SM compares in a us."""
+"""Choices that an SM compares per us."""
 _SM_TBPS = 0.2
-"""Highest rate of an SM, reads and writes together."""
+"""Peak rate of an SM, reads plus writes."""
 _EFFICIENCY = 0.85
-"""Share of the read bandwidth that a mix of reads and writes has."""
+"""Share of the read bandwidth that mixed reads and writes reach."""
 _HALF_WARPS = 8
-"""Warps on an SM with which it is at half that rate."""
+"""Warps per SM that reach half of that rate."""
 
 
 def predict_us(
@@ -219,7 +219,7 @@ def predict_us(
     budget: Budget,
     profile: CeilingSource,
 ) -> float:
-    """Predicted time with cold caches, us: the busiest SM's items, or the memory's time."""
+    """Predicted time with cold caches, us, from the busiest SM's items and memory."""
     fixed = _LAUNCH_US + _CHAIN_US
     ctas = num_ctas(problem, config, budget)
     on_sm = -(-ctas // budget.num_sms)
@@ -241,7 +241,7 @@ def predict_us(
 
 @dataclass(frozen=True, slots=True, order=True)
 class MoeKey(Key):
-    """Key of a tuned cell; a size that an operator does not have is 0."""
+    """Key of a tuned cell; sizes that an operator lacks are 0."""
 
     op: MoeOp
     num_experts: int

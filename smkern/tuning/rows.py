@@ -1,7 +1,7 @@
-"""Norms, SiLU times up, embedding rows: problem, candidates and cost model.
+"""Norms, SiLU-and-multiply, embedding rows: problem, candidates and cost model.
 
-A row's bits depend on its width and dtype alone: configurations change who works on it, not the
-order of its sums (`smkern/kernels/rows_triton.py`).
+A row's bits depend on its width and dtype only: configurations change which threads work on it,
+not the order of its sums (`smkern/kernels/rows_triton.py`).
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ RowsDtype = Literal["bf16", "fp16"]
 VECTOR = 8
 """Elements of a 16-byte load."""
 WHOLE = 32 * VECTOR
-"""Elements of a piece of a row that a warp takes at a time."""
+"""Elements of a row that a warp processes at a time: a piece."""
 MAX_WIDTH = 16384
-"""Elements of a row that a norm holds in registers."""
+"""The longest row that a norm holds in registers, elements."""
 WARPS = (4, 8, 16, 32)
-"""Warps of a norm's CTA, which work on one row."""
+"""Warps of a norm's CTA, which works on one row at a time."""
 SHAPES = ((4, 1), (4, 4), (16, 1), (16, 4))
-"""(warps, vectors of a thread) of the operators that need no whole row."""
+"""(warps, vectors per thread) for the operators that do not need a whole row."""
 MAX_HELD = 64
-"""Elements of a row that a thread holds at most: above that the compiler spills."""
+"""The most elements of a row per thread: with more the compiler spills."""
 MAX_PREFETCHED = 40
-"""The same where the next row is on its way meanwhile."""
+"""The same limit with the next row prefetched."""
 MAX_FAR = 32
-"""The same where the next three are."""
+"""The same limit with the next three rows prefetched."""
 SHARED_PER_SM = 227 * 1024
 RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
 REGISTERS_PER_SM = 65536
 WARPS_PER_SM = 64
 PASSES: Mapping[str, int] = {"rms_norm": 2, "add_rms_norm": 4, "silu_and_mul": 3, "embedding": 2}
-"""How often an element of the result is moved, reads and writes."""
+"""Reads plus writes per element of the result."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowsProblem:
     """One launch over `rows` rows of `width` elements of the result.
 
-    `aligned`: rows begin at whole 16 bytes. `weight_dtype` is a norm's, `index_dtype` that of ids.
+    `aligned`: rows begin at multiples of 16 bytes. `weight_dtype` is for a norm's weight,
+    `index_dtype` for an embedding's ids.
     """
 
     op: RowsOp
@@ -62,7 +63,7 @@ class RowsProblem:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that must move; a norm's weights are too few to count."""
+        """Bytes that must be moved; a norm's weights are negligible."""
         return 2 * PASSES[self.op] * self.rows * self.width
 
     @property
@@ -73,11 +74,11 @@ class RowsProblem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowsConfig:
-    """One way to run it. `ctas_per_sm` and `pdl` count only where a mask confines.
+    """One way to run a row operator. `ctas_per_sm` and `pdl` apply under a mask only.
 
-    `vectors` are 16-byte loads of a thread (norms have what a row needs), `stages` 2 or 4: a norm's
-    next row, or next three, are on their way while one is worked on. `pdl`: it may begin before the
-    launch ahead has ended.
+    `vectors`: 16-byte loads per thread (a norm has as many as its row needs). `stages` 2 or 4: a
+    norm prefetches the next row, or the next three. `pdl`: the launch may begin before the previous
+    kernel has ended.
     """
 
     num_warps: int = 4
@@ -88,7 +89,7 @@ class RowsConfig:
 
 
 def pieces(width: int, num_warps: int) -> tuple[int, int]:
-    """Pieces of a row in two powers of two, each at least one a warp; the second may be 0."""
+    """A row's pieces as two powers of two, each at least one per warp; the second may be 0."""
     count = max(1, -(-width // WHOLE))
     first = max(1 << (count.bit_length() - 1), num_warps)
     if first >= count:
@@ -105,7 +106,7 @@ def held(problem: RowsProblem, config: RowsConfig) -> int:
 
 
 def registers(problem: RowsProblem, config: RowsConfig) -> int:
-    """Registers of a thread, about: compiled kernels are within an eighth of it."""
+    """Estimated registers per thread; compiled kernels are within an eighth of it."""
     if not problem.is_norm:
         return 32 + max(0, 2 * config.vectors - 2)
     quarters = 7 if config.stages == 1 else 10
@@ -113,7 +114,7 @@ def registers(problem: RowsProblem, config: RowsConfig) -> int:
 
 
 def shared_bytes(problem: RowsProblem, config: RowsConfig) -> int:
-    """Shared memory of a CTA's rows on their way."""
+    """Shared memory of a CTA's prefetched rows, bytes."""
     if not problem.is_norm:
         return 0
     rows = PASSES[problem.op] // 2
@@ -121,25 +122,25 @@ def shared_bytes(problem: RowsProblem, config: RowsConfig) -> int:
 
 
 def block(config: RowsConfig) -> int:
-    """Columns of an item that is no whole row."""
+    """Columns of an item, for operators that do not need a whole row."""
     return config.num_warps * config.vectors * WHOLE
 
 
 def num_items(problem: RowsProblem, config: RowsConfig) -> int:
-    """Work items that the CTAs share: rows, or blocks of their columns."""
+    """Number of work items: rows, or blocks of their columns."""
     if problem.is_norm:
         return problem.rows
     return problem.rows * -(-problem.width // block(config))
 
 
 def num_ctas(problem: RowsProblem, config: RowsConfig, budget: Budget) -> int:
-    """CTAs of a launch: no more than its items, one an SM where no mask confines."""
+    """CTAs of a launch: at most one per item, and one per SM without a mask."""
     most = budget.most_ctas(config.ctas_per_sm)
     return max(1, min(most, num_items(problem, config)))
 
 
 def shapes_of(problem: RowsProblem) -> tuple[RowsConfig, ...]:
-    """Configurations that differ in their code: all that a kind of problem has."""
+    """All configurations of a kind of problem that differ in compiled code."""
     if not problem.is_norm:
         made = [RowsConfig(warps, vectors, 1) for warps, vectors in SHAPES]
         return tuple(x for x in made if x == made[0] or block(x) < 2 * problem.width)
@@ -156,7 +157,7 @@ def shapes_of(problem: RowsProblem) -> tuple[RowsConfig, ...]:
 
 
 def candidates(problem: RowsProblem, budget: Budget) -> tuple[RowsConfig, ...]:
-    """The configurations that are tuned over and that the model chooses from, with `pdl`."""
+    """The configurations that the model chooses from, with `pdl`."""
     found = []
     for config in shapes_of(problem):
         fitting = REGISTERS_PER_SM // (32 * registers(problem, config))
@@ -170,26 +171,26 @@ def candidates(problem: RowsProblem, budget: Budget) -> tuple[RowsConfig, ...]:
 
 # Fitted constants of the cost model.
 _LAUNCH_US = 1.6
-"""An empty kernel in a graph."""
+"""Time of an empty kernel in a graph."""
 _CHAIN_US = 0.9
-"""An item alone: its loads, its sum, its stores."""
+"""Time of a single item: its loads, its sum, its stores."""
 _ELEMENT_US = 0.008
-"""Added by each element of a thread."""
+"""Time added by each element per thread."""
 _HIDDEN = 0.45
-"""Share of the chain that is left when the next item is prefetched; squared for three."""
+"""Share of an item's time that remains when the next one is prefetched; squared for three."""
 _SM_TBPS = 0.2
-"""Highest rate of an SM, reads and writes together."""
+"""Peak rate of an SM, reads plus writes."""
 _EFFICIENCY = 0.9
-"""Share of the read bandwidth that a mix of reads and writes has."""
+"""Share of the read bandwidth that mixed reads and writes reach."""
 _BLEND = 3.0
-"""Exponent that blends the three times: none hides the others whole."""
+"""Exponent that blends the three times: none hides the others completely."""
 
 
 def predict_us(problem: RowsProblem, config: RowsConfig, budget: Budget, memory_us: float) -> float:
     """Predicted time of one launch with cold caches, us.
 
-    The longest of a CTA's items one after the other, the busiest SM's bytes and the memory's
-    (`memory_us`), a little more than that, plus the launch.
+    A CTA's items in sequence, the busiest SM's bytes and `memory_us`, blended into slightly more
+    than the longest, plus the launch.
     """
     ctas, items = num_ctas(problem, config, budget), num_items(problem, config)
     on_sm = -(-ctas // budget.num_sms)
@@ -209,9 +210,9 @@ def memory_us(problem: RowsProblem, budget: Budget, profile: CeilingSource) -> f
 
 
 def choose(problem: RowsProblem, budget: Budget, profile: CeilingSource) -> RowsConfig:
-    """The configuration that the model expects to be fastest; of equals the smallest CTA.
+    """The configuration that the model predicts to be fastest; the smallest CTA among equals.
 
-    Tuned cells were 1% faster in geomean (162 cells of norms on an H200), so there is no table.
+    There is no table: tuned cells were only 1% faster in geomean (162 cells of norms, H200).
 
     Raises:
         BudgetError: a budget below one SM.

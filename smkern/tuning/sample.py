@@ -1,7 +1,7 @@
 """The sampler: problem, candidates and cost model.
 
-A row's token follows from the row alone: its pieces are the same for all batches and budgets, a
-piece is summed by one warp in one order, and all that goes across pieces is a sum of integers.
+A row's token depends on the row only: its pieces are the same for all batches and budgets, one warp
+sums a piece in a fixed order, and everything summed across pieces is an integer.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from smkern.tuning.family import BucketFamily
 SampleDtype = Literal["bf16", "fp16", "fp32"]
 
 MAX_VOCAB = 1 << 18
-"""Tokens that a row's order has bits for."""
+"""The largest vocabulary that the sort keys have bits for."""
 MAX_ROWS = COUNTER_BYTES // 4
-"""Rows that a workspace has counters for."""
+"""The most rows that a workspace has counters for."""
 GROUP_VECTORS = 8
-"""Vectors of 16 bytes that a lane reads at a time: a group, of which the largest is kept."""
+"""16-byte vectors that a lane reads at a time: a group, whose largest logit is kept."""
 WARPS = (4, 8, 16, 32)
-"""Warps of the CTAs that there are: one CTA an SM wants all that registers hold; where SMs are few,
-small ones read while others end their rows.
+"""CTA sizes, in warps: one CTA per SM wants as many as the registers hold; on few SMs, small CTAs
+keep reading while others finish their rows.
 
-All of them are loaded at a kind's first call, so that no other budget or size compiles anything.
+The first call of a kind loads all of them, so that no other budget or size compiles anything.
 """
 RESIDENT_WARPS = 32
-"""Warps that an SM's registers hold: 64 a thread."""
+"""Warps that fit an SM's registers, at 64 per thread."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleProblem:
     """One launch over `rows` rows of `vocab` logits.
 
-    `aligned`: rows begin and end at whole 16 bytes.
+    `aligned`: rows begin and end at multiples of 16 bytes.
     """
 
     rows: int
@@ -48,12 +48,12 @@ class SampleProblem:
 
     @property
     def item(self) -> int:
-        """Bytes of a logit."""
+        """Size of a logit, bytes."""
         return 4 if self.dtype == "fp32" else 2
 
     @property
     def piece(self) -> int:
-        """Logits that a warp reads at a time."""
+        """Logits in a piece: what a warp reads at a time."""
         return 32 * GROUP_VECTORS * 16 // self.item
 
     @property
@@ -63,7 +63,7 @@ class SampleProblem:
 
     @property
     def groups(self) -> int:
-        """Groups of a row, one a lane of each piece."""
+        """Groups of a row: one per lane and piece."""
         return 32 * self.pieces
 
     @property
@@ -79,9 +79,9 @@ class SampleProblem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleConfig:
-    """One way to run it. `ctas_per_sm` and `pdl` count only where a mask confines.
+    """One way to run the sampler. `ctas_per_sm` and `pdl` apply under a mask only.
 
-    `pdl`: it may begin before the launch ahead of it has ended.
+    `pdl`: the launch may begin before the previous kernel has ended.
     """
 
     num_warps: int = 16
@@ -91,14 +91,14 @@ class SampleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """CTAs of a launch. `per_row` of them share each row; 0: each has a range of all rows."""
+    """CTAs of a launch. `per_row` of them share each row; 0: each takes a range of all rows."""
 
     num_ctas: int
     per_row: int
 
 
 def grid_of(problem: SampleProblem, config: SampleConfig, budget: Budget) -> Grid:
-    """The CTAs of a launch: at most one an SM where no mask confines."""
+    """The CTAs of a launch: at most one per SM without a mask."""
     most = budget.most_ctas(config.ctas_per_sm)
     most = min(most, problem.rows * problem.pieces)
     per_row = most // problem.rows
@@ -106,12 +106,12 @@ def grid_of(problem: SampleProblem, config: SampleConfig, budget: Budget) -> Gri
 
 
 def workspace_bytes(problem: SampleProblem) -> int:
-    """Counters, then a key for each group and a sum for each piece."""
+    """Size of a workspace: counters, a key for each group, a sum for each piece."""
     return COUNTER_BYTES + 4 * problem.rows * (problem.groups + problem.pieces)
 
 
 def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ...]:
-    """The configurations that are tuned over and that the model chooses from."""
+    """The configurations that the tuner measures and the model chooses from."""
     if budget.confined != "mask":
         return tuple(SampleConfig(warps, 1) for warps in WARPS)
     return tuple(
@@ -124,17 +124,17 @@ def candidates(problem: SampleProblem, budget: Budget) -> tuple[SampleConfig, ..
 
 # Fitted constants of the cost model.
 _LAUNCH_US = 2.0
-"""An empty kernel in a graph."""
+"""Time of an empty kernel in a graph."""
 _OVERLAP_US = 1.0
-"""Saved by a launch that starts before the one ahead of it has ended."""
+"""Time saved by a launch that starts before the previous kernel has ended."""
 _FINISH_US = 5.0
-"""Time from a row's last piece to its token with many warps."""
+"""Time from a row's last piece to its token, with many warps."""
 _WARP_US = 24.0
-"""Extra time of that with a single warp."""
+"""Extra time for the same with a single warp."""
 _SM_TBPS = 0.2
-"""Highest read rate of an SM."""
+"""Peak read rate of an SM."""
 _HALF_WARPS = 12
-"""Warps on an SM with which it is at half that rate."""
+"""Warps per SM that reach half of that rate."""
 _EFFICIENCY = 0.9
 """Share of the read bandwidth that is reached."""
 
@@ -145,7 +145,7 @@ def predict_us(
     budget: Budget,
     profile: CeilingSource,
 ) -> float:
-    """Predicted time of one launch with cold caches, us: reading once, and the last rows' ends."""
+    """Predicted time of one launch with cold caches, us: one read, plus finishing the last rows."""
     grid = grid_of(problem, config, budget)
     on_sm = -(-grid.num_ctas // budget.num_sms)
     warps = on_sm * config.num_warps
@@ -153,7 +153,7 @@ def predict_us(
     share = problem.bytes_moved * on_sm / grid.num_ctas
     bandwidth = _EFFICIENCY * 1e6 * profile.bandwidth(budget.num_sms, confined=budget.confined)
     reading = max(share / rate, problem.bytes_moved / bandwidth)
-    # a CTA's rows follow each other; while it ends one, others read
+    # a CTA processes its rows in sequence; while it finishes one, other CTAs read
     ends = -(-problem.rows // grid.num_ctas) * (_FINISH_US + _WARP_US / config.num_warps)
     overlaps = config.pdl and budget.confined == "mask"
     start = _LAUNCH_US - (_OVERLAP_US if overlaps else 0.0)
@@ -161,7 +161,7 @@ def predict_us(
 
 
 VOCAB_STEP = 1 << 14
-"""Vocabularies are told apart by multiples of it: 128,256 and 131,072 share their cells."""
+"""Vocabularies are rounded up to multiples of this: 128,256 and 131,072 share their cells."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""Which configuration a GEMM runs with: the tuned table where it has the cell, else the model."""
+"""Selects a GEMM's configuration: from the tuned table if it has the cell, else by the model."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 INVARIANT_ROWS = (8, 64, 256, 2048)
 INVARIANT_BUDGETS = (16, 60, 132)
-"""Rows and SMs that a batch-invariant configuration is a compromise over."""
+"""Rows and SM counts over which a batch-invariant configuration is optimised."""
 
 
 Source = Literal["table", "near", "model", "warmup"]
-"""A tuned cell; a cell of the same weights in budgets or rows beside these; the model alone; what
-`warmup(tune=True)` measured."""
+"""table: a tuned cell. near: a cell of the same weights with a nearby budget or number of rows.
+model: the cost model. warmup: measured by `warmup(tune=True)`."""
 
 NEAR_MUST_GAIN = 0.97
-"""The model's own choice stands against a neighbour's only where it is faster by more than this:
-the neighbour's was measured, and what is chosen of many predictions is too good by some percent."""
+"""The model's choice beats a neighbouring cell's only if predicted faster by more than this: the
+neighbour was measured, and the best of many predictions is optimistic by a few percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A configuration, where it came from, and the time that the model expects, us."""
+    """A configuration, its source, and its predicted time, us."""
 
     config: GemmConfig
     source: Source
@@ -63,10 +63,10 @@ def select_gemm(
 ) -> Selection:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
 
-    A tuned entry counts only for exactly this budget, confinement and cluster permission, and only
-    for rows in the same count of tiles; anything else falls to the cost model. With
-    `batch_invariant` the choice depends on (n, k, dtype, alignment) only and no table is asked.
-    `constants` are those fitted on the profile's GPU unless given.
+    A tuned entry is used only for exactly this budget, confinement and cluster permission, and only
+    for rows that make the same number of tiles; otherwise the cost model decides. With
+    `batch_invariant` the choice depends on (n, k, dtype, alignment) only and no table is used.
+    `constants` default to those fitted on the profile's GPU.
 
     Raises:
         BudgetError: a budget below one SM.
@@ -106,11 +106,12 @@ def select_near(
     modelled: Selection,
     constants: CostConstants,
 ) -> Selection | None:
-    """The choice by cells of the same weights beside `problem` and `budget`, or None.
+    """The best configuration of neighbouring cells of the same weights, or None.
 
-    A neighbour's configuration is predicted here and corrected by how far the model is off there;
-    that of fewer SMs, on as many CTAs as there, takes no longer than measured there. `modelled` is
-    corrected by all of them. None: it stands, or there are no neighbours.
+    A neighbour's configuration is predicted for this problem and corrected by the model's error at
+    the neighbour; one from fewer SMs, on as many CTAs, takes no longer than measured there.
+    `modelled` is corrected by all of the neighbours. None if `modelled` is better, or if there are
+    no neighbours.
     """
     capability = profile.info.capability
     found: list[tuple[float, GemmConfig]] = []
@@ -169,7 +170,7 @@ def rank(
 ) -> list[Ranked]:
     """Candidates by predicted time, best first; stream-K grids capped where that helps.
 
-    `prune` leaves out variants whose bound is above the best time so far: the first stays right.
+    `prune` drops variants whose lower bound exceeds the best time so far; the best stays the same.
 
     Raises:
         ArgumentError: no kernel of `kernels` can serve the problem.
@@ -211,7 +212,7 @@ def rank(
 
 @dataclass(frozen=True, slots=True)
 class _Nominal:
-    """Ceilings of a nominal device: a batch-invariant choice must not move with a measurement."""
+    """Ceilings of a nominal device: a batch-invariant choice must not change with measurements."""
 
     sm_clock_mhz: int = 1980
     flops_per_clock: int = 4096
@@ -238,10 +239,10 @@ def invariant_config(
     kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     swiglu: bool = False,
 ) -> GemmConfig:
-    """The one configuration of (n, k, dtype): the best geomean over a few rows and budgets.
+    """The one configuration for (n, k, dtype): the best geomean over a few rows and budgets.
 
     K is not split: the workspace of a fixed split would grow with the batch. Tables, profiles and
-    fitted constants have no say, so the bits of a result outlive a measurement.
+    fitted constants are not used, so that new measurements do not change a result's bits.
     """
     epilogue = Epilogue(swiglu=swiglu)
     problems = [
@@ -254,7 +255,7 @@ def invariant_config(
     ]
     best, chosen = float("inf"), None
     kernels = candidates.kernels_for(problems[0], capability, kernels)
-    # with the room that a residual takes, so that one serves every epilogue but SwiGLU
+    # leaves room for a residual, so that one configuration serves every epilogue but SwiGLU
     for variant in candidates.variants(dtype, aligned, capability, kernels, not swiglu, swiglu):
         total = 0.0
         for problem, ceilings in product(problems, budgets):
@@ -269,7 +270,7 @@ def invariant_config(
 
 
 class GemmFamily(Family[GemmProblem, GemmConfig]):
-    """GEMMs, with SwiGLU too: their cells serve a budget exactly, and rows in as many tiles."""
+    """GEMMs, also with SwiGLU. A cell serves its exact budget and rows that make as many tiles."""
 
     name = "gemm"
     codec = GemmCodec()

@@ -1,4 +1,4 @@
-"""GEMM's tuned cells: what a line of the file says, and which cell serves a problem."""
+"""GEMM's tuned cells: the format of a line, and which cell serves a problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smkern.tuning.constraints import (
 )
 
 DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
-"""A line holds the kernel and what differs from it."""
+"""A line holds the kernel and the fields that differ from these defaults."""
 _Cells = dict["CellKey", "Cell"]
 
 
@@ -46,14 +46,14 @@ class CellKey:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The fastest configuration of a cell, and the fastest of our own where another won.
+    """The fastest configuration of a cell, and smkern's own fastest.
 
-    Another is cuBLASLt, or SwiGLU unfused.
+    They differ where cuBLASLt or unfused SwiGLU won.
 
     Args:
         us: median time of `config`, microseconds.
-        own: our fastest kernel; equals `config` unless that is none.
-        own_us: its time.
+        own: smkern's fastest kernel; the same as `config` if that is one.
+        own_us: median time of `own`, microseconds.
     """
 
     config: GemmConfig
@@ -63,9 +63,9 @@ class Cell:
 
 
 FAR = 1.6
-"""A cell in so many times more or fewer SMs, or of so many times the rows, says nothing."""
+"""Cells whose SMs or rows differ by more than this factor are not considered neighbours."""
 INVARIANT = ("ws", "tma")
-"""Kernels whose sums do not depend on the tile: wgmma over K in steps of 16, in order."""
+"""Kernels that sum in the same order with any tile: wgmma over K in steps of 16."""
 
 
 @dataclass(slots=True)
@@ -87,9 +87,9 @@ class Table:
             self._budgets.setdefault(weights, []).append((num_sms, clusters))
 
     def neighbours(self, problem: GemmProblem, budget: Budget) -> Iterator[tuple[CellKey, Cell]]:
-        """Cells of the same weights in the nearest budgets and rows on both sides of these.
+        """Cells of the same weights with the nearest budgets and rows on both sides of these.
 
-        Not more than `FAR` times as many or as few. An epilogue that has none takes the plain
+        SMs and rows are within a factor of `FAR`. An epilogue without neighbours takes the plain
         GEMM's.
         """
         for epilogue in dict.fromkeys((problem.epilogue.key, Epilogue().key)):
@@ -119,12 +119,12 @@ class Table:
     ) -> GemmConfig | None:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
-        A cell tuned at M serves the rows above the next smaller tuned M, from M / 2 on, with as
-        many row tiles: for a batch of one, what is best for 64 rows took a third longer.
-        With `batch_invariant` only one with whole K loops does: ws and tma add products in the same
-        order whatever the tile (held bit for bit by the GPU tests), and the split alone is what
-        would make a row's bits turn with M or the budget. An epilogue without a cell of its own
-        runs as the plain GEMM of the same weights, whose loop is the same.
+        A cell tuned at M serves the rows above the next smaller tuned M, from M / 2 on, that make
+        as many row tiles: for a batch of one, the best for 64 rows took a third longer.
+        With `batch_invariant` only cells with whole K loops are used: ws and tma add products in
+        the same order with any tile (the GPU tests check it bit for bit), so only a split would
+        make a row's bits depend on M or the budget. An epilogue without a cell of its own uses the
+        plain GEMM's, whose main loop is the same.
         """
         found = self._lookup(problem, budget, allow_cublaslt, capability)
         if found is None and problem.epilogue != Epilogue():
@@ -175,7 +175,7 @@ def _without_m(key: CellKey) -> tuple[Any, ...]:
 
 
 class GemmCodec:
-    """A line of a GEMM's table: its key, the fastest configuration, ours where a library won."""
+    """A line of a GEMM's table: key, fastest configuration, and smkern's own if it is another."""
 
     def encode(self, key: CellKey, value: Cell) -> dict[str, Any]:
         row = {
@@ -198,8 +198,8 @@ class GemmCodec:
 
 
 def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
-    """The configuration of a line; TypeError or ValueError when it is none."""
+    """The configuration of a line; TypeError or ValueError if it is not one."""
     config = checked(GemmConfig, values)
     if min(config.block_m, config.block_n) < 1:
-        raise ValueError(f"{config} names no kernel of smkern")
+        raise ValueError(f"{config} does not name a kernel of smkern")
     return config

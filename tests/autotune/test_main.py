@@ -56,7 +56,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
         (["--epilogue", "relu"], "epilogue 'relu'"),
         (["--kernels", "magic"], r"\['magic'\] are none of"),
         (["--top", "0"], "not in the range"),
-        (["--shapes", "6144"], "is no NxK"),
+        (["--shapes", "6144"], "is not NxK"),
         (["--minutes", "0"], "0 minutes: give more than 0"),
         (["--model", "qwen3-8b", "--minutes", "-3"], "-3 minutes: give more than 0"),
         (["--model", "qwen3-8b", "--minutes", "nan"], "nan minutes: give more than 0"),

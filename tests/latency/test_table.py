@@ -56,7 +56,7 @@ def test_lines_that_are_none(tmp_path: Path, line: dict[str, Any]) -> None:
     path = tmp_path / "model.json"
     head = {"format": "smkern-table", "version": 1, "meta": META | {"sizes": SIZES.to_json()}}
     path.write_text(json.dumps(head | {"cells": [line]}))
-    with pytest.raises(TableError, match=r"has a cell that is none.*bench latency-table"):
+    with pytest.raises(TableError, match=r"has an invalid cell.*bench latency-table"):
         read_timings(path)
 
 
