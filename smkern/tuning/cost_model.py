@@ -316,7 +316,7 @@ class Estimate:
         return lost * (weights * (self._sharers - 1) + constants.stream_rows * rows * (columns - 1))
 
     def _total_us(self, busy_us: float, dram_us: float, l2_us: float) -> float:
-        """The launch plus compute, memory and L2 times, blended into slightly more than the longest.
+        """The launch plus compute, memory and L2 times, blended to just above the longest.
 
         These three slow each other down, unlike the ceilings within `busy_us`, which coincide.
         """

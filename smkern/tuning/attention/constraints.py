@@ -1,8 +1,7 @@
-"""Which attention configurations are legal and worth considering: one predicate a constraint.
+"""Which attention configurations are legal and worth considering: one predicate per constraint.
 
-The tuner, the selection and the tests share these predicates. What
-changes the order of a row's sums (`bits`) follows from the model and the request alone; a budget or
-a batch chooses among the rest only (rule 12).
+The tuner, the selection and the tests share these predicates. Whatever changes the order of a
+row's sums (`bits`) depends on the model and the request only; batch and budget choose the rest.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from smkern.tuning.constraints import Capability, holds_operands, shared_limit
 AttentionPath = Literal["decode", "prefill", "mixed"]
 
 AVAILABLE: tuple[AttentionKernel, ...] = ("cuda", "triton")
-"""Kernels that exist. "cutlass" keeps a place in the dispatch and is never legal."""
+"""Kernels that exist. "cutlass" is reserved in the dispatch and never legal."""
 CUDA_CAPABILITY = (9, 0)
 CUDA_HEAD_DIMS = (64, 96, 128, 256)
 CUDA_TEAM_THREADS = 128
 MAX_HEAD_DIM = 256
 TEAMS = (2, 3, 4)
-"""Teams of four warps that a CUDA decode CTA may have; small budgets want the most that fit."""
+"""Teams of four warps in a CUDA decode CTA; on small budgets as many as fit are best."""
 CUDA_RESIDENT = 1
-"""CTAs of a CUDA kernel that share an SM: they are compiled to own it."""
+"""CTAs of a CUDA kernel per SM: they are compiled to use a whole SM."""
 CUDA_PREFILL = AttentionConfig("cuda", teams=3)
 """The CUDA prefill kernel has one configuration."""
 TRITON_KEYS = (16, 32, 64, 128)
@@ -45,9 +44,9 @@ Constraint = Callable[[AttentionProblem, AttentionConfig, Budget, Capability], b
 
 
 def path_of(shape: AttentionShape) -> AttentionPath:
-    """The path of an attention step, by its host numbers.
+    """The path of an attention step, from its host numbers.
 
-    "mixed": so many requests for so few query tokens that some of them must take the decode path.
+    "mixed": with so many requests for so few query tokens, some must take the decode path.
     """
     if not shape.has_prefill:
         return "decode"
@@ -56,7 +55,7 @@ def path_of(shape: AttentionShape) -> AttentionPath:
 
 
 def default_kernel(problem: AttentionProblem, capability: Capability) -> AttentionKernel:
-    """The kernel that a problem takes: of the model and the device alone, as bits depend on it."""
+    """A problem's kernel. Bits depend on it, so only the model and the device decide."""
     serves = capability == CUDA_CAPABILITY and problem.shape.head_dim in CUDA_HEAD_DIMS
     return "cuda" if serves else "triton"
 
@@ -64,7 +63,7 @@ def default_kernel(problem: AttentionProblem, capability: Capability) -> Attenti
 def served_by(
     problem: AttentionProblem, budget: Budget, capability: Capability
 ) -> AttentionKernel | None:
-    """The kernel that runs a problem: the default one, else Triton, else None."""
+    """The kernel that can run a problem: the default one, else Triton, else None."""
     for kernel in (default_kernel(problem, capability), "triton"):
         config = replace(default_config(problem, kernel, capability), ctas_per_sm=1)
         if is_legal(problem, config, budget, capability):
@@ -75,7 +74,7 @@ def served_by(
 def default_config(
     problem: AttentionProblem, kernel: AttentionKernel, capability: Capability = CUDA_CAPABILITY
 ) -> AttentionConfig:
-    """A kernel's configuration for a problem where nothing was measured."""
+    """A kernel's default configuration for a problem, without a tuned cell."""
     if kernel == "triton":
         return triton_config(problem, problem.shape.has_prefill, capability)
     if problem.shape.has_prefill:
@@ -87,16 +86,16 @@ def default_config(
 def triton_config(
     problem: AttentionProblem, prefill: bool, capability: Capability
 ) -> AttentionConfig:
-    """Triton's for the prefill items of a problem, or for its decode items.
+    """Triton's default for a problem's prefill items, or for its decode items.
 
-    It compiles without spills and fits any device from sm_80 on. A stage of keys is in flight for
-    every second of `num_stages`: the pages' numbers, which the keys' addresses need, are fetched in
-    the stages between. Where an SM has not the shared memory of sm_90's, decode has fewer stages,
-    then fewer CTAs: neither turns a row's bits.
+    It compiles without spills and fits any device from sm_80 on. Every second of `num_stages` has
+    keys in flight: the stages between fetch the page numbers that the keys' addresses need. Where
+    an SM has less shared memory than on sm_90, decode uses fewer stages, then fewer CTAs, neither
+    of which changes a row's bits.
     """
     wide = problem.shape.head_dim > 128
     if prefill:
-        # only wgmma leaves queries in shared memory and so has registers for 64 keys
+        # only wgmma keeps queries in shared memory, which leaves registers for 64 keys
         keys = 64 if capability == CUDA_CAPABILITY and not wide else 32
         return AttentionConfig("triton", keys=keys, num_warps=8, num_stages=2 if wide else 3)
     if wide or problem.shape.decode_rows > 16:
@@ -113,8 +112,8 @@ def triton_config(
 def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ...]:
     """The part of a configuration that decides the order of a row's sums.
 
-    A CUDA team sums a piece alone, however many teams there are. Triton's row sums turn with the
-    keys of a step and with the warps that share them.
+    A CUDA team sums a piece by itself, however many teams there are. Triton's row sums depend on
+    the keys per step and on the warps that share them.
     """
     if config.kernel == "triton":
         return (config.kernel, config.keys, config.num_warps)
@@ -122,22 +121,22 @@ def bits(problem: AttentionProblem, config: AttentionConfig) -> tuple[object, ..
 
 
 def num_ctas(config: AttentionConfig, budget: Budget) -> int:
-    """The CTAs of a launch at most: one an SM where only the grid keeps the budget."""
+    """The most CTAs of a launch: one per SM where only the grid keeps the budget."""
     return budget.most_ctas(config.ctas_per_sm)
 
 
 def cache_bytes(problem: AttentionProblem) -> int:
-    """Bytes of a cache element."""
+    """Size of a cache element, bytes."""
     return 1 if problem.cache_dtype == "fp8" else 2
 
 
 def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
-    """Keys and values that the four warps of a CUDA decode team keep in flight.
+    """Bytes of keys and values that the four warps of a CUDA decode team keep in flight.
 
-    csrc/attention_decode_copy.cuh's kRing, four times.
+    Four times kRing of csrc/attention_decode_copy.cuh.
     """
     row = head_dim * element_bytes
-    pitch = row if row % 128 == 0 else row + 16  # an odd count of 16-byte chunks: no conflicts
+    pitch = row if row % 128 == 0 else row + 16  # an odd number of chunks: no conflicts
     step = 64 if element_bytes == 1 else 32
     return 4 * 2 * step * pitch
 
@@ -145,7 +144,7 @@ def cuda_ring_bytes(head_dim: int, element_bytes: int) -> int:
 def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
     """Shared memory of a CUDA decode team with `rows` packed rows: rings, staged and folded sums.
 
-    csrc/attention_decode.cuh's team_bytes.
+    The same as team_bytes of csrc/attention_decode.cuh.
     """
     slots = rows * head_dim // 4
     folded = 24 * slots if slots <= CUDA_TEAM_THREADS else 0
@@ -157,7 +156,8 @@ def cuda_team_bytes(head_dim: int, element_bytes: int, rows: int) -> int:
 def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
     """CUDA decode teams that fit an SM's shared memory and registers.
 
-    Two where a thread holds over 128 sums: rows come in groups of 8, a power of two of them.
+    Two if a thread holds more than 128 sums; rows are padded to a power-of-two number of groups of
+    8.
     """
     groups = 1 << (-(-rows // 8) - 1).bit_length()
     registers = 2 if head_dim * groups > 128 else 4
@@ -166,9 +166,9 @@ def most_teams(head_dim: int, element_bytes: int, rows: int) -> int:
 
 
 def triton_rows(shape: AttentionShape, prefill: bool) -> int:
-    """Rows of a Triton tile: decode's packed rows, to a power of two, or a prefill item's.
+    """Rows of a Triton tile: decode's packed rows, rounded up to a power of two, or prefill's.
 
-    Half as many where sums of 256 columns would fill the registers.
+    Half as many where sums over 256 columns would fill the registers.
     """
     if prefill:
         return PREFILL_ROWS if shape.head_dim <= 128 else PREFILL_ROWS // 2
@@ -180,7 +180,7 @@ def _padded_dim(shape: AttentionShape) -> int:
 
 
 def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> int:
-    """Keys and values that a Triton CTA has in flight: a step of them every second stage."""
+    """Bytes of keys and values in flight in a Triton CTA: a step of them every second stage."""
     step = 2 * config.keys * _padded_dim(problem.shape) * cache_bytes(problem)
     return step * max(1, config.num_stages // 2)
 
@@ -188,15 +188,15 @@ def triton_stage_bytes(problem: AttentionProblem, config: AttentionConfig) -> in
 def triton_bytes(
     problem: AttentionProblem, config: AttentionConfig, prefill: bool, capability: Capability
 ) -> int:
-    """Shared memory that a Triton CTA takes at most, for the prefill items or the decode items.
+    """Upper bound of a Triton CTA's shared memory, for the prefill items or the decode items.
 
-    The stages, the queries and a tile of weights; or, when pieces are merged, three tiles of
-    decode's partial sums, one of prefill's.
+    The stages, the queries and a tile of probabilities; or, while merging pieces, three tiles of
+    partial sums for decode, one for prefill.
     """
     dim, rows = _padded_dim(problem.shape), triton_rows(problem.shape, prefill)
     stages = triton_stage_bytes(problem, config)
     if prefill and not holds_operands(problem.dtype, capability):
-        # the matrix unit reads a step, widened, out of shared memory while the next ones arrive
+        # the matrix unit reads a widened step from shared memory while the next ones arrive
         stages += 4 * config.keys * dim
     walking = stages + 2 * rows * (dim + config.keys) + 512
     partials = rows if prefill else 3 * min(rows, max(1, 1024 * config.num_warps // dim))
@@ -206,7 +206,7 @@ def triton_bytes(
 def _triton_fits(
     problem: AttentionProblem, config: AttentionConfig, prefill: bool, capability: Capability
 ) -> bool:
-    """All resident CTAs fit the SM (1 KB of each is the system's)."""
+    """All resident CTAs fit the SM (the system reserves 1 KB per CTA)."""
     each = triton_bytes(problem, config, prefill, capability)
     limit = shared_limit(capability)
     return each <= limit and config.ctas_per_sm * (each + 1024) <= limit + 1024
@@ -220,7 +220,7 @@ def _teams_fit(problem: AttentionProblem, teams: int) -> bool:
 def serves_kernel(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """The kernel exists, and the CUDA ones are sm_90's (wgmma)."""
+    """The kernel exists; CUDA kernels need sm_90 (wgmma)."""
     if config.kernel == "cuda":
         return capability == CUDA_CAPABILITY
     return config.kernel in AVAILABLE and capability >= (8, 0)
@@ -232,12 +232,12 @@ def serves_head_dim(problem: AttentionProblem, config: AttentionConfig, *_: obje
 
 
 def serves_dtypes(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
-    """Caches are of the queries' dtype, or fp8."""
+    """The cache has the queries' dtype, or is fp8."""
     return problem.cache_dtype in (problem.dtype, "fp8")
 
 
 def serves_pages(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
-    """CUDA finds a key's page by a shift."""
+    """CUDA needs a power-of-two page size: it finds a key's page by a shift."""
     page = problem.shape.page_size
     return page >= 1 and (config.kernel != "cuda" or page & (page - 1) == 0)
 
@@ -245,13 +245,13 @@ def serves_pages(problem: AttentionProblem, config: AttentionConfig, *_: object)
 def has_residency(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """CTAs share an SM only where a mask keeps the budget."""
+    """Several CTAs per SM only where a mask keeps the budget."""
     most = CUDA_RESIDENT if config.kernel == "cuda" else MAX_RESIDENT
     return 1 <= config.ctas_per_sm <= (most if budget.confined == "mask" else 1)
 
 
 def has_teams(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
-    """All teams of a CUDA decode CTA fit the SM; a prefill CTA has its own division."""
+    """All teams of a CUDA decode CTA fit the SM; prefill divides its CTA in its own way."""
     if config.kernel != "cuda":
         return True
     if problem.shape.has_prefill:
@@ -260,7 +260,7 @@ def has_teams(problem: AttentionProblem, config: AttentionConfig, *_: object) ->
 
 
 def has_steps(problem: AttentionProblem, config: AttentionConfig, *_: object) -> bool:
-    """Triton: steps that divide a piece, whole warps, and at most 2,048 threads an SM."""
+    """Triton: steps that divide a piece, whole warps, and at most 2,048 threads per SM."""
     if config.kernel != "triton":
         return True
     known = config.keys in TRITON_KEYS and config.num_warps in TRITON_WARPS
@@ -271,7 +271,7 @@ def has_steps(problem: AttentionProblem, config: AttentionConfig, *_: object) ->
 def fits_shared(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """Triton's CTAs fit the SM; CUDA's teams have a rule of their own."""
+    """Triton's CTAs fit the SM; for CUDA see `has_teams`."""
     return config.kernel != "triton" or _triton_fits(
         problem, config, problem.shape.has_prefill, capability
     )
@@ -280,7 +280,7 @@ def fits_shared(
 def keeps_bits(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """Neither batch nor budget may turn a row's bits: what decides them is the kernel's default."""
+    """Batch and budget must not change a row's bits: fields that decide them have the defaults."""
     default = default_config(problem, config.kernel, capability)
     return bits(problem, config) == bits(problem, default)
 

@@ -1,7 +1,7 @@
 """Keys of attention's tuned cells.
 
-A cell is keyed by what a model fixes, the budget, and buckets (powers of two) of what a step
-brings: requests, query tokens of the longest, keys of the mean.
+A cell's key has the sizes that a model fixes, the budget, and power-of-two buckets of what varies
+by step: number of requests, longest query, mean number of keys.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AttentionKey(Key):
 
 
 def mean_kv_len(problem: AttentionProblem) -> int:
-    """Keys of a request on average, at most, and within the window."""
+    """Upper bound of the mean keys per request, within the window."""
     shape = problem.shape
     mean = min(shape.max_kv_len, -(-shape.max_total_kv // max(shape.batch, 1)))
     seen = shape.window + min(shape.max_q_len, DECODE_MAX_Q) if shape.window else mean

@@ -1,9 +1,9 @@
-"""How long an attention step takes in a budget of SMs: bytes, products, and who waits for whom.
+"""How long an attention step takes in a budget of SMs: bytes, products and load balance.
 
-Decode units (an item of one KV head) are dealt in contiguous shares of equal cost (CUDA) or number
-(Triton), so the busiest SM's share counts; prefill units are taken the longest first. A unit costs
-its keys and a fixed part; the memory and the power limit of the budget's SMs are floors that no
-deal goes below.
+Decode units (an item and a KV head) are distributed in contiguous shares of equal cost (CUDA) or
+number (Triton), so the busiest SM's share counts; prefill units are taken longest first. A unit
+costs its keys plus a fixed part; memory bandwidth and the power limit of the budget's SMs are lower
+bounds for any distribution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _EXPONENTIALS_A_CLOCK = 16
 """Exponentials per clock of an SM's special function units."""
 _MAX_DEALT = 1 << 14
-"""Prefill units beyond which their deal is taken as even."""
+"""Prefill units beyond which their distribution is treated as even."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class KernelConstants:
     """Fitted constants of one kernel."""
 
     launch_us: float = 3.0
-    """A kernel in a graph: launch, plan header, first items."""
+    """Fixed time of a kernel in a graph: launch, plan header, first items."""
     latency_us: float = 1.0
-    """Latency of a load of keys in a loaded memory system."""
+    """Latency of loading keys under memory load."""
     sm_tbps: float = 0.13
-    """Keys that an SM stages and multiplies, TB/s of a 16-bit cache."""
+    """Rate at which an SM stages and multiplies keys, TB/s of a 16-bit cache."""
     fp8_share: float = 0.65
-    """Share of `sm_tbps`, in bytes, that is left where e4m3 must be converted."""
+    """Share of `sm_tbps`, in bytes, that remains where e4m3 must be converted."""
     unit_us: float = 1.0
     """Fixed cost of a decode unit: load queries, stage sums, write and announce the partial."""
     merge_us: float = 3.0
-    """The last merge, which nothing hides."""
+    """Time of the last merge, which nothing hides."""
     dram_efficiency: float = 0.92
-    """Share of the partition's read bandwidth."""
+    """Share of the partition's read bandwidth that is reached."""
     mma_efficiency: float = 0.7
     """Share of the tensor peak inside a long prefill item."""
     exponential_share: float = 0.6
@@ -64,14 +64,14 @@ class KernelConstants:
     power_efficiency: float = 0.75
     """Share of the profile's power-limited rate."""
     blend: float = 6.0
-    """Exponent that blends the ceilings: large means that only the highest counts."""
+    """Exponent that blends the ceilings' times; if large, only the longest counts."""
 
 
 CUDA = KernelConstants(
     launch_us=3.5, sm_tbps=0.118, fp8_share=0.6, unit_us=0.85, merge_us=2.5, dram_efficiency=0.88,
     mma_efficiency=0.84, exponential_share=0.4, item_us=3.3, power_efficiency=0.82,
 )  # fmt: skip
-"""Fitted to 216 cells of an H200: 7% off in the mean, its choice 0.3% behind the best."""
+"""Fitted to 216 cells of an H200: mean error 7%, choices 0.3% slower than the best."""
 TRITON = KernelConstants(sm_tbps=0.08, unit_us=1.5, mma_efficiency=0.5, exponential_share=1.0)
 DEFAULTS: Mapping[AttentionKernel, KernelConstants] = {"cuda": CUDA, "triton": TRITON}
 
@@ -80,18 +80,18 @@ Bound = Literal["memory", "work", "power"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A step's predicted time, and what it is made of.
+    """A step's predicted time, and how it is made up.
 
     Args:
-        predicted_us: of one launch with cold caches, without the plan.
-        bound: the largest of memory, the busiest SM's work, and power.
+        predicted_us: time of one launch with cold caches, without the plan, us.
+        bound: the limiting one of memory, the busiest SM's work, and power.
         decode_units: decode items times KV heads.
         prefill_units: prefill items times KV heads.
-        workers: who shares the decode units: teams or CTAs.
-        ctas: of the launch, at most; prefill units are dealt to them.
-        bytes_moved: what memory must give at least.
-        flops: of visible pairs.
-        floor_us: the larger of both over the budget's ceilings.
+        workers: teams or CTAs that share the decode units.
+        ctas: upper bound of the launch's CTAs, which share the prefill units.
+        bytes_moved: least traffic from and to memory, bytes.
+        flops: FLOPs over visible pairs.
+        floor_us: the longer time of bytes and FLOPs at the budget's ceilings, us.
     """
 
     predicted_us: float
@@ -119,15 +119,15 @@ def estimate(
     kv_lens: Sequence[int] | None = None,
     q_lens: Sequence[int] | None = None,
 ) -> Estimate:
-    """The model's account of `problem` run by `config` in `budget`.
+    """The model's estimate for `problem` run by `config` in `budget`.
 
     Args:
         problem: Shape, dtypes, options.
-        config: How it runs.
+        config: Configuration to estimate.
         budget: SMs and what confines them.
         profile: The device's ceilings.
-        kv_lens: KV lengths, typical ones may repeat; None takes the shape's upper bounds.
-        q_lens: Query tokens of each request; None as the shape allows (`typical_lengths`).
+        kv_lens: KV lengths, repeated if too few; None takes the shape's upper bounds.
+        q_lens: Query tokens of each request; None takes `typical_lengths`.
     """
     shape = problem.shape
     usual, kv = typical_lengths(shape, kv_lens)
@@ -174,7 +174,7 @@ def predict_us(
 
 
 def _blended(ceilings: Sequence[float], blend: float) -> float:
-    """A little more than the largest: the others are in its way."""
+    """Slightly more than the largest time, as the others interfere with it."""
     largest = max(ceilings)
     if largest <= 0:
         return 0.0
@@ -182,7 +182,7 @@ def _blended(ceilings: Sequence[float], blend: float) -> float:
 
 
 def bytes_in_flight(problem: AttentionProblem, config: AttentionConfig) -> int:
-    """Keys and values that one worker (a CUDA team, a Triton CTA) has asked for at a time."""
+    """Bytes of keys and values that one worker (CUDA team, Triton CTA) has in flight."""
     if config.kernel == "triton":
         return constraints.triton_stage_bytes(problem, config)
     return constraints.cuda_ring_bytes(problem.shape.head_dim, constraints.cache_bytes(problem))
@@ -195,7 +195,7 @@ def _decode_us(
     work: StepWork,
     known: KernelConstants,
 ) -> float:
-    """Time of the busiest SM's share of the decode units."""
+    """Time of the busiest SM's share of the decode units, us."""
     shape = problem.shape
     heads, size = shape.num_kv_heads, constraints.cache_bytes(problem)
     if not len(work.decode_keys):
@@ -215,9 +215,9 @@ def _decode_us(
 def _shares(
     moved: Ints, costs: Ints, config: AttentionConfig, budget: Budget
 ) -> tuple[Ints, Ints, int]:
-    """Bytes of each SM and of its busiest worker; the most units that a worker has.
+    """Bytes of each SM and of its busiest worker, and the most units of any worker.
 
-    Worker w of n has the units that begin in [cost w / n, cost (w + 1) / n) of the whole cost.
+    Worker w of n has the units that begin in [cost w / n, cost (w + 1) / n) of the total cost.
     """
     ctas = constraints.num_ctas(config, budget)
     teams = config.teams if config.kernel == "cuda" else 1
@@ -226,13 +226,13 @@ def _shares(
     ends = np.searchsorted(before, shares, side="left")
     totals = np.concatenate([[0], np.cumsum(moved)])
     of_worker = (totals[ends[1:]] - totals[ends[:-1]]).reshape(ctas, teams)
-    # CTAs are placed one an SM before any SM has a second
+    # every SM gets one CTA before any gets a second
     by_sm = of_worker.reshape(ctas // budget.num_sms, budget.num_sms, teams)
     return by_sm.sum(axis=(0, 2)), by_sm.max(axis=(0, 2)), int(np.diff(ends).max())
 
 
 def tile_us(problem: AttentionProblem, known: KernelConstants, info: DeviceInfo) -> float:
-    """A 128 x 128 prefill tile of one head: both products, and exponentials not hidden by them."""
+    """Time of a 128 x 128 prefill tile of one head: products, and exponentials not hidden, us."""
     pairs = PREFILL_ROWS * PREFILL_TILE
     products = 4 * pairs * problem.shape.head_dim / (info.flops_per_clock * known.mma_efficiency)
     exponentials = known.exponential_share * pairs / _EXPONENTIALS_A_CLOCK
@@ -247,7 +247,7 @@ def _prefill_us(
     work: StepWork,
     known: KernelConstants,
 ) -> float:
-    """When the last CTA ends that takes units the longest first."""
+    """When the last CTA finishes, if CTAs take units longest first, us."""
     if not len(work.prefill_tiles):
         return 0.0
     ctas = constraints.num_ctas(config, budget)

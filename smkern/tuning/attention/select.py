@@ -1,5 +1,5 @@
-"""Which configuration an attention step runs with: the tuned table where it has the cell, else
-the model."""
+"""Selects an attention step's configuration: from the tuned table if it has the cell, else by the
+model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smkern.profile import Profile
 
 MUST_GAIN = 1.05
-"""Times that the model must see in another configuration to leave the default."""
+"""Predicted speed-up that another configuration needs to replace the default."""
 
 
 AttentionTable = BucketTable[AttentionKey, AttentionConfig]
@@ -41,15 +41,15 @@ def select_attention(
 ) -> Selection[AttentionConfig]:
     """The configuration for `problem` in `budget`; pure, needs no GPU.
 
-    The kernel follows from the model and the device alone: batch and budget choose run-time numbers
-    only (teams, stages, CTAs an SM), so they never turn a row's bits.
+    The kernel depends on the model and the device only. Batch and budget choose run-time numbers
+    (teams, stages, CTAs per SM), so they never change a row's bits.
 
     Args:
         problem: Shape, dtypes, options.
         budget: SMs and what confines them.
         profile: The device's facts and ceilings.
-        table: Tuned cells; None, or no cell near the problem, leaves the choice to the model.
-        backend: None, or a kernel's name, for which no table is asked.
+        table: Tuned cells; the model chooses without them, or with none near the problem.
+        backend: None, or the name of a kernel, for which the table is not used.
 
     Raises:
         BudgetError: a budget below one SM.
@@ -81,10 +81,10 @@ def reachable(
     table: AttentionTable | None = None,
     backend: AttentionKernel | None = None,
 ) -> list[AttentionConfig]:
-    """All that `select_attention` can answer for steps like `problem`, of any batch and lengths.
+    """All configurations that `select_attention` can return for any batch and lengths.
 
     Args:
-        problem: Its heads, head_dim, page size, longest query, dtypes and options count.
+        problem: Heads, head_dim, page size, longest query, dtypes and options matter.
         budget: SMs and what confines them.
         profile: The device's facts and ceilings.
         table: Tuned cells, or None.
@@ -109,7 +109,7 @@ def candidates(
     capability: constraints.Capability,
     kernel: AttentionKernel,
 ) -> list[AttentionConfig]:
-    """Every legal configuration of a kernel; the bits of their results are the default's."""
+    """Every legal configuration of a kernel; all give the same bits as its default."""
     resident = range(1, constraints.MAX_RESIDENT + 1) if budget.confined == "mask" else (1,)
     prefill = problem.shape.has_prefill
     if kernel == "triton":
@@ -135,9 +135,9 @@ def _listed(
     capability: constraints.Capability,
     kernel: AttentionKernel | None,
 ) -> list[AttentionConfig]:
-    """The model's candidates, the default first: CUDA's teams; of Triton the default alone.
+    """The model's candidates, the default first: CUDA's teams; for Triton only the default.
 
-    The model knows too little of Triton's stages and residency to overrule a measured default.
+    The model knows too little about Triton's stages and residency to overrule a measured default.
     """
     if kernel is None:
         return []
@@ -157,7 +157,7 @@ def _best(
     profile: Profile,
     listed: Sequence[AttentionConfig],
 ) -> AttentionConfig:
-    """The first, or the fastest where the model sees more in it than its own error."""
+    """The first, or the fastest if it is predicted faster by more than the model's error."""
     if len(listed) == 1:
         return listed[0]
     times = [predict_us(problem, config, budget, profile) for config in listed]
@@ -171,7 +171,7 @@ def _unserved(
     capability: constraints.Capability,
     backend: AttentionKernel | None,
 ) -> str:
-    """The error's text: constraints that the kernel's default breaks, and the remedy."""
+    """The error message: the constraints that the kernel's default breaks, and the remedy."""
     kernel = backend or "triton"
     default = constraints.default_config(problem, kernel, capability)
     broken = constraints.violations(problem, default, budget, capability)
@@ -187,7 +187,7 @@ def _unserved(
 def _keeps_kernel(
     problem: AttentionProblem, config: AttentionConfig, budget: Budget, profile: Profile
 ) -> bool:
-    """Legal, and of the kernel that the problem takes anyway: another would turn bits."""
+    """Legal, and for the problem's own kernel: another one would change bits."""
     capability = profile.info.capability
     kernel = constraints.served_by(problem, budget, capability)
     return config.kernel == kernel and constraints.is_legal(problem, config, budget, capability)
@@ -196,7 +196,7 @@ def _keeps_kernel(
 def _candidates(
     problem: AttentionProblem, budget: Budget, profile: Profile
 ) -> list[AttentionConfig]:
-    """Candidates of the kernel that serves a problem; empty where no kernel does."""
+    """Candidates for the kernel that serves a problem; empty if none does."""
     capability = profile.info.capability
     kernel = constraints.served_by(problem, budget, capability)
     return candidates(problem, budget, capability, kernel) if kernel else []

@@ -1,7 +1,7 @@
 """Attention's problem and configuration, and how keys and queries are cut.
 
-The cut depends on a request alone (its own lengths and the model's heads), never on the batch, the
-budget or the kernel: that makes a row's bits independent of its neighbours (rule 12).
+The cut depends on the request only (its lengths and the model's heads), never on the batch, the
+budget or the kernel, which makes a row's bits independent of its neighbours.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ CacheDtype = Literal["bf16", "fp16", "fp8"]
 AttentionKernel = Literal["cuda", "triton", "cutlass"]
 
 DECODE_MAX_Q = 8
-"""Requests of at most so many query tokens take the decode path."""
+"""Requests with at most this many query tokens take the decode path."""
 DECODE_PIECE = 512
-"""Keys of a decode piece, at least; pieces start at its multiples from the request's start."""
+"""Minimum keys of a decode piece; pieces start at multiples of it from the request's start."""
 DECODE_MAX_PIECES = 128
-"""A longer context has longer pieces (powers of two), so that at most so many are merged."""
+"""The most pieces merged for a request: longer contexts have longer pieces (powers of two)."""
 DECODE_MAX_ROWS = 32
-"""Packed rows (query tokens x heads of a group) of a decode item; more rows are more items.
+"""Packed rows (query tokens x heads of a group) of a decode item; further rows make more items.
 
-Half as many at head_dim 256: their sums would not fit the registers."""
+Half as many at head_dim 256, where their sums would not fit the registers."""
 PIECE_COST = 2
-"""Fixed cost of a decode piece in tiles of 128 keys: teams share the sum evenly."""
+"""Fixed cost of a decode piece in tiles of 128 keys; teams share the total cost evenly."""
 PREFILL_ROWS = 128
 """Packed rows of a prefill item."""
 PREFILL_TILE = 128
-"""Keys of a prefill step; the visible keys of a row are walked in its multiples."""
+"""Keys of a prefill step; a row's visible keys are walked in multiples of it."""
 PREFILL_PIECE = 8192
-"""Keys of a prefill piece, at least."""
+"""Minimum keys of a prefill piece."""
 PREFILL_MAX_PIECES = 4
 PREFILL_ENOUGH_ITEMS = 1024
-"""A request with so many (row block, KV head) pairs fills any chip: its keys are not cut."""
+"""A request with this many (row block, KV head) pairs fills any GPU, so its keys are not cut."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionShape:
-    """Host numbers of an attention step: what paths, grids and buffer sizes come from.
+    """Host numbers of an attention step, which decide its path, grid and buffer sizes.
 
     `max_tokens` bounds the query tokens of the step, `max_total_kv` the sum of the lengths.
-    `window` 0 means none; else a query at position i sees keys j with i - window < j.
+    `window` 0 means none; otherwise a query at position i sees keys j with i - window < j.
     """
 
     batch: int
@@ -60,7 +60,7 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads a KV head."""
+        """Query heads per KV head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
@@ -69,9 +69,9 @@ class AttentionShape:
 
     @property
     def decode_rows(self) -> int:
-        """Packed rows of a decode item: what the longest decode query needs, at most 32 (16).
+        """Packed rows of a decode item: as many as the longest decode query needs, at most 32 (16).
 
-        Beside prefill one query token's rows, at most 8: most decode requests have one token there.
+        Beside prefill one query token's rows, at most 8: decode requests mostly have one token.
         """
         if self.has_prefill:
             return min(self.group, 8)
@@ -80,7 +80,7 @@ class AttentionShape:
 
     @property
     def max_decode_items(self) -> int:
-        """Items that any lengths within the shape can give."""
+        """Upper bound of decode items for any lengths within the shape."""
         rows = min(self.max_q_len, DECODE_MAX_Q) * self.group
         blocks = -(-rows // self.decode_rows)
         pieces = min(
@@ -91,7 +91,7 @@ class AttentionShape:
 
     @property
     def max_row_blocks(self) -> int:
-        """Prefill row blocks that any lengths within the shape can give."""
+        """Upper bound of prefill row blocks for any lengths within the shape."""
         if not self.has_prefill:
             return 0
         requests = min(self.batch, self.max_tokens // (DECODE_MAX_Q + 1))
@@ -104,7 +104,7 @@ class AttentionShape:
 
 
 def decode_piece(kv_len: int) -> int:
-    """Keys of a decode piece of a request: 512, doubled until 128 pieces hold `kv_len`."""
+    """Keys per decode piece of a request: 512, doubled until 128 pieces hold `kv_len`."""
     piece = DECODE_PIECE
     while piece * DECODE_MAX_PIECES < kv_len:
         piece *= 2
@@ -112,7 +112,7 @@ def decode_piece(kv_len: int) -> int:
 
 
 def prefill_piece(q_len: int, kv_len: int, group: int, num_kv_heads: int) -> int:
-    """Keys of a prefill piece of a request; at least `kv_len` where its keys are not cut."""
+    """Keys per prefill piece of a request; at least `kv_len` if its keys are not cut."""
     blocks = -(-q_len * group // PREFILL_ROWS)
     piece = PREFILL_PIECE
     if blocks * num_kv_heads >= PREFILL_ENOUGH_ITEMS:
@@ -124,7 +124,7 @@ def prefill_piece(q_len: int, kv_len: int, group: int, num_kv_heads: int) -> int
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionProblem:
-    """One attention launch: its shape, dtypes, and the options that choose code."""
+    """One attention launch: shape, dtypes, and the options that select compiled code."""
 
     shape: AttentionShape
     dtype: AttentionDtype = "bf16"
@@ -138,9 +138,9 @@ class AttentionConfig:
     """One way to run an attention launch.
 
     `kernel`: "cuda" (csrc/, direct loads and mma.sync for decode, wgmma for prefill), "triton" (any
-    device, any option), "cutlass" (a place kept: not built). `ctas_per_sm` counts only where a mask
-    confines. `teams` ("cuda" decode): teams of four warps a CTA. `keys` ("triton"): keys of a step.
-    `overlap` ("cuda"): the launch may begin while the kernel before it on the stream still runs,
+    device, any option), "cutlass" (reserved, not built). `ctas_per_sm` applies under a mask only.
+    `teams` ("cuda" decode): teams of four warps per CTA. `keys` ("triton"): keys per step.
+    `overlap` ("cuda"): the launch may begin while the previous kernel on the stream still runs,
     where a mask confines both (programmatic dependent launch).
     """
 

@@ -1,6 +1,6 @@
-"""The items of an attention step for given lengths, counted: how many, how many keys, what moves.
+"""The work of an attention step for given lengths: items, keys, bytes and FLOPs.
 
-The same cuts as `smkern.kernels.attention.items.plan_items`, without making the plan.
+Cuts keys as `smkern.kernels.attention.items.plan_items` does, without making the plan.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Ints = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of a step; items are per KV head, the rest counts all heads.
+    """The work of a step; items are per KV head, all else covers all heads.
 
     Args:
         decode_keys: keys of each decode item, in the plan's order.
-        prefill_tiles: 128-key tiles of each prefill item, the longest first.
+        prefill_tiles: 128-key tiles of each prefill item, longest first.
         decode_slots: decode items that leave a partial.
         prefill_slots: prefill items that leave a partial.
-        keys_seen: keys of all requests that a query sees, once each.
-        pairs: (query token, key) pairs that are visible.
+        keys_seen: keys of all requests visible to some query, counted once each.
+        pairs: visible (query token, key) pairs.
         tokens: query tokens.
     """
 
@@ -52,17 +52,17 @@ class StepWork:
         return kv + rows + 4 * (self.keys_seen // shape.page_size)
 
     def flops(self, shape: AttentionShape) -> int:
-        """Multiplications and additions of visible pairs, both products."""
+        """FLOPs of both products over visible pairs."""
         return 4 * self.pairs * shape.num_q_heads * shape.head_dim
 
 
 def typical_lengths(
     shape: AttentionShape, kv_lens: Sequence[int] | None = None
 ) -> tuple[list[int], list[int]]:
-    """(query lengths, KV lengths), where only the shape is known: its upper bounds.
+    """(query lengths, KV lengths) at the upper bounds of the shape.
 
-    As many requests as `max_tokens` leaves have `max_q_len` query tokens, the others one; KV is
-    as long as `max_kv_len`, or less where `max_total_kv` says so. Short `kv_lens` repeat.
+    As many requests as `max_tokens` allows have `max_q_len` query tokens, the others one; KV
+    lengths are `max_kv_len`, or less to stay within `max_total_kv`. Too few `kv_lens` are repeated.
     """
     batch, longest = shape.batch, shape.max_q_len
     live = min(batch, shape.max_tokens)
@@ -78,7 +78,7 @@ def typical_lengths(
 
 
 def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[int]) -> StepWork:
-    """The work of these lengths; a request with no query token has none."""
+    """The work for these lengths; a request without query tokens has none."""
     decode: list[Ints] = []
     prefill: list[Ints] = []
     slots = {True: 0, False: 0}
@@ -100,12 +100,12 @@ def count_work(shape: AttentionShape, q_lens: Sequence[int], kv_lens: Sequence[i
 
 
 _Counted = tuple[Ints, int, int, int]
-"""Items' sizes, how many leave a partial, keys seen, visible pairs."""
+"""Sizes of the items, how many leave a partial, keys seen, visible pairs."""
 
 
 @lru_cache(maxsize=1024)
 def _decode(shape: AttentionShape, q_len: int, kv_len: int) -> _Counted:
-    """All row blocks of a request walk the same keys."""
+    """Counts of a decode request: all of its row blocks walk the same keys."""
     begin, end = _visible(shape, q_len, kv_len, np.array([0]), np.array([q_len - 1]))
     low, high, piece = int(begin[0]), int(end[0]), decode_piece(kv_len)
     first = low // piece
@@ -119,7 +119,7 @@ def _decode(shape: AttentionShape, q_len: int, kv_len: int) -> _Counted:
 
 @lru_cache(maxsize=1024)
 def _prefill(shape: AttentionShape, q_len: int, kv_len: int) -> _Counted:
-    """Each block of 128 packed rows walks what its own tokens see."""
+    """Counts of a prefill request: each block of 128 packed rows walks the keys its tokens see."""
     rows = np.arange(0, q_len * shape.group, PREFILL_ROWS)
     last = np.minimum(rows + PREFILL_ROWS, q_len * shape.group) - 1
     begin, end = _visible(shape, q_len, kv_len, rows // shape.group, last // shape.group)
@@ -140,7 +140,7 @@ def _prefill(shape: AttentionShape, q_len: int, kv_len: int) -> _Counted:
 def _visible(
     shape: AttentionShape, q_len: int, kv_len: int, first: Ints, last: Ints
 ) -> tuple[Ints, Ints]:
-    """Keys [begin, end) that some token of [first, last] sees, for each pair of those."""
+    """Keys [begin, end) visible to any token in [first, last], for each such pair."""
     end = np.full_like(last, kv_len)
     if shape.causal:
         end = np.minimum(np.maximum(kv_len - q_len + last + 1, 0), kv_len)
