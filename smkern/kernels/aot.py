@@ -1,4 +1,4 @@
-"""Triton kernels of the small operators: compiled ahead of time, loaded once, launched cheaply."""
+"""Triton kernels of the small operators: ahead-of-time compilation, loading, cheap launches."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Launch = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """What of a kernel chooses code.
+    """Everything that determines a kernel's compiled code.
 
     Args:
-        fn: The Triton function.
-        signature: Its run-time parameters in order and their types in Triton's notation ("*bf16",
+        fn: Triton function.
+        signature: Run-time parameters in order and their types in Triton's notation ("*bf16",
             "i32", "fp32").
-        constants: Its compile-time parameters.
+        constants: Compile-time parameters.
         aligned: Names of parameters that are multiples of 16.
-        num_warps: Warps of a CTA.
-        capability: 90 and the like.
-        num_stages: Of Triton's software pipeline.
-        maxnreg: Registers a thread at most, or None.
+        num_warps: Warps per CTA.
+        capability: Compute capability, such as 90.
+        num_stages: Stages of Triton's software pipeline.
+        maxnreg: Maximum registers per thread, or None.
     """
 
     fn: Any
@@ -49,7 +49,7 @@ def compile_source(source: KernelSource) -> Artifact:
     """Compile one kernel (or take it from Triton's cache). Needs no GPU.
 
     Raises:
-        DeviceError: it needs more shared memory than a CTA may have.
+        DeviceError: the kernel needs more shared memory than a CTA may have.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -76,20 +76,20 @@ def compile_source(source: KernelSource) -> Artifact:
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """Device code that can be launched."""
+    """A loaded kernel, ready to launch."""
 
     artifact: Artifact
     function: ctypes.c_void_p
 
     def bind(self, fmt: str, num_ctas: int, *, overlap: bool = False) -> Launch:
-        """A launch of `num_ctas` CTAs with a parameter buffer of its own; safe in threads.
+        """A launch of `num_ctas` CTAs with its own parameter buffer; thread-safe.
 
         Args:
             fmt: `struct` format of the run-time parameters in 8-byte words: "Q" an address, "q" an
                 integer of any width, "f4x" a float.
-            num_ctas: The grid.
-            overlap: Whether it may start while the kernel before it still runs; the kernel waits
-                by itself (`smkern.kernels.driver.launcher`).
+            num_ctas: Size of the grid.
+            overlap: Whether the launch may start while the previous kernel still runs; the kernel
+                itself waits (`smkern.kernels.driver.launcher`).
         """
         packed = struct.Struct("<" + fmt + "2Q")  # Triton's two scratch pointers, unused
         buffer = ctypes.create_string_buffer(packed.size)
@@ -124,7 +124,7 @@ class KernelSet:
         return key in self._loaded
 
     def load(self, key: Hashable, compiled: Callable[[], Artifact]) -> LoadedKernel:
-        """The kernel under `key`, compiled by `compiled` and loaded if it is new."""
+        """The kernel for `key`; if new, `compiled` compiles it and it is loaded."""
         with self._lock:
             found = self._loaded.get(key)
             if found is None:
@@ -135,9 +135,9 @@ class KernelSet:
             return found
 
     def bind(self, key: Hashable, fmt: str, num_ctas: int, *, overlap: bool) -> Launch:
-        """The launch of a kernel that is loaded, as `LoadedKernel.bind` makes it.
+        """The launch of a loaded kernel, cached; see `LoadedKernel.bind`.
 
-        All sizes that fill the budget have one grid, so one launch serves them all.
+        All sizes that fill the budget have the same grid, so they share a launch.
         """
         with self._lock:
             found = self._bound.get((key, num_ctas, overlap))

@@ -42,13 +42,13 @@ SCALARS = ("eps", "k_scale", "v_scale")
 _INT32 = ("table_ptr", "indptr_ptr", "lens_ptr", "cu_ptr", "positions_ptr")
 _ROWS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "k_cache_ptr", "v_cache_ptr")
 _NATIVE_E4M3 = 89
-"""The first capability that converts to e4m3 itself."""
+"""The first capability with instructions for conversion to e4m3."""
 _FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * len(SCALARS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AppendVariant:
-    """One compiled kernel: what of a problem and a configuration chooses code."""
+    """One compiled kernel: the part of a problem and a configuration that selects code."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -72,7 +72,7 @@ class AppendVariant:
 
     @property
     def unit(self) -> int:
-        """Elements that strides of rows count."""
+        """Unit of row strides, elements."""
         return VECTOR if self.aligned else 1
 
     @property
@@ -112,7 +112,7 @@ _SHARED = tuple(
 
 
 def variant_of(problem: AppendProblem, config: AppendConfig, capability: int) -> AppendVariant:
-    """The kernel that runs a problem by a configuration; what plays no part in code is left out."""
+    """The kernel for a problem and a configuration, without what does not affect its code."""
     same = {name: getattr(problem, name) for name in _SHARED}
     if not problem.rotary_dim:
         same |= {"interleaved": False, "table_dtype": "fp32"}
@@ -127,7 +127,7 @@ def variant_of(problem: AppendProblem, config: AppendConfig, capability: int) ->
 
 
 def variants_of(problem: AppendProblem, capability: int) -> tuple[AppendVariant, ...]:
-    """The kernels of a problem's kind: one a size of a CTA."""
+    """The kernels for a kind of problem: one per CTA size."""
     return tuple(variant_of(problem, AppendConfig(warps), capability) for warps in WARPS)
 
 
@@ -153,10 +153,10 @@ def compile_append(variant: AppendVariant) -> Artifact:
 
 
 class AppendKernels:
-    """The append kernels of one device: compiled and loaded once a variant, counted.
+    """The append kernels of one device; each variant is compiled and loaded once, and counted.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, capability: int) -> None:
@@ -164,7 +164,7 @@ class AppendKernels:
         self._set = KernelSet()
 
     def variants(self, problem: AppendProblem) -> tuple[AppendVariant, ...]:
-        """The kernels of a problem's kind."""
+        """The kernels for a problem's kind."""
         return variants_of(problem, self.capability)
 
     def is_loaded(self, problem: AppendProblem) -> bool:
@@ -172,7 +172,7 @@ class AppendKernels:
         return all(self._set.is_loaded(x) for x in self.variants(problem))
 
     def prepare(self, problem: AppendProblem, config: AppendConfig, budget: Budget) -> Launch:
-        """The launch of a problem within a budget; loads all kernels of its kind if new."""
+        """The launch of a problem within a budget; loads all kernels of its kind on first use."""
         mine = variant_of(problem, config, self.capability)
         if not self._set.is_loaded(mine):
             for variant in self.variants(problem):
@@ -182,7 +182,7 @@ class AppendKernels:
 
 
 def first_step(batch: int) -> int:
-    """Where the search for a token's request begins: the largest power of two below `batch`."""
+    """First step of the bisection for a token's request: the largest power of two below `batch`."""
     return (1 << (batch - 1).bit_length()) >> 1 if batch > 1 else 0
 
 
@@ -215,7 +215,7 @@ def launch_interpreted(
     float8_e4m3fn; scales floats or 1-element fp32 tensors.
 
     Returns:
-        The CTAs launched.
+        Number of CTAs launched.
     """
     import torch
 

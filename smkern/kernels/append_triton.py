@@ -1,8 +1,8 @@
 """QK norm, RoPE and the write of K and V into their pages: one pass over tokens, in Triton.
 
-An item is a few tokens with all their heads, so that a token's place, cosines and sines are found
-once; a CTA takes every num_programs-th item. A head is held as two halves whose elements turn
-together, so each element is read and written by one thread, and q may be written where it was read.
+An item is a few tokens with all their heads, so that a token's position, cosines and sines are
+looked up once; a CTA takes every num_programs-th item. A head is held as two halves whose elements
+rotate together, so that one thread reads and writes each element and q may be updated in place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ E4M3_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def _request_of(token, live, cu_ptr, batch, first_step):
-    """The last request that begins at or before each token, by bisection."""
+    """For each token the last request that begins at or before it, by bisection."""
     request = tl.zeros_like(token)
     step = first_step
     while step > 0:
@@ -66,7 +66,7 @@ def _page(
 
 @triton.jit
 def _dims(H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr):
-    """Dimensions of a head's two halves: those that turn together, then the rest in two parts."""
+    """Dimensions of a head's two halves: the rotated pairs, then the rest in two parts."""
     j = tl.arange(0, PAD)
     if TURNED == 0 or TURNED == H:
         return j, j + H
@@ -80,7 +80,7 @@ def _load(
     H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Both halves [tokens, COUNT, PAD] of a chunk of heads; what is behind the last is the last."""
+    """Both halves [tokens, COUNT, PAD] of a chunk of heads, the last head repeated as padding."""
     head = tl.minimum(chunk * COUNT + tl.arange(0, COUNT), HEADS - 1).to(tl.int64)
     at = (ptr + (token_at[:, None] + (head * head_stride)[None, :]) * UNIT)[:, :, None]
     if INTERLEAVED:
@@ -108,7 +108,7 @@ def _store(
     HEADS: tl.constexpr, H: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr,
     INTERLEAVED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write what `_load` reads, of live tokens."""
+    """Write both halves, laid out as in `_load`, for live tokens."""
     head = chunk * COUNT + tl.arange(0, COUNT)
     mask = live[:, None, None]
     if HEADS % COUNT != 0:
@@ -174,13 +174,13 @@ def _turn(
     """Norm and rotation of heads given as halves, in fp32."""
     first = first.to(tl.float32)
     second = second.to(tl.float32)
-    # which products are fused is written out: the compiler's choice could differ between CTA sizes
+    # fma is explicit: which products the compiler fuses could differ between CTA sizes
     if NORM:
         total = tl.sum(tl.fma(first, first, second * second), 2)
         scale = tl.rsqrt(tl.fma(total, 0.5 / H, eps))[:, :, None]
         one, two = _weights(norm_ptr, H, PAD, TURNED, INTERLEAVED)
         if TURNED == H:
-            # a token's weights and angles are multiplied once for all its heads
+            # weights times angles: once per token, for all of its heads
             turned = tl.fma(first, one * cos, -(second * (two * sin))) * scale
             second = tl.fma(second, two * cos, first * (one * sin)) * scale
             first = turned
@@ -200,14 +200,14 @@ def _turn(
 
 @triton.jit
 def _e4m3_bits(x):
-    """x [fp32] as the bits of the nearest e4m3, saturated; for devices that do not convert."""
+    """x [fp32] as bits of the nearest e4m3, saturated; for devices without the instruction."""
     bits = x.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
     is_nan = x != x
     size = tl.minimum(tl.where(is_nan, 0.0, tl.abs(x)), E4M3_MAX)
     whole = size.to(tl.int32, bitcast=True)
     normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - 960
-    # below 2^-6 steps are 2^-9, which is the last place of 2^14
+    # below 2^-6 the spacing is 2^-9, the last place of 2^14
     small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(size < 0.015625, small, normal)
     return (tl.where(is_nan, 0x7F, code) | sign).to(tl.uint8)
@@ -215,10 +215,10 @@ def _e4m3_bits(x):
 
 @triton.jit
 def _stored(x, inverse, FP8: tl.constexpr, cache_ptr):
-    """x as the cache holds it: divided and saturated for fp8, else rounded."""
+    """x as stored in the cache: divided by the scale and saturated for fp8, else rounded."""
     if FP8 == 1:
         return (x.to(tl.float32) * inverse).to(tl.float8e4nv)  # cvt.rn.satfinite
-    elif FP8 == 2:  # noqa: RET505  a branch of constants: both may not be compiled
+    elif FP8 == 2:  # noqa: RET505  constant branches: only one may be compiled
         return _e4m3_bits(x.to(tl.float32) * inverse)
     else:
         return x.to(cache_ptr.dtype.element_ty)
@@ -238,10 +238,10 @@ def append_rows(
     FLAT: tl.constexpr, FP8: tl.constexpr, UNIT: tl.constexpr, T_UNIT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Append `tokens`, TOKENS an item; strides of rows count UNIT elements, of cosines T_UNIT.
+    """Append `tokens`, TOKENS per item; row strides count UNIT elements, those of cosines T_UNIT.
 
-    Heads are taken Q_COUNT and KV_COUNT at a time. H is half a head, PAD the next power of two,
-    TURNED the pairs that turn.
+    Heads are processed Q_COUNT and KV_COUNT at a time. H is half a head, PAD the next power of two,
+    TURNED the number of rotated pairs.
     """
     if PDL:
         gdc_launch_dependents()
@@ -260,7 +260,7 @@ def append_rows(
         inside = token < tokens
         token = tl.minimum(token, tokens - 1)
         wide = token.to(tl.int64)
-        # asked for before the search, whose loads wait for each other
+        # loaded before the search, whose loads depend on each other
         v_first, v_second = _load(
             v_ptr, wide * v_token, v_head, 0, KV_COUNT, KV_HEADS, H, PAD, TURNED, INTERLEAVED, UNIT
         )
@@ -277,7 +277,7 @@ def append_rows(
             request, position, live, table_ptr, indptr_ptr, table_stride, table_len, num_pages,
             PAGE, FLAT,
         )  # fmt: skip
-        # any of tokens that are not stored: a select here Triton 3.6 compiles for few tokens only
+        # arbitrary for tokens not stored: Triton 3.6 compiles a select here for few tokens only
         slot = (tl.maximum(position, 0) % PAGE).to(tl.int64)
         page = page.to(tl.int64)
         k_at = page * k_page + slot * k_slot

@@ -1,4 +1,4 @@
-"""What a compiled kernel is, and compiling many side by side: of all families, without a GPU."""
+"""Compiled kernels of all families, and compiling many in parallel, without a GPU."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Artifact:
 
 
 def check_shared(kernel: str, needed: int, capability: int) -> None:
-    """Raise `DeviceError` for a kernel that no CTA of a device has the shared memory for.
+    """Raise `DeviceError` for a kernel that needs more shared memory than a CTA may have.
 
-    The compiler does not look: such a kernel would only fail when it is loaded.
+    The compiler does not check it: such a kernel would only fail when it is loaded.
 
     Args:
-        kernel: What it is called in the message.
-        needed: Bytes.
-        capability: Of the device: 90 and the like.
+        kernel: Name for the message.
+        needed: Shared memory that the kernel needs, bytes.
+        capability: The device's compute capability, such as 90.
     """
     limit = shared_limit(divmod(capability, 10))
     if needed > limit:
@@ -48,9 +48,9 @@ def compile_all(
     workers: int,
     done: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Run what compiles into caches on disk, with `workers` processes; results are not kept.
+    """Run compilations into the disk caches with `workers` processes; results are dropped.
 
-    `done(finished, total)` is called after each.
+    `done(finished, total)` is called after each one.
     """
     if workers <= 1 or len(tasks) <= 1:
         for i, task in enumerate(tasks):

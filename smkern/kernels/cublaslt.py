@@ -1,8 +1,8 @@
 """cuBLASLt by ctypes, as a candidate beside our kernels: the caller's workspace, an SM target.
 
-The library is the one that torch ships. It works column-major, so out [M, N] row-major is computed
-as out^T = w a^T: w is the transposed left operand, a the right one. Numbers of enums are those of
-cublasLt.h (cuBLAS documentation, section "cublasLt data types").
+The library is the one that torch ships. It is column-major, so row-major out [M, N] is computed as
+out^T = w a^T: w is the transposed left operand, a the right one. Enum values are from cublasLt.h
+(cuBLAS documentation, section "cublasLt data types").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from smkern.tuning.config import Budget, GemmProblem
 from smkern.tuning.constraints import COUNTER_BYTES
 
 WORKSPACE_BYTES = 32 << 20
-"""What NVIDIA recommends on sm_90; the library never gets our counters, which come before it."""
+"""Size that NVIDIA recommends on sm_90; smkern's counters lie before it, out of its reach."""
 
 SONAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 MAX_CACHED = 1024
@@ -51,10 +51,10 @@ class _Heuristic(Structure):
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """The cuBLASLt that torch has loaded, else the one of torch's packages.
+    """The cuBLASLt that torch has loaded, else the one in torch's packages.
 
     Raises:
-        DeviceError: there is none.
+        DeviceError: neither is there.
     """
     lib = _loaded() or _packaged()
     if lib is None:
@@ -124,7 +124,7 @@ class _Object:
 
 
 class _Layouts:
-    """Layouts of one set of row strides, and the algorithm that the heuristics give for them."""
+    """Layouts for one set of row strides, and the algorithm that the heuristics choose."""
 
     __slots__ = ("a", "algo", "out", "w")
 
@@ -159,7 +159,7 @@ class _Layouts:
 class CublasLtPlan:
     """One problem and budget, ready to launch with `GemmPlan.launch`'s arguments.
 
-    Descriptors are never changed once made, one a bias address, so that threads can share a plan.
+    There is one immutable descriptor per bias address, so that threads can share a plan.
     """
 
     __slots__ = (
@@ -179,7 +179,7 @@ class CublasLtPlan:
 
     @property
     def num_ctas(self) -> int:
-        """The target that the library was told; it may launch another count of CTAs."""
+        """SM target given to the library, which may launch another number of CTAs."""
         return self.budget.num_sms
 
     def launch(
@@ -187,7 +187,7 @@ class CublasLtPlan:
         a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         workspace_ptr: int, stream: int,
     ) -> None:  # fmt: skip
-        """Launch on `stream`. Pointers are device addresses, strides elements between rows.
+        """Launch on `stream`. Pointers are device addresses, strides are in elements between rows.
 
         Raises:
             DeviceError: the library has no algorithm, or the launch failed.
@@ -208,7 +208,7 @@ class CublasLtPlan:
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         static_weights: bool = False,
     ) -> Callable[[int, int, int, int, int, int, int], None]:  # fmt: skip
-        """`launch` for operands whose rows lie so far apart, as `GemmPlan.bind`."""
+        """`launch` for operands with these row strides; see `GemmPlan.bind`."""
 
         def launch(
             a: int, w: int, out: int, bias: int, residual: int, workspace: int, stream: int
@@ -246,7 +246,7 @@ class CublasLt:
     """The library's handle on one device.
 
     Args:
-        device_index: The device, whose primary context is made current by torch.
+        device_index: GPU index; torch makes its primary context current.
     """
 
     def __init__(self, device_index: int) -> None:

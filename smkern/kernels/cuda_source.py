@@ -1,4 +1,4 @@
-"""CUDA C++ from `csrc/` to device code: by nvrtc, else nvcc, kept in this user's cache."""
+"""Compiles CUDA C++ of `csrc/` by nvrtc, else nvcc; results are kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def source_folder() -> Path:
 
 
 def compile_cuda(name: str, defines: Sequence[str], arch: str) -> bytes:
-    """The cubin of `csrc/<name>` with `-D` of each of `defines`, from the cache where it is there.
+    """The cubin of `csrc/<name>` compiled with `defines`, from the cache if it is there.
 
     Args:
         name: file in `csrc/`, for example "attention_plan.cu".
-        defines: "NAME=value" each.
-        arch: "sm_90a" and the like.
+        defines: "NAME=value" macros, passed with `-D`.
+        arch: target architecture, such as "sm_90a".
 
     Raises:
-        DeviceError: no compiler is there, or the source does not compile; with what each said.
+        DeviceError: no compiler was found, or compilation failed; with each compiler's message.
     """
     kept = _cache_path(name, defines, arch)
     try:
@@ -56,7 +56,7 @@ def _compile(name: str, defines: Sequence[str], arch: str) -> bytes:
 
 
 def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
-    """A file named by everything that decides the device code."""
+    """Cache file, named by a hash of everything that affects the device code."""
     from platformdirs import user_cache_path
 
     digest = hashlib.sha256(repr((name, tuple(defines), arch)).encode())
@@ -68,7 +68,7 @@ def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
 
 
 def _keep(path: Path, cubin: bytes) -> None:
-    """Write whole or not at all; a cache that cannot be written is no error."""
+    """Write atomically; a cache that cannot be written is not an error."""
     with suppress(OSError):
         write_whole(path, cubin)
 

@@ -1,4 +1,4 @@
-"""The few driver calls of a launch, by ctypes on raw buffers: a call costs 1 to 2 us."""
+"""The driver calls of a launch, through ctypes on raw buffers: 1 to 2 us each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def libcuda() -> ctypes.CDLL:
 
 
 def check(code: int, call: str) -> None:
-    """Raise `DeviceError` with the driver's own words unless `code` is success."""
+    """Raise `DeviceError` with the driver's message unless `code` is success."""
     if code == 0:
         return
     text = ctypes.c_char_p()
@@ -55,11 +55,11 @@ def load_function(cubin: bytes, name: str, shared_bytes: int) -> ctypes.c_void_p
 
 @cache
 def copy_async() -> Any:
-    """`cuMemcpyAsync(to, from, bytes, stream)`, which returns its code, between addresses.
+    """`cuMemcpyAsync(to, from, bytes, stream)` on addresses; returns the driver's code.
 
-    Torch's own copy takes several times as long to call, and notes the stream in a pinned block:
-    freeing that block records an event there, which aborts the process once the stream's partition
-    is closed. Who copies by this keeps both blocks until the copy is over.
+    Torch's copy takes several times as long to call, and remembers the stream in a pinned block:
+    freeing the block records an event on that stream, which aborts the process once its partition
+    is closed. Callers must keep both buffers alive until the copy has finished.
     """
     pointer = ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, ctypes.c_size_t, pointer)
@@ -68,14 +68,14 @@ def copy_async() -> Any:
 
 @cache
 def launch_kernel() -> Any:
-    """`cuLaunchKernel`, which may block on a full queue, so it lets other threads run."""
+    """`cuLaunchKernel`; releases the GIL, as it may block on a full queue."""
     uint, pointer = ctypes.c_uint32, ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[uint] * 7, pointer, pointer, pointer)
     return prototype(("cuLaunchKernel", libcuda()))
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute: its value is a union of 64 bytes, of which ours is an int."""
+    """CUlaunchAttribute: its value is a union of 64 bytes, used as an int here."""
 
     _fields_ = (
         ("id", ctypes.c_uint32),
@@ -105,9 +105,9 @@ OVERLAP_FROM = 90
 
 
 def may_overlap(wanted: bool, budget: Budget, capability: int) -> bool:
-    """Whether a launch that wants to may begin while the kernel before it ends.
+    """Whether a launch may begin before the previous kernel has ended, if `wanted`.
 
-    Without a mask two launches at once would have more SMs than the budget.
+    Without a mask, two overlapping launches would use more SMs than the budget.
     """
     return wanted and budget.confined == "mask" and capability >= OVERLAP_FROM
 
@@ -121,9 +121,9 @@ def launcher(
 ) -> Run:
     """The launch of a one-dimensional grid.
 
-    With `overlap` the grid may start while the kernel before it on the stream still runs
-    (programmatic dependent launch): the kernel itself waits before it touches what that one left.
-    Such a launch keeps its stream in a structure of its own, so callers hold a lock.
+    With `overlap` the grid may start while the previous kernel on the stream still runs
+    (programmatic dependent launch); the kernel itself waits before it reads that one's results.
+    Such a launch stores the stream in a structure of its own, so callers must hold a lock.
     """
     address = function.value
     if not overlap:
@@ -152,7 +152,7 @@ def launcher(
 
 @cache
 def _launch_kernel_ex() -> Any:
-    """`cuLaunchKernelEx`, likewise."""
+    """`cuLaunchKernelEx`, which releases the GIL too."""
     pointer = ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)
     return prototype(("cuLaunchKernelEx", libcuda()))
@@ -160,7 +160,7 @@ def _launch_kernel_ex() -> Any:
 
 @cache
 def replace_address() -> Any:
-    """`cuTensorMapReplaceAddress`: a map of the same shape elsewhere, 16-byte aligned."""
+    """`cuTensorMapReplaceAddress`: moves a map to another 16-byte aligned address."""
     prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     return prototype(("cuTensorMapReplaceAddress", libcuda()))
 
@@ -173,10 +173,10 @@ def encode_tensor_map(
     box: tuple[int, ...],
     swizzle: int,
 ) -> None:
-    """Write the tensor map of an operand at `address`; `replace_address` says where it lies.
+    """Write an operand's tensor map to `address`; `replace_address` sets the operand's address.
 
-    The operand has `dims` elements, innermost first, `strides` bytes apart in all but the first (a
-    multiple of 16); a copy brings `box` elements into shared memory with `swizzle`.
+    The operand has `dims` elements, innermost first, with `strides` in bytes (multiples of 16) for
+    all dimensions but the first; a copy brings `box` elements into shared memory with `swizzle`.
     """
     int32, uint32, uint64, rank = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, len(dims)
     # data type, rank, base | dims, strides, box, element strides | interleave, swizzle, L2

@@ -19,7 +19,7 @@ _NUMBERS = (
 def compile_variant(variant: Variant) -> Artifact:
     """Compile one variant (or take it from Triton's cache). Needs no GPU.
 
-    Raises `DeviceError` when the variant does not fit the device's shared memory.
+    Raises `DeviceError` if the variant exceeds the device's shared memory.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -47,7 +47,7 @@ def precompile(
 ) -> int:
     """Compile variants into Triton's disk cache with `workers` processes; returns how many.
 
-    `done(finished, total)` is called after each.
+    `done(finished, total)` is called after each one.
     """
     wanted = sorted(set(variants))
     compile_all([partial(compile_variant, v) for v in wanted], workers=workers, done=done)
@@ -102,7 +102,7 @@ def _triton_source(variant: Variant):
     fn = kernels[0] if variant.kernel == "tma" else kernels[1]
     if variant.kernel == "tma":
         x, y = variant.block_x, variant.block_y
-        if variant.swiglu:  # the gate's rows and up's come one after the other
+        if variant.swiglu:  # a box of gate rows, then one of up rows
             x, y = (x // 2, y) if variant.swap else (x, y // 2)
         operands = {
             f"{side}_desc": f"tensordesc<{variant.dtype}[{block}, {variant.block_k}]>"
@@ -162,19 +162,19 @@ def _ws_source(variant: Variant):
 
 
 def part_columns(variant: Variant) -> int:
-    """How many columns the epilogue stages in shared memory at a time: 64 elements a thread."""
+    """Columns that the epilogue stages in shared memory at a time: 64 elements per thread."""
     return max(16, min(variant.block_y, 64 * 32 * variant.num_warps // variant.block_x))
 
 
 def _stored(variant: Variant, x: int, y: int) -> tuple[int, int]:
-    """What is stored of x by y accumulators: SwiGLU makes one of a gate and an up."""
+    """Shape stored for x by y accumulators: SwiGLU combines a gate and an up into one."""
     if not variant.swiglu:
         return x, y
     return (x // 2, y) if variant.swap else (x, y // 2)
 
 
 def _store_layout(gl: Any, x: int, y: int, warps: int, swap: bool) -> Any:
-    """16 bytes a thread, contiguous along the output's rows (X when swapped)."""
+    """16 bytes per thread, contiguous along the output's rows (X when swapped)."""
     if swap:
         lanes = min(32, x // 8)
         return gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, warps], [0, 1])

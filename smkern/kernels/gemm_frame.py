@@ -1,4 +1,4 @@
-"""What the launches of one GEMM kernel share whatever their rows: parameters' memory, w's map."""
+"""State shared by the launches of one GEMM kernel for any M: parameter memory, w's tensor map."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from smkern.kernels.gemm_variants import Variant
 from smkern.tuning.constraints import COUNTER_BYTES
 
 _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
-# What a call changes, 8 bytes each.
+# Parameters that change with each call, 8 bytes each.
 _DYNAMIC = struct.Struct("7Q")
 _OUT, _BIAS, _RESIDUAL, _PARTIALS, _COUNTERS, _X, _Y = range(7)
 _CONSTANTS = struct.Struct("16q")
-# A frame's buffer: w's map, a's map and the constants, what a call changes.
+# A frame's buffer: w's map, a's map and the constants, the parameters of a call.
 _ROWS_AT, _ROWS_BYTES = TENSOR_MAP_BYTES, TENSOR_MAP_BYTES + _CONSTANTS.size
 
 
@@ -35,9 +35,9 @@ Launch = Callable[[int, int, int, int, int, int, int], None]
 
 
 class Operands(NamedTuple):
-    """What a frame is of, beside its kernel: w [n, k], elements between rows, overlap.
+    """Key of a frame beside its kernel: w [n, k], row strides in elements, overlap.
 
-    `early`: stages of w that a launch fetches before the kernel ahead of it has ended.
+    `early`: stages of w that a launch fetches before the previous kernel has ended.
     """
 
     n: int
@@ -51,11 +51,11 @@ class Operands(NamedTuple):
 
 
 class Frame:
-    """The launches of a kernel over operands that differ in M and addresses; safe in threads.
+    """The launches of a kernel for operands that differ in M and addresses; thread-safe.
 
-    One buffer holds w's tensor map, a's, the constants and what a call changes. A launch of other
-    rows than the launch before writes its own map and constants first: the driver copies all that a
-    kernel is given when it is launched.
+    One buffer holds w's tensor map, a's map, the constants and the parameters of a call. A launch
+    with another M than the previous one rewrites a's map and the constants first, which is safe as
+    the driver copies all parameters at launch.
     """
 
     __slots__ = (
@@ -72,12 +72,12 @@ class Frame:
         self._buffer, self._maps_at = _aligned_room(_ROWS_AT + _ROWS_BYTES + _DYNAMIC.size)
         self._params = self._parameters()
         self._held: list[Any] = [None, 0]
-        """The rows that the buffer is written for, and where w's map points."""
+        """M that the buffer is written for, and the address in w's map."""
         if variant.uses_tma:
             self._encode(self._maps_at, operands.n, operands.w_stride, is_weights=True)
 
     def bind(self, m: int, schedule: Schedule) -> Launch:
-        """The launch of `m` rows: 3 us of host time, 1 more where the launch before had others."""
+        """The launch for `m` rows: 3 us of host time, 1 more after a launch with another M."""
         rows, run = self._rows(m, schedule), self._run(schedule.num_ctas)
         swap, uses_tma, params = self._variant.swap, self._variant.uses_tma, self._params
         buffer, lock, held, pack = self._buffer, self._lock, self._held, _DYNAMIC.pack_into
@@ -111,7 +111,7 @@ class Frame:
         return launch
 
     def _rows(self, m: int, schedule: Schedule) -> bytes:
-        """The buffer's part that follows from M: a's map and the constants."""
+        """The part of the buffer that depends on M: a's map and the constants."""
         s, o, unit, swap = schedule, self._operands, self._artifact.unit, self._variant.swap
         columns = o.n // 2 if self._variant.swiglu else o.n
         x_stride, y_stride = (o.w_stride, o.a_stride) if swap else (o.a_stride, o.w_stride)
@@ -126,7 +126,7 @@ class Frame:
         )  # fmt: skip
 
     def _run(self, num_ctas: int) -> Run:
-        """The driver's launch of so many CTAs; most M fill the budget, so there are few."""
+        """The driver launch of `num_ctas`; few are needed, as most M fill the budget."""
         found = self._runs.get(num_ctas)
         if found is None:
             artifact = self._artifact
@@ -137,7 +137,7 @@ class Frame:
         return found
 
     def _encode(self, at: int, rows: int, stride: int, *, is_weights: bool) -> None:
-        """Write the map of an operand of so many rows."""
+        """Write the tensor map of an operand with `rows` rows to `at`."""
         variant, k = self._variant, self._operands.k
         side = int(variant.swap != is_weights)
         pitch = stride * _ITEM[variant.dtype]
@@ -158,7 +158,7 @@ class Frame:
         dynamic = [dynamic_at + 8 * i for i in range(7)]
         *common, ahead, x_step, y_step, k, zero = (constants_at + 8 * i for i in range(16))
         if self._variant.uses_tma:
-            # a descriptor is the map, its shape and its strides; the kernels read the map only
+            # a descriptor has the map, shape and strides; the kernels read the map only
             operands = []
             maps = (w_map, a_map) if self._variant.swap else (a_map, w_map)
             for at, box in zip(maps, self._artifact.boxes, strict=True):
@@ -172,7 +172,7 @@ class Frame:
 
 
 def _aligned_room(size: int) -> tuple[Any, int]:
-    """A zeroed buffer and the first address in it where a tensor map may lie."""
+    """A zeroed buffer and the first address in it aligned for a tensor map."""
     buffer = ctypes.create_string_buffer(size + TENSOR_MAP_BYTES)
     start = ctypes.addressof(buffer)
     return buffer, start + -start % TENSOR_MAP_BYTES

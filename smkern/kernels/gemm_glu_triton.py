@@ -1,7 +1,7 @@
 """Persistent GEMM with SwiGLU in its epilogue in Triton: by tensor maps, or by pointers.
 
-A tile's weight side is half gate rows, half up rows, t * B/2 and I + t * B/2 of w [2I, K], each
-with an accumulator of its own. Schedule, operands and store are those of `gemm_triton`; these
+A tile's weight rows are half gate rows, half up rows (from t * B/2 and I + t * B/2 of w [2I, K]),
+each half with its own accumulator. Schedule, operands and store are those of `gemm_triton`; these
 kernels run in Triton's interpreter too.
 """
 
@@ -25,7 +25,7 @@ def _finish_pair(
     counters, m, n, out_stride, residual_stride, k_iters, whole_tiles, quantum,
     UNIT: tl.constexpr, STREAM: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
-    """Store a whole tile, or leave both partials; the last to arrive sums them in index order."""
+    """Store a whole tile, or write both partials; the last CTA to arrive sums in index order."""
     X: tl.constexpr = gate.shape[0]
     Y: tl.constexpr = gate.shape[1]
     complete = True
@@ -105,7 +105,7 @@ def gemm_glu_pointer(
     UNIT: tl.constexpr, STREAM: tl.constexpr, SWAP: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
-    """The same by pointers; the strides of x and y, n and k count units of UNIT elements."""
+    """The same through pointers; strides of x and y, n and k count UNIT elements."""
     X: tl.constexpr = BLOCK_X // 2 if SWAP else BLOCK_X
     Y: tl.constexpr = BLOCK_Y if SWAP else BLOCK_Y // 2
     pid = tl.program_id(0)

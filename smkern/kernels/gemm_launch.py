@@ -1,4 +1,4 @@
-"""From a configuration to a launch: variants are loaded once, a plan is one problem's launch."""
+"""From a GEMM configuration to its launch: variants are loaded once, a plan serves one problem."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_FRAMES = 1024
 
 
 class GemmPlan:
-    """One problem, configuration and budget, ready to launch; safe to call from several threads.
+    """One problem, configuration and budget, ready to launch; thread-safe.
 
-    What depends on M is a schedule and a few bytes a binding; the rest is a `Frame`'s, which
-    `frame_of` gives.
+    Only a schedule and a few bytes per binding depend on M; the rest is in the `Frame` that
+    `frame_of` returns.
     """
 
     __slots__ = (
@@ -50,9 +50,9 @@ class GemmPlan:
         a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         workspace_ptr: int, stream: int,
     ) -> None:  # fmt: skip
-        """Launch on `stream`. Pointers are device addresses, strides elements between rows.
+        """Launch on `stream`. Pointers are device addresses, strides are in elements between rows.
 
-        `workspace_ptr` holds `workspace_bytes`, with the counters at its head zero.
+        `workspace_ptr` has `workspace_bytes`, and the counters at its beginning are zero.
         """
         launch = self.bind(a_stride, w_stride, out_stride, residual_stride)
         launch(a_ptr, w_ptr, out_ptr, bias_ptr, residual_ptr, workspace_ptr, stream)
@@ -61,10 +61,10 @@ class GemmPlan:
         self, a_stride: int, w_stride: int, out_stride: int, residual_stride: int,
         static_weights: bool = False,
     ) -> Launch:  # fmt: skip
-        """The launch for operands whose rows lie so many elements apart: 3 us of host time.
+        """The launch for operands with these row strides, in elements: 3 us of host time.
 
-        With `static_weights` nothing that runs writes w: a launch that overlaps the kernel before
-        it fetches its first weights at once.
+        `static_weights` promises that no running kernel writes w: a launch that overlaps the
+        previous kernel then fetches its first weights at once.
         """
         problem = self._problem
         early = self.config.num_stages if static_weights and self.overlap else 0
@@ -76,7 +76,7 @@ class GemmPlan:
 
 
 class GemmKernels:
-    """The GEMM kernels of one device: compiled and loaded once a variant, counted."""
+    """The GEMM kernels of one device; each variant is compiled and loaded once, and counted."""
 
     def __init__(self, device_index: int, capability: int) -> None:
         self.device_index, self.capability = device_index, capability
@@ -89,7 +89,7 @@ class GemmKernels:
         return variant_of(problem, config, self.capability) in self._loaded
 
     def prepare(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> GemmPlan:
-        """The plan that runs `problem` by `config` within `budget`; loads its variant if new."""
+        """The plan to run `problem` with `config` within `budget`; loads its variant if new."""
         variant = variant_of(problem, config, self.capability)
         with self._lock:
             if variant not in self._loaded:
@@ -100,7 +100,7 @@ class GemmKernels:
         return GemmPlan(problem, config, budget, variant, partial(self._frame, variant))
 
     def _frame(self, variant: Variant, operands: Operands) -> Frame:
-        """What all launches of a loaded variant over such operands share, of any M."""
+        """The frame shared by all launches of a loaded variant with such operands, for any M."""
         key = (variant, operands)
         with self._lock:
             found = self._frames.get(key)

@@ -1,4 +1,4 @@
-"""How many CTAs run a GEMM and what they are dealt: run-time numbers, no device code."""
+"""How many CTAs run a GEMM and which tiles they get: run-time numbers, no device code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_COUNTERS = COUNTER_BYTES // 4
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Run-time numbers of a launch; `gemm_tiles` is what the kernels do with them."""
+    """Run-time numbers of a launch; `gemm_tiles` shows how kernels use them."""
 
     num_ctas: int
     tiles_x: int
@@ -31,7 +31,7 @@ class Schedule:
 
 
 def make_schedule(problem: GemmProblem, config: GemmConfig, budget: Budget) -> Schedule:
-    """Deal the tiles of `problem` to at most `budget` SMs; pure arithmetic, no GPU."""
+    """Distribute the tiles of `problem` over at most `budget` SMs; pure arithmetic, no GPU."""
     tiles_m = -(-problem.m // config.block_m)
     tiles_n = -(-problem.n // config.block_n)
     tiles = tiles_m * tiles_n

@@ -1,13 +1,13 @@
-"""How a GEMM's tiles are dealt to CTAs. The same arithmetic runs in the kernels and in tests.
+"""How a GEMM's tiles are distributed over CTAs. Kernels and tests run the same arithmetic.
 
 A launch of `ctas` CTAs works through `stream_tiles` tiles whose K loops are cut into equal
-contiguous ranges, one a CTA (stream-K), and then through `whole_tiles` tiles, dealt in turn. The
+contiguous ranges, one per CTA (stream-K), and then through `whole_tiles` tiles, round-robin. The
 first `whole_tiles` tiles in raster order are whole, the last `stream_tiles` are streamed.
 
 `device_functions` compiles these for Triton or Gluon: both decorate the same Python source.
 """
 
-import triton.language as tl  # noqa: F401 (Triton's interpreter wants it in sight)
+import triton.language as tl  # noqa: F401 (Triton's interpreter looks it up)
 
 
 def _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters):
@@ -24,7 +24,7 @@ def _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters):
 
 
 def _segment(i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters):
-    """Segment `i` of CTA `pid`: its tile and its range of K steps."""
+    """Segment `i` of CTA `pid`: tile and range of K steps."""
     begin = min(pid * quantum, stream_iters)
     end = min(begin + quantum, stream_iters)
     nth = begin // k_iters + i
@@ -39,16 +39,16 @@ def _segment(i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
 
 
 def _contributors(nth, quantum, k_iters):
-    """First CTA that works on streamed tile `nth`, and how many do."""
+    """The first CTA that works on streamed tile `nth`, and how many CTAs do."""
     first = (nth * k_iters) // quantum
     last = (nth * k_iters + k_iters - 1) // quantum
     return first, last - first + 1
 
 
 def _partial_slot(cta, nth, quantum, k_iters):
-    """Workspace slot of CTA `cta`'s partial of streamed tile `nth`: 2 slots a CTA suffice.
+    """Workspace slot of CTA `cta`'s partial of streamed tile `nth`: 2 slots per CTA.
 
-    A CTA leaves at most two partial tiles, at the beginning and at the end of its range.
+    A CTA writes at most two partial tiles, at the beginning and at the end of its range.
     """
     slot = 2 * cta
     if cta * quantum < nth * k_iters:
@@ -57,10 +57,10 @@ def _partial_slot(cta, nth, quantum, k_iters):
 
 
 def _first_row(tile_m, block_m, m):
-    """First row that row tile `tile_m` reads: the last one ends where the rows end.
+    """First row that row tile `tile_m` reads: the last tile ends with the last row.
 
-    It reads some of the tile before it again instead of rows that are not there, which cost more:
-    1.7 times the time was seen for 204 rows in two tiles of 128. It stores its own alone.
+    It reads some rows of the previous tile again instead of rows past the end, which cost more: 1.7
+    times the time was seen for 204 rows in two tiles of 128. It stores only its own rows.
     """
     first = tile_m * block_m
     if (first + block_m > m) & (m >= block_m):
@@ -69,7 +69,7 @@ def _first_row(tile_m, block_m, m):
 
 
 def _tile_coords(tile, tiles_m, tiles_n, group_m):
-    """Raster in groups of `group_m` row tiles, so that CTAs at work share operands in L2."""
+    """Raster in groups of `group_m` row tiles, so that active CTAs share operands in L2."""
     per_group = group_m * tiles_n
     group = tile // per_group
     first_m = group * group_m

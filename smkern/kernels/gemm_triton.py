@@ -33,7 +33,7 @@ def _store(
 ):  # fmt: skip
     """Bias, activation, residual and the store of one fp32 tile at rows x and columns y.
 
-    `n` and the strides count units of UNIT elements, so that the compiler knows what is whole.
+    `n` and the strides count UNIT elements, which tells the compiler their alignment.
     """
     if SWAP:
         value = tl.trans(value)
@@ -60,7 +60,7 @@ def _finish(
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, UNIT: tl.constexpr, STREAM: tl.constexpr,
     SWAP: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
-    """Store a whole tile, or leave a partial; the last to arrive sums them in index order."""
+    """Store a whole tile, or write a partial; the last CTA to arrive sums in index order."""
     x = tile_x * BLOCK_X + tl.arange(0, BLOCK_X)
     y = tile_y * BLOCK_Y + tl.arange(0, BLOCK_Y)
     if STREAM and (k_end - k_begin < k_iters):
@@ -130,7 +130,7 @@ def gemm_pointer(
     UNIT: tl.constexpr, STREAM: tl.constexpr, SWAP: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
-    """The same by pointers; the strides of x and y, n and k count units of UNIT elements."""
+    """The same through pointers; strides of x and y, n and k count UNIT elements."""
     pid = tl.program_id(0)
     ctas = tl.num_programs(0)
     if SWAP:

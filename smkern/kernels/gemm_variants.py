@@ -1,4 +1,4 @@
-"""Which compiled kernel a (problem, configuration) needs: everything else is a run-time number."""
+"""The compiled kernel that a problem and a configuration need; all else is a run-time number."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from smkern.tuning.config import GemmConfig, GemmProblem
 class Variant:
     """One compiled GEMM kernel. X is the row side of the matrix unit: `a`, or `w` if swapped.
 
-    `unit`: n, k and the strides are passed as multiples of 8 elements (so that 16 bytes at a time
-    are known to be whole), or of 1 where they are not.
+    `unit`: n, k and the strides are passed in units of 8 elements, which tells the compiler that
+    16-byte accesses are aligned, or of 1 where they are not.
     """
 
     kernel: str
@@ -35,7 +35,7 @@ class Variant:
 
     @property
     def extra_y(self) -> int:
-        """What block_y exceeds a power of two by: the width of a second accumulator, or 0."""
+        """Excess of block_y over a power of two: the width of a second accumulator, or 0."""
         return self.block_y - (1 << (self.block_y.bit_length() - 1))
 
     @property
@@ -48,16 +48,16 @@ class Variant:
 
     @property
     def interleaves(self) -> bool:
-        """Whether one copy brings 8 rows of the gate, 8 of up, and so on, for ws to pair."""
+        """Whether a copy alternates 8 gate rows and 8 up rows, which ws combines."""
         return self.swiglu and self.kernel == "ws"
 
 
 def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Variant:
-    """The kernel variant that runs `config` on `problem`; `capability` is 80, 90, …"""
+    """The kernel variant that runs `config` on `problem`; `capability` is 80, 90, ..."""
     if config.kernel in ("tma", "ws") and not problem.aligned:
         raise ArgumentError(
             f"kernel {config.kernel!r} needs 16-byte aligned rows and bases, which this problem "
-            f"({problem.m}x{problem.n}x{problem.k}, {problem.dtype}) has not; use 'pointer'"
+            f"({problem.m}x{problem.n}x{problem.k}, {problem.dtype}) lacks; use 'pointer'"
         )
     if config.kernel == "ws" and config.block_k != 64 and _is_odd(config):
         raise ArgumentError(
@@ -88,6 +88,6 @@ def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Var
 
 
 def _is_odd(config: GemmConfig) -> bool:
-    """Whether the tile's column side is no power of two."""
+    """Whether the tile's column side is not a power of two."""
     columns = config.block_m if config.swap else config.block_n
     return bool(columns & (columns - 1))

@@ -1,9 +1,9 @@
 """Warp-specialised persistent GEMM for sm_90 (Gluon): one warp copies, 4 or 8 multiply.
 
-The copying warp runs ahead over tile boundaries, so the pipeline of STAGES shared-memory stages
-never drains; a streamed tile is summed by its last arriver in index order (no CTA waits).
+The copying warp runs ahead across tiles, so the pipeline of STAGES shared-memory stages never
+drains; the last CTA to arrive sums a streamed tile in index order (no CTA waits).
 X is the operand on the matrix unit's row side: `a`, or `w` when SWAP. A tile is BLOCK_X by
-BLOCK_Y + EXTRA_Y: the second accumulator gives widths that are no power of two (192 = 128 + 64).
+BLOCK_Y + EXTRA_Y: the second accumulator allows widths like 192 = 128 + 64.
 With SwiGLU a tile's weights are pairs of 8 gate rows and 8 up rows, and its output is half as wide.
 """
 
@@ -39,7 +39,7 @@ def _activate(value, ACT: gl.constexpr):
 
 @gluon.jit
 def _swiglu(pairs, SWAP: gl.constexpr):
-    """silu(gate) * up of an accumulator of pairs, half as large; never leaves its threads."""
+    """silu(gate) * up of an accumulator of pairs, within each thread; half as large."""
     X: gl.constexpr = pairs.shape[0]
     Y: gl.constexpr = pairs.shape[1]
     HALF: gl.constexpr = PAIR // 2
@@ -58,10 +58,10 @@ def _store(
     LAYOUT: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     ACT: gl.constexpr,
 ):  # fmt: skip
-    """Bias, activation, residual and the store of one fp32 chunk [X, Y], by way of LAYOUT.
+    """Bias, activation, residual and the store of one fp32 chunk [X, Y], converted to LAYOUT.
 
-    The output is m x 8n; n and the strides count units of 8 elements, so that the compiler
-    knows that 16 bytes at a time are whole. Its rows before `own` are another tile's.
+    The output is m x 8n; n and the strides count units of 8 elements, which tells the compiler
+    that 16-byte accesses are aligned. Rows before `own` belong to another tile.
     """
     X: gl.constexpr = value.shape[0]
     Y: gl.constexpr = value.shape[1]
@@ -109,7 +109,7 @@ def _gather(
     acc, partials, pid, nth, first, pieces, quantum, k_iters,
     TILE: gl.constexpr, FIRST: gl.constexpr, PITCH: gl.constexpr,
 ):  # fmt: skip
-    """The sum of a tile's partials in index order. Of two, `acc` is one: a + b has no order."""
+    """The sum of a tile's partials in index order. Of two, `acc` is one, as a + b = b + a."""
     if pieces == 2:
         slot = _partial_slot(2 * first + 1 - pid, nth, quantum, k_iters)
         acc += gl.load(_partial(partials, slot, acc, TILE, FIRST, PITCH), cache_modifier=".cg")
@@ -198,8 +198,8 @@ def _multiply_warps(
                     x, extra_bufs.index(stage).permute((1, 0)), extra,
                     use_acc=k > k_begin, is_async=True,
                 )  # fmt: skip
-            # all but this step's products are done: the stage before may be overwritten
-            # (its number is computed: Triton takes a variable that starts equal to another for it)
+            # all products before this step are done: the previous stage may be overwritten
+            # (its index is computed: Triton merges variables that start with the same value)
             OUTSTANDING: gl.constexpr = 0 if EAGER else 1
             if EXTRA_Y:
                 acc, extra = warpgroup_mma_wait(num_outstanding=2 * OUTSTANDING, deps=(acc, extra))
@@ -237,7 +237,7 @@ def _multiply_warps(
         if STREAM:  # noqa: SIM102 (this one is the compiler's, the next the kernel's)
             if k_end - k_begin < k_iters:
                 first, pieces = _contributors(nth, quantum, k_iters)
-                # the second of two need not leave its partial where the first's waits already
+                # of two CTAs the second need not write its partial if the first has written its own
                 arrived = gl.atomic_add(counters + nth, 0, sem="acquire", scope="gpu")
                 if (arrived == 0) | (pieces > 2):
                     slot = _partial_slot(pid, nth, quantum, k_iters)
@@ -275,11 +275,11 @@ def gemm_ws(
 ):  # fmt: skip
     """out [m, 8n] = act(x @ y^T + bias) + residual, or silu(gate) * up; n and strides in eights.
 
-    EAGER gives a stage back as soon as its product is done instead of one step later: a stage
-    more of bytes in flight, for shapes that wait for memory.
+    EAGER releases a stage as soon as its product is done instead of one step later: one more stage
+    in flight, for memory-bound shapes.
     """
     BOXES: gl.constexpr = BLOCK_Y // box_rows(y_desc.block_type.shape)
-    # pairs of rows are rows: of two maps that of the activations has the matrix's own layout
+    # of the two maps, only the activations' has the matrix's own layout with SwiGLU
     FLAT: gl.constexpr = y_desc.layout if SWAP else x_desc.layout
     x_boxes = gl.allocate_shared_memory(
         x_desc.dtype, boxes_shape(STAGES, x_desc.block_type.shape), x_desc.layout

@@ -1,8 +1,8 @@
 """The copying warp of the warp-specialised GEMM: both operands, stage by stage, by tensor maps.
 
 With SwiGLU the weights' map has four dimensions, [I / 8, 2, 8, K] of w [2I, K], so that a box of
-B / 16 x 2 x 8 rows brings 8 of the gate, 8 of up, and so on: gate and up of an output then lie in
-the registers of one thread, whichever side of the matrix unit the weights are on.
+B / 16 x 2 x 8 rows alternates 8 gate rows and 8 up rows: gate and up of an output are then in
+registers of the same thread, whichever side of the matrix unit the weights are on.
 """
 
 from triton.experimental import gluon
@@ -19,18 +19,18 @@ _first_row = gluon.jit(_schedule._first_row)
 
 
 PAIR = gl.constexpr(16)
-"""Rows of a pair: 8 of the gate, 8 of up."""
+"""Rows of a pair: 8 gate rows, 8 up rows."""
 
 
 @gluon.constexpr_function
 def box_rows(box):
-    """Rows of the operand that one copy brings."""
+    """Rows of the operand per copy."""
     return box[0] * (PAIR.value if len(box) == 4 else 1)
 
 
 @gluon.constexpr_function
 def boxes_shape(count, box):
-    """Shape of shared memory for so many boxes."""
+    """Shape of shared memory for `count` boxes."""
     return [count, *box]
 
 
@@ -80,7 +80,7 @@ def _copy_rows(
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
     SWAP: gl.constexpr,
 ):  # fmt: skip
-    """What is not weights: the activations."""
+    """Copy a step's activations."""
     if SWAP:
         row = _first_row(tile_y, BLOCK_Y + EXTRA_Y, m)
         _copy_y(y_desc, y_bufs, extra_bufs, bar, stage, row, k, BLOCK_Y, EXTRA_Y, BLOCK_K)
@@ -96,10 +96,10 @@ def copy_warp(
     BLOCK_X: gl.constexpr, BLOCK_Y: gl.constexpr, EXTRA_Y: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, SWAP: gl.constexpr,
 ):  # fmt: skip
-    """Bring both operands of every step of K, stage by stage.
+    """Copy both operands of every K step, stage by stage.
 
-    `early`: how many of the first stages get their weights before the kernel that runs ahead of
-    this one on the stream has ended; what it wrote is read after the wait.
+    `early`: number of first stages whose weights are fetched before the previous kernel on the
+    stream has ended; everything that kernel may have written is read after the wait.
     """
     BYTES: gl.constexpr = 2 * BLOCK_K * (BLOCK_X + BLOCK_Y + EXTRA_Y)
     pid = gl.program_id(0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WS_NUMBERS = ("rows", "num_experts", "n", "expert_rows", "half_rows", "out_stride", "tiles_n",
               "k_iters")  # fmt: skip
-"""Run-time numbers of `grouped_ws`, behind its maps and addresses."""
+"""Run-time numbers of `grouped_ws`, which follow its maps and addresses."""
 POINTER_SIGNATURE = (
     {"a_ptr": "*x", "w_ptr": "*x", "offsets_ptr": "*i32", "out_ptr": "*x"}
     | dict.fromkeys(("a_stride", "w_stride", "expert_stride", "half", "out_stride"), "i64")
@@ -41,7 +41,7 @@ COPY_REGS = 40
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupedVariant:
-    """One compiled kernel; `experts` is a power of two, at least a warp."""
+    """One compiled kernel; `experts` is a power of two, at least 32."""
 
     kernel: str
     dtype: str
@@ -60,16 +60,16 @@ class GroupedVariant:
     capability: int
 
     def compile(self) -> Artifact:
-        """Compile it into this user's cache (or take it from there). Needs no GPU.
+        """Compile it into the user's cache (or take it from there). Needs no GPU.
 
         Raises:
-            DeviceError: it needs more shared memory than a CTA may have.
+            DeviceError: the kernel needs more shared memory than a CTA may have.
         """
         return _compile_ws(self) if self.kernel == "ws" else compile_source(_pointer_source(self))
 
 
 def variant_of(problem: GroupedProblem, config: GroupedConfig, capability: int) -> GroupedVariant:
-    """The kernel that runs a problem by a configuration."""
+    """The kernel for a problem and a configuration."""
     made = [x for x in configs_of(problem, capability) if _same_kernel(x, config)]
     return GroupedVariant(
         config.kernel, problem.dtype, config.block_m, config.block_n, config.block_k,
@@ -81,7 +81,7 @@ def variant_of(problem: GroupedProblem, config: GroupedConfig, capability: int) 
 
 
 def _same_kernel(x: GroupedConfig, y: GroupedConfig) -> bool:
-    """Whether two configurations differ in run-time numbers alone."""
+    """Whether two configurations differ in run-time numbers only."""
     return (x.kernel, x.block_m, x.block_n, x.block_k, x.num_warps, x.num_stages, x.swap) == (
         y.kernel, y.block_m, y.block_n, y.block_k, y.num_warps, y.num_stages, y.swap,
     )  # fmt: skip
@@ -142,7 +142,7 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
         "SWAP": variant.swap,
         "TAILS": variant.tails,
         "EXPERTS": variant.experts,
-        # every warp holds all experts, so that its search needs no other warp
+        # every warp holds all experts, so that its search is independent of other warps
         "COPY_LAYOUT": gl.BlockedLayout([each], [32], [1], [0]),
         "LAYOUT": gl.BlockedLayout([each], [32], [warps], [0]),
         "WARPS": warps,
@@ -167,10 +167,10 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
 
 
 class GroupedKernels:
-    """The grouped GEMM's kernels on one device: compiled and loaded once a variant, counted.
+    """The grouped GEMM's kernels on one device; each is compiled and loaded once, and counted.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, capability: int) -> None:
@@ -178,7 +178,7 @@ class GroupedKernels:
         self._set = KernelSet()
 
     def variants(self, problem: GroupedProblem) -> tuple[GroupedVariant, ...]:
-        """All kernels of a problem's kind, of every number of rows and budget."""
+        """All kernels for a problem's kind, for any number of rows and budget."""
         wanted = configs_of(problem, self.capability)
         return tuple(
             dict.fromkeys(variant_of(problem, config, self.capability) for config in wanted)
@@ -189,7 +189,7 @@ class GroupedKernels:
         return all(self._set.is_loaded(variant) for variant in self.variants(problem))
 
     def prepare(self, problem: GroupedProblem, config: GroupedConfig, budget: Budget) -> Launch:
-        """launch(stream, a, w, offsets, out); loads all kernels of the problem's kind if new."""
+        """launch(stream, a, w, offsets, out); loads all kernels of the kind on first use."""
         mine = variant_of(problem, config, self.capability)
         for variant in self.variants(problem):
             self._set.load(variant, variant.compile)
@@ -218,7 +218,7 @@ def pointer_numbers(problem: GroupedProblem, config: GroupedConfig, unit: int) -
 def _bind_ws(
     problem: GroupedProblem, variant: GroupedVariant, loaded: LoadedKernel, ctas: int, overlap: bool
 ) -> Launch:
-    """A launch with tensor maps and a parameter buffer of its own; safe in threads."""
+    """A launch with its own tensor maps and parameter buffer; thread-safe."""
     p, artifact = problem, loaded.artifact
     buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * 16)
     start = ctypes.addressof(buffer)
@@ -238,9 +238,9 @@ def _bind_ws(
     )  # fmt: skip
     struct.pack_into(f"{len(numbers) + 3}q", buffer, at - start, 0, 0, *numbers, 0)
     out_at, offsets_at, *numbers_at, zero = (at + 8 * i for i in range(len(numbers) + 3))
-    # a descriptor is the map, its shape and its strides; the kernel reads the map only
+    # a descriptor has the map, shape and strides; the kernel reads the map only
     absent = [zero] * 4
-    # the two last are Triton's scratch pointers, unused
+    # the last two are Triton's scratch pointers, unused
     given = [a_map, *absent, w_map, *absent, out_at, offsets_at, *numbers_at, zero, zero]
     params = (ctypes.c_void_p * len(given))(*given)
     run = launcher(
@@ -277,7 +277,7 @@ def launch_interpreted(
     """The pointer kernel in Triton's interpreter on CPU tensors; needs TRITON_INTERPRET=1.
 
     Returns:
-        The CTAs launched.
+        Number of CTAs launched.
     """
     from smkern.kernels.grouped_triton import grouped_pointer
 

@@ -1,4 +1,4 @@
-"""Grouped GEMM in Triton, by pointers: any alignment, any device; it runs in the interpreter too.
+"""Grouped GEMM in Triton through pointers: any alignment, any device, also in the interpreter.
 
 The tiles are those of `grouped_ws`: found on the device by a prefix sum over the experts.
 """
@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _bound(offsets_ptr, at, rows):
-    """Where an expert's rows begin: whatever is wrong, a row that there is or the end."""
+    """Where an expert's rows begin, clamped to [0, rows] against bad offsets."""
     return tl.minimum(tl.maximum(tl.load(offsets_ptr + at), 0), rows)
 
 
@@ -20,7 +20,7 @@ def _bound(offsets_ptr, at, rows):
 def _tile_ends(
     offsets_ptr, rows, num_experts, tiles_n, BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """For each expert, how many tiles it and those before it have."""
+    """For each expert, the number of tiles up to and including it."""
     expert = tl.arange(0, EXPERTS)
     known = expert < num_experts
     begin = tl.load(offsets_ptr + expert, mask=known, other=0)
@@ -32,7 +32,7 @@ def _tile_ends(
 
 @triton.jit
 def _tile(tile, ends, offsets_ptr, rows, BLOCK_M: tl.constexpr):
-    """A tile's expert, its first row, the expert's last, and its place along the columns.
+    """A tile's expert, its first row, the expert's last row, and the tile's column index.
 
     Row tiles of the same weights follow each other.
     """
@@ -55,8 +55,7 @@ def grouped_pointer(
 ):  # fmt: skip
     """out [rows, n]: rows offsets[e] to offsets[e + 1] are a @ w[e]^T, or silu(gate) * up.
 
-    The up weights lie `half` elements behind the gate's. Strides, `half`, n and k count UNIT
-    elements.
+    The up weights are `half` behind the gate's. Strides, `half`, n and k count UNIT elements.
     """
     if PDL:
         gdc_launch_dependents()

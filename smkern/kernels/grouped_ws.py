@@ -1,10 +1,10 @@
 """Warp-specialised grouped GEMM for sm_90 (Gluon): one warp copies, 4 or 8 multiply.
 
-Rows of `a` lie sorted by expert; each expert has its own weights. The tiles are found on the device
-from `offsets`, by one prefix sum over the experts in each role's registers, so neither the host
-nor another CTA is asked. The copying warp runs ahead over tiles and experts. X is the operand on
-the matrix unit's row side: `a`, or `w` when SWAP; GLU has a second weight tile, the up rows of
-the gate's columns, and a second accumulator.
+Rows of `a` are sorted by expert; each expert has its own weights. Tiles are derived on the device
+from `offsets`, by a prefix sum over the experts in each role's registers, without the host or
+another CTA. The copying warp runs ahead across tiles and experts. X is the operand on the matrix
+unit's row side: `a`, or `w` when SWAP; GLU has a second weight tile, the up rows for the gate's
+columns, and a second accumulator.
 """
 
 import triton
@@ -24,13 +24,13 @@ from smkern.kernels.gemm_ws import _finish
 
 @triton.constexpr_function
 def stored_columns(x, y, warps):
-    """How many columns the epilogue stages in shared memory at a time: 64 elements a thread."""
+    """Columns that the epilogue stages in shared memory at a time: 64 elements per thread."""
     return max(16, min(y, 64 * 32 * warps // x))
 
 
 @triton.constexpr_function
 def product_layout(x, y, warps):
-    """Of an accumulator [x, y]: 16 rows a warp, where there are so many."""
+    """Layout of an accumulator [x, y]: 16 rows per warp, if there are enough rows."""
     warps_x = warps if x >= 16 * warps else 4
     return gl.NVMMADistributedLayout(
         version=[3, 0],
@@ -41,7 +41,7 @@ def product_layout(x, y, warps):
 
 @triton.constexpr_function
 def stored_layout(x, y, warps, swap):
-    """16 bytes a thread, contiguous along the output's rows (X when swapped)."""
+    """16 bytes per thread, contiguous along the output's rows (X when swapped)."""
     if swap:
         lanes = min(32, x // 8)
         return gl.BlockedLayout([8, 1], [lanes, 32 // lanes], [1, warps], [0, 1])
@@ -56,7 +56,7 @@ def _add(x, y):
 
 @gluon.jit
 def _bound(offsets_ptr, at, rows):
-    """Where an expert's rows begin: whatever is wrong, a row that there is or the end."""
+    """Where an expert's rows begin, clamped to [0, rows] against bad offsets."""
     return gl.minimum(gl.maximum(gl.load(offsets_ptr + at), 0), rows)
 
 
@@ -65,7 +65,7 @@ def _tile_ends(
     offsets_ptr, rows, num_experts, tiles_n, BLOCK_M: gl.constexpr, EXPERTS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """For each expert, how many tiles it and those before it have."""
+    """For each expert, the number of tiles up to and including it."""
     expert = gl.arange(0, EXPERTS, layout=LAYOUT)
     known = expert < num_experts
     begin = gl.load(offsets_ptr + expert, mask=known, other=0)
@@ -78,7 +78,7 @@ def _tile_ends(
 
 @gluon.jit
 def _tile(tile, ends, offsets_ptr, rows, BLOCK_M: gl.constexpr):
-    """A tile's expert, its first row, the expert's last, and its place along the columns.
+    """A tile's expert, its first row, the expert's last row, and the tile's column index.
 
     Row tiles of the same weights follow each other.
     """
@@ -137,7 +137,7 @@ def _product(a, w, acc, use_acc, SWAP: gl.constexpr):
 
 @gluon.jit
 def _wait(acc, up, GLU: gl.constexpr, OUTSTANDING: gl.constexpr):
-    """Until all products but those of the last OUTSTANDING steps are done."""
+    """Wait until all products but those of the last OUTSTANDING steps are done."""
     if GLU:
         acc, up = warpgroup_mma_wait(num_outstanding=2 * OUTSTANDING, deps=(acc, up))
     else:
@@ -151,7 +151,7 @@ def _multiply_tile(
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, EAGER: gl.constexpr,
     GLU: gl.constexpr, SWAP: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """One tile's products, of the first ROWS rows that were copied, and its store."""
+    """Multiply and store one tile, using the first ROWS of the copied rows."""
     HALVES: gl.constexpr = 2 if GLU else 1
     OUTSTANDING: gl.constexpr = 0 if EAGER else 1
     X: gl.constexpr = BLOCK_N if SWAP else ROWS
@@ -168,7 +168,7 @@ def _multiply_tile(
         if GLU:
             up = _product(a, w_bufs.index(stage * HALVES + 1), up, k > 0, SWAP)
         acc, up = _wait(acc, up, GLU, OUTSTANDING)
-        # eagerly this stage may be overwritten now, else the one before
+        # with EAGER this stage may be overwritten now, otherwise the previous one
         if EAGER:
             mbarrier.arrive(empty.index(stage), count=1)
         else:
@@ -204,7 +204,7 @@ def _multiply_warps(
     GLU: gl.constexpr, SWAP: gl.constexpr, TAILS: gl.constexpr, EXPERTS: gl.constexpr,
     LAYOUT: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """With TAILS the last rows of an expert are a half or a quarter of a tile, if they fit one."""
+    """With TAILS an expert's last rows are a half or a quarter of a tile, if they fit."""
     gdc_wait()
     ends = _tile_ends(offsets_ptr, rows, num_experts, tiles_n, BLOCK_M, EXPERTS, LAYOUT)
     stage = 0
@@ -245,7 +245,7 @@ def grouped_ws(
 ):  # fmt: skip
     """out [rows, 8n]: rows offsets[e] to offsets[e + 1] are a @ w[e]^T, or silu(gate) * up.
 
-    w is [num_experts * expert_rows, K]; the up rows lie `half_rows` behind the gate's. n and
+    w is [num_experts * expert_rows, K]; the up rows are `half_rows` behind the gate's. n and
     out_stride count units of 8 elements.
     """
     HALVES: gl.constexpr = 2 if GLU else 1

@@ -23,6 +23,6 @@ def ledger() -> list[object]:
 def counters() -> Counters:
     """How many kernels this process has compiled and loaded so far: it only grows.
 
-    In a serving loop it must stand still; `smkern.warmup` makes it so.
+    It must not grow in a serving loop; `smkern.warmup` makes sure of that.
     """
     return Counters(compilations=len(ledger()), module_loads=len(ledger()))

@@ -82,7 +82,7 @@ class MoeVariant:
         return "".join("Q" if kind.startswith("*") else "q" for kind in kinds)
 
     def source(self) -> KernelSource:
-        """What is compiled."""
+        """The source to compile."""
         from smkern.kernels import moe_permute_triton, moe_triton
 
         given = _SIGNATURES[self.kernel]
@@ -98,7 +98,7 @@ class MoeVariant:
         )
 
     def compile(self) -> Artifact:
-        """Compile it into this user's cache (or take it from there). Needs no GPU."""
+        """Compile it into the user's cache (or take it from there). Needs no GPU."""
         return compile_source(self.source())
 
 
@@ -115,13 +115,13 @@ def topk_constants(problem: TopkProblem, config: MoeConfig) -> dict[str, Any]:
 
 
 def copied_columns(problem: PermuteProblem, config: MoeConfig) -> int:
-    """Columns that a permutation copies at a time: half as many elements as it compares."""
+    """Columns that a permutation copies at a time: half of what it compares."""
     elements = table_elements(config) // (2 * group_tokens(problem, config))
     return max(16, block_of(problem.hidden, elements))
 
 
 def few_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]:
-    """Of the permutation that compares."""
+    """Compile-time parameters of the permutation that compares choices."""
     tokens, k = group_tokens(problem, config), power_of_two(problem.top_k)
     return {
         "TOKENS": tokens,
@@ -135,12 +135,12 @@ def few_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]:
 
 
 def count_constants(problem: PermuteProblem) -> dict[str, Any]:
-    """Of the count of a block's experts."""
+    """Compile-time parameters of the kernel that counts a block's experts."""
     return {"PAD": power_of_two(problem.num_experts), "COUNTED": COUNTED}
 
 
 def many_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]:
-    """Of the permutation that is counted."""
+    """Compile-time parameters of the permutation that uses counts."""
     tokens, pad = group_tokens(problem, config), power_of_two(problem.num_experts)
     elements = table_elements(config)
     return count_constants(problem) | {
@@ -155,7 +155,7 @@ def many_constants(problem: PermuteProblem, config: MoeConfig) -> dict[str, Any]
 
 
 def unpermute_constants(problem: UnpermuteProblem, config: MoeConfig) -> dict[str, Any]:
-    """Of the weighted sum."""
+    """Compile-time parameters of the weighted sum."""
     return {
         "K": problem.top_k,
         "TOKENS": group_tokens(problem, config),
@@ -166,14 +166,14 @@ def unpermute_constants(problem: UnpermuteProblem, config: MoeConfig) -> dict[st
 
 
 def variants_of(problem: MoeProblem, config: MoeConfig, capability: int) -> tuple[MoeVariant, ...]:
-    """The kernels that run a problem by a configuration, in their order."""
+    """The kernels for a problem and a configuration, in launch order."""
 
     def made(kernel: Kernel, dtype: str, constants: dict[str, Any], aligned: bool) -> MoeVariant:
         given = tuple(constants.items())
         return MoeVariant(kernel, dtype, given, aligned, config.num_warps, capability)
 
     if isinstance(problem, TopkProblem):
-        # vectors of logits would deal a row to lanes by its alignment
+        # with vector loads, the logits' alignment would decide which lane gets which
         return (made("topk_softmax_rows", problem.dtype, topk_constants(problem, config), False),)
     if isinstance(problem, UnpermuteProblem):
         constants = unpermute_constants(problem, config)
@@ -186,17 +186,17 @@ def variants_of(problem: MoeProblem, config: MoeConfig, capability: int) -> tupl
 
 
 def share_of(problem: PermuteProblem, config: MoeConfig, ctas: int) -> int:
-    """Tokens of each CTA of a counted permutation."""
+    """Tokens per CTA in a counted permutation."""
     tokens = group_tokens(problem, config)
     groups = -(-problem.tokens // tokens)
     return -(-groups // ctas) * tokens
 
 
 class MoeKernels:
-    """Routing's and the permutations' kernels on one device.
+    """Kernels for routing and the permutations on one device.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, capability: int) -> None:
@@ -204,7 +204,7 @@ class MoeKernels:
         self._set = KernelSet()
 
     def variants(self, problem: MoeProblem) -> tuple[MoeVariant, ...]:
-        """All kernels of a problem's kind: of every CTA, and of both ways to permute."""
+        """All kernels for a problem's kind: every CTA size, and both ways to permute."""
         both = (False, True) if isinstance(problem, PermuteProblem) else (False,)
         configs = [MoeConfig(warps, counted=counted) for warps in WARPS for counted in both]
         found = (x for config in configs for x in variants_of(problem, config, self.capability))
@@ -230,7 +230,7 @@ class MoeKernels:
 
 
 def unit_of(problem: PermuteProblem | UnpermuteProblem) -> int:
-    """Elements that a kernel's strides and widths count."""
+    """Unit of a kernel's strides and widths, elements."""
     return VECTOR if problem.aligned else 1
 
 
@@ -283,6 +283,6 @@ def _permutation(
 
 
 def workspace_bytes(problem: MoeProblem) -> int:
-    """What a launch needs beside its operands: counters that it leaves alone, then counts."""
+    """Size of a launch's workspace, bytes: counters that it does not touch, then counts."""
     needed = scratch_bytes(problem) if any(ways(problem)) else 0
     return COUNTER_BYTES + needed if needed else 0

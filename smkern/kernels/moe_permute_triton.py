@@ -1,9 +1,9 @@
-"""Rows sorted by expert, in Triton: where each (token, choice) goes, and the copy of its row there.
+"""Sorts rows by expert, in Triton: the position of each (token, choice), and the copy of its row.
 
-Choice i of all T * K goes behind every choice of a lower expert, and behind the earlier ones of
-its own: integers, so the order is the same whatever the grid. No CTA waits for another. Few choices
-are compared with each other by every CTA; many are counted by blocks in a launch before.
-Rows are copied as 16-bit words whatever they hold.
+Each of the T * K choices goes behind all choices of lower experts and behind earlier choices of its
+own expert: integer counts, so the order is the same with any grid. No CTA waits for another. Few
+choices are compared with each other in every CTA; many are counted by blocks in an earlier launch.
+Rows are copied as 16-bit words, whatever their dtype.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOWHERE = tl.constexpr(2147483647)
 
 @triton.jit
 def _choices(first, TOKENS: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, tokens):
-    """The places of TOKENS tokens' choices among all, and which of them there are."""
+    """Indices of TOKENS tokens' choices among all, and which of them exist."""
     slot = tl.arange(0, TOKENS * K_PAD)
     token = first + slot // K_PAD
     nth = slot % K_PAD
@@ -26,7 +26,7 @@ def _choices(first, TOKENS: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, 
 
 @triton.jit
 def _experts(experts_ptr, at, mask, num_experts):
-    """Experts of choices; NOWHERE for what is masked or no expert."""
+    """Experts of choices; NOWHERE if masked or out of range."""
     expert = tl.load(experts_ptr + at, mask=mask, other=-1)
     return tl.where((expert >= 0) & (expert < num_experts), expert, NOWHERE)
 
@@ -37,7 +37,7 @@ def _copy(
     TOKENS: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Write each token's row to the K places of its choices; -1 is none."""
+    """Write each token's row to the K positions of its choices; -1 means none."""
     token = first + tl.arange(0, TOKENS)
     places = place.reshape(TOKENS, K_PAD)
     nth = tl.arange(0, K_PAD)[None, :]
@@ -59,7 +59,7 @@ def permute_few(
     TOKENS: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr,
     OFFSETS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each choice is compared with all others: one launch, for few tokens.
+    """Compare each choice with all others: a single launch, for few tokens.
 
     Items are TOKENS tokens, then OFFSETS of the num_experts + 1 offsets.
     """
@@ -100,7 +100,7 @@ def count_experts(
     experts_ptr, counts_ptr, total, num_experts,
     PAD: tl.constexpr, COUNTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """counts[block, expert] of each block of COUNTED choices; PAD experts a row."""
+    """counts[block, expert] for each block of COUNTED choices; rows are PAD experts wide."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -117,7 +117,7 @@ def _before(
     counts_ptr, experts_ptr, first, total, num_experts,
     PAD: tl.constexpr, COUNTED: tl.constexpr, COUNTS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    """For each expert: choices in all, and those before choice `first`."""
+    """For each expert: the number of choices in total, and before choice `first`."""
     expert = tl.arange(0, PAD)
     whole = first // COUNTED
     every = tl.zeros([PAD], tl.int32)
@@ -143,9 +143,9 @@ def permute_many(
     TOKENS: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, BLOCK: tl.constexpr,
     UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each CTA takes `share` (a multiple of TOKENS) tokens in a row, counted by `count_experts`.
+    """Permute with the counts of `count_experts`: `share` tokens per CTA, a multiple of TOKENS.
 
-    It carries, for each expert, where the next of its choices goes.
+    The CTA keeps, for each expert, the position of the next choice.
     """
     if PDL:
         gdc_launch_dependents()

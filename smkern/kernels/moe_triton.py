@@ -1,6 +1,6 @@
-"""Routing of a mixture of experts and the way back, in Triton: top-k of a softmax, weighted sum.
+"""MoE routing and un-permutation in Triton: top-k of a softmax, weighted sum of rows.
 
-A row is worked on alike whatever the grid: its bits depend on the row alone.
+Every grid computes a row in the same way, so its bits depend on the row only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ def topk_softmax_rows(
     EXPERTS: tl.constexpr, PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr,
     ROWS: tl.constexpr, RENORMALIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The K largest of each row's softmax over EXPERTS, by K rounds of argmax; of equals the first.
+    """The K largest of each row's softmax over EXPERTS, by K rounds of argmax; the first of ties.
 
-    Loads are single elements on purpose: a vector of them would deal a row's sum to lanes by the
-    alignment of the logits.
+    Loads are single elements on purpose: with vector loads the logits' alignment would decide how a
+    row's sum is split over lanes.
     """
     if PDL:
         gdc_launch_dependents()
@@ -35,7 +35,7 @@ def topk_softmax_rows(
         x = tl.where(real, x, float("-inf"))
         exps = tl.exp(x - tl.max(x, 1)[:, None])
         share = exps / tl.sum(exps, 1)[:, None]
-        # a row with NaN is NaN all over: it gets experts that exist, and NaN for weights
+        # a row with a NaN becomes all NaN: it gets valid experts, with NaN as weights
         broken = tl.max((share != share).to(tl.int32), 1) != 0
         rank = tl.where(real, tl.where(share == share, share, 0.0), -1.0)
         weights = tl.zeros([ROWS, K_PAD], tl.float32)
@@ -63,8 +63,8 @@ def unpermute_rows(
 ):  # fmt: skip
     """out[t] = sum over j of weights[t, j] * y[index[t, j]] in order of j, + residual[t].
 
-    y's, the residual's and out's strides and `hidden` count UNIT elements. An index that is no row
-    counts nothing.
+    Strides of y, residual and out and `hidden` count UNIT elements. An index out of range adds
+    nothing.
     """
     if PDL:
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""From a problem over rows to its launch: variants, compilation, parameters, the interpreter."""
+"""From a row operator's problem to its launch: variants, compilation, parameters, interpreter."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "table_step": "i64", "out_step": "i64", "rows": "i32", "table_rows": "i64",
     },
 }  # fmt: skip
-"""Run-time parameters of each kernel in its order: addresses, steps between rows in units of
-`RowsVariant.unit` elements (between ids: in ids), numbers."""
+"""Run-time parameters of each kernel in its order: addresses, row strides in units of
+`RowsVariant.unit` elements (for ids: in ids), numbers."""
 _FEW = 16
-"""Elements of a row to a thread up to which it holds their weights, too: loaded beside the first
-row, they are there when its sum is."""
+"""Elements of a row per thread up to which a thread also keeps their weights: loaded together with
+the first row, they have arrived when its sum is done."""
 _ROOMY = {"num_warps": 16, "held": 32, "maxnreg": 96}
-"""The compiler spills where a CTA is large and a row wide, though registers are left."""
+"""The compiler spills for large CTAs with wide rows, although registers are left."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowsVariant:
-    """One compiled kernel: what of a problem and a configuration chooses code."""
+    """One compiled kernel: the part of a problem and a configuration that selects code."""
 
     op: str
     width: int
@@ -73,12 +73,12 @@ class RowsVariant:
 
     @property
     def held(self) -> int:
-        """Elements of a norm's row that a thread works on."""
+        """Elements of a norm's row per thread."""
         return sum(pieces(self.width, self.num_warps)) * VECTOR // self.num_warps
 
     @property
     def unit(self) -> int:
-        """Elements that steps between rows count."""
+        """Unit of row strides, elements."""
         return VECTOR if self.aligned else 1
 
     @property
@@ -87,7 +87,7 @@ class RowsVariant:
         found: dict[str, Any] = {"H": self.width}
         if self.is_norm:
             found["PIECES"], found["REST"] = pieces(self.width, self.num_warps)
-            # a pipelined loop would bring the weights by shared memory, with every row
+            # a pipelined loop would load the weights through shared memory with every row
             few = self.held <= _FEW
             found |= {"STAGES": self.stages, "EARLY": few or self.stages > 1}
         else:
@@ -95,7 +95,7 @@ class RowsVariant:
         return found | {"UNIT": self.unit, "PDL": self.capability >= OVERLAP_FROM}
 
     def source(self) -> KernelSource:
-        """What compiles it."""
+        """The source to compile."""
         from smkern.kernels import rows_triton
 
         kinds = {
@@ -126,7 +126,7 @@ def _max_registers(variant: RowsVariant) -> int | None:
 
 
 def variant_of(problem: RowsProblem, config: RowsConfig, capability: int) -> RowsVariant:
-    """The kernel that runs a problem by a configuration; what plays no part in code is left out."""
+    """The kernel for a problem and a configuration, without what does not affect its code."""
     return RowsVariant(
         problem.op,
         problem.width,
@@ -142,10 +142,10 @@ def variant_of(problem: RowsProblem, config: RowsConfig, capability: int) -> Row
 
 
 class RowsKernels:
-    """The kernels of one device: compiled and loaded once a variant, counted.
+    """The row kernels of one device; each variant is compiled and loaded once, and counted.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, capability: int) -> None:
@@ -153,7 +153,7 @@ class RowsKernels:
         self._set = KernelSet()
 
     def variants(self, problem: RowsProblem) -> tuple[RowsVariant, ...]:
-        """The kernels of a problem's kind."""
+        """The kernels for a problem's kind."""
         return tuple(variant_of(problem, x, self.capability) for x in shapes_of(problem))
 
     def is_loaded(self, problem: RowsProblem) -> bool:
@@ -161,7 +161,7 @@ class RowsKernels:
         return all(self._set.is_loaded(x) for x in self.variants(problem))
 
     def prepare(self, problem: RowsProblem, config: RowsConfig, budget: Budget) -> Launch:
-        """The launch of a problem within a budget; loads all kernels of its kind if new."""
+        """The launch of a problem within a budget; loads all kernels of its kind on first use."""
         variant = variant_of(problem, config, self.capability)
         if not self._set.is_loaded(variant):
             for each in self.variants(problem):
@@ -178,13 +178,13 @@ def launch_interpreted(
     """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
 
     Args:
-        problem: fp16 rows (the interpreter gets bf16 wrong).
-        config: How.
-        budget: Of SMs.
-        arguments: The kernel's, with tensors for addresses.
+        problem: Problem over fp16 rows (the interpreter gets bf16 wrong).
+        config: Configuration to run.
+        budget: SM budget.
+        arguments: The kernel's arguments, with tensors for addresses.
 
     Returns:
-        The CTAs launched.
+        Number of CTAs launched.
     """
     from smkern.kernels import rows_triton
 

@@ -1,15 +1,15 @@
-"""RMS norm, its sum with a residual, SiLU times up, and rows of a table: one pass, in Triton.
+"""RMS norm, add and RMS norm, SiLU-and-multiply, and embedding rows: one pass each, in Triton.
 
-A row is pieces of WHOLE elements, 16 bytes for each lane of a warp. A norm holds all of a row's
-pieces in registers: a power of two, and the rest as another, so that little is padding. A piece is
-summed by one warp, in fp32 and in one order; the pieces of a row are added in fp64, which is exact
-but for pieces 2^23 times smaller than the largest. So a row's bits do not depend on the warps of
-the CTA. Items are dealt as in every persistent kernel: a CTA takes each num_programs-th.
+A row is cut into pieces of WHOLE elements, 16 bytes for each lane of a warp. A norm holds all of a
+row's pieces in registers, as two powers of two, so that there is little padding. One warp sums a
+piece, in fp32 and in a fixed order; the pieces of a row are added in fp64, which is exact except
+for pieces 2^23 times smaller than the largest. So a row's bits do not depend on the CTA's warps. A
+CTA takes every num_programs-th item.
 
-Steps between rows are 64 bits wide, so offsets are too.
+Row strides are 64 bits wide, so offsets are too.
 
-With PDL the launch may begin before the kernel ahead of it has ended: nothing but parameters is
-read or written before `gdc_wait`.
+With PDL the launch may begin before the previous kernel has ended: only parameters are read before
+`gdc_wait`, and nothing is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHOLE = tl.constexpr(256)
 
 @triton.jit
 def _wait(PDL: tl.constexpr):
-    """Let the next launch begin, and wait for the one before."""
+    """Let the next launch begin, and wait for the previous one."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -32,10 +32,10 @@ def _wait(PDL: tl.constexpr):
 
 @triton.jit
 def _fetch(weight_ptr, H: tl.constexpr, PADDED: tl.constexpr):
-    """Ask for H weights (PADDED to a power of two) to be brought into L2, in sectors of 32 bytes.
+    """Prefetch H weights (PADDED to a power of two) into L2, in sectors of 32 bytes.
 
-    Nothing is read, so it needs no wait: a step's weights are cold, and the launch ahead takes
-    longer than they do.
+    It reads no data, so it need not wait: a step's weights are cold, and arrive before the previous
+    kernel has ended.
     """
     SECTOR: tl.constexpr = 256 // weight_ptr.dtype.element_ty.primitive_bitwidth
     at = tl.minimum(tl.arange(0, PADDED // SECTOR) * SECTOR, H - 1)
@@ -75,9 +75,9 @@ def _norm(
     H: tl.constexpr, PIECES: tl.constexpr, REST: tl.constexpr, ADD: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norm `rows` of H elements: PIECES and REST pieces, all that are behind H left out.
+    """Norm `rows` of H elements, in PIECES and REST pieces, masked past H.
 
-    EARLY: the weights are loaded once, beside the first row, and held.
+    EARLY: the weights are loaded once, together with the first row, and kept.
     """
     first = _columns(0, PIECES)
     second = _columns(PIECES, max(REST, 1))
@@ -118,7 +118,7 @@ def rms_norm_rows(
     H: tl.constexpr, PIECES: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
     EARLY: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = x / sqrt(mean(x²) + eps) * weight; steps between rows count UNIT elements."""
+    """out = x / sqrt(mean(x²) + eps) * weight; row strides count UNIT elements."""
     _norm(
         x_ptr, x_ptr, weight_ptr, out_ptr, x_step, x_step, out_step, rows, eps, H, PIECES, REST,
         False, STAGES, EARLY, UNIT, PDL,
@@ -131,7 +131,7 @@ def add_rms_norm_rows(
     H: tl.constexpr, PIECES: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
     EARLY: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """residual += x, rounded; out is the norm of that."""
+    """residual += x, rounded; out is the norm of the sum."""
     _norm(
         x_ptr, residual_ptr, weight_ptr, out_ptr, x_step, residual_step, out_step, rows, eps, H,
         PIECES, REST, True, STAGES, EARLY, UNIT, PDL,

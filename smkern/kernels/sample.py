@@ -25,7 +25,7 @@ Launch = Callable[..., None]
 """launch(stream, *addresses, workspace, *numbers): see `params_packer`."""
 
 CANDIDATES = 2048
-"""csrc/sample_select.cuh's kCandidates: tokens that are looked at in shared memory."""
+"""Tokens that fit the shared-memory search: kCandidates of csrc/sample_select.cuh."""
 _PARAMS = struct.Struct("15Q 3q 8i 3f 4x")
 _DTYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 """The first capability with programmatic dependent launch."""
@@ -48,13 +48,13 @@ class SampleVariant:
         return tuple(f"{name}={int(value)}" for name, value in sizes.items())
 
     def compile(self) -> bytes:
-        """Device code, from the cache on disk where it is there. Needs no GPU."""
+        """Device code, compiled or from the disk cache. Needs no GPU."""
         arch = f"sm_{self.capability}" + ("a" if self.capability >= 90 else "")
         return compile_cuda("sample.cu", self.defines, arch)
 
 
 def shared_bytes(problem: SampleProblem) -> int:
-    """Dynamic shared memory: all groups' keys or the tokens looked at; then a list of groups."""
+    """Dynamic shared memory, bytes: all groups' keys or candidate tokens, then a list of groups."""
     return max(8 * CANDIDATES, 4 * problem.groups) + 2 * problem.groups
 
 
@@ -64,8 +64,8 @@ def params_packer(problem: SampleProblem, grid: Grid) -> Callable[..., bytes]:
     Returns:
         pack(logits, temperature, top_k, top_p, min_p, seeds, steps, finished, lengths, max_lengths,
         stop_tokens, out, workspace, row_bytes, stop_stride, num_stop, pad_token, temperature,
-        top_k, top_p, min_p, seed, step): addresses (0: absent), then numbers; those named twice
-        count where their address is 0.
+        top_k, top_p, min_p, seed, step): addresses (0: absent), then numbers; a number named twice
+        is used where its address is 0.
     """
     keys_bytes = 4 * problem.rows * problem.groups
     sizes = problem.rows, problem.vocab, problem.pieces, grid.per_row
@@ -88,17 +88,17 @@ def params_packer(problem: SampleProblem, grid: Grid) -> Callable[..., bytes]:
 
 
 def variants_of(problem: SampleProblem, capability: int) -> tuple[SampleVariant, ...]:
-    """The kernels of a problem's kind: one a size of a CTA, so that no budget compiles another."""
+    """The kernels for a kind of problem: all CTA sizes, so that no budget compiles another."""
     return tuple(
         SampleVariant(problem.dtype, problem.aligned, warps, capability) for warps in WARPS
     )
 
 
 class SampleKernels:
-    """The sampler's kernels on one device: compiled and loaded once a variant, counted.
+    """The sampler's kernels on one device; each variant is compiled and loaded once, and counted.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, capability: int) -> None:
@@ -107,7 +107,7 @@ class SampleKernels:
         self._lock = threading.Lock()
 
     def variants(self, problem: SampleProblem) -> tuple[SampleVariant, ...]:
-        """All kernels that problems of this kind can need."""
+        """All kernels for problems of this kind."""
         return variants_of(problem, self.capability)
 
     def is_loaded(self, problem: SampleProblem) -> bool:
@@ -115,7 +115,7 @@ class SampleKernels:
         return all(variant in self._loaded for variant in self.variants(problem))
 
     def prepare(self, problem: SampleProblem, config: SampleConfig, budget: Budget) -> Launch:
-        """The launch of a problem by a configuration; loads all kernels of its kind if new."""
+        """The launch of a problem with a configuration; loads all of its kind on first use."""
         widest = SampleProblem(1, 1 << 18, problem.dtype, problem.aligned)
         with self._lock:
             for variant in self.variants(problem):

@@ -1,4 +1,4 @@
-"""Updates of the rows of requests: the layout of records, and the kernel's launches."""
+"""Updates of the requests' rows on the device: layout of the records, and the launches."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ PARAMETERS = {
 }  # fmt: skip
 """Run-time parameters of the kernel in its order."""
 RECORD = 8
-"""Words of a record: destination row, source row (-1: none), flags, page entries to take from the
-source, first entry of the row's new pages, their number, where they are in the numbers behind the
-records, where its values are there."""
+"""Words of a record: destination row, source row (-1: none), flags, page entries to copy from the
+source, first entry of the new pages, number of new pages, and the offsets of those pages and of the
+row's values in the numbers that follow the records."""
 FIELDS = 7
-"""Values that are one word a row, in this order: token, length, greatest length, temperature,
-top-k, top-p, min-p; behind them the seed's two words and the stop tokens."""
+"""Values of one word per row, in this order: token, length, maximum length, temperature, top-k,
+top-p, min-p; they are followed by the seed's two words and the stop tokens."""
 SET_VALUES = 1
-"""Flag: the record's values are the row's."""
+"""Flag: write the record's values to the row."""
 SET_FINISHED = 2
-"""Flag: `FINISHED` is the row's."""
+"""Flag: set the row's finished state from the `FINISHED` bit."""
 FINISHED = 4
 _WARP = 32
 _ENTRIES = 512
-"""Page entries that a warp moves at a time: 16 to a lane, loads of 16 bytes."""
+"""Page entries that a warp copies at a time: 16 per lane, in loads of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """How rows and records lie in memory, in words of 32 bits.
+    """Memory layout of rows and records, in 32-bit words.
 
-    The values of `rows` rows are one array: a column a field, then [rows, 2] of seeds, then
+    The values of all rows are one array: a column per field, then seeds [rows, 2], then stop tokens
     [rows, stop_tokens].
 
     Attributes:
-        rows: Rows; a multiple of 16, so that seeds are aligned.
-        max_pages: Entries of a row of the page table.
-        stop_tokens: Of a row.
+        rows: Number of rows; a multiple of 16, so that seeds are aligned.
+        max_pages: Entries per row of the page table.
+        stop_tokens: Stop tokens per row.
     """
 
     rows: int
@@ -56,7 +56,7 @@ class SlotLayout:
 
     @property
     def values(self) -> int:
-        """Values of a row."""
+        """Words of a row's values."""
         return FIELDS + 2 + self.stop_tokens
 
     @property
@@ -66,7 +66,7 @@ class SlotLayout:
 
     @property
     def steps(self) -> tuple[tuple[int, int], ...]:
-        """(begin, step) by value: that of row r is word begin + r * step."""
+        """(begin, step) of each value: for row r it is word begin + r * step."""
         fields = [(i * self.rows, 1) for i in range(FIELDS)]
         seeds = [(FIELDS * self.rows + i, 2) for i in range(2)]
         stop = (FIELDS + 2) * self.rows
@@ -84,7 +84,7 @@ class SlotLayout:
         seed: int,
         stop_tokens: Sequence[int],
     ) -> tuple[int, ...]:
-        """The values of a row as words; stop tokens beyond a row's are left out."""
+        """A row's values as words; excess stop tokens are dropped."""
         n = self.stop_tokens
         stop = [*stop_tokens[:n], *[-1] * (n - len(stop_tokens))]
         kinds, numbers = f"<3ififfq{n}i", (token, length, max_length, temperature, top_k)
@@ -97,8 +97,8 @@ class SlotVariant:
     """One compiled kernel.
 
     Attributes:
-        stop_tokens: Of a row.
-        capability: 90 and the like.
+        stop_tokens: Stop tokens per row.
+        capability: Compute capability, such as 90.
     """
 
     stop_tokens: int
@@ -112,7 +112,7 @@ class SlotVariant:
         return {"STOP": self.stop_tokens, "LANES": lanes, "BLOCK": _ENTRIES}
 
     def source(self) -> KernelSource:
-        """What compiles it."""
+        """The source to compile."""
         from smkern.kernels import slots_triton
 
         return KernelSource(
@@ -139,10 +139,10 @@ class SlotKernel:
     """The kernel of one layout on the current device, compiled and loaded.
 
     Args:
-        layout: Of rows and records.
-        max_ctas: CTAs of a launch.
-        device_index: Of the current device.
-        capability: 90 and the like.
+        layout: Layout of rows and records.
+        max_ctas: Maximum CTAs of a launch.
+        device_index: GPU index of the current device.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(
@@ -157,19 +157,19 @@ class SlotKernel:
     def launch(
         self, stream: int, words: int, finished: int, table: int, records: int, count: int
     ) -> None:
-        """Make `count` records' changes.
+        """Apply `count` records.
 
         Args:
-            stream: Raw.
-            words, finished, table, records: Addresses.
-            count: Records.
+            stream: Raw stream handle.
+            words, finished, table, records: Device addresses.
+            count: Number of records.
         """
         launch = self._launches[min(bisect_left(self._ctas, count), len(self._ctas) - 1)]
         launch(stream, words, finished, table, records, count, *self._sizes)
 
 
 def grids(max_ctas: int) -> tuple[int, ...]:
-    """The grids that are made ready: powers of two below `max_ctas`, and that."""
+    """The grids prepared in advance: powers of two below `max_ctas`, and `max_ctas`."""
     return (*(1 << i for i in range((max_ctas - 1).bit_length())), max_ctas)
 
 
@@ -180,13 +180,13 @@ def launch_interpreted(
     """The launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
 
     Args:
-        layout: Of rows and records.
-        ctas: The grid.
+        layout: Layout of rows and records.
+        ctas: Size of the grid.
         words: [layout.size] int32.
         finished: [rows] uint8.
         table: [rows, max_pages] int32.
-        records: int32: `count` records, then the numbers that they name.
-        count: Records.
+        records: int32: `count` records, then the numbers that they refer to.
+        count: Number of records.
     """
     from smkern.kernels import slots_triton
 

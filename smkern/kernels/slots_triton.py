@@ -1,7 +1,7 @@
-"""Rows of requests that come, move, leave or get pages: an update of some rows, in Triton.
+"""Updates the rows of requests that arrive, move, leave or get pages, in Triton.
 
-A record is one row's change (`smkern.kernels.slots_launch`), made by one warp: what it reads of a
-row it has read before it marks that row finished. No record reads a row that another one writes, so
+A record changes one row (`smkern.kernels.slots_launch`) and is applied by one warp, which finishes
+reading a source row before it marks it finished. No record reads a row that another one writes, so
 records may run in any order, on any number of CTAs.
 """
 
@@ -19,7 +19,7 @@ FINISHED = tl.constexpr(4)
 
 @triton.jit
 def _words_of(row, value, rows, STOP: tl.constexpr):
-    """Where values of a row lie in `words`: columns, pairs of a seed's, then stop tokens."""
+    """Offsets of a row's values in `words`: columns, the seed's pair, then stop tokens."""
     field = value * rows + row
     seed = FIELDS * rows + 2 * row + value - FIELDS
     stop = (FIELDS + 2) * rows + STOP * row + value - FIELDS - 2
@@ -28,7 +28,7 @@ def _words_of(row, value, rows, STOP: tl.constexpr):
 
 @triton.jit
 def _copy_entries(from_ptr, to_ptr, count, BLOCK: tl.constexpr):
-    """Entries of a page table, BLOCK at a time."""
+    """Copy page table entries, BLOCK at a time."""
     for begin in range(0, count, BLOCK):
         entry = begin + tl.arange(0, BLOCK)
         pages = tl.load(from_ptr + entry, mask=entry < count)
@@ -40,7 +40,7 @@ def update_slots(
     words_ptr, finished_ptr, table_ptr, records_ptr, records, rows, max_pages,
     STOP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make the changes of `records` records; behind them lie the values and pages that they name.
+    """Apply `records` records; the values and pages that they refer to follow them.
 
     words: [rows * values] int32; finished: [rows] uint8; table: [rows, max_pages] int32.
     LANES: a power of two, at least the values of a row.
