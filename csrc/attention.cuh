@@ -25,7 +25,7 @@ constexpr int D = HEAD_DIM;
 #define kMinusInf __int_as_float(0xff800000)
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Addresses, strides in elements (of cache: in units of 32 bytes), offsets in bytes or words.
+// Addresses, strides in elements (for the cache in units of 32 bytes), offsets in bytes or words.
 struct AttentionParams {
   const char* q;
   const char* k;
@@ -57,8 +57,8 @@ enum {
   COUNTER, TILES, ITEM_WORDS, COST = TILES  // tiles of a prefill item, cost before a decode item
 };
 
-// Lets the next kernel of the stream be set up (where it was launched to overlap), and waits until
-// the one before has ended and what it wrote can be read. Without such launches it does nothing.
+// Lets the next kernel on the stream be set up (if it was launched to overlap), and waits until the
+// previous one has ended and its writes are visible. Without such launches it does nothing.
 __device__ __forceinline__ void await_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -101,7 +101,7 @@ __device__ __forceinline__ u32 pack2(float lo, float hi, bool half) {
   return r;
 }
 
-// bf16 pair to f16 pair: queries beside an fp8 cache, whose values f16 holds exactly.
+// bf16 pair to f16 pair: for queries with an fp8 cache, whose values f16 holds exactly.
 __device__ __forceinline__ u32 bf16_to_f16(u32 x) {
   return pack2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u), true);
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ u32 e4m3_to_f16(u32 x, bool high) {
   return r;
 }
 
-// 16-bit operands of a product beside this cache: f16 for fp16 queries and fp8 caches.
+// Whether a product's 16-bit operands are f16: for fp16 queries and for fp8 caches.
 constexpr bool kHalf = FP16 || KV8;
 
 // c += a b; a [16, 16] row-major fragments, b [16, 8].
@@ -149,7 +149,7 @@ __device__ __forceinline__ int clamp_int(int x, int low, int high) {
   return x < low ? low : (x > high ? high : x);
 }
 
-// Where a request's pages are listed; entries are clamped, so nothing is read out of bounds.
+// A request's row of the page table; entries are clamped, so nothing is read out of bounds.
 struct PageRow {
   const int* base;
   int len;
@@ -180,7 +180,7 @@ __device__ __forceinline__ float cache_scale(float value, const float* pointer) 
   return pointer ? value * *pointer : value;
 }
 
-// Arrivals: everything that was written before the block's barrier is visible to the last one.
+// Arrivals: the last to arrive sees everything that was written before the block's barrier.
 __device__ __forceinline__ int arrive(int* counter, int count) {
   int old;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -190,7 +190,7 @@ __device__ __forceinline__ int arrive(int* counter, int count) {
   return old;
 }
 
-// The same without a wait for the old count: who reads it fences before what others wrote is read.
+// The same without waiting for the old count: its reader must fence before it reads others' writes.
 __device__ __forceinline__ int arrive_early(int* counter, int count) {
   int old;
   asm volatile("atom.release.gpu.global.add.s32 %0, [%1], %2;"

@@ -1,4 +1,4 @@
-// Decode attention over a paged cache: one CTA an SM of TEAMS teams, units dealt evenly.
+// Decode attention over a paged cache: one CTA of TEAMS teams per SM, units distributed evenly.
 #include "attention_decode.cuh"
 
 extern "C" __global__ void __launch_bounds__(decode::kTeamThreads* TEAMS, 1)

@@ -1,15 +1,15 @@
 // The decode path: teams of four warps stream a piece of a request's keys for one KV head.
 //
-// A team's warps meet only to add their sums of a unit, and there seldom wait: sums are staged when
-// a warp is through, and added a step into the next unit.
+// A team's warps meet only to add their sums of a unit, and seldom wait there: a warp stages its
+// sums when it is done, and they are added one step into the next unit.
 #pragma once
 #include "attention_decode_stream.cuh"
 
 namespace decode {
 
-// Floats of a team's staged sums: 4 warps, `rows` packed rows; 4 more a row spread the banks.
+// Floats of a team's staged sums: 4 warps, `rows` packed rows, 4 extra per row to spread the banks.
 __host__ __device__ constexpr int stage_floats(int rows) { return 4 * rows * (D + 4 + 2); }
-// Floats of a team's folded sums, one slot a thread; 0 where a thread would need several.
+// Floats of a team's folded sums, one slot per thread; 0 where a thread would need several.
 __host__ __device__ constexpr int fold_floats(int rows) {
   return rows * (D / 4) <= kTeamThreads ? 6 * rows * (D / 4) : 0;
 }
@@ -23,8 +23,8 @@ __device__ __forceinline__ void team_barrier(int team) {
   named_barrier<kTeamThreads>(team + 1);
 }
 
-// What a team's warps tell each other: that a unit's sums are all staged, that they were all added
-// (mbarriers that a warp arrives at once a unit), and whether a row block's partials are complete.
+// Signals between a team's warps: a unit's sums are all staged, they have all been added (mbarriers
+// at which each warp arrives once per unit), and whether a row block's partials are complete.
 struct Note {
   u64 staged, added;
   int merge;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void stage_sums(float* stage, const AttentionParams& 
       const int r = n * 8 + 2 * l.t + c;
       if (r >= rows) continue;
       const bool seen = top[n][c] != kUnseen;
-      if (!seen)  // the sums may hold what must not be seen, NaN even
+      if (!seen)  // the sums may hold masked values, even NaN
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) o[i][n][c] = o[i][n][c + 2] = 0.0f;
       if (l.g == 0)
@@ -99,14 +99,14 @@ __device__ __forceinline__ void fold(float* slots, int rows, int i, bool first, 
   kept = sum, stats = make_float2(top, norm);
 }
 
-// The team's four staged sums, added in the warps' order, become output or a partial. Of a row
-// block whose pieces are all this team's (`owned`) no partial is left: a thread folds its sums into
-// those of the pieces before, as `merge_rows` would, and the last piece's become output.
+// Adds the team's four staged sums in the warps' order and writes output or a partial. A row block
+// whose pieces all belong to this team (`owned`) needs no partial: a thread folds its sums into
+// those of the earlier pieces, as `merge_rows` would, and writes output after the last piece.
 __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, Item item, int head,
                                         bool owned, const Lane& l, float v_scale) {
   const int rows = p.decode_rows, piece = item[PIECE], pieces = item[NUM_PIECES];
   const bool whole = pieces == 1 || (owned && piece == pieces - 1);
-  int q_start = 0, q_len = 0, first_row = 0;  // a partial's rows need no place of theirs
+  int q_start = 0, q_len = 0, first_row = 0;  // a partial needs no output position
   if (whole) q_start = item[Q_START], q_len = item[Q_LEN], first_row = item[FIRST_ROW];
   const long long part = (long long)(item[FIRST_SLOT] + item[PIECE]) * p.num_kv_heads + head;
   const float2* stats = (const float2*)(stage + 4 * rows * (D + 4));
@@ -140,7 +140,7 @@ __device__ __forceinline__ void combine(float* stage, const AttentionParams& p, 
   }
 }
 
-// All of a team's units, of `num_teams` that share the plan's decode items.
+// Runs all units of one of the `num_teams` teams that share the plan's decode items.
 __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int num_teams,
                                     int team_index) {
   const Lane l;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   const float scale2 = SOFTCAP ? 1.0f : score_scale;
 
   Stream stream(p, first_unit, end_unit, l);
-  Item item = stream.source.item;  // of the unit that is multiplied
+  Item item = stream.source.item;  // of the unit being multiplied
   int unit = first_unit, head = stream.source.head, key = stream.at, end = stream.source.end;
   u32 q[ROWS8][D / 8];
   if constexpr (kQueryInRegisters)
@@ -177,12 +177,12 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   stream.copy_keys(p, lane_at, l);
   stream.copy_values(p, lane_at + kSlot, l);
 
-  // The unit whose sums are staged but not added yet, and how often that has been.
+  // The unit whose sums are staged but not yet added, and how many units have been staged.
   constexpr int kOwned = 2;
   Item staged_item = item;
   int staged_head = 0, parity = 0;
   int staged = 0;  // 1, or kOwned
-  int owned_end = first_unit;  // units before it are of row blocks that this team has all pieces of
+  int owned_end = first_unit;  // earlier units are in row blocks whose pieces are all this team's
   const auto add_staged = [&] {
     barrier_wait(shared_address(&note.staged), parity);
     combine(stage, p, staged_item, staged_head, staged == kOwned, l, v_scale);
@@ -190,8 +190,8 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     staged = 0;
   };
 
-  // A run: pieces of one row block and head, one after the other. Its partials are counted at its
-  // end, and a unit later, when the old count is here, the one that completes its row block merges.
+  // A run: consecutive pieces of one row block and head. Its partials are counted at its end; one
+  // unit later, when the old count has arrived, the team that completed the row block merges.
   Item run_item = item, counted_item = item;
   int run_counter = -1, run_head = 0, run_length = 0;
   int counted_head = -1, counted_length = 0, counted = 0;  // counted: by all teams before
@@ -216,7 +216,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     counted_head = -1;
   };
 
-  for (bool first = true; unit < end_unit; first = false) {  // a unit a turn
+  for (bool first = true; unit < end_unit; first = false) {  // one unit per iteration
     if (item[PIECE] == 0 && fold_floats(p.decode_rows)) {
       const int pieces = item[NUM_PIECES];
       if (pieces > 1 && unit + pieces <= end_unit) owned_end = unit + pieces;
@@ -231,7 +231,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
     if (p.causal) whole_to = min(whole_to, item[KV_LEN] - item[Q_LEN] + 1);
     if (p.window) whole_from = item[KV_LEN] - p.window;
     int fresh = 1, last;
-    do {  // a step a turn
+    do {  // one step per iteration
       last = key + kStep >= end;
       float s[ROWS8][kTiles][4] = {};
       wait_but_one();
@@ -253,7 +253,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
       __syncwarp();
       stream.advance(p, l);
       stream.copy_keys(p, lane_at, l);
-      // a piece after the first has the query of the one before
+      // later pieces have the same query as the first
       if constexpr (kQueryInRegisters)
         if (last && stream.live() && stream.source.item[PIECE] == 0)
 #pragma unroll
@@ -303,7 +303,7 @@ __device__ __forceinline__ void run(const AttentionParams& p, char* shared, int 
   settle();
   count_run();
   settle();
-  team_barrier(l.team);  // no warp waits at the mbarriers
+  team_barrier(l.team);  // no warp is waiting at the mbarriers any more
   if (l.thread == 0) {
     barrier_drop(shared_address(&note.staged));
     barrier_drop(shared_address(&note.added));

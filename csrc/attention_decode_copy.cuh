@@ -1,7 +1,7 @@
 // A decode warp's ring of keys and values in shared memory, and the copies that fill it.
 //
-// Each warp has a slot of its own for a tile of K and one for V: 16 KB in flight a warp at d = 128,
-// no barrier between warps. Copies are of 16 bytes a lane (cp.async), from wherever the pages lie.
+// Each warp has a slot for a tile of K and one for V: 16 KB in flight per warp at d = 128, and
+// no barrier between warps. Each lane copies 16 bytes (cp.async), wherever the pages are.
 #pragma once
 #include "attention_merge.cuh"
 #include "barrier.cuh"
@@ -23,8 +23,8 @@ constexpr int kTiles = kStep / 16;             // row tiles of mma.sync in a ste
 constexpr int kLookups = kStep / 32;           // rows of a step that a lane looks up, one by one
 constexpr int kRowBytes = D * kSize;
 constexpr int kChunks = kRowBytes / 16;        // 16-byte chunks of a row
-// A copy of the warp is of 128 bytes of each of 4 rows (of fewer of more, where 128 do not divide a
-// row): whole lines, and a row's other parts lie a constant further.
+// A warp copies 128 bytes of each of 4 rows at a time (fewer bytes of more rows if 128 does not
+// divide a row): whole cache lines, with the rest of a row at constant offsets.
 constexpr int kLaneChunks = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
 constexpr int kLaneRows = 32 / kLaneChunks;
 constexpr bool kSwizzled = kRowBytes % 128 == 0;
@@ -44,10 +44,10 @@ struct Lane {
   }
 };
 
-// x, which the compiler then keeps in a register: it would work addresses out again at each step.
+// Makes the compiler keep x in a register; otherwise it recomputes addresses at each step.
 __device__ __forceinline__ u32 kept(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
 
-// Where 16-byte chunk c of row r of a slot lies.
+// Offset of 16-byte chunk c of row r in a slot.
 __device__ __forceinline__ u32 chunk_at(int r, int c) {
   return r * kPitch + (kSwizzled ? (c & ~7) * 16 + ((c ^ r) & 7) * 16 : c * 16);
 }
@@ -59,9 +59,9 @@ __device__ __forceinline__ u32 moved(u32 at, int rows, int chunks) {
   return at + rows * kPitch + chunks * 16;
 }
 
-// Keys and values are read once: as the first to leave L2 they make no room for themselves. The
-// policy is what createpolicy.fractional.L2::evict_first gives for 1.0: made by that instruction it
-// costs each copy a register move.
+// Keys and values are read once, so they are evicted from L2 first and displace nothing else. The
+// policy is the value of createpolicy.fractional.L2::evict_first for 1.0; made by that instruction
+// it costs each copy a register move.
 constexpr u64 kReadOnce = 0x12F0000000000000ull;
 __device__ __forceinline__ void copy16(u32 to, const char* from) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -74,7 +74,7 @@ __device__ __forceinline__ void wait_but_one() {
   __syncwarp();
 }
 
-// An item in a register a lane: word i is lane i's.
+// An item spread over the warp: lane i has word i.
 struct Item {
   int word;
   __device__ __forceinline__ int operator[](int i) const {
@@ -82,7 +82,7 @@ struct Item {
   }
 };
 
-// Where the copies of a step come from. Rows are in units of 32 bytes from a head's first.
+// Source rows of a step's copies, in units of 32 bytes from the head's first row.
 struct Rows {
   int whole;            // 16 keys in a row lie a token apart: `row` is of this lane's of each 16
   u32 row[kStep / 16];  // else, in the first kLookups: of key 32 * i + lane
@@ -119,7 +119,7 @@ __device__ __forceinline__ void find_each(Rows& r, const AttentionParams& p, u32
   }
 }
 
-// Copy a step's rows into a slot: `to` and `base` (the head's rows) are at this lane's place.
+// Copies a step's rows into a slot; `to` and `base` (the head's rows) include the lane's offset.
 __device__ __forceinline__ void copy_whole(u32 to, const char* base, const Rows& r,
                                            const AttentionParams& p) {
   const u64 step = p.token32 * (32 * kLaneRows);

@@ -1,4 +1,4 @@
-// What a decode warp computes of a step: scores, softmax, weighted values, all by mma.sync.
+// A decode warp's computation of a step: scores, softmax, weighted values, by mma.sync.
 //
 // Scores are computed transposed, S^T = K Q^T (keys on the 16-row side), so that 8 packed rows cost
 // no padding to 16; P^T reaches the second product, O^T = V^T P^T, by movmatrix.
@@ -10,7 +10,7 @@ namespace decode {
 constexpr int kBlocks = D / 16;                // blocks of 16 dims
 constexpr bool kQueryInRegisters = ROWS8 * D <= 256;
 constexpr float kSlack = 8.0f;  // a sum is rescaled when its maximum grows by more, in log2 units
-// The maximum of a row that has seen nothing: finite, so that exponents need no test against it.
+// The maximum of a row that has seen no keys: finite, so that exponents need no test.
 constexpr float kUnseen = -3.402823466e38f;
 
 // row / group by a multiplication: exact for the rows of a decode request.
@@ -74,7 +74,7 @@ __device__ __forceinline__ u32 values_at(int lane) {
 }
 
 // s = K Q^T over a slot's keys, read from `at`. The next fragments are read while these are
-// multiplied. One sum a score, whatever the number of row groups: a row's bits do not turn with it.
+// multiplied. Each score is one sum, so a row's bits do not depend on the number of row groups.
 template <int N>
 __device__ __forceinline__ void scores(float (&s)[N][kTiles][4], u32 at,
                                        const u32 (&q)[N][D / 8]) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void weigh(float (&o)[kBlocks][ROWS8][4], u32 at,
   }
 }
 
-// Scores of keys that a row does not see become -inf: at or beyond `stop`, behind the row's own
+// Sets the scores of keys that a row does not see to -inf: at or beyond `stop`, after the row's own
 // position if causal, before its window.
 __device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const AttentionParams& p,
                                      Item item, int key, int stop, const Lane& l) {
@@ -166,10 +166,10 @@ __device__ __forceinline__ void mask(float (&s)[ROWS8][kTiles][4], const Attenti
     }
 }
 
-// The softmax of a tile: scores become P^T, sums are rescaled where a maximum grew (unless `fresh`:
-// they are zeros). Lanes of a column (a packed row) differ in g. Each column goes by its own
-// maximum: a row's bits are its own. Scores stay as the product gave them, and are scaled (by a
-// positive number) in the exponent; a soft cap made logits of them before.
+// The softmax of a tile: scores become P^T, sums are rescaled if a maximum grew (unless `fresh`,
+// when they are zeros). Lanes of a column (a packed row) differ in g. Each column uses its own
+// maximum, so a row's bits depend on that row only. Scores are unscaled until the exponent, where
+// the scale is positive; with a soft cap they are logits already.
 __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[kBlocks][ROWS8][4],
                                        float (&top)[ROWS8][2], float (&norm)[ROWS8][2],
                                        u32 (&probability)[ROWS8][kTiles][2], bool fresh,
@@ -197,7 +197,7 @@ __device__ __forceinline__ void soften(float (&s)[ROWS8][kTiles][4], float (&o)[
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
         const float was = top[n][c];
         if (fmaf(most, scale2, -was) > kSlack) top[n][c] = most * scale2;
-        high[n][c] = exp2_fast(was - top[n][c]);  // what the sums shrink by
+        high[n][c] = exp2_fast(was - top[n][c]);  // factor for the old sums
         norm[n][c] *= high[n][c];
       }
     if (!fresh)

@@ -1,8 +1,8 @@
 // The stream of keys that a decode warp walks through all of its team's units.
 //
-// A unit is an item (a piece of a request's keys) and a KV head; the four warps of a team share its
-// keys by quarters. A warp multiplies one step while the next is copied and the pages of the
-// stretch after are asked for, across the borders of units.
+// A unit is an item (a piece of a request's keys) and a KV head; each of a team's four warps takes
+// a quarter of its keys. A warp multiplies one step while the next is copied and the page ids of the
+// next stretch are loaded, across unit boundaries.
 #pragma once
 #include "attention_decode_math.cuh"
 
@@ -13,7 +13,7 @@ __device__ __forceinline__ Item load_item(const AttentionParams& p, int index, i
   return Item{lane < ITEM_WORDS ? at[lane] : 0};
 }
 
-// Units [first, end) of a team: teams share the cost of all, not their number, for lengths differ.
+// Units [first, end) of a team: teams share the total cost, not the number, as lengths differ.
 // The units before an offset on the line of costs (row block by row block, each as often as there
 // are heads) are found by the warp, both ends at a time, in a search of 32 branches.
 struct Share {
@@ -57,8 +57,8 @@ struct Share {
   }
 };
 
-// Where a team is in the plan: items of a row block lie together, its pieces in order. Units go
-// through a row block's pieces for one KV head, then for the next: a run is announced once.
+// A team's position in the plan: items of a row block are adjacent, with its pieces in order. Units
+// go through a row block's pieces for one KV head, then for the next: a run is announced once.
 struct Place {
   int unit, first_item, pieces, piece, head;
 
@@ -83,13 +83,13 @@ struct Stretch {
   int first, last;  // keys that may be read: from the window's begin to the piece's end
   u32 row;          // of key + 4 * lane: a page id first, then the offset in units of 32 bytes
 
-  // A quarter of the unit's keys, in whole steps, so that a request's last piece takes its four
-  // warps alike. A warp without any walks a step that is masked whole.
+  // A quarter of the unit's keys, in whole steps, so that the four warps take about as long in a
+  // request's last piece. A warp without keys walks one fully masked step.
   __device__ __forceinline__ void begin(const AttentionParams& p, int warp) {
     const int stop = item[KV_END];
     int begin = item[KV_BEGIN];
     first = begin;
-    if (p.window) {  // below the window of the first query token nothing is seen
+    if (p.window) {  // nothing before the first query token's window is visible
       const int low = min(item[KV_LEN] - item[Q_LEN] - p.window + 1, stop - 1);
       if (low > begin) begin += (low - begin) / kStep * kStep, first = low;
     }
@@ -98,7 +98,7 @@ struct Stretch {
     end = max(min(key + quarter, stop), key + 1);
     last = max(stop - 1, 0);
   }
-  // Of the four tokens from a multiple of four on, which no page boundary parts.
+  // For four tokens from a multiple of four on, which are always in one page.
   __device__ __forceinline__ int lane_key(int lane) const { return min(key + 4 * lane, last) & ~3; }
 };
 
@@ -141,7 +141,7 @@ struct Stream {
     after = load_item(p, place.item(), l.lane);
     asked.row = pages.page(p, asked.lane_key(l.lane));
   }
-  // Go on to copy what was asked for, and ask for what follows.
+  // Start copying the requested stretch, and request the next one.
   __device__ __forceinline__ void turn(const AttentionParams& p, const Lane& l) {
     constexpr int kNever = 0x7fffffff;
     source = asked;
@@ -168,7 +168,7 @@ struct Stream {
     at += kStep;
     if (at >= stop) turn(p, l);
   }
-  // Keys of the step that is copied go to a slot, in which this lane's place is `to`.
+  // Copies the step's keys to a slot; `to` includes this lane's offset.
   __device__ __forceinline__ void copy_keys(const AttentionParams& p, u32 to, const Lane& l) {
     rows.whole = at >= whole_from && at <= whole_to;
     if (rows.whole) {

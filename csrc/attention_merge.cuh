@@ -1,8 +1,8 @@
-// How sums become output, and partial sums one: the same for decode and prefill.
+// Normalising sums to output and merging partials, for decode and prefill alike.
 #pragma once
 #include "attention.cuh"
 
-// Where a packed row of a request goes.
+// Output position of a request's packed row.
 struct Row {
   int token, head;
   bool valid;
@@ -14,8 +14,8 @@ struct Row {
   }
 };
 
-// What a row's sum is multiplied by, and its log-sum-exp: the sink joins the norm. A row that saw
-// nothing has scale 0, whatever its sum holds.
+// The factor for a row's sum, and its log-sum-exp; the sink is added to the norm. A row that saw no
+// keys has scale 0, whatever its sum holds.
 struct Final {
   float scale, lse;
   __device__ __forceinline__ Final(const AttentionParams& p, int head, float max2, float norm,

@@ -21,7 +21,7 @@ __device__ __forceinline__ int scan_warp(int x, int lane) {
   return x;
 }
 
-// The last of `count` ascending starts that is at most x; the first one is.
+// The last of `count` ascending starts that is at most x; the first always is.
 __device__ __forceinline__ int find(const int* starts, int count, int x) {
   int low = 0;
 #pragma unroll 1
@@ -57,7 +57,7 @@ __device__ __forceinline__ int bucket_of(int tiles) {
   return kThreads - 1 - min(tiles, kThreads - 1);
 }
 
-// Counters are zeroed by the last warps first: the first ones have requests to look at.
+// The last warps zero counters first, as the first warps have requests to process.
 __device__ __forceinline__ void zero_counters(const PlanParams& p) {
   const int from = kThreads - 1 - threadIdx.x;
   const int count = p.num_counters * p.num_kv_heads, quads = ((u64)p.counters & 15) ? 0 : count / 4;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void zero_counters(const PlanParams& p) {
   for (int i = quads * 4 + from; i < count; i += kThreads) p.counters[i] = 0;
 }
 
-// Units before each request, to starts[batch]; returns how many there are, one at least.
+// Writes the number of units before each request to starts[batch]; returns the total, at least 1.
 __device__ __forceinline__ int count_units(const PlanParams& p, Shared& s, int* starts,
                                            const Lengths& mine) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void write_item(int* item, const int4& keys, const in
   at[0] = keys, at[1] = rows, at[2] = pieces;
 }
 
-// Decode items [0, items) of the chunk's `units`, a thread an item.
+// Writes decode items [0, items) of the chunk's `units`, one per thread.
 __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& s, int base,
                                              int items, int units) {
   const int limit = min(items, p.max_decode_items - base);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
     const int4 where = s.where[unit];
     const int kv_len = who.y, shift = (who.w >> 8) & 255, pieces = (u32)who.w >> 24;
     int block = 0, i = j - s.start[unit];
-    if (i >= pieces) {  // mostly a request has one row block
+    if (i >= pieces) {  // most requests have one row block
       block = (u32)i / (u32)pieces;
       i -= block * pieces;
     }
@@ -186,8 +186,8 @@ __device__ __forceinline__ void write_header(const PlanParams& p, const Shared& 
   p.plan[32 + lane] = 0;
 }
 
-// All items, at the second turn but those behind s.cut; tells whether there was room for them.
-// `all` is what was to be placed: slots and counters in the last warp, which writes the header.
+// Places all items, in the second pass only those before s.cut; returns whether they fit. `all` is
+// the total to be placed: slots and counters in the last warp, which writes the header.
 __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int* starts,
                                       const Lengths& lengths, int units, int turn, Totals& all) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -196,8 +196,8 @@ __device__ __forceinline__ bool place(const PlanParams& p, Shared& s, const int*
   bool fits = true;
   Unit unit;
   Sums mine, upto;
-  // Lengths of prefill items are counted first, so that a second pass places the longest first. If
-  // there is one chunk, that pass finds all it needs in registers.
+  // Prefill items are counted by length first, so that a second pass can place the longest first.
+  // With a single chunk, that pass finds everything in registers.
 #pragma unroll 1
   for (int pass = has_prefill ? 0 : 1; pass < 2; ++pass) {
 #pragma unroll 1
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   await_previous_kernel();
   const int thread = threadIdx.x;
   const bool has_prefill = p.max_prefill_items > 0;
-  // a second turn only where bounds were promised that do not hold; nothing is kept for it
+  // a second pass only if the host's bounds do not hold; it starts from scratch
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
     Lengths lengths{};

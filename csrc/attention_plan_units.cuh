@@ -1,5 +1,5 @@
-// What a plan places: a decode request (all its row blocks walk the same keys) or a prefill row
-// block, how its keys are cut, and what is dropped where the host promised bounds that do not hold.
+// The units of a plan: a decode request (all of its row blocks walk the same keys) or a prefill row
+// block; how their keys are cut, and what is dropped if the host's bounds do not hold.
 #pragma once
 #include "attention.cuh"
 
@@ -16,7 +16,7 @@ struct PlanParams {
   int num_ctas;
 };
 
-// A request's lengths as they lie in memory, apart from their use: other work hides the loads.
+// A request's raw lengths, loaded ahead of their use: other work hides the loads.
 struct Lengths {
   int kv_len, from, to;
 
@@ -48,7 +48,7 @@ struct Request {
   }
 };
 
-// Pieces are powers of two, but for requests that are not cut: a piece longer than any of those.
+// Pieces are powers of two, except for uncut requests, whose piece is longer than any power used.
 __device__ __forceinline__ int doublings(int kv_len, int log_most) {
   return 32 - __clz(max(kv_len - 1, 0) >> log_most);
 }
@@ -138,7 +138,7 @@ struct Totals {
   }
 };
 
-// The first unit of each path that is dropped, where bounds were promised that do not hold.
+// The first unit of each path that is dropped, if the host's bounds do not hold.
 struct Cut {
   int decode, prefill;
   __device__ __forceinline__ bool drops(const Unit& u, int index) const {
@@ -146,7 +146,7 @@ struct Cut {
   }
 };
 
-// A unit is dropped with all behind it on its path. By one thread: this is for broken promises.
+// A unit is dropped with all later ones on its path. One thread does this, as it is an error path.
 __device__ __noinline__ Cut find_cut(const PlanParams& p) {
   Cut cut{1 << 30, 1 << 30};
   Totals all{};

@@ -1,9 +1,9 @@
-// Prefill and mixed attention over a paged cache: CTAs that the plan chose begin with decode items,
-// all go on with prefill items.
+// Prefill and mixed attention over a paged cache: some CTAs, chosen by the plan, begin with decode
+// items, then all work on prefill items.
 #include "attention_decode.cuh"
 #include "attention_prefill.cuh"
 
-struct Maps {  // of queries, keys, values: what the copy engine needs (TMA)
+struct Maps {  // tensor maps of queries, keys and values, for TMA
   TensorMap of[3];
 };
 

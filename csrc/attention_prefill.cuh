@@ -1,10 +1,10 @@
 // The prefill path: tiles of 128 packed rows, keys from last to first, on Hopper's matrix unit.
 //
-// A producer fills shared memory (attention_prefill_gather.cuh); two consumer warpgroups of 64 rows
-// multiply, S = Q K^T for the next keys while the last probabilities still multiply V, and take
-// turns at it: one's exponentials run under the other's products. Items come from the plan, longest
-// first, by a ticket: a CTA that is done takes the next, so no CTA waits for another and no second
-// wave is planned.
+// A producer fills shared memory (attention_prefill_gather.cuh). Two consumer warpgroups of 64 rows
+// compute S = Q K^T for the next keys while the last probabilities still multiply V, and alternate:
+// one's exponentials overlap the other's products. Items come from the plan, longest first, by
+// ticket: a CTA takes the next one when it is done, so no CTA waits for another and no second wave
+// is planned.
 #pragma once
 #include "attention_prefill_gather.cuh"
 
@@ -16,7 +16,7 @@ struct Rows {
   int limit[2], low[2];
 };
 
-// Probabilities of a tile in place of its scores; returns what older sums shrink by.
+// Replaces a tile's scores by probabilities; returns the factor for older sums.
 __device__ __forceinline__ void soften(float (&s)[kKeys / 2], Rows& rows, float (&shrink)[2],
                                        int key0, bool whole, float scale2, float softcap) {
   const int t = threadIdx.x & 3;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void store_output(const AttentionParams& p, const Ite
   }
 }
 
-// A piece's sums, not normalised, for the last piece's CTA to merge.
+// Writes a piece's unnormalised sums, which the CTA of the last piece merges.
 __device__ __forceinline__ void store_partial(const AttentionParams& p, const Item& item, int head,
                                               const float (&o)[D / 2], const Rows& rows, int row0,
                                               float scale2) {
@@ -276,7 +276,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Shared& 
           p.workspace + p.prefill_out, p.workspace + p.prefill_stats, threadIdx.x - 128, v_scale);
     named_barrier<256>(6);  // the flag is free again
   }
-  if (consumer == 0) take_turn();  // the other's last word
+  if (consumer == 0) take_turn();  // the other's last turn
 }
 
 __device__ __forceinline__ void run(const AttentionParams& p, const TensorMap* maps, char* shared) {

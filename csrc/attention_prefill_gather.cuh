@@ -1,8 +1,8 @@
-// How prefill's operands reach shared memory: work by tickets, queries and pages by boxes.
+// Prefill's producer: draws work by ticket and gathers queries and pages into shared memory.
 //
 // A producer posts a unit of work and its queries, then fills two stages of keys and two of values.
-// TMA 1: two warps ask the copy engine for a box a page and 64 dims, which costs few instructions;
-// rows that a request must not read (behind its end, below its window) are written as zeros.
+// TMA 1: two warps request one box per page and 64 dims, which takes few instructions; rows that a
+// request must not read (past its end, before its window) are written as zeros.
 // TMA 0 (e4m3 caches, which must be converted; tiny pages): four warps copy row by row.
 #pragma once
 #include "attention_merge.cuh"
@@ -29,7 +29,7 @@ constexpr int kBlockChunks = kBlock / 8;
 constexpr int kBuffers = kPosts * kQueryBytes + 2 * kStages * kTileBytes;
 constexpr int kSharedBytes = 1024 + kBuffers + 320;
 constexpr int kMinBox = 16;                    // keys of a page from which TMA is used
-// Warps that say when they have read a posted unit: consumers, the one of values or all that copy.
+// Warps that signal that they have read a posted unit: consumers, the value warp or all that copy.
 constexpr int kReaders = 8 + (TMA ? 1 : 4);
 
 // A place in a ring of STAGES and its barrier's parity.
@@ -100,7 +100,7 @@ struct Item {
   }
 };
 
-// Whether the queries of a block are a box of the copy engine: whole tokens.
+// Whether TMA can fetch a block's queries as one box: it must have whole tokens.
 __device__ __forceinline__ bool query_is_box(const AttentionParams& p) {
   return TMA && kRows % p.group == 0;
 }
@@ -146,7 +146,7 @@ struct Tickets {
 
 #if TMA
 
-// Rows of a tile that no page's box brings: read where the request may, else zeros.
+// Rows of a tile outside every page's box: copied where the request may read them, else zeros.
 __device__ __forceinline__ void copy_edges(const AttentionParams& p, const PageRow& pages,
                                            const char* base, u32 to, int key0, int first, int last,
                                            int low, int kv_len) {
@@ -277,8 +277,8 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
   Tickets tickets(p);
   Turn<kPosts> work;
   Turn<kStages> keys, values;
-  // A stage's copies are announced when the next one's are on the way: they are ordinary writes,
-  // which the matrix unit sees after a fence by those who wrote.
+  // A stage is announced when the next one's copies are in flight: these are ordinary writes, which
+  // the matrix unit sees only after a fence by the writing threads.
   u32 copied = 0;
   const auto announce = [&] {
     if (copied) {
@@ -312,7 +312,7 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
       const u32 to = ring + stage * kTileBytes;
       const int key0 = item.begin + tile * kKeys;
       base += head * p.head_bytes;
-      if (copied && !barrier_try(free, parity)) drain();  // others may wait for what is held back
+      if (copied && !barrier_try(free, parity)) drain();  // others may be waiting for the stage held back
       barrier_wait(free, parity);
       if constexpr (KV8) {
         convert_tile(to, base, rows, key0, low, item.end);

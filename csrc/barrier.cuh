@@ -17,7 +17,7 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Whether the phase of `parity` is over; a try, which may have waited a while.
+// Whether the phase of `parity` is over; may wait for a while before it gives up.
 __device__ __forceinline__ bool barrier_try(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(

@@ -1,4 +1,4 @@
-// What SMs can read from memory at most: threads that do nothing but load 16 bytes at a time.
+// Measures peak read bandwidth: threads that only load 16 bytes at a time.
 //
 // Compiled when a bench first needs it, with -DTHREADS, -DCTAS_PER_SM and -DLOADS; it includes
 // nothing, so nvrtc compiles it as it stands.

@@ -1,4 +1,4 @@
-// One token a row of logits: greedy, by temperature, top-k, top-p, min-p; with the row's state.
+// Samples one token per row of logits (greedy, temperature, top-k, top-p, min-p); updates state.
 //
 // The logits are read once: of each group its largest key, and where all tokens' weights matter the
 // sum of each piece. The CTA that brings a row's last piece chooses its token: the k-th largest

@@ -1,4 +1,4 @@
-// The sampler's PTX, and no more: what a compiler without CUDA stands in for.
+// The sampler's PTX only, which tests replace to compile the sampler without CUDA.
 #pragma once
 
 #define INFINITY_F __int_as_float(0x7f800000)
@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_once(const char* address, u32 (&raw)[4]) {
                : "memory");
 }
 
-// The kernel before this one is done and its writes are here; the next one may begin.
+// Waits until the previous kernel is done and its writes are visible; lets the next one begin.
 __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

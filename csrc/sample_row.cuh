@@ -1,4 +1,4 @@
-// A row's token, by one CTA: once all of its groups and sums are there.
+// One CTA chooses a row's token, once all of its groups and sums have been written.
 #pragma once
 #include "sample_select.cuh"
 
@@ -56,12 +56,12 @@ __device__ __forceinline__ int list_groups(const Room& room, u32 least, Shared& 
   return s.listed;
 }
 
-// Every token of the listed groups that reaches `least`.
+// Collects every token of the listed groups that reaches `least`.
 template <class Visit>
 __device__ __forceinline__ void visit_listed(const SampleParams& p, const char* logits,
                                              const Room& room, int listed, u32 least,
                                              const Visit& visit) {
-  constexpr int kAhead = 3;  // loads that do not wait for each other
+  constexpr int kAhead = 3;  // independent loads in flight
 #pragma unroll 1
   for (int i0 = threadIdx.x; i0 < listed * kGroupVectors; i0 += kAhead * THREADS) {
     u32 raw[kAhead][4];
@@ -371,7 +371,7 @@ __device__ __forceinline__ int choose(const SampleParams& p, int row, const char
   return draw_of_kept(p, row, logits, room, choice, keys, all, random.first, s);
 }
 
-// What a drawn token does to its request; by one thread.
+// Updates the request's state with the drawn token; run by one thread.
 __device__ __forceinline__ void finish(const SampleParams& p, int row, int token, bool over) {
   p.out[row] = token;
   if (over) return;

@@ -1,6 +1,6 @@
-// Selection without a sort: where a row's order, walked from the top, has had a given count or mass.
+// Selection without sorting: the position from the top at which a count or mass is reached.
 //
-// All sums are of integers, so that what is found depends on the row alone.
+// All sums are of integers, so the result depends on the row only.
 #pragma once
 #include "sample.cuh"
 
@@ -53,7 +53,7 @@ struct Bins {
 
 static_assert(12 << kRowBits <= 8 * kCandidates, "a row's bins take its tokens' room");
 
-// What a token counts for: 1, or its weight; 0 below the cuts.
+// A token's measure: 1, or its weight; 0 below the cuts.
 struct Measure {
   u64 cut;         // lowest order that counts
   float top, scale, min_log2;

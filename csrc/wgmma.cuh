@@ -66,7 +66,7 @@ template <int LEFT>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// Products write registers behind the compiler's back: it must not read them before the wait.
+// Products write registers asynchronously: the compiler must not read them before the wait.
 template <int N>
 __device__ __forceinline__ void pin(float (&c)[N]) {
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ __forceinline__ u64 matrix(u32 address, u32 lead, u32 stride) {
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// True in one lane of a converged warp: the compiler then knows that one lane asks the copy engine.
+// True in one lane of a converged warp: tells the compiler that a single lane issues the TMA copy.
 __device__ __forceinline__ bool elected() {
   u32 yes;
   asm volatile(
@@ -101,7 +101,7 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// Ask the copy engine for a box of a map of 3 or 4 dimensions, innermost coordinate first.
+// Requests a TMA copy of a box of a map with 3 or 4 dimensions, innermost coordinate first.
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 barrier, int x, int y,
                                          int z) {
   asm volatile(

@@ -1,4 +1,4 @@
-"""What an attention launch is given: addresses and strides, the same for every kernel."""
+"""Arguments of an attention launch: addresses and strides, the same for every kernel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from smkern.tuning.config import Dtype
 
 ALIGNMENT = 256
 NUM_ADDRESSES = 12
-"""Fields of `AttentionArguments` that are addresses, which come first."""
+"""Number of addresses in `AttentionArguments`, which come first."""
 
 Launch = Callable[..., None]
 """launch(stream, *addresses): the addresses of `AttentionArguments` in its order.
 
-Behind them may come what a plan is made of, which a launch that is given a plan does not look at.
+The inputs of a plan may follow them; a launch that is given a plan ignores those.
 """
 Bind = Callable[[tuple[Any, ...]], Launch]
-"""bind(sizes): the launch of calls that have these `AttentionArguments.sizes`."""
+"""bind(sizes): the launch for calls with these `AttentionArguments.sizes`."""
 
 
 class AttentionArguments(NamedTuple):
-    """Device addresses (0: absent) and sizes of one launch; strides in elements.
+    """Device addresses (0: absent) and sizes of one launch; strides are in elements.
 
     q and out are [num_tokens, q_heads, head_dim], lse fp32 [num_tokens, q_heads] contiguous. Caches
     are [num_pages, page_size, kv_heads, head_dim] with the strides given and inner stride 1. The
@@ -61,7 +61,7 @@ class AttentionArguments(NamedTuple):
 
     @classmethod
     def of(cls, addresses: Iterable[int], sizes: Iterable[Any]) -> AttentionArguments:
-        """The arguments of a call with these addresses and sizes."""
+        """The arguments for these addresses and sizes."""
         return cls._make((*addresses, *sizes))
 
     @property
@@ -70,7 +70,7 @@ class AttentionArguments(NamedTuple):
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """All behind the addresses: what a launch is bound to."""
+        """All fields after the addresses, to which a launch is bound."""
         return self[NUM_ADDRESSES:]
 
 
@@ -78,11 +78,11 @@ class AttentionArguments(NamedTuple):
 class WorkspaceLayout:
     """Byte offsets in a plan's workspace: arrival counters (int32), then partials (fp32).
 
-    Counter of (row block c, KV head h): c * kv_heads + h. The decode partial of (slot s, KV head h)
-    is number s * kv_heads + h, [decode_rows, head_dim] fp32; all (max, sum) pairs of the decode
-    partials, [decode_rows, 2] fp32 each, follow them. Prefill likewise, with 128 rows. A partial is
-    not normalised: sum_j exp2(s_j - max) v_j and its sum_j exp2(s_j - max), s in log2 units,
-    without `v_scale`; max is -inf and sum 0 where no key was seen.
+    The counter of (row block c, KV head h) is c * kv_heads + h. The decode partial of (slot s, KV
+    head h) has index s * kv_heads + h and is [decode_rows, head_dim] fp32; the (max, sum) pairs of
+    all decode partials, [decode_rows, 2] fp32 each, follow. Prefill has the same layout with 128
+    rows. Partials are not normalised: sum_j exp2(s_j - max) v_j, and as sum sum_j exp2(s_j - max),
+    with s in log2 units and without `v_scale`; max is -inf and sum 0 where no key was seen.
     """
 
     counters: int
@@ -110,7 +110,7 @@ class WorkspaceLayout:
 
 
 class MergeProblem(NamedTuple):
-    """A merge of `states` states of `rows` (token, head) pairs; `aligned` to whole 16 bytes."""
+    """A merge of `states` states of `rows` (token, head) pairs; `aligned` to 16 bytes."""
 
     states: int
     rows: int

@@ -42,13 +42,13 @@ PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
 
 MAX_BATCH = 16_384
-"""Requests of a plan: their row blocks' starts lie in shared memory (see `most_requests`)."""
+"""The most requests of a plan: starts of their row blocks are in shared memory."""
 PLAN_STATIC_BYTES = 42_400
-"""Shared memory of the plan's kernel beside them: sizeof(Shared) of csrc/attention_plan.cu."""
+"""Other shared memory of the plan's kernel, bytes: sizeof(Shared) of csrc/attention_plan.cu."""
 MIN_BOX = 16
-"""Tokens of a page from which the copy engine gathers prefill's keys; smaller ones are copied."""
+"""Page size from which TMA gathers prefill's keys; threads copy smaller pages."""
 ROW_UNIT = 32
-"""Bytes that cache strides are passed in: 2**32 of them cover 128 GiB."""
+"""Unit of cache strides, bytes: 2**32 of them cover 128 GiB."""
 _PLAN_THREADS = 1024
 _PREFILL_THREADS = 384
 _PARAMS, _ADDRESSES = struct.Struct("12Q 6q 4q 2I 12i 4f"), struct.Struct("12Q")
@@ -81,13 +81,13 @@ class CudaVariant:
 
 
 def most_requests(capability: int) -> int:
-    """Requests of a plan: fewer where a CTA has less shared memory, as on sm_86 and sm_89."""
+    """The most requests of a plan: fewer where a CTA has less shared memory (sm_86, sm_89)."""
     left = shared_limit(divmod(capability, 10)) - PLAN_STATIC_BYTES - 64
     return min(MAX_BATCH, left // 4)
 
 
 def prefill_bytes(head_dim: int) -> int:
-    """Shared memory of the prefill path: csrc/attention_prefill_gather.cuh's kSharedBytes."""
+    """Shared memory of the prefill path: kSharedBytes of csrc/attention_prefill_gather.cuh."""
     queries = (1 if head_dim == 256 else 2) * PREFILL_ROWS * head_dim
     return 1024 + 2 * (queries + 2 * 2 * tile_keys(head_dim) * head_dim) + 320
 
@@ -114,7 +114,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
 
 
 def shared_bytes(variant: CudaVariant, rows: int) -> int:
-    """Dynamic shared memory of a launch with `rows` packed rows a decode item."""
+    """Dynamic shared memory of a launch with `rows` packed rows per decode item."""
     size = 1 if variant.fp8_cache else 2
     decode = variant.teams * cuda_team_bytes(variant.head_dim, size, rows)
     if variant.kernel == "attention_decode":
@@ -123,10 +123,11 @@ def shared_bytes(variant: CudaVariant, rows: int) -> int:
 
 
 def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str, ...]:
-    """Why these addresses and strides are not for the CUDA kernels; empty when they are.
+    """Reasons why the CUDA kernels cannot take these addresses and strides; empty if they can.
 
-    They want K and V with equal strides, pages and tokens a multiple of 32 bytes apart, heads of
-    16, a cache within 128 GiB, 16-byte rows of q and out, and nothing expanded (a stride of 0).
+    They need equal strides of K and V, strides of pages and tokens in multiples of 32 bytes and of
+    heads in multiples of 16, a cache within 128 GiB, 16-byte aligned rows of q and out, and nothing
+    expanded (a stride of 0).
     """
     size = cache_bytes(problem)
     page, token, head = (size * stride for stride in args.k_strides)
@@ -164,12 +165,12 @@ def params_of(problem: AttentionProblem, args: AttentionArguments) -> bytes:
 
 
 def compile_cuda_variant(variant: CudaVariant, capability: int) -> bytes:
-    """Device code of a variant, from the cache on disk where it is there. Needs no GPU."""
+    """Device code of a variant, compiled or from the disk cache. Needs no GPU."""
     return compile_cuda(f"{variant.kernel}.cu", variant.defines, _arch(capability))
 
 
 def compile_plan(capability: int) -> bytes:
-    """Device code of the plan's kernel, likewise."""
+    """Device code of the plan's kernel, compiled or from the disk cache. Needs no GPU."""
     return compile_cuda("attention_plan.cu", (), _arch(capability))
 
 
@@ -178,10 +179,10 @@ def _arch(capability: int) -> str:
 
 
 class CudaAttention:
-    """The CUDA attention kernels of one device: compiled and loaded once a variant.
+    """The CUDA attention kernels of one device; each variant is compiled and loaded once.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
         record: called with each variant that is compiled and loaded.
     """
 
@@ -200,7 +201,7 @@ class CudaAttention:
         return self._plan is not None
 
     def prepare(self, problem: AttentionProblem, config: AttentionConfig, budget: Budget) -> Bind:
-        """What binds the launches of a problem: loads its variant if new."""
+        """Returns bind(sizes) for a problem's launches; loads its variant if new."""
         variant = variant_of(problem, config)
         function = self._function(variant)
         grid, shared = budget.num_sms, shared_bytes(variant, problem.shape.decode_rows)
@@ -233,10 +234,10 @@ class CudaAttention:
         return bind
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
-        """The launch that makes a plan of `shape` for `budget`: one CTA.
+        """The launch, of one CTA, that makes a plan of `shape` for `budget`.
 
         Raises:
-            ArgumentError: more requests than a plan holds.
+            ArgumentError: the batch has more requests than a plan can hold.
         """
         most = most_requests(self.capability)
         if shape.batch > most:

@@ -1,9 +1,9 @@
-"""The plan of an attention step, spelled out in Python: what `csrc/attention_plan.cu` computes.
+"""The plan of an attention step, in Python: the reference of `csrc/attention_plan.cu`.
 
-A plan is an int32 buffer: a header, the decode items, the prefill items. An item is what one CTA
-(or team of warps) works on for each KV head in turn: a block of packed rows of one request and a
-piece of its keys. Packed row r of a request is query token r // group, head r % group of the KV
-head's group. Kernels and the interpreter's tests read the same buffer.
+A plan is an int32 buffer: a header, the decode items, the prefill items. An item is the work of one
+CTA (or team of warps), for each KV head in turn: a block of packed rows of one request and a piece
+of its keys. Packed row r of a request is query token r // group, head r % group of the KV head's
+group. Kernels and the interpreter's tests read the same buffer.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ HEADER_WORDS = 64
 (NUM_DECODE, NUM_PREFILL, DECODE_CTAS, OVERFLOW, DECODE_SLOTS, PREFILL_SLOTS, DECODE_COST,
  FIRST_COST) = range(8)  # fmt: skip
 TICKET, DEPARTED = 8, 9
-"""Header words. The two last are counters, zero between launches."""
+"""Number of header words. The last two are counters, zero between launches."""
 ITEM_WORDS = 12
 (REQUEST, KV_BEGIN, KV_END, KV_LEN, Q_START, Q_LEN, FIRST_ROW, FIRST_SLOT, NUM_PIECES, PIECE,
  COUNTER, TILES) = range(ITEM_WORDS)  # fmt: skip
 COST = TILES
 """Words of an item. Keys [KV_BEGIN, KV_END) are walked for the packed rows from FIRST_ROW.
 
-FIRST_SLOT: where the partial of the row block's piece 0 lies (-1: a single piece, written straight
-to the output). COUNTER: the row block's index among those with several pieces (times KV heads, plus
-the head: its arrival counter). TILES, of a prefill item: its 128-key tiles, by which they are
-ordered. COST, of a decode item: what all before it cost, an item its 128-key tiles and PIECE_COST;
-teams share the whole, DECODE_COST, evenly. FIRST_COST: of the first item.
+FIRST_SLOT: slot of the partial of the row block's piece 0 (-1: a single piece, written directly to
+the output). COUNTER: the row block's index among those with several pieces (times KV heads, plus
+the head, gives its arrival counter). TILES (prefill items): number of 128-key tiles, by which items
+are sorted. COST (decode items): total cost of all earlier items, where an item costs its 128-key
+tiles plus PIECE_COST; teams share the total, DECODE_COST, evenly. FIRST_COST: cost of the first
+item.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLayout:
-    """Where things lie in a plan's buffers, in words; all from host numbers."""
+    """Offsets and sizes in a plan's buffers, in words; derived from host numbers only."""
 
     decode_at: int
     prefill_at: int
@@ -59,17 +60,17 @@ class PlanLayout:
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, shape: AttentionShape) -> PlanLayout:
-        """The layout of a shape; a step's plan, records and launches all ask for it."""
+        """The layout of a shape, cached: a step's plan, records and launches all use it."""
         decode, prefill = shape.max_decode_items, shape.max_prefill_items
         prefill_at = HEADER_WORDS + ITEM_WORDS * decode
         words = prefill_at + ITEM_WORDS * prefill
-        # a slot is a piece of a request with several: none where a request has one piece at most
+        # only requests with several pieces have slots: none if no request can have two pieces
         blocks = shape.batch * -(
             -min(shape.max_q_len, DECODE_MAX_Q) * shape.group // shape.decode_rows
         )
         decode_slots = decode if decode > blocks else 0
         prefill_slots = prefill if prefill > shape.max_row_blocks else 0
-        # a counter is for a row block of two or more pieces
+        # only row blocks with two or more pieces have a counter
         counters = (decode + prefill) // 2 + 1
         return cls(
             HEADER_WORDS, prefill_at, words, decode, prefill, decode_slots, prefill_slots, counters
@@ -77,7 +78,7 @@ class PlanLayout:
 
 
 def visible(shape: AttentionShape, q_len: int, kv_len: int, tokens: range) -> tuple[int, int]:
-    """Keys [begin, end) that some query token of `tokens` may see (tokens of one request)."""
+    """Keys [begin, end) visible to some query token of `tokens` (tokens of one request)."""
     end = min(kv_len, max(kv_len - q_len + tokens[-1] + 1, 0)) if shape.causal else kv_len
     begin = 0
     if shape.window:
@@ -94,11 +95,11 @@ def plan_items(
     """The plan's buffer for these lengths, int32 [PlanLayout.of(shape).words].
 
     Lengths outside the shape are clamped: kv_len to [0, max_kv_len], query ranges to [0,
-    max_tokens] and max_q_len. A decode request or a prefill row block is there whole or not at all:
-    it is dropped, and its items are counted in OVERFLOW, once the items or slots of its path up to
-    and with it, or the counters of both paths, exceed what the layout has room for; dropped ones
-    count there too, so all after it on its path are dropped.
-    A request with queries and no visible key has one item with no keys, which writes zeros.
+    max_tokens] and max_q_len. A decode request or a prefill row block is never planned in part: it
+    is dropped, and its items are counted in OVERFLOW, once the items or slots of its path up to and
+    including it, or the counters of both paths, exceed the layout's room. Dropped ones count
+    towards these sums, so everything after them on the path is dropped too.
+    A request with queries but no visible key has one item without keys, which writes zeros.
     """
     layout = PlanLayout.of(shape)
     buffer = np.zeros(layout.words, dtype=np.int32)
@@ -164,7 +165,7 @@ def plan_items(
                 item = [request, key0, key1, kv_len, q_start, q_len, first_row, first_slot,
                         pieces, index, mine, tiles]  # fmt: skip
                 kept[path].append(item)
-    # the longest first; within a length later rows first, which a stable sort keeps
+    # longest first; among equals later rows first, which a stable sort keeps
     prefill.reverse()
     prefill.sort(key=lambda item: -item[TILES])
     buffer[[NUM_DECODE, NUM_PREFILL, DECODE_CTAS]] = (
@@ -187,10 +188,10 @@ def plan_items(
 def decode_ctas(
     decode: Sequence[Sequence[int]], prefill: Sequence[Sequence[int]], num_ctas: int
 ) -> int:
-    """How many CTAs of a mixed launch begin with decode items: their share of the time.
+    """How many CTAs of a mixed launch begin with decode items, by decode's share of the time.
 
     A 128-key tile of one KV head costs a prefill CTA 1.7 us; the same keys cost a decode CTA 0.75
-    us at the 90 GB/s that each of 48 and more SMs reads. One CTA at least where there is any.
+    us at 90 GB/s per SM, the rate with 48 or more SMs. At least one CTA if there is any decode.
     """
     decode_cost = 3 * sum(item[TILES] + 1 for item in decode)
     prefill_cost = 7 * sum(item[TILES] + 1 for item in prefill)

@@ -1,4 +1,4 @@
-"""The attention kernels of one device: whichever a configuration names, loaded once, counted."""
+"""The attention kernels of one device, CUDA and Triton: loaded once each, and counted."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from smkern.kernels.ledger import ledger
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 Compiled = CudaVariant | AttentionVariant | None
-"""What is compiled by itself; None is the plan's kernel."""
+"""A kernel compiled on its own; None is the plan's kernel."""
 
 
 class AttentionKernels:
     """Prepares launches of plans and of attention on one device.
 
     Args:
-        device_index: Of the GPU.
-        capability: 90 and the like.
+        device_index: GPU index.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, device_index: int, capability: int) -> None:
@@ -36,7 +36,7 @@ class AttentionKernels:
         self._triton = KernelSet()
 
     def plan(self, shape: AttentionShape, budget: Budget) -> PlanLaunch:
-        """The launch that makes a plan: of lengths, q starts (or 0), plan, workspace and stream."""
+        """The launch that makes a plan of `shape` for `budget`; see `PlanLaunch`."""
         return self._cuda.plan(shape, budget)
 
     def is_plan_loaded(self, shape: AttentionShape) -> bool:
@@ -46,7 +46,7 @@ class AttentionKernels:
     def variants(
         self, problem: AttentionProblem, config: AttentionConfig, aligned: bool = True
     ) -> tuple[CudaVariant | AttentionVariant, ...]:
-        """The kernels that a launch is made of; `aligned` matters to Triton's alone."""
+        """The kernels of a launch; `aligned` matters to Triton only."""
         if config.kernel == "cuda":
             return (variant_of(problem, config),)
         return variants_of(problem, config, self.capability, aligned)
@@ -67,16 +67,16 @@ class AttentionKernels:
         budget: Budget,
         aligned: bool = True,
     ) -> Bind:
-        """What binds launches of a problem within a budget; loads its kernels if new.
+        """Returns bind(sizes) for launches of a problem within a budget; loads new kernels.
 
         Args:
-            problem: What is launched.
-            config: How.
+            problem: Attention problem.
+            config: Configuration that runs it.
             budget: SMs and what confines them.
-            aligned: Whether addresses and strides of the calls to come are whole 16 bytes.
+            aligned: Whether the calls' addresses and strides are multiples of 16 bytes.
 
         Raises:
-            ArgumentError: no such kernel in this build.
+            ArgumentError: this build lacks the kernel.
         """
         if config.kernel == "cuda":
             return self._cuda.prepare(problem, config, budget)
@@ -88,7 +88,7 @@ class AttentionKernels:
 
 
 def compile_attention(variant: Compiled, capability: int) -> None:
-    """Compile a kernel into this user's cache; needs no GPU."""
+    """Compile a kernel into the user's cache; needs no GPU."""
     if variant is None:
         compile_plan(capability)
     elif isinstance(variant, CudaVariant):

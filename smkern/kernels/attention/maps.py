@@ -1,4 +1,4 @@
-"""Tensor maps of attention's operands: what the copy engine needs to gather queries and pages."""
+"""Tensor maps of attention's operands, with which TMA gathers queries and pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SWIZZLES = {64: 2, 128: 3}  # CUtensorMapSwizzle
 
 
 class OperandMaps:
-    """Maps of q, K and V at `address`, made again where sizes change, moved where addresses do.
+    """Maps of q, K and V at `address`, re-encoded when sizes change, moved when addresses do.
 
-    The caller holds a lock from `point` to the launch that reads the maps.
+    The caller must hold a lock from `point` to the launch that reads the maps.
     """
 
     def __init__(self, problem: AttentionProblem) -> None:
@@ -28,7 +28,7 @@ class OperandMaps:
         self._where: tuple[int, int, int] = (0, 0, 0)
 
     def point(self, args: AttentionArguments, q: int, k: int, v: int) -> None:
-        """Make the maps those of operands with the sizes of `args` at these addresses."""
+        """Point the maps to operands with the sizes of `args` at these addresses."""
         where = (q, k, v)
         if args is not self._sizes:
             self._encode(args)
@@ -45,7 +45,7 @@ class OperandMaps:
     def _encode(self, args: AttentionArguments) -> None:
         shape, dtype = self._problem.shape, self._problem.dtype
         block, dim = self._swizzle // 2, shape.head_dim
-        if PREFILL_ROWS % shape.group == 0:  # else the kernel does not ask for q's map
+        if PREFILL_ROWS % shape.group == 0:  # otherwise the kernel does not use q's map
             token, head = (2 * stride for stride in args.q_strides)
             encode_tensor_map(
                 self.address, dtype, (dim, shape.num_q_heads, max(args.num_tokens, 1)),
@@ -63,5 +63,5 @@ class OperandMaps:
 
 
 def tile_keys(head_dim: int) -> int:
-    """Keys of a prefill tile: csrc/attention_prefill_gather.cuh's kKeys."""
+    """Keys of a prefill tile: kKeys of csrc/attention_prefill_gather.cuh."""
     return 64 if head_dim == 256 else 128

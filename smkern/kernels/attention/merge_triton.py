@@ -1,7 +1,7 @@
-"""Attention over parts of the keys put together: a merge of (out, lse) states, in Triton.
+"""Merges the (out, lse) states of attention over parts of the keys, in Triton.
 
 With w_i = exp(lse_i - max lse): out = sum w_i out_i / sum w_i and lse = max lse + log(sum w_i), in
-the order of the states. A state with lse -inf has seen nothing: its out is not read.
+the order of the states. A state with lse -inf has seen no keys: its out is not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMAT = f"{len(_POINTERS)}Q{len(_STRIDES)}q{len(_NUMBERS)}q"
 _NUM_WARPS = 8
 _CTAS_PER_SM = 4
 _TILE = 8192
-"""Elements of a tile: 32 a thread."""
+"""Elements of a tile: 32 per thread."""
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def merge_states(
 
 @dataclass(frozen=True, slots=True, order=True)
 class MergeVariant:
-    """One compiled merge. `aligned`: addresses and strides are whole 16 bytes."""
+    """One compiled merge. `aligned`: addresses and strides are multiples of 16 bytes."""
 
     head_dim: int
     dtype: Dtype
@@ -103,10 +103,10 @@ class MergeVariant:
 
 
 class MergeKernels:
-    """The merges of one device: compiled and loaded once a variant, counted.
+    """The merge kernels of one device; each variant is compiled and loaded once, and counted.
 
     Args:
-        capability: 90 and the like.
+        capability: Compute capability, such as 90.
     """
 
     def __init__(self, capability: int) -> None:

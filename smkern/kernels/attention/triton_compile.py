@@ -1,4 +1,4 @@
-"""Variants of the Triton attention kernel: what chooses code, defaults, compilation."""
+"""Variants of the Triton attention kernel: selection, defaults, compilation."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SCALARS = ("scale", "softcap", "k_scale", "v_scale")
 _INT32 = ("table_ptr", "indptr_ptr", "count_ptr", "items_ptr", "counters")
 _ALIGNED = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "counters", "partials", "stats")
 _NATIVE_E4M3 = 89
-"""The first capability that converts e4m3 itself; others take it as bytes."""
+"""The first capability with instructions to convert e4m3; others take it as bytes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionVariant:
-    """One compiled kernel: what of a problem and a configuration chooses code.
+    """One compiled kernel: the part of a problem and a configuration that selects code.
 
-    `rows` of the `block_rows` of an item are a tile. `aligned`: addresses and strides are whole 16
-    bytes.
+    A tile has `rows` of an item's `block_rows`. `aligned`: addresses and strides are multiples of
+    16 bytes.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class AttentionVariant:
         """The kernel's compile-time parameters."""
         prefill = self.path == "prefill"
         pad = _power_of_two(self.head_dim)
-        # 32 elements a thread, so that merging needs no more registers than attention
+        # 32 elements per thread, so that merging needs no more registers than attention
         merge_rows = min(_power_of_two(self.block_rows), max(1, 1024 * self.num_warps // pad))
         return {
             "PREFILL": prefill,
@@ -93,7 +93,7 @@ class AttentionVariant:
 
     @property
     def tiles(self) -> int:
-        """Units of an item, for each KV head."""
+        """Tiles of an item, per KV head."""
         return -(-self.block_rows // self.rows)
 
     @property
@@ -106,22 +106,22 @@ class AttentionVariant:
 
 
 def _power_of_two(n: int) -> int:
-    """The least power of two that is at least `n`."""
+    """The smallest power of two that is at least `n`."""
     return 1 << (n - 1).bit_length()
 
 
 def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:
-    """The default of the prefill or the decode items: `constraints.triton_config`."""
+    """The default for prefill or decode items; see `constraints.triton_config`."""
     return triton_config(problem, path == "prefill", divmod(capability, 10))
 
 
 def variants_of(
     problem: AttentionProblem, config: AttentionConfig, capability: int, aligned: bool = True
 ) -> tuple[AttentionVariant, ...]:
-    """The kernels of a launch, in its order: prefill items if the shape has any, then decode's.
+    """The kernels of a launch, in order: prefill items if the shape has any, then decode items.
 
-    `config` is for the prefill items of a shape that has them, else for the decode items; the
-    decode items beside prefill take `default_config`.
+    `config` applies to the prefill items if there are any, else to the decode items; decode items
+    beside prefill take `default_config`.
     """
     shape = problem.shape
     paths: list[tuple[Path, AttentionConfig]] = [("decode", config)]
@@ -154,7 +154,7 @@ def variants_of(
 def compile_variant(variant: AttentionVariant) -> Artifact:
     """Compile one kernel (or take it from Triton's cache). Needs no GPU.
 
-    Raises `DeviceError` when it does not fit the device's shared memory.
+    Raises `DeviceError` if it exceeds the device's shared memory.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -199,5 +199,5 @@ def _signature(variant: AttentionVariant) -> dict[str, str]:
 def compile_triton(
     problem: AttentionProblem, config: AttentionConfig, capability: int
 ) -> tuple[Artifact, ...]:
-    """Compile the kernels of a launch into Triton's disk cache, `variants_of` in order."""
+    """Compile the kernels of a launch into Triton's disk cache, in the order of `variants_of`."""
     return tuple(compile_variant(v) for v in variants_of(problem, config, capability))

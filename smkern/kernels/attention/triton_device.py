@@ -1,9 +1,9 @@
 """Paged attention in Triton: every option, any device from sm_80 on, and Triton's interpreter.
 
-One persistent kernel walks the decode items of a plan, another launch of it the prefill items. A
-unit is an item (or a part of its rows) and a KV head. Pieces of a row block leave partials; the
-last to arrive merges them in index order, and no CTA waits for another. Per row only: maxima, sums
-and rescaling, so a row's bits do not depend on the other rows of its tile.
+One launch of a persistent kernel walks the decode items of a plan, another the prefill items. A
+unit is an item (or some of its rows) and a KV head. Pieces of a row block write partials; the last
+to arrive merges them in index order, and no CTA waits for another. Maxima, sums and rescaling are
+per row, so a row's bits do not depend on the other rows of its tile.
 """
 
 import triton
@@ -30,21 +30,21 @@ _LEAST_SCALE = tl.constexpr(1e-30)
 
 @triton.jit
 def _finite(top):
-    """A maximum to subtract: 0 for a row that has seen nothing, as (-inf) - (-inf) is NaN."""
+    """A maximum to subtract: 0 for a row that has seen no keys, as (-inf) - (-inf) is NaN."""
     return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit
 def _widen(x, dtype: tl.constexpr):
-    """A cache's tile in the queries' dtype; e4m3 as bytes where the device cannot convert it."""
+    """Cache tile in the queries' dtype; e4m3 comes as bytes where the device cannot convert it."""
     if x.dtype == tl.uint8:
-        # fp16 has e4m3's layout with a longer exponent, whose bias is 8 more
+        # fp16 has e4m3's layout with a longer exponent, whose bias is larger by 8
         bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
         value = bits.to(tl.float16, bitcast=True) * 256.0
         x = tl.where((x & 0x7F) == 0x7F, float("nan"), value).to(tl.float16)
     elif x.dtype == tl.float8e4nv:
-        # exact. Triton 3.6 goes straight to bf16 by what the first target of the process has:
-        # after a kernel for sm_90 that fails on sm_89, and it has no fewer instructions
+        # exact. Triton 3.6 converts directly to bf16 if the first target of the process can: after
+        # a kernel for sm_90 that fails on sm_89, and it saves no instructions
         x = x.to(tl.float16)
     return x.to(dtype)
 
@@ -60,8 +60,8 @@ def _walk(
 ):  # fmt: skip
     """Online softmax over keys [begin, end). `begin` is a multiple of KEYS.
 
-    Scores times `factor` are in log2 units; `top` is the maximum before that. Keys outside [low,
-    end) are read as zeros, so that nothing there, NaN included, reaches a row.
+    Scores times `factor` are in log2 units; `top` is the maximum before scaling. Keys outside [low,
+    end) are read as zeros, so that nothing there, not even NaN, reaches a row.
     """
     dim = tl.arange(0, PAD)
     for start in tl.range(begin, end, KEYS, num_stages=STAGES):
@@ -136,7 +136,7 @@ def _write(
 
 @triton.jit
 def _rows(packed, live, kv_head, q_start, q_len, num_tokens, GROUP: tl.constexpr):
-    """Token (of all), query head and whether it exists, of packed rows of a request."""
+    """Global token, query head and existence of packed rows of a request."""
     token = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
     live = live & (token < q_len) & (q_start + token < num_tokens)
@@ -151,7 +151,7 @@ def _merge(
 ):  # fmt: skip
     """Sum, maximum (log2 units) and weight of rows `row` of a block, over its pieces in order.
 
-    `first` is the number of piece 0's partial; the next piece's is `kv_heads` further.
+    `first` is the index of piece 0's partial; the next piece's is `kv_heads` further on.
     """
     dim = tl.arange(0, PAD)
     inside = row < BLOCK
@@ -195,12 +195,12 @@ def attention_items(
     Q_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, STAGES: tl.constexpr, CHUNK: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attention of the items at `items_ptr`, as many as `count_ptr` says, for every KV head.
+    """Attention for the `count_ptr[0]` items at `items_ptr`, for every KV head.
 
-    An item of BLOCK rows is walked in tiles of ROWS, each a unit, whose arrivals are counted alike.
-    Strides of q and out count Q_UNIT elements, those of the caches KV_UNIT, so that the compiler
-    knows what is whole. Decode units are dealt in contiguous equal shares, prefill units (the
-    longest first) in turns.
+    An item of BLOCK rows is walked in tiles of ROWS, each a unit of its own with its own arrival.
+    Strides of q and out count Q_UNIT elements, those of the caches KV_UNIT, which tells the
+    compiler their alignment. Decode units are distributed in contiguous equal shares, prefill units
+    (longest first) round-robin.
     """
     pid = tl.program_id(0)
     ctas = tl.num_programs(0)
@@ -217,7 +217,7 @@ def attention_items(
     k_scale *= tl.load(k_scale_ptr, mask=with_k_scale != 0, other=1.0)
     v_scale *= tl.load(v_scale_ptr, mask=with_v_scale != 0, other=1.0)
     scale *= k_scale
-    # the maximum is taken before scaling, which a negative scale would turn round: q takes the sign
+    # the maximum is taken before scaling, so a negative scale would make it wrong: q takes the sign
     sign = tl.where(scale < 0.0, -1.0, 1.0)
     scale = tl.maximum(scale * sign, _LEAST_SCALE)
     if SOFTCAP:
@@ -275,7 +275,7 @@ def attention_items(
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         if PREFILL:
-            # keys [whole_begin, whole_end) are seen by every row: no mask
+            # every row sees keys [whole_begin, whole_end): no mask
             whole_begin = begin
             whole_end = end
             if WINDOW:
@@ -305,7 +305,7 @@ def attention_items(
         )  # fmt: skip
         top = top * factor
 
-        # read and worked out again: kept over the walk, they would cost 40 registers
+        # loaded and computed again: kept during the walk, they would cost 40 registers
         first_row = tl.load(item + _FIRST_ROW, volatile=True)
         q_len = tl.load(item + _Q_LEN, volatile=True)
         token, head, live = _rows(

@@ -1,4 +1,4 @@
-"""Launches of the Triton attention kernel: by the driver on a GPU, by the interpreter on a CPU."""
+"""Launches of the Triton attention kernel, through the driver or in the interpreter on a CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 4
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One kernel of a launch: its grid, and byte offsets in the plan and in the workspace."""
+    """One kernel of a launch: its grid, and its byte offsets in the plan and the workspace."""
 
     variant: AttentionVariant
     num_ctas: int
@@ -84,10 +84,10 @@ def prepare_triton(
     kernels: KernelSet,
     aligned: bool = True,
 ) -> Bind:
-    """What binds launches of `problem` within `budget`; compiles and loads what is new.
+    """Returns bind(sizes) for launches of `problem` within `budget`; loads new kernels.
 
-    `kernels` belongs to a device and may be shared by all its launches. `aligned` says whether the
-    calls to come are (`is_aligned`).
+    `kernels` belongs to a device and may be shared by all its launches. `aligned`: whether the
+    calls are (`is_aligned`).
     """
     runs = []
     for step in _passes(problem, config, budget, capability, aligned):
@@ -107,7 +107,7 @@ def prepare_triton(
 
 
 def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool:
-    """Whether rows of q, out and the caches are whole 16 bytes."""
+    """Whether rows of q, out and the caches are multiples of 16 bytes."""
     a, kv_unit = arguments, 16 if problem.cache_dtype == "fp8" else 8
     return not (
         (a.q | a.k | a.v | a.out) % 16
@@ -117,7 +117,7 @@ def is_aligned(arguments: AttentionArguments, problem: AttentionProblem) -> bool
 
 
 def _values(step: _Pass, kv_heads: int, window: int, a: AttentionArguments) -> tuple[Any, ...]:
-    """The kernel's run-time parameters in order; what is absent is 0 and never read."""
+    """The kernel's run-time parameters in order; absent ones are 0 and never read."""
     q_unit, kv_unit = step.variant.q_unit, step.variant.kv_unit
     return (
         a.q, a.k, a.v, a.out, a.lse, a.page_table, a.page_indptr, a.sinks, a.k_scale_ptr,
@@ -154,16 +154,16 @@ def launch_interpreted(
     """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
 
     Args:
-        q: [tokens, q_heads, head_dim] fp16 (the interpreter gets bf16 wrong), and `out` alike.
-        k_cache: [pages, page_size, kv_heads, head_dim] fp16 or float8_e4m3fn; `v_cache` alike.
+        q: [tokens, q_heads, head_dim] fp16 (the interpreter gets bf16 wrong); same for `out`.
+        k_cache: [pages, page_size, kv_heads, head_dim] fp16 or float8_e4m3fn; same for `v_cache`.
         page_table: [batch, max_pages] int32, or [total] with `page_indptr` [batch + 1].
-        plan_buffer: int32, what `plan_items` gives.
+        plan_buffer: int32, as `plan_items` returns it.
         workspace: uint8 [WorkspaceLayout.num_bytes], its counters zero.
         lse: [tokens, q_heads] fp32; sinks: [q_heads] fp32; scales of fp8 caches: 1-element tensors
             or floats.
 
     Returns:
-        The CTAs of each kernel launched.
+        Number of CTAs of each kernel launched.
     """
     import torch
 
@@ -196,6 +196,6 @@ def launch_interpreted(
 
 
 def _typed(workspace: Tensor, at: int, dtype: Any) -> Tensor:
-    """The workspace from byte `at`; something to point at where nothing is left."""
+    """The workspace from byte `at`; a valid pointer even if nothing is left."""
     rest = workspace[at:]
     return (rest if rest.numel() >= 4 else workspace.new_zeros(4)).view(dtype)
