@@ -18,15 +18,11 @@ from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
 from smkern.tuning.append import AppendProblem
+from tests.gpu.gemm_support import capability
 from tests.ops.append_cases import FP8, Case, make
 
 Made = tuple[tuple[Tensor, ...], dict[str, Any]]
 _PLAIN = ("cu_q_lens", "page_indptr", "k_scale", "v_scale", "num_sms", "check")
-
-
-def capability() -> int:
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
 
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:

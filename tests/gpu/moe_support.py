@@ -18,15 +18,10 @@ from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import MoeProblem
-from tests.gpu.gemm_support import GUARD, framed
+from tests.gpu.gemm_support import GUARD, capability, framed
 
 NAN = float("nan")
 BF16, FP16 = torch.bfloat16, torch.float16
-
-
-def capability() -> int:
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
 
 
 def given_of(op: Any, call: Any, problem: Any, budget: Any, scratch: Tensor) -> tuple[Any, ...]:

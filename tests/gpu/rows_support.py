@@ -15,16 +15,12 @@ from smkern.ops.operator_dispatch import Compile
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, op_of, result_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.tuning.rows import RowsProblem, shapes_of
+from tests.gpu.gemm_support import capability
 
 OPERATORS = {op.name: op for op in (RMS_NORM, ADD_RMS_NORM, SILU_AND_MUL, EMBEDDING)}
 EPS = 1e-5
 PAD = 8
 """Elements between rows that nothing may write."""
-
-
-def capability() -> int:
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
 
 
 def precompile(kinds: Iterable[tuple[str, int, torch.dtype, bool]]) -> None:

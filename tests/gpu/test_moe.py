@@ -22,12 +22,11 @@ from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import Budget, PermuteProblem, TopkProblem, UnpermuteProblem, candidates
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.attention.support import at_most
-from tests.gpu.gemm_support import framed
+from tests.gpu.gemm_support import capability, framed
 from tests.gpu.moe_support import (
     BF16,
     FP16,
     NAN,
-    capability,
     check_frame,
     check_routing,
     given_of,

@@ -18,10 +18,10 @@ from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, numbers_of, pro
 from smkern.tuning.rows import candidates
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.attention.support import at_most
+from tests.gpu.gemm_support import capability
 from tests.gpu.rows_support import (
     EPS,
     OPERATORS,
-    capability,
     check,
     cloned,
     make,
