@@ -29,9 +29,9 @@ from smkern.tuning.moe import (
     candidates,
     group_tokens,
 )
-from tests.kernels.cubins import told, usage
+from tests.kernels.cubins import layouts_summed, told, usage
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 pytestmark = pytest.mark.slow
 
@@ -98,20 +98,7 @@ def test_a_row_is_summed_in_one_order_whatever_the_cta(
     problem: TopkProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes and elements of a row are dealt alike, or its bits would depend on the budget."""
-    layouts = set()
-    compile_triton = triton.compile
-    along = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, (\d+)\]")
-
-    def spied(*args: Any, **options: Any) -> Any:
-        kernel = compile_triton(*args, **options)
-        text = kernel.asm["ttgir"]
-        named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
-        found = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[\dx]+xf32, (#\w+)>\)', text, re.S)
-        assert found
-        layouts.update(tuple(along.findall(named[x])) for x in found)
-        return kernel
-
-    monkeypatch.setattr(triton, "compile", spied)
+    layouts = layouts_summed(monkeypatch, r"[\dx]+")
     for variant in MoeKernels(90).variants(problem):
         variant.compile()
     assert len(layouts) <= 2, layouts  # of the experts, and of the chosen

@@ -11,9 +11,9 @@ import pytest
 from smkern.kernels import rows_triton
 from smkern.kernels.rows_launch import PARAMETERS, variant_of
 from smkern.tuning.rows import RowsConfig, RowsProblem, held, registers, shapes_of
-from tests.kernels.cubins import told, usage
+from tests.kernels.cubins import layouts_summed, told, usage
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 pytestmark = pytest.mark.slow
 
@@ -96,20 +96,7 @@ def test_a_row_is_summed_in_one_order_whatever_the_cta(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A piece lies in one warp, or a row's bits would depend on the budget."""
-    layouts = set()
-    compile_triton = triton.compile
-    along = re.compile(r"(sizePerThread|threadsPerWarp|warpsPerCTA) = \[\d+, (\d+)\]")
-
-    def spied(*args, **options):
-        kernel = compile_triton(*args, **options)
-        text = kernel.asm["ttgir"]
-        named = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
-        found = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<\d+x256xf32, (#\w+)>\)', text, re.S)
-        assert found
-        layouts.update(tuple(along.findall(named[x])) for x in found)
-        return kernel
-
-    monkeypatch.setattr(triton, "compile", spied)
+    layouts = layouts_summed(monkeypatch, r"\d+x256")
     for op in ("rms_norm", "add_rms_norm"):
         problem = replace(BASE, op=op, width=width)
         for config in shapes_of(problem):
