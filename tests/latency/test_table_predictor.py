@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError, ProfileError, TableError
 from smkern.latency import Chunk, Size, TablePredictor
+from smkern.latency.roofline import Roofline
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
 from tests.latency.small import LAYERS, PROFILE, SIZES, TIMINGS
 
@@ -190,8 +191,25 @@ def test_more_work_takes_no_less(
     grown[which] += more
     small = predictor.alone_us(as_size(*least, layers), num_sms)
     large = predictor.alone_us(as_size(*grown, layers), num_sms)
-    # Measured times over the roofline fall with the batch: by 4% from 64 rows to 128.
-    assert large >= 0.95 * small >= 0
+    # Measured times over the roofline fall: by 23% from a step of one row to more of them on 130
+    # SMs, by 13% where a mixed forward fills its tiles.
+    assert large >= 0.75 * small >= 0
+
+
+@given(st.integers(2, 132), sizes, st.integers(0, 3), st.integers(1, 500))
+def test_the_roofline_of_more_work_is_no_lower(
+    num_sms: int, least: tuple[int, ...], which: int, more: int
+) -> None:
+    predictor = LOADED["qwen3-8b"]
+    layers = predictor.sizes.num_layers
+    roofline = Roofline(predictor.sizes, predictor.profile)
+    grown = list(least)
+    grown[which] += more
+    small, large = (
+        sum(max(x.bytes_us, x.flops_us) for x in roofline.bounds(as_size(*s, layers), num_sms))
+        for s in (least, tuple(grown))
+    )
+    assert large >= small * (1 - 1e-9) >= 0
 
 
 LOADED = {model: TablePredictor.load(model) for model in MODELS}
@@ -221,7 +239,7 @@ def test_bad_requests() -> None:
         TablePredictor.load("gpt-5")
     with pytest.raises(TableError, match=r"'h900'; there are \[\]"):
         TablePredictor.load("qwen3-8b", "h900")
-    with pytest.raises(ProfileError, match="101 SMs"):
+    with pytest.raises(ProfileError, match=r"num_sms=101 is outside.*take 1 to 100"):
         PREDICTOR.alone_us(decode(1, 1), 101)
     assert set(MODELS) <= set(shipped("NVIDIA H200"))
 
