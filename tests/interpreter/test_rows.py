@@ -63,6 +63,14 @@ def test_norms(width: int, added: bool) -> None:
     close(out, norm_of(total, weight))
 
 
+def test_eps_counts_where_rows_are_small() -> None:
+    """Squares of some 1e-5, as large as eps."""
+    x, weight = strided(5, 100, like=3e-3), torch.randn(100).half()
+    out = poisoned(5, 100)
+    interpret(RmsNorm(x, weight, EPS, out))
+    close(out, norm_of(x, weight))
+
+
 @pytest.mark.parametrize("width", [1000, 2880, 8192, 16384])
 def test_a_rows_bits_are_those_of_every_configuration_and_budget(width: int) -> None:
     x, weight = strided(3, width, like=8.0), torch.randn(width).half()

@@ -48,6 +48,14 @@ def test_any_other_overlap_is_refused(ab: tuple[Tensor, Tensor], offset: int, pi
         smkern.gemm(a, w, residual=matrix(buffer, offset, pitch), out=matrix(buffer, 0))
 
 
+def test_a_wider_argument_that_wraps_into_outs_next_row_is_refused() -> None:
+    """Both step by 32 elements; a's 16 columns begin behind out's 8 and end in out's next row."""
+    buffer, w = torch.zeros(M * 2 * PITCH + K), torch.zeros(N, K)
+    a = torch.as_strided(buffer, (M, K), (2 * PITCH, 1), 20)
+    with pytest.raises(ArgumentError, match=r"out .* overlaps a "):
+        smkern.gemm(a, w, out=matrix(buffer, 0, 2 * PITCH))
+
+
 def test_rows_of_out_that_overlap_each_other_are_refused(ab: tuple[Tensor, Tensor]) -> None:
     a, w = ab
     with pytest.raises(ArgumentError, match="two of its elements share an address"):
