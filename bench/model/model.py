@@ -163,6 +163,7 @@ class DecodeLoop:
 
     def check(self, model: str) -> None:
         """Run a step; ValueError where it ended a request or its logits are not finite."""
+        self._wait()  # the lengths were filled on another stream
         with current_stream(self.place.stream):
             self.call(0)
         self._wait()
