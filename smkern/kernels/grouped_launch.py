@@ -20,8 +20,9 @@ from smkern.kernels.driver import (
     may_overlap,
     replace_address,
 )
+from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of, num_ctas
-from smkern.tuning.moe import VECTOR, power_of_two
+from smkern.tuning.moe import VECTOR
 
 if TYPE_CHECKING:
     from torch import Tensor

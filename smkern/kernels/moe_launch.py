@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.kernels.aot import KernelSet, KernelSource, Launch, compile_source
 from smkern.kernels.driver import OVERLAP_FROM, may_overlap
+from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.moe import (
     COUNTED,
@@ -21,7 +22,6 @@ from smkern.tuning.moe import (
     block_of,
     group_tokens,
     num_ctas,
-    power_of_two,
     scratch_bytes,
     table_elements,
     ways,

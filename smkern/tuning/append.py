@@ -13,7 +13,7 @@ from typing import Literal
 from smkern.device import Budget as Budget
 from smkern.device import Confinement
 from smkern.tuning.attention.shapes import AttentionDtype, CacheDtype
-from smkern.tuning.bucket_table import Key
+from smkern.tuning.bucket_table import Key, power_of_two
 from smkern.tuning.cost_model import CeilingSource
 from smkern.tuning.family import BucketFamily
 
@@ -108,7 +108,7 @@ class AppendConfig:
 
 def kv_count(problem: AppendProblem) -> int:
     """KV heads processed at a time: all of a token's, padded to a power of two."""
-    return min(_power_of_two(problem.num_kv_heads), MAX_KV_COUNT)
+    return min(power_of_two(problem.num_kv_heads), MAX_KV_COUNT)
 
 
 def item_tokens(problem: AppendProblem, config: AppendConfig) -> int:
@@ -120,7 +120,7 @@ def q_count(problem: AppendProblem, config: AppendConfig) -> int:
     """Heads of q processed at a time: many, to load angles rarely, with little padding."""
     lanes = item_tokens(problem, config) * problem.half_lanes
     most = max(1, MAX_Q_ROWS[config.num_warps] * 32 * config.num_warps // lanes)
-    most = min(most, _power_of_two(max(problem.num_q_heads, 1)))
+    most = min(most, power_of_two(max(problem.num_q_heads, 1)))
     counts = [1 << i for i in range(most.bit_length()) if 4 << i >= most]
     return min(counts, key=lambda count: (-(-problem.num_q_heads // count) * count, -count))
 
@@ -145,10 +145,6 @@ def candidates(problem: AppendProblem, budget: Budget) -> tuple[AppendConfig, ..
         for ctas in ((1, 2, 3, 4, 6, 8) if budget.confined == "mask" else (1,))
         if ctas == 1 or warps * ctas <= most
     )
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
 
 
 # Fitted constants of the cost model.

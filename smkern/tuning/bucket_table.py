@@ -34,7 +34,7 @@ class Key:
         values = [
             getattr(budget, name)
             if name in ("num_sms", "confined")
-            else bucket(getattr(problem, name))
+            else power_of_two(getattr(problem, name))
             if name in cls.BUCKETED
             else getattr(problem, name, 0)
             for name in _names(kind)
@@ -67,7 +67,7 @@ K = TypeVar("K", bound=Key)
 C = TypeVar("C")
 
 
-def bucket(count: int) -> int:
+def power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()
 

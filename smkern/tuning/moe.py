@@ -13,7 +13,7 @@ from typing import Literal
 from smkern.device import Budget as Budget
 from smkern.device import Confinement
 from smkern.tuning.attention.shapes import AttentionDtype
-from smkern.tuning.bucket_table import Key
+from smkern.tuning.bucket_table import Key, power_of_two
 from smkern.tuning.cost_model import CeilingSource
 from smkern.tuning.family import BucketFamily
 
@@ -35,11 +35,6 @@ COUNTED = 1024
 """Choices per block in which experts are counted."""
 FEW, MANY = 1024, 8192
 """Up to `FEW` choices are always compared, from `MANY` on counted; in between it is tuned."""
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True, order=True)

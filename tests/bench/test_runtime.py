@@ -34,7 +34,7 @@ from smkern.runtime.place import Place
 from tests.bench.doubles import run_suite
 from tests.bench.torch_kernels import TorchKernels
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PLAN = RuntimePlan("qwen3-8b", (60_000, 90_000), (24, 40), (4, 12), batch=2, context=16, tokens=40)
 SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1, "head_dim": 64,

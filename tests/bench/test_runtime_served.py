@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
-
 from smkern.bench.runtime.cases import PLANS
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells, served_cells
 from smkern.bench.runtime.workload import Sizes, Workload, budgets_of, step_rows
 from smkern.models import Weights
-from tests.models.generation import one_thread, tiny
+from tests.models.generation import tiny
 
 PLAN = PLANS[0]
 SIZES = Sizes((40,), max_running=6, max_prefill=3, max_tokens=48, max_context=192, num_pages=64)
 WORKLOAD = Workload(running=3, context=8, prompt=20)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
 
 
 @cache

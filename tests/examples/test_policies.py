@@ -20,7 +20,7 @@ from smkern.examples.policies import DECODE_SMS, Served, Shape, verdict, workloa
 from smkern.latency import TablePredictor
 from smkern.models import Weights, preset
 from smkern.runtime import Timeline
-from tests.models.generation import one_thread, tiny
+from tests.models.generation import tiny
 
 SHORT = Shape(seconds=0.6, burst_s=0.4, burst=3)
 TINY = replace(SHORT, short=(4, 12), long=(40, 90), new=(3, 9), scale=0.05)
@@ -89,7 +89,7 @@ def test_a_model_on_cpu_tensors_is_measured() -> None:
     sizes = Sizes(
         (DECODE_SMS,), max_running=16, max_prefill=4, max_tokens=128, max_context=256, num_pages=200
     )
-    with one_thread(), open_executor(Weights.random(config), sizes) as executor:
+    with open_executor(Weights.random(config), sizes) as executor:
         served = list(policies.measured(TINY, executor, "NVIDIA H200"))
         executor.pool.check()
         assert executor.pool.usage.held == 0

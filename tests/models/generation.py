@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,17 +11,6 @@ from smkern.models import Decoder, ModelConfig, SamplingParams, Weights, preset
 from tests.runtime.alone import Alone
 
 VOCAB = 64
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Without torch's threads, which cost tiny tensors twenty times what they win."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def tiny(architecture: str = "qwen3-8b", **changes: Any) -> ModelConfig:

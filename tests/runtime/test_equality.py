@@ -20,7 +20,7 @@ from tests.runtime.equality import Equality, check_tokens, clear_mismatches, ser
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CONFIG = tiny(max_position=128)
 SIZES = Sizes(

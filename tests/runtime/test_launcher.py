@@ -12,8 +12,6 @@ from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.in_flight import LaunchError
 from tests.models.generation import one_at_a_time, random_prompts, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PAGE, ROWS = 16, 24
 
 

@@ -28,7 +28,7 @@ from tests.models.generation import (
     tiny,
 )
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LENGTHS = [5, 1, 40, 17, 16, 33, 2, 64, 9, 25]
 

@@ -17,8 +17,6 @@ from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
 from tests.runtime.alone import Alone
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CONFIG = tiny()
 WEIGHTS = Weights.random(CONFIG, 3)
 SIZES: dict[str, Any] = {"max_running": 4, "max_prefill": 2, "max_tokens": 64}

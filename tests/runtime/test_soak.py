@@ -17,7 +17,7 @@ from tests.runtime.equality import Equality, Verdict
 from tests.runtime.results import record, soak_cells, token_cell
 from tests.runtime.soak import Footprint, Segment, Soak, run_segment
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SIZES = Sizes(
     (16, 48), max_running=6, max_prefill=3, max_tokens=48, max_context=96, num_pages=20, reuse=True

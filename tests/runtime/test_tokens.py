@@ -23,7 +23,7 @@ from tests.runtime.alone import Alone
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import RUNGS, Linear, World
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CONFIG = tiny(num_layers=3)
 SEED = 3

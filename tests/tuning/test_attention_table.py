@@ -8,7 +8,7 @@ from smkern.profile import load_profile
 from smkern.tuning.attention.key import AttentionKey, mean_kv_len
 from smkern.tuning.attention.select import ATTENTION_FAMILY, AttentionTable
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from smkern.tuning.bucket_table import bucket
+from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.cells import Tuned
 
 DECODE = AttentionShape(64, 32, 8, 128, 16, 1, 4096, 64, 64 * 4096)
@@ -35,7 +35,7 @@ def lookup(table, problem, budget):
 
 
 def test_buckets_are_powers_of_two():
-    assert [bucket(n) for n in (0, 1, 2, 3, 64, 65)] == [1, 1, 2, 4, 64, 128]
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 64, 65)] == [1, 1, 2, 4, 64, 128]
 
 
 def test_the_mean_length_counts_within_the_window():

@@ -14,6 +14,7 @@ from smkern.tuning.attention.shapes import (
     AttentionProblem,
     CacheDtype,
 )
+from smkern.tuning.bucket_table import power_of_two
 
 Path = Literal["decode", "prefill"]
 
@@ -67,9 +68,9 @@ class AttentionVariant:
     def constants(self) -> dict[str, Any]:
         """The kernel's compile-time parameters."""
         prefill = self.path == "prefill"
-        pad = _power_of_two(self.head_dim)
+        pad = power_of_two(self.head_dim)
         # 32 elements per thread, so that merging needs no more registers than attention
-        merge_rows = min(_power_of_two(self.block_rows), max(1, 1024 * self.num_warps // pad))
+        merge_rows = min(power_of_two(self.block_rows), max(1, 1024 * self.num_warps // pad))
         return {
             "PREFILL": prefill,
             "BLOCK": self.block_rows,
@@ -103,11 +104,6 @@ class AttentionVariant:
     @property
     def kv_unit(self) -> int:
         return (16 if self.cache_dtype == "fp8" else 8) if self.aligned else 1
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least `n`."""
-    return 1 << (n - 1).bit_length()
 
 
 def default_config(problem: AttentionProblem, path: Path, capability: int = 90) -> AttentionConfig:

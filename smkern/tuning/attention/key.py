@@ -19,7 +19,7 @@ from smkern.tuning.attention.shapes import (
     Budget,
     CacheDtype,
 )
-from smkern.tuning.bucket_table import Key, bucket
+from smkern.tuning.bucket_table import Key, power_of_two
 
 OP = "paged_attention"
 
@@ -49,8 +49,9 @@ class AttentionKey(Key):
         shape = problem.shape
         return cls(
             OP, constraints.path_of(shape), shape.num_q_heads, shape.num_kv_heads, shape.head_dim,
-            shape.page_size, problem.dtype, problem.cache_dtype, bucket(shape.batch),
-            bucket(shape.max_q_len), bucket(mean_kv_len(problem)), budget.num_sms, budget.confined,
+            shape.page_size, problem.dtype, problem.cache_dtype, power_of_two(shape.batch),
+            power_of_two(shape.max_q_len), power_of_two(mean_kv_len(problem)),
+            budget.num_sms, budget.confined,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.models.generation import one_at_a_time, random_prompts, tiny
 from tests.runtime.model.late_device import LateDevice, make_late
 from tests.runtime.policies import RandomPolicy
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NEW, CONTEXT = 24, 80
 PROMPTS = random_prompts([5, 3, 9, 4, 17, 30], seed=11)

@@ -22,7 +22,7 @@ from smkern.runtime.request import Request
 from tests.models.generation import VOCAB, one_at_a_time, random_prompts, tiny
 from tests.runtime.alone import pool_for
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LENGTHS = [5, 1, 40, 17, 16, 33]
 NEW = 9

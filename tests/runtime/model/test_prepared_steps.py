@@ -21,7 +21,7 @@ from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
 from tests.models.generation import one_at_a_time, random_prompts, tiny
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PAGE, NEW = 1, 16  # so that rows get pages in each step
 LENGTHS = [5, 3, 9, 4]
