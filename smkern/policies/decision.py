@@ -27,6 +27,13 @@ class Decision:
             at the end of what this decision launches.
         preempt: `prefill` runs before the running batch, which goes on afterwards; one level deep.
         pause_decode: No decode step now.
+        prefill_rung: The rung whose prefill side the prompts' layers take, where that is another
+            than `rung`'s: None, the whole device. "same": `rung`'s.
+        shared: The two sides may overlap and run at once: with `rung=None` and `layers`, two
+            streams without a partition; with `prefill_rung` below `rung`, or `rung=None`, prompts
+            confined and decode around them.
+        ask_again_us: Ask again after so long, also where nothing ends until then.
+        reason: Why; shown by the timeline.
     """
 
     rung: int | None = None
@@ -37,10 +44,18 @@ class Decision:
     join: Literal["polled", "gang"] = "polled"
     preempt: bool = False
     pause_decode: bool = False
+    prefill_rung: int | Literal["same"] | None = "same"
+    shared: bool = False
+    ask_again_us: float | None = None
+    reason: str = ""
 
 
 class Policy(Protocol):
-    """A function of a snapshot; it may keep notes of its own, and never waits."""
+    """A function of a snapshot; it may keep notes of its own, and never waits.
+
+    A policy may have an attribute `order` (`smkern.policies.order`): how requests of one priority
+    wait in `snapshot.waiting`.
+    """
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next thing to do."""

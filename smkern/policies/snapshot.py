@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Trigger = Literal["arrival", "decode", "prefill", "idle"]
-"""Why a policy is asked: a request came, a decode step ended, a group of prefill layers ended, or
-nothing runs and something waits."""
+from smkern.latency import Size
+
+Trigger = Literal["arrival", "decode", "prefill", "idle", "timer"]
+"""Why a policy is asked: a request came, a decode step ended, a group of prefill layers ended,
+nothing runs and something waits, or the time that it named has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,45 @@ class PrefillView:
     deadline_us: float = float("inf")
 
 
+class Running(NamedTuple):
+    """A request that decodes.
+
+    Attributes:
+        id: Its name.
+        arrival_us: When it was submitted.
+        prompt_tokens: Tokens of its prompt.
+        tokens_out: Tokens delivered so far.
+        first_token_us: When the first of them was delivered; 0 where none was.
+        last_token_us: When the last was.
+        priority: Higher goes first.
+    """
+
+    id: int
+    arrival_us: float
+    prompt_tokens: int
+    tokens_out: int
+    first_token_us: float
+    last_token_us: float
+    priority: int = 0
+
+
+class Ended(NamedTuple):
+    """A launch that was over since the policy was last asked, as the device timed it.
+
+    Attributes:
+        lane: "decode" or "prefill".
+        num_sms: SMs of its place.
+        size: What it was made of.
+        began_us, ended_us: When it ran, on the device's clock.
+    """
+
+    lane: Literal["decode", "prefill"]
+    num_sms: int
+    size: Size
+    began_us: float
+    ended_us: float
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A moment of a `Multiplexer`.
@@ -61,8 +103,8 @@ class Snapshot:
     Attributes:
         now_us: The clock.
         trigger: Why the policy is asked.
-        waiting: Requests to be prefilled, the first to be served first (priority, then arrival);
-            of a long queue the first 256.
+        waiting: Requests to be prefilled, the first to be served first (priority, then the
+            policy's `order`, arrival where it has none); of a long queue the first 256.
         prefill: The batch whose layers run, if any.
         preempted: The batch that it preempted, if any.
         running_kv: Tokens of each decoding request.
@@ -81,6 +123,10 @@ class Snapshot:
         max_tokens: New tokens of a prefill batch or a mixed step, at most.
         joining: Requests whose last layers are on their way: they decode next.
         more_waiting: Requests of the queue behind those of `waiting`.
+        ready_rungs: Rungs, and None for the whole device, whose decode graphs exist; a step on
+            another runs eagerly. None: all.
+        running: The decoding requests, in the order of `running_kv`; made when it is looked at.
+        ended: Launches that were over since the policy was last asked, in the order of their ends.
     """
 
     now_us: float
@@ -103,6 +149,9 @@ class Snapshot:
     max_tokens: int
     joining: int = 0
     more_waiting: int = 0
+    ready_rungs: tuple[int | None, ...] | None = None
+    running: Sequence[Running] = ()
+    ended: tuple[Ended, ...] = ()
 
     @property
     def batch(self) -> int:

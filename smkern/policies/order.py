@@ -1,0 +1,75 @@
+"""In which order requests wait: a number a request, the least is served first.
+
+A key changes only with the request itself, so a queue is sorted once, however long it is. Each is
+at least its arrival less a bound, so every request is the first some day: nobody starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isfinite
+
+from smkern.errors import ArgumentError
+from smkern.policies.snapshot import Waiting
+
+Order = Callable[[Waiting], float]
+"""The key of a request that waits, us."""
+
+NO_DEADLINE_US = 1e7
+"""What a request without a deadline is given from its arrival on."""
+TOKEN_US = 20.0
+"""About what a prompt's token takes on a whole device, where nobody says better."""
+PATIENCE = 10.0
+"""Times a prompt's own time that `shortest` lets later ones go before it."""
+
+
+def fcfs(waiting: Waiting) -> float:
+    """First come, first served."""
+    return waiting.arrival_us
+
+
+def deadline(waiting: Waiting) -> float:
+    """Earliest deadline of the first token first."""
+    if waiting.deadline_us == inf:
+        return waiting.arrival_us + NO_DEADLINE_US
+    return waiting.deadline_us
+
+
+def shortest(waiting: Waiting) -> float:
+    """Fewest tokens first, where both came at about the same time: a prompt waits for shorter ones
+    that came later by at most `PATIENCE` times its own time."""
+    return waiting.arrival_us + PATIENCE * TOKEN_US * waiting.tokens
+
+
+def slack(waiting: Waiting) -> float:
+    """Latest moment to begin first: the deadline less the prompt's own time."""
+    return deadline(waiting) - TOKEN_US * waiting.tokens
+
+
+ORDERS: dict[str, Order] = {
+    "fcfs": fcfs,
+    "deadline": deadline,
+    "shortest": shortest,
+    "slack": slack,
+}
+
+
+def order_named(name: str | Order) -> Order:
+    """An order by its name; a function is taken as it is.
+
+    Raises:
+        ArgumentError: no such order.
+    """
+    if callable(name):
+        return name
+    if name not in ORDERS:
+        raise ArgumentError(f"order={name!r}: there is {', '.join(ORDERS)}, or a function")
+    return ORDERS[name]
+
+
+def checked_key(order: Order, waiting: Waiting) -> float:
+    """A request's key; ArgumentError where an order of the user's gives none."""
+    key = order(waiting)
+    if not isinstance(key, int | float) or not isfinite(key):
+        raise ArgumentError(f"the order gave {key!r} for request {waiting.id}: give a finite time")
+    return key
