@@ -26,7 +26,7 @@ from smkern.errors import DeviceError, ProfileError, TableError
 from smkern.kv import KvPool, KvSizes
 from smkern.latency import Predictor, TablePredictor
 from smkern.models import Decoder, ModelCalls, ModelConfig, SamplingParams, Weights, preset
-from smkern.policies import Aggregated, FixedSplit, Policy
+from smkern.policies import Chunked, Policy, StaticSplit
 from smkern.runtime import Stats, Timeline
 
 MODEL = "qwen3-8b"
@@ -143,8 +143,8 @@ def workload(shape: Shape, seed: int = 0) -> list[Arrival]:
 def policies(predictor: Predictor | None) -> dict[str, Policy]:
     """The two that are compared, by their names in the table."""
     return {
-        f"Aggregated({CHUNK})": Aggregated(CHUNK),
-        f"FixedSplit({DECODE_SMS})": FixedSplit(DECODE_SMS, predictor=predictor),
+        f"Chunked({CHUNK})": Chunked(CHUNK),
+        f"StaticSplit({DECODE_SMS})": StaticSplit(DECODE_SMS, predictor=predictor),
     }
 
 

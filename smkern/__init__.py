@@ -7,7 +7,7 @@ first used.
 >>> ladder = smkern.ladder()                    # doctest: +SKIP
 >>> with ladder.split(decode=32).prefill:       # doctest: +SKIP
 ...     y = smkern.gemm(x, w)                   # on the 100 SMs of this partition
->>> policy = smkern.policies.FixedSplit(32)
+>>> policy = smkern.policies.StaticSplit(32)
 >>> mux = smkern.serve(decoder, pool, ladder=ladder, policy=policy)     # doctest: +SKIP
 """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.kv import KvSizes, PagePool
 from smkern.models import SamplingParams, preset
-from smkern.policies import FixedSplit
+from smkern.policies import StaticSplit
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.executor import Draw, PrefillChunk, PrefillRun
 from smkern.runtime.host_device import host_us
@@ -169,7 +169,7 @@ class BusyRuntime:
     def __init__(self, waiting: int = WAITING, steps: int = 1) -> None:
         self.executor = FakeExecutor()
         self.device = self.executor.fake
-        policy = FixedSplit(RUNG, layers=1, steps=steps)
+        policy = StaticSplit(RUNG, layers=1, steps=steps)
         self.mux = Multiplexer(self.executor, policy=policy)
         self.endless = SamplingParams(max_new_tokens=MAX_CONTEXT - CONTEXT - 1, ignore_eos=True)
         for index in range(RUNNING):

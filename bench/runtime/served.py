@@ -23,7 +23,7 @@ from smkern.bench.runtime.cases import (
 from smkern.bench.runtime.figures import percentile
 from smkern.bench.runtime.workload import Sizes, Workload, compile_steps, open_executor
 from smkern.models import Weights
-from smkern.policies import Aggregated, FixedSplit, Policy
+from smkern.policies import Chunked, Policy, StaticSplit
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.model.graphs import MIB
 from smkern.runtime.place import Lane, Place
@@ -73,7 +73,7 @@ def host_cells(
         executor.capture([None, rung], [workload.running], [sizes.max_context])
         found = {}
         for steps in (1, 2):
-            policy = FixedSplit(rung, layers=1, steps=steps)
+            policy = StaticSplit(rung, layers=1, steps=steps)
             if steps == 1:
                 workload.watch(executor, policy, WARM_S)
             found[steps] = workload.watch(executor, policy, seconds)
@@ -109,13 +109,13 @@ def ablation_cells(
         devices.append(Blocking(HostDevice(rungs=given) if is_cpu else CudaDevice(given)))
         return devices[0]
 
-    variants: dict[str, tuple[FixedSplit, bool]] = {
-        "all": (FixedSplit(rung, layers=1), False),
-        "layerwise_off": (FixedSplit(rung, layers=layers), False),
-        "polling_off": (FixedSplit(rung, layers=1), True),
-        "layerwise_and_polling_off": (FixedSplit(rung, layers=layers), True),
-        "lookahead_off": (FixedSplit(rung, layers=1, steps=1), False),
-        "all_off": (FixedSplit(rung, layers=layers, steps=1), True),
+    variants: dict[str, tuple[StaticSplit, bool]] = {
+        "all": (StaticSplit(rung, layers=1), False),
+        "layerwise_off": (StaticSplit(rung, layers=layers), False),
+        "polling_off": (StaticSplit(rung, layers=1), True),
+        "layerwise_and_polling_off": (StaticSplit(rung, layers=layers), True),
+        "lookahead_off": (StaticSplit(rung, layers=1, steps=1), False),
+        "all_off": (StaticSplit(rung, layers=layers, steps=1), True),
     }
     with open_executor(weights, sizes, blocking) as executor:
         executor.capture([None, rung], [workload.running], [sizes.max_context])
@@ -155,8 +155,8 @@ def served_cells(
         executor.capture([None, *sizes.rungs], [workload.running], [sizes.max_context])
         for cell in gains:
             policies: dict[str, Policy] = {
-                "aggregated": Aggregated(chunk_tokens=round(cell["chunk"]), ahead=True),
-                "fixed_split": FixedSplit(cell["rung"], layers=1),
+                "aggregated": Chunked(chunk_tokens=round(cell["chunk"]), ahead=True),
+                "fixed_split": StaticSplit(cell["rung"], layers=1),
             }
             limit = cell["case"]["name"].removeprefix(GAIN)
             for name, policy in policies.items():

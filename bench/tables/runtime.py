@@ -143,7 +143,7 @@ def served_table(cells: Iterable[Cell]) -> str:
     for cell in of(cells, cases.SERVED_RATE):
         case, limit = cell["case"], cell["case"]["limit"].removesuffix("ms")
         is_split = case["policy"] == "fixed_split"
-        how = f"`FixedSplit({cell['rung']})`" if is_split else f"`Aggregated({cell['chunk']:.0f})`"
+        how = f"`StaticSplit({cell['rung']})`" if is_split else f"`Chunked({cell['chunk']:.0f})`"
         kept = (name for name in KEPT_BY if cell[name] <= float(limit))
         keeps = {"tbt_p99_ms": "p99", "tbt_p50_ms": "p50"}.get(next(kept, ""), "**no**")
         tbt = (f"{cell[name]:.2f}" for name in ("tbt_p50_ms", "tbt_p99_ms"))

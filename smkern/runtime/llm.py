@@ -24,7 +24,7 @@ from smkern.models.weights import Weights
 from smkern.ops.checks import as_int
 from smkern.ops.warming import Bar
 from smkern.partition import Partition
-from smkern.policies import Aggregated
+from smkern.policies import Chunked
 from smkern.runtime.executor import MemoryReport
 from smkern.runtime.handle import Output
 from smkern.runtime.input_processor import Prompt
@@ -38,7 +38,7 @@ CPU_CONTEXT = 1024
 
 
 class LLM:
-    """A model that generates: `smkern.serve` with `Aggregated`, one call at a time.
+    """A model that generates: `smkern.serve` with `Chunked`, one call at a time.
 
     Requests are admitted while pages last and wait otherwise. Every forward takes a token of each
     request that decodes and as much of the waiting prompts as fits; decode steps without prompts
@@ -240,7 +240,7 @@ class LLM:
             # Prompts take all that a forward holds: a batch job has no reader between two tokens.
             # Nothing is launched ahead, so batches do not follow from timing: the same call on the
             # same pool draws the same tokens.
-            policy=Aggregated(chunk_tokens=self._max_step_tokens, steps=1, ahead=False),
+            policy=Chunked(chunk_tokens=self._max_step_tokens, steps=1, ahead=False),
             tokenizer=self._tokenizer,
         )
         for prompt, wanted in zip(given, each, strict=True):

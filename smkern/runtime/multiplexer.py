@@ -12,7 +12,7 @@ from smkern.errors import ArgumentError, DeviceError, SmkernError
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Tokenizer
 from smkern.ops.checks import as_int
-from smkern.policies import Aggregated, Policy
+from smkern.policies import Chunked, Policy
 from smkern.runtime.executor import Executor, MemoryReport
 from smkern.runtime.handle import Handle, Output
 from smkern.runtime.in_flight import LaunchError
@@ -43,7 +43,7 @@ class Multiplexer:
     Args:
         executor: Runs the model: `smkern.runtime.ModelExecutor` on a GPU (or, slowly, a CPU),
             `SimExecutor` without.
-        policy: Decides. None: `smkern.policies.Aggregated()`.
+        policy: Decides. None: `smkern.policies.Chunked()`.
         tokenizer: For prompts that are texts, for stop texts, and for text in outputs.
         seed: Seed for requests without one of their own.
         preemption: When pages run out, the last by priority and arrival gives way: "recompute"
@@ -113,7 +113,7 @@ class Multiplexer:
         self._outputs = OutputProcessor(self._launcher, self._meter, self._finished)
         self._requests: dict[int, Request] = {}
         self._scheduler = Scheduler(
-            Aggregated() if policy is None else policy, executor, self._lanes, self._queues,
+            Chunked() if policy is None else policy, executor, self._lanes, self._queues,
             self._launcher, self._requests, timeline,
         )  # fmt: skip
         self._inputs = InputProcessor(

@@ -49,7 +49,7 @@ def serve(
             runtime's; the pool of such a one is made with `reuse=False`.
         pool: Its pages, on its device.
         ladder: The splits, open until the runtime is closed. None: the whole device alone.
-        policy: Decides. None: `smkern.policies.Aggregated()`.
+        policy: Decides. None: `smkern.policies.Chunked()`.
         device: What to launch on. None: made of the ladder.
         max_running: Requests that decode at a time.
         max_prefill: Requests of a batch of prompts.

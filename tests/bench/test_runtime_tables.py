@@ -79,8 +79,8 @@ def test_what_requests_meet():
     other = PLAN.cell("served", "smkern", 19.1, "tokens/ms", policy="aggregated", limit="20ms")
     other |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 18.89, "tbt_p99_ms": 22.18}
     table = served_table([cell, other])
-    assert "| qwen3-8b, 20 ms | `FixedSplit(26)` | 22.07 | 24.06 | **no** | 27.3 |" in table
-    assert "| qwen3-8b, 20 ms | `Aggregated(402)` | 18.89 | 22.18 | p50 | 19.1 |" in table
+    assert "| qwen3-8b, 20 ms | `StaticSplit(26)` | 22.07 | 24.06 | **no** | 27.3 |" in table
+    assert "| qwen3-8b, 20 ms | `Chunked(402)` | 18.89 | 22.18 | p50 | 19.1 |" in table
 
 
 def test_steps_and_rates_by_rung():

@@ -51,8 +51,8 @@ def test_the_readme_shows_both_policies():
     lines = run_once(ROOT / "README.md")[1].splitlines()
     assert "chosen by" in lines[0]
     assert [line.split()[:2] for line in lines[1:]] == [
-        ["Aggregated", "4000"],
-        ["FixedSplit", "4000"],
+        ["Chunked", "4000"],
+        ["StaticSplit", "4000"],
     ]
 
 

@@ -59,7 +59,7 @@ def test_fewer_layers_want_times_to_be_shorter() -> None:
 
 def test_both_policies_serve_all_of_it(simulated: list[Served]) -> None:
     arrivals = workload(SHORT)
-    assert [one.name for one in simulated] == ["Aggregated(512)", f"FixedSplit({DECODE_SMS})"]
+    assert [one.name for one in simulated] == ["Chunked(512)", f"StaticSplit({DECODE_SMS})"]
     for one in simulated:
         assert one.stats.finished == {"length": len(arrivals)}
         assert one.stats.tokens == sum(request.new for request in arrivals)
@@ -110,7 +110,7 @@ def test_a_table_row_for_each_policy(simulated: list[Served], console: Console) 
     console.print(table)
     row = printed(console).splitlines()[-1].split()
     split = simulated[1]
-    assert row[0] == f"FixedSplit({DECODE_SMS})"
+    assert row[0] == f"StaticSplit({DECODE_SMS})"
     assert row[1] == f"{fmean(split.ttft_ms):.0f}"
     assert row[6] == f"{percentile(split.tbt_ms, 99):.2f}"
     assert row[-1] == f"{split.stats.bubble_ratio:.1%}"
@@ -162,7 +162,7 @@ def test_without_a_gpu_table_verdict_picture_and_traces(
     monkeypatch.setattr(policies, "simulated", lambda shape, console: iter(simulated))
     policies.show(console, tmp_path, None)
     assert (tmp_path / "policies.png").stat().st_size > 10_000
-    for name in ("aggregated", "fixedsplit"):
+    for name in ("chunked", "staticsplit"):
         assert Timeline.load(tmp_path / f"timeline-{name}.json").spans
     text = " ".join(printed(console).split())
     assert "simulated: an H200 by its table" in text

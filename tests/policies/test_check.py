@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smkern.errors import ArgumentError, DecisionError
-from smkern.policies import Decision, FixedSplit, check
+from smkern.policies import Decision, StaticSplit, check
 from tests.policies.snapshots import LAYERS, batch, moment, waiting
 
 QUEUE = waiting(1000, 20, 300)
@@ -74,4 +74,4 @@ def test_no_decision_looks_ahead_for_ever() -> None:
     with pytest.raises(DecisionError, match=r"steps=65: at most 64 decode steps"):
         check(Decision(steps=65), moment(running_kv=(40,)))
     with pytest.raises(ArgumentError, match="steps=65: a decision looks ahead at most 64 steps"):
-        FixedSplit(32, steps=65)
+        StaticSplit(32, steps=65)

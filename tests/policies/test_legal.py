@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.policies import Aggregated, Decision, FixedSplit, Policy, Snapshot, check
+from smkern.policies import Chunked, Decision, Policy, Snapshot, StaticSplit, check
 from smkern.policies.admission import growth_pages
 from smkern.policies.check import rows_left
 from tests.latency.simple import Linear
@@ -20,8 +20,8 @@ def policies(draw: st.DrawFn) -> Policy:
     predictor = draw(st.sampled_from((None, Linear())))
     if draw(st.booleans()):
         limit = None if predictor is None else draw(st.sampled_from((None, 0.001, 5.0, 20.0, 1e6)))
-        return Aggregated(draw(st.integers(1, 10_000)), limit, predictor)
-    return FixedSplit(
+        return Chunked(draw(st.integers(1, 10_000)), limit, predictor)
+    return StaticSplit(
         draw(st.sampled_from(RUNGS)),
         layers=draw(st.none() | st.integers(1, 40)),
         steps=draw(st.integers(1, 8)),
@@ -68,7 +68,7 @@ def takes_what_fits(decision: Decision, snapshot: Snapshot) -> bool:
     return in_order and sum(pages[name] for name in taken) <= snapshot.free_pages
 
 
-@pytest.mark.parametrize("policy", [Aggregated(), FixedSplit(16)], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("policy", [Chunked(), StaticSplit(16)], ids=lambda p: type(p).__name__)
 def test_nothing_to_do(policy: Policy) -> None:
     from tests.policies.snapshots import IDLE
 

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from smkern.policies import Aggregated, FixedSplit
+from smkern.policies import Chunked, StaticSplit
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import World, prompts
 
 TEXTS = prompts(12, 5, longest=40)
 EVERY_POLICY = {
-    "chunks": lambda: Aggregated(chunk_tokens=16),
-    "a split": lambda: FixedSplit(48, layers=1, max_prefill_tokens=32),
+    "chunks": lambda: Chunked(chunk_tokens=16),
+    "a split": lambda: StaticSplit(48, layers=1, max_prefill_tokens=32),
     "random": lambda: RandomPolicy(3),
 }
 each_policy = pytest.mark.parametrize("policy", EVERY_POLICY)
 
 
-def split() -> FixedSplit:
-    return FixedSplit(48, layers=1, max_prefill_tokens=48, move=False)
+def split() -> StaticSplit:
+    return StaticSplit(48, layers=1, max_prefill_tokens=48, move=False)
 
 
 def busy(policy: Any = None, count: int = 6, new: int = 10, **options: Any) -> World:

@@ -9,7 +9,7 @@ import pytest
 from smkern.errors import (
     ArgumentError,
 )
-from smkern.policies import FixedSplit
+from smkern.policies import StaticSplit
 from tests.runtime.busy import EVERY_POLICY, TEXTS, busy, run_until, survivors
 from tests.runtime.world import World
 
@@ -105,7 +105,7 @@ def test_cancelling_at_every_stage(policy: str, stage: Any, others: int) -> None
 
 def test_cancelling_a_whole_batch_between_its_layers() -> None:
     """Nothing else is there, and its pages come back all the same."""
-    world = World(FixedSplit(48, layers=1, max_prefill_tokens=48, move=False))
+    world = World(StaticSplit(48, layers=1, max_prefill_tokens=48, move=False))
     ids = [world.submit(text, 4).id for text in ([1] * 20, [2] * 20)]
     run_until(world, lambda: [done for _, done in world.watch.batches] == [2])
     for id_ in ids:
@@ -114,7 +114,7 @@ def test_cancelling_a_whole_batch_between_its_layers() -> None:
 
 
 def test_cancelling_a_batch_and_the_one_that_it_preempted() -> None:
-    policy = FixedSplit(48, layers=1, preempt_shorter_than=10, max_prefill_tokens=48)
+    policy = StaticSplit(48, layers=1, preempt_shorter_than=10, max_prefill_tokens=48)
     world = World(policy)
     long = world.submit([1] * 40, 4)
     run_until(world, lambda: world.watch.batches)

@@ -12,7 +12,7 @@ import pytest
 from smkern.errors import ArgumentError, DeviceError, OutOfPagesError, StalledError
 from smkern.kv import PagePool
 from smkern.models import SamplingParams
-from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
+from smkern.policies import Chunked, Decision, Snapshot, StaticSplit
 from smkern.runtime.device import Work
 from smkern.runtime.in_flight import AllOver, Written
 from smkern.runtime.interleaver import Interleaver
@@ -105,7 +105,7 @@ def world_end(world: World) -> None:
 
 def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
     """The device tells of the failure after the prompt was entered as computed."""
-    world = World(Aggregated(), end_probability=0.0, device={"faults": {0: "error"}})
+    world = World(Chunked(), end_probability=0.0, device={"faults": {0: "error"}})
     prompt = list(range(40))
     first = world.submit(prompt, 3)
     world.may_fail = {first.id}
@@ -123,7 +123,7 @@ def test_keys_of_a_launch_that_failed_are_not_found_again() -> None:
 
 def test_a_loop_of_steps_alone_remembers_no_more_than_it_says() -> None:
     """Nobody calls `stats`, and `run`, which puts records in order, is not used."""
-    world = World(FixedSplit(48, layers=1), end_probability=0.0, reuse=False)
+    world = World(StaticSplit(48, layers=1), end_probability=0.0, reuse=False)
     params = SamplingParams(max_new_tokens=1)
     for count in range(900):
         world.mux.submit([count % 50] * 40, params)
@@ -158,7 +158,7 @@ def test_what_a_failed_launch_wrote_is_never_there() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [Aggregated(chunk_tokens=16), FixedSplit(48, layers=1), FixedSplit(48, steps=4)],
+    [Chunked(chunk_tokens=16), StaticSplit(48, layers=1), StaticSplit(48, steps=4)],
     ids=str,
 )
 def test_waiting_requests_ask_for_pages_only_when_enough_came_back(
@@ -268,7 +268,7 @@ def test_closing_waits_for_nobody_who_would_have_come() -> None:
 def test_a_long_queue_is_shown_in_part_and_served_in_order() -> None:
     """A step's host time must not grow with the queue; who is not shown yet loses nothing."""
     seen: list[tuple[int, int]] = []
-    policy = FixedSplit(48, steps=2)
+    policy = StaticSplit(48, steps=2)
     decide = policy.decide
 
     def spy(snapshot: Snapshot) -> Decision:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from smkern.models import SamplingParams, preset
-from smkern.policies.fixed_split import FixedSplit
+from smkern.policies.static_split import StaticSplit
 from smkern.runtime.handle import Handle
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.executor import SimExecutor
@@ -27,7 +27,7 @@ class Situation:
     """A decoding request, and prompts that come later, under a policy.
 
     Args:
-        policy: What is asked of `FixedSplit`, on half of the SMs.
+        policy: What is asked of `StaticSplit`, on half of the SMs.
         arrivals: (milliseconds, prompt's tokens, tokens to draw) of each request.
         ends_at: The first request ends with this token, which nobody knows beforehand.
         device: Host times of launches.
@@ -45,7 +45,9 @@ class Situation:
         self.executor = SimExecutor(
             CONFIG, self.device, num_pages=4000, page_size=16, max_tokens=16_384, max_context=32_768
         )
-        mux = Multiplexer(self.executor, policy=FixedSplit(50, max_prefill_tokens=16_384, **policy))
+        mux = Multiplexer(
+            self.executor, policy=StaticSplit(50, max_prefill_tokens=16_384, **policy)
+        )
         self.handles: list[Handle] = []
         for number, (arrival_ms, prompt, new) in enumerate(arrivals):
             stops = (ends_at,) if ends_at is not None and number == 0 else ()

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from smkern.models import SamplingParams, preset
-from smkern.policies import Aggregated, Policy
-from smkern.policies.fixed_split import FixedSplit
+from smkern.policies import Chunked, Policy
+from smkern.policies.static_split import StaticSplit
 from smkern.runtime.handle import Handle, Output
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.sim.device import SimDevice
@@ -75,9 +75,9 @@ class Replay:
 @pytest.mark.parametrize(
     "policy",
     [
-        pytest.param(lambda: Aggregated(), id="aggregated"),
-        pytest.param(lambda: FixedSplit(64), id="split"),
-        pytest.param(lambda: FixedSplit(32, steps=4, layers=2, join="gang"), id="gang"),
+        pytest.param(lambda: Chunked(), id="aggregated"),
+        pytest.param(lambda: StaticSplit(64), id="split"),
+        pytest.param(lambda: StaticSplit(32, steps=4, layers=2, join="gang"), id="gang"),
     ],
 )
 def test_every_policy_delivers_the_tokens_of_the_formula(policy, preemption) -> None:
@@ -85,5 +85,5 @@ def test_every_policy_delivers_the_tokens_of_the_formula(policy, preemption) -> 
 
 
 def test_a_replay_is_the_same_to_the_last_bit_of_the_clock() -> None:
-    one, other = (Replay(FixedSplit(64), num_pages=200) for _ in range(2))
+    one, other = (Replay(StaticSplit(64), num_pages=200) for _ in range(2))
     assert one.outputs == other.outputs

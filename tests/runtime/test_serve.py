@@ -12,7 +12,7 @@ from smkern import ops
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights, graph
-from smkern.policies import FixedSplit
+from smkern.policies import StaticSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
 from tests.runtime.alone import Alone
@@ -30,7 +30,7 @@ def made_pool(**options: Any) -> KvPool:
 
 
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("policy", [None, FixedSplit(32, layers=1)])
+@pytest.mark.parametrize("policy", [None, StaticSplit(32, layers=1)])
 def test_tokens_are_those_of_each_prompt_alone(policy: Any, same: bool) -> None:
     decoder = Decoder(CONFIG, WEIGHTS, batch_invariant=same)
     device = HostDevice(rungs=[32])
@@ -53,7 +53,7 @@ def test_a_tokenizer_makes_texts() -> None:
     assert "".join(text or "" for text in texts) == handle.completion.text
 
 
-@pytest.mark.parametrize("policy", [None, FixedSplit(32, layers=1)])
+@pytest.mark.parametrize("policy", [None, StaticSplit(32, layers=1)])
 @pytest.mark.parametrize("num_sms", [None, 16])
 def test_every_operator_gets_its_budget(
     policy: Any, num_sms: int | None, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smkern.errors import ArgumentError
-from smkern.policies import Aggregated, Decision, FixedSplit, Snapshot
+from smkern.policies import Chunked, Decision, Snapshot, StaticSplit
 from smkern.runtime.launcher import cut
 from smkern.runtime.request import Request
 from smkern.runtime.sim.rows import AFTER_END
@@ -19,9 +19,9 @@ from tests.runtime.policies import RandomPolicy, Scripted
 from tests.runtime.world import World, prompts
 
 POLICIES: dict[str, Any] = {
-    "chunks": lambda: Aggregated(chunk_tokens=16),
-    "a split": lambda: FixedSplit(48, layers=1, max_prefill_tokens=32),
-    "a split with preemption": lambda: FixedSplit(48, layers=1, preempt_shorter_than=6),
+    "chunks": lambda: Chunked(chunk_tokens=16),
+    "a split": lambda: StaticSplit(48, layers=1, max_prefill_tokens=32),
+    "a split with preemption": lambda: StaticSplit(48, layers=1, preempt_shorter_than=6),
 }
 each_policy = pytest.mark.parametrize("policy", POLICIES)
 
@@ -104,7 +104,7 @@ def test_the_last_gives_way_and_comes_back(policy: str, preemption: Any) -> None
 
 @pytest.mark.parametrize("steps", [1, 4, 8])
 def test_fewer_steps_where_pages_are_short(steps: int) -> None:
-    world = World(FixedSplit(48, steps=steps), num_pages=10, page_size=4, end_probability=0.0)
+    world = World(StaticSplit(48, steps=steps), num_pages=10, page_size=4, end_probability=0.0)
     first = world.submit([1] * 12, 26)
     world.finish()
     assert len(first.tokens) == 26
@@ -150,7 +150,7 @@ def test_every_prompt_ends_in_chunks_of_eighteen() -> None:
 
 @pytest.mark.parametrize("chunk", [9, 12, 17, 18, 40])
 def test_small_chunks_stop_nobody_in_the_invariant_mode(chunk: int) -> None:
-    world = World(Aggregated(chunk_tokens=chunk), batch_invariant=True, end_probability=0.0)
+    world = World(Chunked(chunk_tokens=chunk), batch_invariant=True, end_probability=0.0)
     chunks: list[tuple[Request, int]] = []
     mixed = world.executor.mixed
 
@@ -174,7 +174,7 @@ def test_the_invariant_mode_finds_no_prefixes_again() -> None:
 
 def test_a_request_that_begins_anew_emits_nothing_twice() -> None:
     world = World(
-        FixedSplit(48, steps=3), batch_invariant=True, num_pages=16, page_size=4,
+        StaticSplit(48, steps=3), batch_invariant=True, num_pages=16, page_size=4,
         end_probability=0.0,
     )  # fmt: skip
     handles = [world.submit([id_] * 10, 30) for id_ in range(3)]
@@ -186,7 +186,7 @@ def test_a_request_that_begins_anew_emits_nothing_twice() -> None:
 def test_a_model_that_draws_another_token_again_is_named() -> None:
     """The mode was promised, and the model does not keep it."""
     world = World(
-        FixedSplit(48, steps=3), batch_invariant=True, num_pages=16, page_size=4,
+        StaticSplit(48, steps=3), batch_invariant=True, num_pages=16, page_size=4,
         end_probability=0.0,
     )  # fmt: skip
     source = world.executor._source
@@ -214,7 +214,7 @@ def test_a_model_that_draws_another_token_again_is_named() -> None:
 @pytest.mark.parametrize("steps", range(1, 7))
 def test_an_end_inside_a_look_ahead_wastes_at_most_the_rest_of_it(steps: int) -> None:
     """k-1 rows of each request, and none of them comes out."""
-    world = World(FixedSplit(48, steps=steps, layers=4), end_probability=0.15, max_running=8)
+    world = World(StaticSplit(48, steps=steps, layers=4), end_probability=0.15, max_running=8)
     wasted: dict[int, int] = {}
     decode = world.executor.decode
 
@@ -243,7 +243,7 @@ def test_an_end_inside_a_look_ahead_wastes_at_most_the_rest_of_it(steps: int) ->
 
 def test_steps_follow_each_other_without_a_gap() -> None:
     """With a look-ahead the next steps are launched before the last one is over."""
-    world = World(FixedSplit(48, steps=2, move=False), end_probability=0.0)
+    world = World(StaticSplit(48, steps=2, move=False), end_probability=0.0)
     world.submit([1] * 10, 40)
     list(world.mux.run())
     spans = sorted(
@@ -320,14 +320,14 @@ def test_texts_in_and_out() -> None:
 
 def test_a_stop_text_ends_a_request_inside_a_look_ahead() -> None:
     """The host alone knows of it; what was launched meanwhile never comes out."""
-    free = World(FixedSplit(48, steps=6), tokenizer=Letters(), end_probability=0.0)
+    free = World(StaticSplit(48, steps=6), tokenizer=Letters(), end_probability=0.0)
     handle = free.submit([1, 2, 3], 30, seed=5)
     free.finish()
     assert handle.completion is not None
     text = handle.completion.text
     assert text is not None
     stop = text[4:6]
-    world = World(FixedSplit(48, steps=6), tokenizer=Letters(), end_probability=0.0)
+    world = World(StaticSplit(48, steps=6), tokenizer=Letters(), end_probability=0.0)
     stopped = world.mux.submit([1, 2, 3], _stopping(free.handles[0]._request, stop))
     outputs = list(world.mux.run())
     assert stopped.completion is not None
@@ -343,7 +343,7 @@ def test_a_stop_text_ends_a_request_inside_a_look_ahead() -> None:
 @pytest.mark.parametrize("preemption", ["recompute", "keep"])
 def test_texts_of_requests_that_begin_anew(preemption: Any, batch_invariant: bool) -> None:
     """Nothing is said twice, and stop texts end them all the same."""
-    free = World(Aggregated(), tokenizer=Letters(), end_probability=0.0)
+    free = World(Chunked(), tokenizer=Letters(), end_probability=0.0)
     wanted = []
     for id_ in range(4):
         handle = free.submit([id_] * 10, 30, seed=id_)
@@ -353,7 +353,7 @@ def test_texts_of_requests_that_begin_anew(preemption: Any, batch_invariant: boo
     stops = [text[8:10] for text in wanted]
     stops[0] = stops[2] = "never said"
     world = World(
-        FixedSplit(48, steps=3), tokenizer=Letters(), end_probability=0.0, num_pages=16,
+        StaticSplit(48, steps=3), tokenizer=Letters(), end_probability=0.0, num_pages=16,
         page_size=4, preemption=preemption, batch_invariant=batch_invariant,
     )  # fmt: skip
     handles = [

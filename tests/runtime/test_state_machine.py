@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from smkern.errors import OutOfPagesError, RequestError
-from smkern.policies import Aggregated, FixedSplit
+from smkern.policies import Chunked, StaticSplit
 from tests.runtime.policies import RandomPolicy
 from tests.runtime.world import World, prompts
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.slow
 POLICIES: dict[str, Any] = {
     "random": RandomPolicy,
     "restless": lambda seed: RandomPolicy(seed, idle=0.5, preempt=0.8, stay=0.1),
-    "chunks": lambda seed: Aggregated(chunk_tokens=16),
-    "chunks under a limit": lambda seed: Aggregated(tbt_slo_ms=0.5, predictor=_linear()),
-    "a split": lambda seed: FixedSplit(48, layers=2, max_prefill_tokens=32),
-    "a split that stays": lambda seed: FixedSplit(96, layers=3, move=False, steps=5),
-    "a split with preemption": lambda seed: FixedSplit(
+    "chunks": lambda seed: Chunked(chunk_tokens=16),
+    "chunks under a limit": lambda seed: Chunked(tbt_slo_ms=0.5, predictor=_linear()),
+    "a split": lambda seed: StaticSplit(48, layers=2, max_prefill_tokens=32),
+    "a split that stays": lambda seed: StaticSplit(96, layers=3, move=False, steps=5),
+    "a split with preemption": lambda seed: StaticSplit(
         16, layers=1, preempt_shorter_than=10, max_prefill_tokens=20
     ),
-    "gangs": lambda seed: FixedSplit(48, layers=2, steps=3, join="gang", preempt_shorter_than=8),
+    "gangs": lambda seed: StaticSplit(48, layers=2, steps=3, join="gang", preempt_shorter_than=8),
 }
 SETTINGS = st.fixed_dictionaries(
     {

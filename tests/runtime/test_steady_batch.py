@@ -8,7 +8,7 @@ import pytest
 
 from smkern.kv import PagePool
 from smkern.models import SamplingParams, preset
-from smkern.policies import FixedSplit
+from smkern.policies import StaticSplit
 from smkern.runtime import Multiplexer, SimExecutor
 from smkern.runtime.queues import Preemption, RequestQueues
 from smkern.runtime.request import Request
@@ -94,7 +94,7 @@ def test_who_may_end_is_looked_at():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_most_steps_are_like_the_one_before(steps: int, monkeypatch: pytest.MonkeyPatch):
     """Tokens come once, in order, at the step in which they were seen."""
-    world = World(FixedSplit(48, steps=steps), end_probability=0.0, num_pages=400)
+    world = World(StaticSplit(48, steps=steps), end_probability=0.0, num_pages=400)
     for index in range(4):
         world.submit([index] * 5, 40)
     slow, reserve = [], RequestQueues.reserve
@@ -110,7 +110,7 @@ def test_most_steps_are_like_the_one_before(steps: int, monkeypatch: pytest.Monk
 
 
 def test_cancelled_between_two_steps():
-    mux = Multiplexer(SimExecutor(preset("qwen3-8b"), num_pages=400), policy=FixedSplit(48))
+    mux = Multiplexer(SimExecutor(preset("qwen3-8b"), num_pages=400), policy=StaticSplit(48))
     params = SamplingParams(max_new_tokens=50, ignore_eos=True)
     handles = [mux.submit([index] * 5, params) for index in range(3)]
     for count, output in enumerate(mux.run()):

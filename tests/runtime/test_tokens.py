@@ -12,7 +12,7 @@ import pytest
 
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
-from smkern.policies import Aggregated, FixedSplit
+from smkern.policies import Chunked, StaticSplit
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
@@ -110,9 +110,9 @@ def live(world: World, draw: Random, requests: list[tuple[list[int], dict[str, A
 POLICIES: dict[str, Any] = {
     "random": lambda seed: RandomPolicy(seed),
     "restless": lambda seed: RandomPolicy(seed, idle=0.4, preempt=0.8, stay=0.1),
-    "chunks": lambda seed: Aggregated(chunk_tokens=20, steps=1 + seed),
-    "a split": lambda seed: FixedSplit(48, layers=1, steps=1 + seed, preempt_shorter_than=12),
-    "a split that stays": lambda seed: FixedSplit(96, layers=2, steps=4, move=False, join="gang"),
+    "chunks": lambda seed: Chunked(chunk_tokens=20, steps=1 + seed),
+    "a split": lambda seed: StaticSplit(48, layers=1, steps=1 + seed, preempt_shorter_than=12),
+    "a split that stays": lambda seed: StaticSplit(96, layers=2, steps=4, move=False, join="gang"),
 }
 
 
@@ -137,7 +137,7 @@ def test_tokens_are_those_of_each_prompt_alone(truth: Truth, policy: str, seed: 
 def test_every_look_ahead(truth: Truth, steps: int) -> None:
     """Ends inside a look-ahead are found on the device, and what is drawn behind them is not."""
     draw = Random(steps)
-    world = model_world(truth, FixedSplit(48, layers=2, steps=steps))
+    world = model_world(truth, StaticSplit(48, layers=2, steps=steps))
     for prompt, params in workload(draw, 8):
         world.submit(prompt, **params)
     world.finish()

@@ -22,7 +22,7 @@ def test_a_crowd_on_a_split() -> None:
     sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim)
     pool = KvPool(sizes, num_pages=400, device="cuda")
     draw = Random(1)
-    policy = smkern.policies.FixedSplit(RUNG, layers=1, move=False)
+    policy = smkern.policies.StaticSplit(RUNG, layers=1, move=False)
     with smkern.ladder([RUNG]) as ladder:
         mux = smkern.serve(
             decoder, pool, ladder=ladder, policy=policy, max_running=8, max_prefill=2,
@@ -59,7 +59,7 @@ def test_missed_graphs_are_captured_when_nothing_runs() -> None:
         device="cuda",
         reuse=False,
     )
-    policy = smkern.policies.FixedSplit(RUNG, layers=1, move=False)
+    policy = smkern.policies.StaticSplit(RUNG, layers=1, move=False)
     params = SamplingParams(max_new_tokens=6, ignore_eos=True)
     with smkern.ladder([RUNG]) as ladder:
         mux = smkern.serve(

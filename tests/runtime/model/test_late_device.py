@@ -9,7 +9,7 @@ import pytest
 
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
-from smkern.policies import Aggregated, FixedSplit
+from smkern.policies import Chunked, StaticSplit
 from smkern.runtime import ModelExecutor, Multiplexer
 from tests.models.generation import one_at_a_time, random_prompts, tiny
 from tests.runtime.model.late_device import LateDevice, make_late
@@ -23,8 +23,8 @@ CONFIG = tiny()
 POOLS = {"plenty": (1, 600), "few": (1, 58), "few large": (16, 8)}
 """Size and number of pages; few hold little more than the longest request alone."""
 POLICIES: dict[str, Any] = {
-    "chunks": lambda seed: Aggregated(),
-    "a split": lambda seed: FixedSplit(32, steps=1 + seed % 5),
+    "chunks": lambda seed: Chunked(),
+    "a split": lambda seed: StaticSplit(32, steps=1 + seed % 5),
     "random": lambda seed: RandomPolicy(seed),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
-from smkern.policies import FixedSplit
+from smkern.policies import StaticSplit
 from smkern.runtime import ModelExecutor, Multiplexer
 from smkern.runtime.device import Device
 from smkern.runtime.executor import Draw, PrefillChunk
@@ -330,7 +330,7 @@ def test_in_the_loop(seed: int, steps: int, alone: list[list[int]]):
     rig.fails = lambda: is_early[0]
     for request in rig.requests:
         rig.pool.release(request)
-    mux = Multiplexer(rig.executor, policy=FixedSplit(32, steps=steps))
+    mux = Multiplexer(rig.executor, policy=StaticSplit(32, steps=steps))
     handles = []
     for turn in range(120):
         if draw.random() < 0.1 and len(handles) < 12:
@@ -354,7 +354,7 @@ def test_nothing_is_prepared_where_that_is_turned_off(alone: list[list[int]]):
     rig = Rig()
     for request in rig.requests:
         rig.pool.release(request)
-    mux = Multiplexer(rig.executor, policy=FixedSplit(32), prepare_ahead=False)
+    mux = Multiplexer(rig.executor, policy=StaticSplit(32), prepare_ahead=False)
     handles = [mux.submit(prompt, SamplingParams(NEW)) for prompt in PROMPTS]
     assert len(list(mux.run())) == len(PROMPTS) * NEW
     assert "behind" not in rig.notes

@@ -18,7 +18,7 @@ QUANTUM = 64
 where the decode rows alone exceed the limit."""
 
 
-class Aggregated:
+class Chunked:
     """Every forward takes all decode rows and as many tokens of prompts as it may; the default.
 
     Where nothing decodes, no request waits between two tokens, and a forward takes what the buffers
@@ -40,14 +40,14 @@ class Aggregated:
         chunk under a limit.
 
     Example:
-        >>> from smkern.policies import Aggregated, Snapshot, Waiting
+        >>> from smkern.policies import Chunked, Snapshot, Waiting
         >>> snapshot = Snapshot(
         ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 1000),), prefill=None,
         ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
         ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
         ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
         ... )
-        >>> decision = Aggregated(chunk_tokens=512).decide(snapshot)
+        >>> decision = Chunked(chunk_tokens=512).decide(snapshot)
         >>> decision.rung, decision.prefill, decision.chunk_tokens
         (None, (7,), 512)
     """
@@ -82,7 +82,7 @@ class Aggregated:
     def __repr__(self) -> str:
         limit = "" if self._limit_us is None else f"tbt_slo_ms={self._limit_us / 1000:g}, "
         return (
-            f"Aggregated(chunk_tokens={self._chunk_tokens}, {limit}steps={self._steps}, "
+            f"Chunked(chunk_tokens={self._chunk_tokens}, {limit}steps={self._steps}, "
             f"ahead={self._ahead})"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smkern.errors import ArgumentError
-from smkern.policies import Decision, FixedSplit
+from smkern.policies import Decision, StaticSplit
 from tests.latency.simple import Linear
 from tests.policies.snapshots import LAYERS, batch, moment, waiting
 
@@ -14,17 +14,17 @@ RUNNING = (500,) * 10
 
 def test_a_batch_begins_in_the_queue_order() -> None:
     queue = waiting(3000, 4000, 4000)
-    decision = FixedSplit(32).decide(moment(waiting=queue, running_kv=RUNNING))
+    decision = StaticSplit(32).decide(moment(waiting=queue, running_kv=RUNNING))
     wanted = Decision(rung=32, prefill=(0, 1, 2), chunk_tokens=8192, layers=4, steps=2)
     assert decision == wanted
-    decision = FixedSplit(32, max_prefill_tokens=2000).decide(
+    decision = StaticSplit(32, max_prefill_tokens=2000).decide(
         moment(waiting=queue, running_kv=RUNNING)
     )
     assert (decision.prefill, decision.chunk_tokens) == ((0,), 2000)
 
 
 def test_a_group_takes_as_long_as_a_step() -> None:
-    policy = FixedSplit(50, predictor=Linear())
+    policy = StaticSplit(50, predictor=Linear())
     # Step: (1,000 + 100) * 2 * 1.25 us; prompt: 11,000 * 100 / 82 * 1.25 us: 36 * 2,200 / 13,415.
     decision = policy.decide(
         moment(waiting=waiting(1000), running_kv=RUNNING, num_sms=132, rungs=(50,))
@@ -35,19 +35,19 @@ def test_a_group_takes_as_long_as_a_step() -> None:
 
 
 def test_it_says_what_it_was_made_of() -> None:
-    said = "FixedSplit(32, layers=4, steps=2, max_prefill_tokens=8192, move=True, join='polled')"
-    assert repr(FixedSplit(32, layers=4)) == said
+    said = "StaticSplit(32, layers=4, steps=2, max_prefill_tokens=8192, move=True, join='polled')"
+    assert repr(StaticSplit(32, layers=4)) == said
 
 
 def test_groups_are_launched_one_ahead() -> None:
     for queued, layers in ((0, 4), (1, 4), (2, 0)):
         runs = moment(prefill=batch(1000), running_kv=RUNNING, prefill_queued=queued)
-        assert FixedSplit(32).decide(runs).layers == layers
+        assert StaticSplit(32).decide(runs).layers == layers
 
 
 @pytest.mark.parametrize("move", [True, False])
 def test_a_side_alone_takes_the_whole_device(move: bool) -> None:
-    policy = FixedSplit(32, move=move)
+    policy = StaticSplit(32, move=move)
     alone = None if move else 32
     assert policy.decide(moment(prefill=batch(1000))).rung == alone
     assert policy.decide(moment(waiting=waiting(1000))).rung == alone
@@ -56,7 +56,7 @@ def test_a_side_alone_takes_the_whole_device(move: bool) -> None:
 
 
 def test_who_decodes_soon_finds_its_side_free() -> None:
-    policy = FixedSplit(32, preempt_shorter_than=500)
+    policy = StaticSplit(32, preempt_shorter_than=500)
     behind = moment(waiting=waiting(1000), prefill_queued=1)
     assert policy.decide(behind).rung == 32
     assert policy.decide(moment(waiting=waiting(1000))).rung is None
@@ -68,7 +68,7 @@ def test_who_decodes_soon_finds_its_side_free() -> None:
 
 
 def test_no_step_ahead_of_who_joins() -> None:
-    policy = FixedSplit(32, steps=4)
+    policy = StaticSplit(32, steps=4)
     for launched, steps in ((0, 4), (27, 4), (28, 1), (32, 1)):
         runs = moment(prefill=batch(1000, launched=launched), running_kv=RUNNING)
         assert policy.decide(runs).steps == steps
@@ -77,7 +77,7 @@ def test_no_step_ahead_of_who_joins() -> None:
 
 
 def test_short_prompts_go_before_a_long_one() -> None:
-    policy = FixedSplit(32, preempt_shorter_than=500)
+    policy = StaticSplit(32, preempt_shorter_than=500)
     queue = waiting(6000, 200, 500, 100)
     runs = moment(waiting=queue, prefill=batch(8000, launched=4), running_kv=RUNNING)
     decision = policy.decide(runs)
@@ -86,13 +86,13 @@ def test_short_prompts_go_before_a_long_one() -> None:
 
 
 def test_not_before_one_that_is_nearly_over() -> None:
-    policy = FixedSplit(32, preempt_shorter_than=500)
+    policy = StaticSplit(32, preempt_shorter_than=500)
     runs = moment(waiting=waiting(300), prefill=batch(3600, launched=33), running_kv=RUNNING)
     assert not policy.decide(runs).preempt
 
 
 def test_not_two_deep_and_not_twice_at_a_layer() -> None:
-    policy = FixedSplit(32, preempt_shorter_than=500)
+    policy = StaticSplit(32, preempt_shorter_than=500)
     runs = moment(waiting=waiting(300), prefill=batch(8000, launched=4), running_kv=RUNNING)
     deep = moment(waiting=waiting(300), prefill=batch(400), preempted=batch(8000, first=200))
     assert not policy.decide(deep).preempt
@@ -103,7 +103,7 @@ def test_not_two_deep_and_not_twice_at_a_layer() -> None:
 
 
 def test_a_gang() -> None:
-    assert FixedSplit(32, join="gang").decide(moment(running_kv=RUNNING)).join == "gang"
+    assert StaticSplit(32, join="gang").decide(moment(running_kv=RUNNING)).join == "gang"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_gang() -> None:
 def test_bad_counts(name: str) -> None:
     arguments = {"decode_sms": 32, name: 0}
     with pytest.raises(ArgumentError, match=f"{name}=0"):
-        FixedSplit(**arguments)  # type: ignore[arg-type]
+        StaticSplit(**arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_bad_counts(name: str) -> None:
 def test_what_is_no_setting(arguments: dict[str, object], message: str) -> None:
     """Else every decision would fail, and a plain one be taken for it without a word."""
     with pytest.raises(ArgumentError, match=message):
-        FixedSplit(**arguments)  # type: ignore[arg-type]
+        StaticSplit(**arguments)  # type: ignore[arg-type]

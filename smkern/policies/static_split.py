@@ -22,7 +22,7 @@ GROUPS_AHEAD = 2
 Batch = tuple[Waiting, ...]
 
 
-class FixedSplit:
+class StaticSplit:
     """Decode on `decode_sms` SMs while prompts run on all others; requests in their order.
 
     A batch of prompts runs N layers at a time. With a predictor, N = ceil(T_d * N_T / T_p): the
@@ -50,14 +50,14 @@ class FixedSplit:
     Source: MuxWise section 3.4.2 (N, one level of preemption); DRIFT section 3.3 (gangs).
 
     Example:
-        >>> from smkern.policies import FixedSplit, Snapshot, Waiting
+        >>> from smkern.policies import StaticSplit, Snapshot, Waiting
         >>> snapshot = Snapshot(
         ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 1000),), prefill=None,
         ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
         ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
         ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
         ... )
-        >>> decision = FixedSplit(32).decide(snapshot)
+        >>> decision = StaticSplit(32).decide(snapshot)
         >>> decision.rung, decision.prefill, decision.layers
         (32, (7,), 4)
     """
@@ -105,7 +105,7 @@ class FixedSplit:
             "join": self._join,
         }
         words = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-        return f"FixedSplit({', '.join([str(self._decode_sms), *words])})"
+        return f"StaticSplit({', '.join([str(self._decode_sms), *words])})"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next group of layers, the batch that begins, or neither."""

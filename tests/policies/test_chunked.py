@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smkern.errors import ArgumentError
-from smkern.policies import Aggregated, Decision
+from smkern.policies import Chunked, Decision
 from tests.latency.simple import Linear
 from tests.policies.snapshots import LAYERS, batch, moment, waiting
 
@@ -14,29 +14,29 @@ RUNNING = (500,) * 10
 
 def test_without_a_limit_the_chunk_is_as_said() -> None:
     queue = waiting(300, 300, 300)
-    decision = Aggregated(512).decide(moment(waiting=queue, running_kv=RUNNING))
+    decision = Chunked(512).decide(moment(waiting=queue, running_kv=RUNNING))
     assert decision == Decision(prefill=(0, 1), chunk_tokens=512, steps=2)
 
 
 def test_with_nothing_to_delay_a_chunk_is_all_that_fits() -> None:
     queue = waiting(5000, 3000, 3000)
-    decision = Aggregated(512).decide(moment(waiting=queue))
+    decision = Chunked(512).decide(moment(waiting=queue))
     assert decision == Decision(prefill=(0, 1, 2), chunk_tokens=8192, steps=2)
 
 
 def test_it_says_what_it_was_made_of() -> None:
-    assert repr(Aggregated()) == "Aggregated(chunk_tokens=512, steps=2, ahead=True)"
-    limited = Aggregated(tbt_slo_ms=25.0, predictor=Linear())
-    assert repr(limited) == "Aggregated(chunk_tokens=512, tbt_slo_ms=25, steps=2, ahead=True)"
+    assert repr(Chunked()) == "Chunked(chunk_tokens=512, steps=2, ahead=True)"
+    limited = Chunked(tbt_slo_ms=25.0, predictor=Linear())
+    assert repr(limited) == "Chunked(chunk_tokens=512, tbt_slo_ms=25, steps=2, ahead=True)"
 
 
 def test_look_ahead() -> None:
-    decision = Aggregated(ahead=False).decide(moment(waiting=waiting(300), running_kv=RUNNING))
+    decision = Chunked(ahead=False).decide(moment(waiting=waiting(300), running_kv=RUNNING))
     assert decision == Decision(prefill=(0,), chunk_tokens=512)
 
 
 def test_where_nobody_waits_several_steps_are_launched() -> None:
-    assert Aggregated(steps=3).decide(moment(running_kv=RUNNING)) == Decision(steps=3)
+    assert Chunked(steps=3).decide(moment(running_kv=RUNNING)) == Decision(steps=3)
 
 
 @pytest.mark.parametrize(
@@ -48,31 +48,31 @@ def test_where_nobody_waits_several_steps_are_launched() -> None:
     ],
 )
 def test_the_largest_chunk_under_a_limit(limit_ms: float, tokens: int) -> None:
-    policy = Aggregated(tbt_slo_ms=limit_ms, predictor=Linear())
+    policy = Chunked(tbt_slo_ms=limit_ms, predictor=Linear())
     decision = policy.decide(moment(waiting=waiting(2000), running_kv=RUNNING))
     assert decision == Decision(prefill=(0,), chunk_tokens=tokens, steps=2)
 
 
 def test_who_has_no_share_of_the_chunk_stays() -> None:
-    policy = Aggregated(tbt_slo_ms=6.0, predictor=Linear())
+    policy = Chunked(tbt_slo_ms=6.0, predictor=Linear())
     decision = policy.decide(moment(waiting=waiting(640, 640), running_kv=RUNNING))
     assert decision.prefill == (0,)
 
 
 def test_none_is_passed_over_for_want_of_pages() -> None:
     queue = (*waiting(900, pages=57), *waiting(16, first=1, pages=1))
-    decision = Aggregated().decide(moment(waiting=queue, running_kv=RUNNING, free_pages=60))
+    decision = Chunked().decide(moment(waiting=queue, running_kv=RUNNING, free_pages=60))
     assert decision.prefill == ()
     # Nothing decodes: nobody needs the last pages.
-    decision = Aggregated().decide(moment(waiting=queue, free_pages=57))
+    decision = Chunked().decide(moment(waiting=queue, free_pages=57))
     assert decision.prefill == (0,)
 
 
 def test_a_batch_of_layers_is_finished_in_turns() -> None:
     runs = moment(waiting=waiting(10), prefill=batch(2000, launched=6), running_kv=RUNNING)
-    assert Aggregated().decide(runs) == Decision(layers=30)
+    assert Chunked().decide(runs) == Decision(layers=30)
     # A step takes 833 us, a layer 442 us: (6,000 - 833) / 442 = 11.7.
-    limited = Aggregated(tbt_slo_ms=6.0, predictor=Linear())
+    limited = Chunked(tbt_slo_ms=6.0, predictor=Linear())
     assert limited.decide(runs) == Decision(layers=11)
     over = moment(prefill=batch(2000, launched=LAYERS), running_kv=RUNNING)
     assert limited.decide(over).layers == 0
@@ -93,4 +93,4 @@ def test_a_batch_of_layers_is_finished_in_turns() -> None:
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Aggregated(**arguments)  # type: ignore[arg-type]
+        Chunked(**arguments)  # type: ignore[arg-type]
