@@ -1,0 +1,89 @@
+"""Measured launches, as the latency models are fitted to them and judged by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smkern.errors import ArgumentError
+from smkern.latency.table import Kind, Timing
+from smkern.latency.work import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One launch and how long it took.
+
+    Attributes:
+        size: What it was made of.
+        num_sms: SMs that it ran on.
+        us: Its time, microseconds; the median where it was repeated.
+        beside: What ran on other SMs meanwhile; None: nothing, or nobody wrote down what.
+        beside_sms: SMs of that; 0: nothing ran beside it.
+
+    Raises:
+        ArgumentError: the launch is empty, or SMs or time are not positive.
+
+    Example:
+        >>> from smkern.latency import Size
+        >>> step = Sample(Size(batch=64, total_kv=64 * 2048), 24, 14_169.2)
+        >>> step.kind, step.alone
+        ('decode', True)
+    """
+
+    size: Size
+    num_sms: int
+    us: float
+    beside: Size | None = None
+    beside_sms: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.size.chunks and not self.size.batch:
+            raise ArgumentError("a sample of an empty launch: it needs a prompt or a decode row")
+        if self.num_sms < 1 or self.beside_sms < 0 or not self.us > 0:
+            raise ArgumentError(
+                f"a sample of {self.us} us on {self.num_sms} SMs beside {self.beside_sms}: "
+                "time and SMs are above 0, the neighbour's SMs 0 or more"
+            )
+        if self.beside is not None and not self.beside_sms:
+            raise ArgumentError(f"a sample beside {self.beside} on 0 SMs: give beside_sms")
+
+    @property
+    def kind(self) -> Kind:
+        """A decode step, prompts, or both in one forward."""
+        if not self.size.chunks:
+            return "decode"
+        return "mixed" if self.size.batch else "prefill"
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing ran beside it."""
+        return not self.beside_sms
+
+    @classmethod
+    def of(cls, timing: Timing, us: float, num_layers: int) -> Sample:
+        """A table's cell.
+
+        Args:
+            timing: What was timed.
+            us: Its time, microseconds.
+            num_layers: Layers of the table's model.
+        """
+        return cls(timing.size(num_layers), timing.num_sms, us, _beside(timing), timing.beside_sms)
+
+
+def samples_of(timings: Mapping[Timing, float], num_layers: int) -> list[Sample]:
+    """All cells of a table, in its order.
+
+    Args:
+        timings: Measured times, microseconds.
+        num_layers: Layers of the table's model.
+    """
+    return [Sample.of(timing, us, num_layers) for timing, us in timings.items()]
+
+
+def _beside(timing: Timing) -> Size | None:
+    """The neighbour, as far as the cell says what it was."""
+    if not timing.beside_batch:
+        return None
+    return Size(batch=timing.beside_batch)
