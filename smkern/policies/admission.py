@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from smkern.policies.check import rows_left
 from smkern.policies.snapshot import Snapshot, Waiting
 
+Batch = tuple[Waiting, ...]
+"""Requests that begin together, the first served first."""
 
-def admitted(
-    snapshot: Snapshot, tokens: int, waiting: Iterable[Waiting] | None = None
-) -> tuple[Waiting, ...]:
+
+def admitted(snapshot: Snapshot, tokens: int, waiting: Iterable[Waiting] | None = None) -> Batch:
     """The first waiting requests that may begin together.
 
     As many as have a decode row, a place in the batch, pages, and a share of the tokens; the last

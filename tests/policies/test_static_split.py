@@ -15,12 +15,11 @@ RUNNING = (500,) * 10
 def test_a_batch_begins_in_the_queue_order() -> None:
     queue = waiting(3000, 4000, 4000)
     decision = StaticSplit(32).decide(moment(waiting=queue, running_kv=RUNNING))
-    wanted = Decision(rung=32, prefill=(0, 1, 2), chunk_tokens=8192, layers=4, steps=2)
-    assert decision == wanted
-    decision = StaticSplit(32, max_prefill_tokens=2000).decide(
+    assert decision == Decision(rung=32, prefill=(0,), chunk_tokens=2048, layers=4, steps=2)
+    decision = StaticSplit(32, max_prefill_tokens=8192).decide(
         moment(waiting=queue, running_kv=RUNNING)
     )
-    assert (decision.prefill, decision.chunk_tokens) == ((0,), 2000)
+    assert (decision.prefill, decision.chunk_tokens) == ((0, 1, 2), 8192)
 
 
 def test_a_group_takes_as_long_as_a_step() -> None:
@@ -35,7 +34,7 @@ def test_a_group_takes_as_long_as_a_step() -> None:
 
 
 def test_it_says_what_it_was_made_of() -> None:
-    said = "StaticSplit(32, layers=4, steps=2, max_prefill_tokens=8192, move=True, join='polled')"
+    said = "StaticSplit(32, layers=4, steps=2, max_prefill_tokens=2048, move=True, join='polled')"
     assert repr(StaticSplit(32, layers=4)) == said
 
 
@@ -57,13 +56,11 @@ def test_a_side_alone_takes_the_whole_device(move: bool) -> None:
 
 def test_who_decodes_soon_finds_its_side_free() -> None:
     policy = StaticSplit(32, preempt_shorter_than=500)
-    behind = moment(waiting=waiting(1000), prefill_queued=1)
+    behind = moment(waiting=waiting(1000), prefill_queued=1, joining=1)
     assert policy.decide(behind).rung == 32
     assert policy.decide(moment(waiting=waiting(1000))).rung is None
-    runs = moment(waiting=waiting(300), prefill=batch(8000, launched=4))
-    assert policy.decide(runs).preempt
-    back = moment(prefill=batch(8000, launched=4), prefill_queued=1)
-    assert policy.decide(back).rung == 32
+    begun = moment(prefill=batch(8000, launched=8), prefill_queued=1, joining=1)
+    assert policy.decide(begun).rung == 32
     assert policy.decide(moment(prefill=batch(8000, launched=8), prefill_queued=1)).rung is None
 
 
@@ -72,7 +69,10 @@ def test_no_step_ahead_of_who_joins() -> None:
     for launched, steps in ((0, 4), (27, 4), (28, 1), (32, 1)):
         runs = moment(prefill=batch(1000, launched=launched), running_kv=RUNNING)
         assert policy.decide(runs).steps == steps
-    assert policy.decide(moment(running_kv=RUNNING, prefill_queued=1)).steps == 1
+    assert policy.decide(moment(running_kv=RUNNING, joining=1)).steps == 1
+    # The next batch has begun while the last layers of the one before it run.
+    begun = moment(prefill=batch(1000, launched=4), running_kv=RUNNING, joining=1)
+    assert policy.decide(begun).steps == 1
     assert policy.decide(moment(running_kv=RUNNING)).steps == 4
 
 

@@ -1,0 +1,93 @@
+"""What all policies are told: limits, an order, a predictor; checked when a policy is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from smkern.errors import ArgumentError
+from smkern.latency.predictor import Predictor
+from smkern.policies.order import Order, order_named
+from smkern.policies.snapshot import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is wanted of the times that a user sees.
+
+    Attributes:
+        tbt_us: Between two tokens of a request; infinity: no limit.
+        ttft_us: From arrival to first token, of a request that has no deadline; infinity: none.
+    """
+
+    tbt_us: float = inf
+    ttft_us: float = inf
+
+    @classmethod
+    def of(
+        cls,
+        tbt_slo_ms: float | None,
+        ttft_slo_ms: float | None,
+        predictor: Predictor | None,
+        *,
+        is_needed: bool = False,
+    ) -> Limits:
+        """From a policy's arguments.
+
+        Args:
+            tbt_slo_ms, ttft_slo_ms: Finite and above 0; None: no limit.
+            predictor: Without it no limit of the time between tokens can be kept.
+            is_needed: Whether the policy does nothing useful without both.
+
+        Raises:
+            ArgumentError: a limit that is none, or nothing to keep it by.
+        """
+        tbt_us = _limit_us("tbt_slo_ms", tbt_slo_ms)
+        ttft_us = _limit_us("ttft_slo_ms", ttft_slo_ms)
+        if is_needed and tbt_slo_ms is None:
+            raise ArgumentError(
+                "tbt_slo_ms=None: this policy splits the device by a limit of the time between "
+                "two tokens; give one in ms"
+            )
+        if predictor is None and (is_needed or tbt_slo_ms is not None):
+            raise ArgumentError(
+                f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "
+                "smkern.latency.TablePredictor.load()"
+            )
+        if predictor is not None and not callable(getattr(predictor, "alone_us", None)):
+            raise ArgumentError(
+                f"predictor={predictor!r:.80}, of type {type(predictor).__name__}: pass an object "
+                "with alone_us() and slowdown(), as in smkern.latency"
+            )
+        return cls(tbt_us, ttft_us)
+
+    def deadline_us(self, waiting: Waiting) -> float:
+        """When a request's first token is wanted."""
+        own = waiting.deadline_us
+        return own if own < inf else waiting.arrival_us + self.ttft_us
+
+
+def _limit_us(name: str, limit_ms: float | None) -> float:
+    if limit_ms is None:
+        return inf
+    if isinstance(limit_ms, bool) or not isinstance(limit_ms, int | float):
+        raise ArgumentError(f"{name}={limit_ms!r}: give a time in ms, or None for none")
+    if not 0 < limit_ms < inf:
+        raise ArgumentError(f"{name}={limit_ms}: give a finite time above 0, or None for none")
+    return 1000.0 * limit_ms
+
+
+def shown(name: str, *first: object, **settings: object) -> str:
+    """A policy as its user would write it; what is None or infinite was not said."""
+    words = [repr(value) for value in first if value is not None]
+    for key, value in settings.items():
+        if value is None or value == inf:
+            continue
+        words.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value!r}")
+    return f"{name}({', '.join(words)})"
+
+
+def order_shown(order: Order) -> str | None:
+    """An order's name; None for the one that all have."""
+    name = getattr(order, "__name__", repr(order))
+    return None if order is order_named("fcfs") else name
