@@ -11,12 +11,12 @@ import torch
 
 import smkern
 from smkern.bench.cases import Group
-from smkern.bench.compiling import dispatcher_of
 from smkern.bench.frame import GroupSuite, Provider
 from smkern.bench.gemm import gemm_groups
 from smkern.bench.gemm_providers import GemmCase, ShapeBench
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
 from smkern.device import device_info
+from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.timing import Timing, geomean, ratio

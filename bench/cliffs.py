@@ -12,11 +12,11 @@ from rich.progress import Progress
 from smkern.bench.cases import Group
 from smkern.bench.cells import cell_head, failed_cell
 from smkern.bench.cliff_rules import judge, to_measure_again
-from smkern.bench.compiling import dispatcher_of, precompile
 from smkern.bench.frame import GroupSuite, Provider
 from smkern.bench.gemm_providers import GemmCase, ShapeBench
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command
 from smkern.device import device_info
+from smkern.measure.compiling import dispatcher_of, precompile
 from smkern.measure.gemm import GemmOperands, Shape
 from smkern.measure.partitions import Partitions
 

@@ -10,7 +10,6 @@ from typing import Any
 from rich.progress import Progress
 
 from smkern.bench.cases import Group
-from smkern.bench.compiling import compile_configs, dispatcher_of
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm_providers import OUR_BACKENDS, GemmBench, GemmCase
 from smkern.bench.gemm_rows import WORST_TARGET, is_losing, summarize
@@ -23,6 +22,7 @@ from smkern.bench.suite import (
     suite_command,
 )
 from smkern.device import device_info
+from smkern.measure.compiling import compile_configs, dispatcher_of
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, GemmOperands, Shape
 from smkern.measure.partitions import Partitions, Place
 from smkern.tuning.config import GemmConfig, GemmProblem

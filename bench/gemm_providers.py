@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from smkern.bench.cases import Group
-from smkern.bench.compiling import problem_of
 from smkern.bench.frame import Bench, Provider, wrong_result
 from smkern.device import Budget
+from smkern.measure.compiling import problem_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions, Place
 from smkern.measure.timing import Call, Timing, ratio

@@ -12,13 +12,13 @@ import torch
 
 import smkern
 from smkern.bench.cliffs import even_budgets
-from smkern.bench.compiling import dispatcher_of, problem_of
 from smkern.bench.host_timing import host_time, switch_time
 from smkern.bench.plain_launch import plain_launch
 from smkern.bench.results import Results
 from smkern.bench.rows import cost_cell
 from smkern.bench.suite import GEMM_OPTIONS, Output, suite_command, written
 from smkern.device import Budget, device_info
+from smkern.measure.compiling import dispatcher_of, problem_of
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Partitions
 from smkern.measure.timing import Timing

@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from smkern.bench.cases import Group
-from smkern.bench.compiling import dispatcher_of
 from smkern.bench.frame import GroupSuite
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
@@ -31,6 +30,7 @@ from smkern.bench.suite import (
 )
 from smkern.device import device_info
 from smkern.errors import TableError
+from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import BUDGETS, Shape
 from smkern.measure.timing import geomean
 from smkern.tuning.cells import shipped_path

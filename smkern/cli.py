@@ -22,6 +22,10 @@ COMMANDS = {
         "A saved timeline of the runtime as a picture and as a page.",
     ),
     "autotune": ("smkern.autotune.main", "Measure configurations inside partitions; write tables."),
+    "profile": (
+        "smkern.measure.profile_command",
+        "Time a model's steps, alone and beside each other, for the latency models.",
+    ),
 }
 SUITES = {
     "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),

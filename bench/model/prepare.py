@@ -6,31 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
 from smkern.bench.model.cases import ModelPlan
 from smkern.device import Budget
+from smkern.measure.compiling import dispatcher_of, precompile, settled_problem
+from smkern.measure.forwards import problems_of
 from smkern.tuning.config import Epilogue, GemmProblem
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
 PLAIN = Epilogue()
-
-
-def problems_of(config: ModelConfig, tokens: int, batch: int) -> tuple[GemmProblem, ...]:
-    """The GEMMs of a forward of so many tokens and requests."""
-    hidden, residual = config.hidden_size, Epilogue(residual=True)
-    found = [
-        GemmProblem(tokens, config.qkv_size, hidden),
-        GemmProblem(tokens, hidden, config.q_size, epilogue=residual),
-        GemmProblem(batch, config.vocab_size, hidden),
-    ]
-    if config.moe is not None:
-        return (*found, GemmProblem(tokens, config.moe.num_experts, hidden))
-    inner = config.intermediate_size
-    found.append(GemmProblem(tokens, 2 * inner, hidden, epilogue=Epilogue(swiglu=True)))
-    found.append(GemmProblem(tokens, hidden, inner, epilogue=residual))
-    return tuple(found)
 
 
 def wanted(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
 from smkern.bench.frame import Bench, Provider
 from smkern.bench.ops import experts, products, row_wise, sampling
 from smkern.bench.ops.cases import OpCase
 from smkern.bench.ops.rivals import Rivals
 from smkern.bench.peers import once
 from smkern.device import Budget
+from smkern.measure.compiling import dispatcher_of, precompile, settled_problem
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call
 from smkern.tuning.config import Epilogue, GemmProblem

@@ -18,8 +18,8 @@ from smkern.bench.runtime.figures import Spans, common, rate, settled, tbt
 from smkern.bench.runtime.model_steps import ModelSteps
 from smkern.bench.runtime.smkern_steps import SmkernSteps
 from smkern.bench.runtime.stamps import Stamps, stamps_on
-from smkern.bench.runtime.workload import compile_forwards
 from smkern.device import Budget, device_info
+from smkern.measure.forwards import compile_forwards
 from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Device, Work

@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
 from typing import Any
 
 import torch
 
-from smkern.bench.compiling import dispatcher_of, precompile, settled_problem
-from smkern.bench.model.prepare import problems_of
 from smkern.bench.runtime.figures import percentile
 from smkern.device import Budget, device_info
 from smkern.kv import KvPool, KvSizes
+from smkern.measure.forwards import compile_forwards
 from smkern.models import Decoder, ModelConfig, SamplingParams, Weights
 from smkern.partition import ladder
 from smkern.policies import Policy
@@ -70,25 +69,6 @@ def budgets_of(rungs: Iterable[int], total: int) -> tuple[list[Budget], list[Bud
 
     rungs = tuple(rungs)
     return [whole, *map(side, rungs)], [whole, *(side(total - n) for n in rungs)]
-
-
-Forwards = tuple[Iterable[tuple[int, int]], Sequence[Budget]]
-"""(tokens, requests) of forwards, and the budgets that they run in."""
-
-
-def compile_forwards(
-    config: ModelConfig, wanted: Iterable[Forwards], *, batch_invariant: bool = False
-) -> int:
-    """Compile side by side the GEMMs of forwards; how many variants."""
-    found = {
-        (replace(problem, batch_invariant=batch_invariant), budget): None
-        for sizes, budgets in wanted
-        for tokens, requests in sizes
-        for problem in problems_of(config, tokens, requests)
-        for budget in budgets
-    }
-    ready = [(settled_problem(problem, budget), budget, None) for problem, budget in found]
-    return precompile(dispatcher_of(), ready)
 
 
 def compile_steps(config: ModelConfig, sizes: Sizes, prompts: Iterable[int]) -> int:

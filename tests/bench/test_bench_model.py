@@ -15,10 +15,11 @@ from smkern.bench.model.measure import Measurer
 from smkern.bench.model.model import Model
 from smkern.bench.model.operators import operator_calls
 from smkern.bench.model.overlap import forbid_overlap
-from smkern.bench.model.prepare import problems_of, wanted
+from smkern.bench.model.prepare import wanted
 from smkern.device import Budget
 from smkern.kernels import driver, gemm_frame
 from smkern.latency.cost import kernels_of
+from smkern.measure.forwards import problems_of
 from smkern.measure.timing import Timing
 from smkern.models.presets import preset
 from smkern.profile import load_profile

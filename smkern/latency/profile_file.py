@@ -1,0 +1,188 @@
+"""The file of a model's profile: measured launches, one a line, added as they are measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smkern.errors import SmkernError, TableError
+from smkern.latency.sample import Sample
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.work import Chunk, Size
+
+FORMAT = "smkern-profile"
+VERSION = 1
+REMEDY = "delete it and measure again: smkern profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A line: a sample and what was noted beside it.
+
+    Attributes:
+        cell: Name of the cell of the plan; a cell of two lanes has a line for each.
+        sample: What was timed.
+        held_out: Predictors are judged by it and never fitted to it.
+        about: `worst_us` and `turns` of the time, `mhz` of the SMs' clock meanwhile.
+    """
+
+    cell: str
+    sample: Sample
+    held_out: bool = False
+    about: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        sample = self.sample
+        row: dict[str, Any] = {"cell": self.cell, "num_sms": sample.num_sms}
+        row["us"] = round(sample.us, 2)
+        row["size"] = size_to_json(sample.size)
+        if sample.beside is not None:
+            row["beside"] = size_to_json(sample.beside)
+        if sample.beside_sms:
+            row["beside_sms"] = sample.beside_sms
+        if self.held_out:
+            row["held_out"] = True
+        return row | {name: round(value, 2) for name, value in self.about.items()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Measured:
+        """KeyError, TypeError, ValueError or SmkernError where the row is none."""
+        rest = dict(row)
+        beside = rest.pop("beside", None)
+        sample = Sample(
+            size_from_json(rest.pop("size")),
+            int(rest.pop("num_sms")),
+            float(rest.pop("us")),
+            None if beside is None else size_from_json(beside),
+            int(rest.pop("beside_sms", 0)),
+        )
+        cell, held_out = str(rest.pop("cell")), bool(rest.pop("held_out", False))
+        return cls(cell, sample, held_out, {name: float(x) for name, x in rest.items()})
+
+
+def size_to_json(size: Size) -> dict[str, Any]:
+    """A launch as a line has it: what is not 0; a chunk as [new, cached]."""
+    row: dict[str, Any] = {"num_layers": size.num_layers}
+    if size.chunks:
+        row["chunks"] = [list(chunk) for chunk in size.chunks]
+        row["layers"] = size.layers
+        row["head"] = size.head
+    if size.batch:
+        row |= {"batch": size.batch, "total_kv": size.total_kv}
+    return row
+
+
+def size_from_json(row: Mapping[str, Any]) -> Size:
+    """The launch of a line; TypeError or ValueError where it is none."""
+    chunks = tuple(Chunk(int(new), int(cached)) for new, cached in row.get("chunks", ()))
+    rest = {name: value for name, value in row.items() if name != "chunks"}
+    return Size(chunks=chunks, **rest)
+
+
+class ProfileFile:
+    """A profile on disk: a line of provenance, then one a measured launch.
+
+    A line is written at once and synced, so what was measured outlives a process that is killed; a
+    last line that is cut short is dropped when it is read again.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def load(self) -> tuple[dict[str, Any], list[Measured]]:
+        """Provenance and lines; both empty where there is no file.
+
+        Raises:
+            TableError: no profile, one of another version, or a broken line, by its number.
+        """
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}, []
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._error(f"cannot be read ({error})") from error
+        *lines, last = text.split("\n")  # nothing, or what is left of a line that was being written
+        del last
+        if not lines:
+            return {}, []
+        meta = self._meta(lines[0])
+        found = []
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                found.append(Measured.from_json(json.loads(line)))
+            except (KeyError, TypeError, ValueError, SmkernError) as error:
+                raise self._error(f"line {number} is no launch ({error!r}): {line:.120}") from error
+        return meta, found
+
+    def begin(self, meta: Mapping[str, Any]) -> None:
+        """Begin the file anew with its provenance."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        head = {"format": FORMAT, "version": VERSION, "meta": dict(meta)}
+        self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+
+    def resume(self, meta: Mapping[str, Any]) -> list[Measured]:
+        """What is there, of the same GPU, model and kernels; a line that was cut short is removed.
+
+        Raises:
+            TableError: the file is of another GPU, model or kernels.
+        """
+        known, found = self.load()
+        if not known:
+            self.begin(meta)
+            return []
+        for name in ("gpu", "model", "kernels"):
+            if known.get(name) != meta[name]:
+                raise self._error(
+                    f"was measured with {name}={known.get(name)!r}, not {meta[name]!r}"
+                )
+        text = self.path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            self.path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+        return found
+
+    def add(self, lines: list[Measured]) -> None:
+        """Add lines, all at once."""
+        text = "".join(json.dumps(line.to_json()) + "\n" for line in lines)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _meta(self, line: str) -> dict[str, Any]:
+        try:
+            head = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise self._error(f"does not begin with its provenance ({error})") from error
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise self._error(f"is not a profile of smkern: its format is not {FORMAT!r}")
+        if head.get("version") != VERSION:
+            raise self._error(f"has version {head.get('version')!r}; this smkern reads {VERSION}")
+        meta = head.get("meta")
+        if not isinstance(meta, dict):
+            raise self._error("lacks its provenance")
+        return meta
+
+    def _error(self, what: str) -> TableError:
+        return TableError(f"{self.path} {what}; {REMEDY}")
+
+
+def read_profile(path: Path | str) -> tuple[dict[str, Any], list[Measured], ModelSizes]:
+    """A profile, with its model's sizes.
+
+    Raises:
+        TableError: no such file, no valid profile, no launch in it, or no sizes.
+    """
+    meta, lines = ProfileFile(path).load()
+    if not lines:
+        raise TableError(f"{path} is not there or holds no launch; {REMEDY}")
+    try:
+        return meta, lines, ModelSizes.from_json(meta["sizes"])
+    except (KeyError, TypeError) as error:
+        raise TableError(f"{path} lacks the sizes of its model ({error!r}); {REMEDY}") from error

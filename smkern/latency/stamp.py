@@ -1,0 +1,34 @@
+"""A hash of what was timed: a profile holds for the kernels and tables it was measured with."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from smkern.device import gpu_folder
+
+_PACKAGE = Path(__file__).parents[1]
+_KERNELS = (".py", ".cu", ".cuh", ".h")
+
+
+@cache
+def kernels_hash(gpu: str) -> str:
+    """A hash of the kernels' sources and of a GPU's tuned tables, 16 hex digits.
+
+    Args:
+        gpu: The GPU's name or folder.
+    """
+    found = hashlib.sha256()
+    csrc = _PACKAGE / "csrc" if (_PACKAGE / "csrc").is_dir() else _PACKAGE.parent / "csrc"
+    for folder in (csrc, _PACKAGE / "kernels"):
+        _add(found, folder, _KERNELS)
+    _add(found, _PACKAGE / "tuning" / "tables" / gpu_folder(gpu), (".json",))
+    return found.hexdigest()[:16]
+
+
+def _add(found: hashlib._Hash, folder: Path, kinds: tuple[str, ...]) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in kinds and path.is_file():
+            found.update(path.relative_to(folder).as_posix().encode())
+            found.update(path.read_bytes())

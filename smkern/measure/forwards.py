@@ -1,0 +1,48 @@
+"""Compiling side by side what a model's GEMMs will launch, before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smkern.device import Budget
+from smkern.measure.compiling import dispatcher_of, precompile, settled_problem
+from smkern.tuning.config import Epilogue, GemmProblem
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+Forwards = tuple[Iterable[tuple[int, int]], Sequence[Budget]]
+"""(tokens, requests) of forwards, and the budgets that they run in."""
+
+
+def problems_of(config: ModelConfig, tokens: int, batch: int) -> tuple[GemmProblem, ...]:
+    """The GEMMs of a forward of so many tokens and requests."""
+    hidden, residual = config.hidden_size, Epilogue(residual=True)
+    found = [
+        GemmProblem(tokens, config.qkv_size, hidden),
+        GemmProblem(tokens, hidden, config.q_size, epilogue=residual),
+        GemmProblem(batch, config.vocab_size, hidden),
+    ]
+    if config.moe is not None:
+        return (*found, GemmProblem(tokens, config.moe.num_experts, hidden))
+    inner = config.intermediate_size
+    found.append(GemmProblem(tokens, 2 * inner, hidden, epilogue=Epilogue(swiglu=True)))
+    found.append(GemmProblem(tokens, hidden, inner, epilogue=residual))
+    return tuple(found)
+
+
+def compile_forwards(
+    config: ModelConfig, wanted: Iterable[Forwards], *, batch_invariant: bool = False
+) -> int:
+    """Compile side by side the GEMMs of forwards; how many variants."""
+    found = {
+        (replace(problem, batch_invariant=batch_invariant), budget): None
+        for sizes, budgets in wanted
+        for tokens, requests in sizes
+        for problem in problems_of(config, tokens, requests)
+        for budget in budgets
+    }
+    ready = [(settled_problem(problem, budget), budget, None) for problem, budget in found]
+    return precompile(dispatcher_of(), ready)

@@ -1,0 +1,249 @@
+"""A model's launches of any lengths, as the runtime makes them: what a profile times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from smkern.errors import ArgumentError
+from smkern.kv import KvPool
+from smkern.latency import Chunk, Size
+from smkern.models import Decoder, Step
+from smkern.models.layered import forward
+from smkern.runtime.device import Device, Work
+from smkern.runtime.model import sizes
+from smkern.runtime.model.graphs import GraphCache
+from smkern.runtime.model.prefill import PrefillBuffers, prompt_activations
+from smkern.runtime.model.row_state import RowState
+from smkern.runtime.place import Place
+
+GRAPH_LIMIT_BYTES = 16 << 30
+GROUP_LAUNCHES = 160
+"""Kernels of a group of prompts' layers, about: with several groups queued the host never waits for
+room in a stream's queue, which holds some thousand."""
+
+
+class ModelLaunches:
+    """Decode steps, prompts' layers and mixed forwards of requests that exist on the device only.
+
+    Rows, graphs, plans and buffers are the runtime's own. A launch finds the same lengths however
+    often it runs; decode rows take pages from one end of the pool, prompts from the other, so both
+    may run at once. Only one decode batch and one batch of prompts are set up at a time.
+
+    Args:
+        model: The model, of random weights.
+        pool: Its pages; they are filled with random numbers, since zeros take less power.
+        device: Where to launch.
+        max_running: Decode rows.
+        max_prefill: Chunks of a batch of prompts or a mixed forward.
+        max_tokens: New tokens of one of these.
+        max_context: Tokens of a request.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        pool: KvPool,
+        device: Device,
+        *,
+        max_running: int = 256,
+        max_prefill: int = 8,
+        max_tokens: int = 8192,
+        max_context: int | None = None,
+    ) -> None:
+        self.config = config = model.config
+        self.max_running, self.max_prefill = max_running, max_prefill
+        self.max_tokens = max_tokens
+        self.max_context = max_context or model.max_position
+        self.device = device
+        self._model, self._pool = model, pool
+        for layer in pool.storage:
+            layer.normal_()
+        self._caches = [pool.layer(i) for i in range(config.num_layers)]
+        where = model.device
+        self._where = where
+        self._state = RowState.make(
+            max_running=max_running,
+            max_prefill=2 * max_prefill,
+            max_pages=pool.pages_for(self.max_context),
+            device=where,
+        )
+        self._set_sampling()
+        self._pages = torch.randperm(pool.num_pages, device=where).int()
+        activations = prompt_activations(config, where, max_running, max_prefill, max_tokens)[0]
+        self._prompts = PrefillBuffers(activations, 0, max_tokens, max_prefill)
+        self._token_ids = torch.randint(
+            config.vocab_size, (max_tokens + max_running,), device=where, dtype=torch.int32
+        )
+        self.graphs = GraphCache(
+            model,
+            self._state,
+            self._caches,
+            partition=device.partition,
+            synchronize=device.synchronize,
+            max_context=self.max_context,
+            limit_bytes=GRAPH_LIMIT_BYTES,
+        )
+        device.synchronize()
+
+    def decode(self, lengths: Sequence[int]) -> Work:
+        """A decode step.
+
+        Args:
+            lengths: Keys of each request, the new token's included.
+
+        Raises:
+            ArgumentError: more rows, keys or pages than there are.
+        """
+        self._check(lengths, self.max_running)
+        first, batch, longest = self._state.first_slot, len(lengths), max(lengths)
+        self._state.finished[first:] = True
+        self._state.finished[first : first + batch] = False
+        self._deal(first, lengths)
+        kept = self._ints(lengths)
+        kv_lens = self._state.inputs(first, batch).kv_lens
+        self.device.synchronize()
+
+        def launch(place: Place) -> None:
+            kv_lens.copy_(kept)  # a step lengthens its rows
+            self.graphs.launch(place, batch, longest)
+
+        size = Size(num_layers=self.config.num_layers, batch=batch, total_kv=sum(lengths))
+        return Work("decode", launch, size, 2)
+
+    def capture(self, place: Place, lengths: Sequence[int]) -> None:
+        """Capture the graph of a decode step at a place, if it is not there; waits."""
+        self.graphs.capture([place], [len(lengths)], [max(lengths)])
+
+    def prompts(self, chunks: Sequence[Chunk], layers: int | None = None) -> list[Work]:
+        """A batch of prompts, by groups of layers.
+
+        Args:
+            chunks: Its prompts.
+            layers: The first so many layers, without the head; None: all and the head.
+
+        Raises:
+            ArgumentError: more chunks, tokens or pages than there are.
+        """
+        config = self.config
+        count = config.num_layers if layers is None else layers
+        step = self._step(chunks, [])
+        planned: list[Step] = []
+        group = max(1, GROUP_LAUNCHES // sizes.layer_launches(config))
+        works = []
+        for first in range(0, count, group):
+            end = min(first + group, count)
+            head = layers is None and end == count
+
+            def launch(place: Place, first: int = first, end: int = end, head: bool = head) -> None:
+                if first == 0:
+                    planned[:] = [step.planned_in(self._prompts.plans)]
+                    self._model.embed(planned[0])
+                for index in range(first, end):
+                    self._model.layer(index, planned[0])
+                if head:
+                    self._draw(self._model.head(planned[0]), len(chunks), step)
+
+            size = Size(tuple(chunks), end - first, config.num_layers, head)
+            works.append(Work("prefill", launch, size, GROUP_LAUNCHES))
+        return works
+
+    def mixed(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Work:
+        """One forward of prompts' chunks and of decode rows.
+
+        Args:
+            chunks: The chunks.
+            lengths: Keys of each decoding request, the new token's included.
+
+        Raises:
+            ArgumentError: more than there is room for.
+        """
+        self._check(lengths, self.max_running)
+        step = self._step(chunks, lengths)
+
+        def launch(place: Place) -> None:
+            planned = step.planned_in(self._prompts.plans)
+            self._draw(forward(self._model, planned), len(chunks), step)
+
+        layers = self.config.num_layers
+        size = Size(tuple(chunks), layers, layers, True, len(lengths), sum(lengths))
+        return Work("mixed", launch, size, layers * sizes.layer_launches(self.config))
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self._pool.num_pages * self._pool.page_size
+
+    def close(self) -> None:
+        """Wait for all that was launched, and destroy the graphs."""
+        self.device.synchronize()
+        self.graphs.close()
+
+    def _step(self, chunks: Sequence[Chunk], lengths: Sequence[int]) -> Step:
+        """The forward of chunks and of decode rows behind them, its pages dealt out."""
+        counts = [chunk.new for chunk in chunks]
+        ends = [chunk.new + chunk.cached for chunk in chunks]
+        if not 0 < sum(counts) <= self.max_tokens:
+            raise ArgumentError(
+                f"{sum(counts)} new tokens: there is room for 1 to {self.max_tokens}; raise "
+                "max_tokens"
+            )
+        self._check(ends, self.max_prefill)
+        first = self._state.first_slot - len(chunks)
+        if lengths:
+            self._deal(self._state.first_slot, lengths)
+        self._deal(first, ends, from_end=True)
+        rows = slice(first, first + len(chunks) + len(lengths))
+        self._state.finished[rows] = False
+        counts += [1] * len(lengths)
+        step = Step.make(
+            self._prompts.activations,
+            token_ids=self._token_ids[: sum(counts)],
+            kv_lens=self._ints([*ends, *lengths]),
+            page_table=self._state.page_table[rows],
+            caches=self._caches,
+            cu_q_lens=self._ints([0, *accumulate(counts)]),
+            **sizes.bounds(counts[: len(chunks)], [*ends, *lengths], self.max_context),
+        )
+        self.device.synchronize()
+        return step
+
+    def _draw(self, logits: Any, num_chunks: int, step: Step) -> None:
+        rows = self._state.inputs(self._state.first_slot - num_chunks, step.batch)
+        rows.draw(logits, step.kv_lens)
+
+    def _deal(self, first: int, lengths: Sequence[int], *, from_end: bool = False) -> None:
+        """Give rows their pages: one row's behind another's, from the pool's begin or end."""
+        page_size = self._pool.page_size
+        pages = self._pages.flip(0) if from_end else self._pages
+        at = [0, *accumulate(-(-length // page_size) for length in lengths)]
+        if at[-1] > self._pool.num_pages:
+            raise ArgumentError(
+                f"{sum(lengths)} keys take {at[-1]} pages, the pool has {self._pool.num_pages}: "
+                "profile shorter contexts"
+            )
+        table = self._state.page_table[first : first + len(lengths)]
+        columns = torch.arange(table.shape[1], device=self._where)
+        begins = torch.tensor(at[:-1], device=self._where)[:, None]
+        # columns behind a row's keys are never read
+        table.copy_(pages[(begins + columns).clamp_(max=self._pool.num_pages - 1)])
+
+    def _check(self, lengths: Sequence[int], most: int) -> None:
+        if not 1 <= len(lengths) <= most or max(lengths) > self.max_context:
+            raise ArgumentError(
+                f"{len(lengths)} requests of at most {max(lengths, default=0)} keys: there is room "
+                f"for 1 to {most} of {self.max_context}"
+            )
+
+    def _set_sampling(self) -> None:
+        """Draw as users do, not greedily."""
+        rows = self._state.inputs(0, self._state.num_rows)
+        rows.temperature.fill_(0.8)
+        rows.top_k.fill_(50)
+        rows.top_p.fill_(0.95)
+
+    def _ints(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.int32, device=self._where)

@@ -1,0 +1,208 @@
+"""`smkern profile`: time a model's launches on this GPU, for the latency models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from smkern.errors import DeviceError, SmkernError
+from smkern.latency.profile_file import ProfileFile
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.stamp import kernels_hash
+from smkern.measure.profile_plan import Room, all_rungs, plan
+
+if TYPE_CHECKING:
+    from smkern.measure.launches import ModelLaunches
+    from smkern.measure.profiler import BudgetOf
+    from smkern.models import ModelConfig
+    from smkern.partition import Ladder
+
+PAGE_SIZE = 16
+POOL_TOKENS = 640_000
+"""Tokens of the pool, at most."""
+LEFT_BYTES = 14 << 30
+"""Memory that is left to activations, graphs, plans and partitions."""
+
+
+@contextmanager
+def open_launches(config: ModelConfig, rungs: list[int]) -> Iterator[tuple[ModelLaunches, Ladder]]:
+    """A model of random weights on this GPU, with the splits of these rungs.
+
+    Raises:
+        DeviceError: no GPU.
+        OutOfPagesError: it has not the memory.
+    """
+    from smkern.kv import KvPool, KvSizes
+    from smkern.kv.storage import pages_in_free_memory
+    from smkern.measure.launches import ModelLaunches
+    from smkern.models import Decoder, Weights
+    from smkern.partition import ladder
+    from smkern.runtime.cuda_device import CudaDevice
+
+    with ladder(rungs) as splits:
+        device = CudaDevice(splits)
+        decoder = Decoder(config, Weights.random(config, device="cuda"))
+        kv = KvSizes(
+            config.num_layers, config.num_kv_heads, config.head_dim, PAGE_SIZE, config.dtype
+        )
+        pages = pages_in_free_memory(kv, decoder.device, 1.0, LEFT_BYTES)
+        pool = KvPool(kv, num_pages=min(pages, POOL_TOKENS // PAGE_SIZE), reuse=False)
+        launches = ModelLaunches(decoder, pool, device)
+        try:
+            yield launches, splits
+        finally:
+            launches.close()
+
+
+def room_of(launches: ModelLaunches, pool_tokens: int) -> Room:
+    """What a model's launches have room for."""
+    return Room(
+        launches.device.num_sms,
+        launches.max_running,
+        launches.max_prefill,
+        launches.max_tokens,
+        launches.max_context,
+        pool_tokens,
+    )
+
+
+def provenance(model: str, config: ModelConfig, seed: int) -> dict[str, Any]:
+    """What a profile says of where it is from."""
+    from smkern.measure.provenance import collect_meta
+
+    meta = collect_meta()
+    sizes = ModelSizes.of(config).to_json()
+    kernels = kernels_hash(str(meta["gpu"]))
+    return meta | {"model": model, "sizes": sizes, "kernels": kernels, "seed": seed}
+
+
+@click.command("profile")
+@click.option("--model", required=True, help="A preset's name, such as qwen3-8b.")
+@click.option(
+    "--gpu-minutes",
+    default=7.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Minutes of measuring; what compiles and loads before is not counted.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The profile's file; by default MODEL.profile.jsonl here.",
+)
+@click.option("--resume", is_flag=True, help="Go on with a file that is there.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the steps that are drawn.")
+@click.option("--warm-only", is_flag=True, help="Compile and load, then stop.")
+def command(
+    model: str, gpu_minutes: float, out: Path | None, resume: bool, seed: int, warm_only: bool
+) -> None:
+    """Time a model's decode steps, prompts and mixed forwards, alone and beside each other.
+
+    Weights are random, all layers run. A line is written as it is measured, coarse sizes before
+    fine ones, so an early end leaves a file that predictors can be fitted to; --resume goes on
+    with it. Some steps are drawn at random and held out: predictors are judged by them.
+    """
+    import torch
+
+    from smkern.models import preset
+
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no GPU is visible: smkern profile times launches on one. Shipped tables and "
+            "scaled rooflines serve without"
+        )
+    config = preset(model)
+    path = out or Path(f"{model}.profile.jsonl")
+    file = ProfileFile(path)
+    if path.exists() and not resume:
+        raise click.UsageError(f"{path} is there: pass --resume to go on with it, or delete it")
+    began = time.monotonic()
+    wanted = plan(Room(_device_sms()), seed=seed)
+    meta = provenance(model, config, seed)
+    with open_launches(config, all_rungs(wanted)) as (launches, splits):
+        _measure(launches, splits, file, meta, began, gpu_minutes, warm_only)
+
+
+def _measure(
+    launches: ModelLaunches,
+    splits: Ladder,
+    file: ProfileFile,
+    meta: dict[str, Any],
+    began: float,
+    minutes: float,
+    warm_only: bool,
+) -> None:
+    from smkern.measure.profiler import Profiler, compile_cells
+    from smkern.measure.sm_clock import SmClock
+
+    cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
+    count = compile_cells(
+        launches.config, cells, launches.max_running, _budgets(splits, launches.device.num_sms)
+    )
+    profiler = Profiler(launches, file, SmClock())
+    profiler.warm(cells)
+    click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
+    if warm_only:
+        return
+    done = {line.cell for line in file.resume(meta)}
+    with _progress(len(cells), 60 * minutes) as told:
+        timed = profiler.run(cells, 60 * minutes, done=done, told=told)
+    for name, why in profiler.skipped.items():
+        click.echo(f"skipped {name:.80}: {why}", err=True)
+    click.echo(f"{timed} of {len(cells)} cells in {file.path}, {time.monotonic() - began:.0f} s")
+
+
+def _device_sms() -> int:
+    from smkern.device import device_info
+
+    return device_info().num_sms
+
+
+def _budgets(splits: Ladder, total: int) -> BudgetOf:
+    """The budget of a place of a ladder; the whole device's has all SMs."""
+    from smkern.device import Budget
+    from smkern.runtime.place import Place
+
+    whole = Budget(total, "mask", clusters=True)
+
+    def budget(place: Place) -> Budget:
+        if place.side == "whole":
+            return whole
+        return getattr(splits.split(decode=place.rung), place.side).budget  # type: ignore[no-any-return]
+
+    return budget
+
+
+@contextmanager
+def _progress(cells: int, seconds: float) -> Iterator[Callable[[int, float], None]]:
+    """A bar on a terminal, else a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda count, spent: _say(count, cells, spent, seconds)
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("cells", total=seconds)
+        yield lambda count, spent: bar.update(
+            task, completed=spent, description=f"{count}/{cells} cells"
+        )
+
+
+def _say(count: int, cells: int, spent: float, seconds: float) -> None:
+    if count % 50 == 0:
+        click.echo(f"{count} of {cells} cells, {spent:.0f} of {seconds:.0f} s", err=True)
+
+
+if __name__ == "__main__":
+    try:
+        command()
+    except SmkernError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error

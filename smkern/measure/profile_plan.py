@@ -1,0 +1,250 @@
+"""Which launches a profile times, in an order of which every beginning is a useful profile."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+
+from smkern.latency import Chunk
+
+RUNGS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112)
+"""SMs of the decode side on which predictors are fitted."""
+HELD_OUT_RUNGS = (10, 22, 36, 44, 60, 72)
+"""Rungs between those, on which they are judged only."""
+COARSE = (16, 24, 32, 48, 80)
+"""Rungs with all sizes; the others have some."""
+
+BATCHES = (64, 1, 16, 128, 32, 256, 8)
+CONTEXTS = (2048, 512, 8192, 16384)
+TOKENS = (4096, 256, 1024, 64, 2048, 512, 128, 8192, 640, 192, 384, 1536, 129, 257, 768, 3072)
+SOME_TOKENS = (1024, 256, 4096, 512)
+CACHED = (8192, 2048, 30_000)
+MIXED_TOKENS = (64, 192, 448, 960, 1984, 16, 128, 320, 704, 1472, 256, 512)
+
+PAIRED_DECODES = ((64, 2048), (16, 1024), (128, 2048), (32, 8192), (4, 2048), (192, 512))
+"""(rows, keys of each)"""
+PAIRED_PROMPTS = (
+    (4096, 0),
+    (512, 0),
+    (1024, 8192),
+    (2048, 2048),
+    (256, 0),
+    (8192, 0),
+    (192, 30_000),
+)
+"""(new tokens, those before them)"""
+PAIRS_A_RUNG = 14
+KEYS_AN_SM = 12_000
+"""Decode steps of more keys than this an SM, on up to 48 of them, are too slow to be wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What fits.
+
+    Attributes:
+        num_sms: SMs of the device.
+        max_running: Decode rows.
+        max_prefill: Chunks.
+        max_tokens: New tokens of a launch.
+        max_context: Tokens of a request.
+        pool_tokens: Tokens of all requests together.
+    """
+
+    num_sms: int
+    max_running: int = 256
+    max_prefill: int = 8
+    max_tokens: int = 8192
+    max_context: int = 40_960
+    pool_tokens: int = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is timed together.
+
+    Attributes:
+        rung: SMs of the decode side; None: the whole device.
+        lengths: Keys of each decode row; none: no decode.
+        chunks: Prompts; none: no prefill.
+        mixed: Both in one forward, else each on its side.
+        held_out: Whether predictors are judged by it.
+    """
+
+    rung: int | None
+    lengths: tuple[int, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    mixed: bool = False
+    held_out: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others, short where its rows are alike."""
+        alike = len(set(self.lengths)) == 1
+        rows = [len(self.lengths), self.lengths[0]] if alike else list(self.lengths)
+        return json.dumps(
+            [self.rung, rows, [list(x) for x in self.chunks], self.mixed, self.held_out],
+            separators=(",", ":"),
+        )
+
+    def fits(self, room: Room) -> bool:
+        """Whether it can be run, in reasonable time."""
+        ends = [chunk.new + chunk.cached for chunk in self.chunks]
+        new = sum(chunk.new for chunk in self.chunks)
+        keys = sum(self.lengths)
+        num_sms = min(self.rung or room.num_sms, 48)
+        return (
+            len(self.lengths) <= room.max_running
+            and len(self.chunks) <= room.max_prefill
+            and new <= room.max_tokens
+            and max([*ends, *self.lengths]) <= room.max_context
+            and 1.1 * (keys + sum(ends)) <= room.pool_tokens
+            and keys <= KEYS_AN_SM * num_sms
+            and (self.rung is None or 0 < self.rung < room.num_sms)
+        )
+
+
+def plan(room: Room, *, rungs: Sequence[int] = RUNGS, seed: int = 0) -> list[Cell]:
+    """The cells of a profile, in the order in which they are timed.
+
+    Decode steps, prompts, mixed forwards, pairs and held-out steps take turns, each from coarse to
+    fine, in proportion to how many there are.
+
+    Args:
+        room: What fits.
+        rungs: Rungs to fit on; those to judge on are added.
+        seed: Seed of what is drawn.
+
+    Example:
+        >>> cells = plan(Room(132))
+        >>> sum(cell.held_out for cell in cells) > 100, cells == plan(Room(132))
+        (True, True)
+    """
+    draw = Random(seed)
+    kinds: list[Iterable[Cell]] = [
+        _decodes(rungs),
+        _prompts(rungs),
+        _mixed(),
+        _pairs(rungs, draw),
+        _held_out(room, [*rungs, *HELD_OUT_RUNGS], draw),
+    ]
+    lists = [[cell for cell in dict.fromkeys(cells) if cell.fits(room)] for cells in kinds]
+    placed = [
+        ((index + 0.5) / len(cells), kind, cell)
+        for kind, cells in enumerate(lists)
+        for index, cell in enumerate(cells)
+    ]
+    return [cell for _, _, cell in sorted(placed, key=lambda item: item[:2])]
+
+
+def all_rungs(cells: Iterable[Cell]) -> list[int]:
+    """The rungs that cells run on."""
+    return sorted({cell.rung for cell in cells if cell.rung is not None})
+
+
+def _spread(values: Sequence[int]) -> list[int]:
+    """In an order whose every beginning is spread over all: halves, quarters, and so on."""
+    bits = max(1, (len(values) - 1).bit_length())
+    order = sorted(range(len(values)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
+    return [values[i] for i in order]
+
+
+def _decodes(rungs: Sequence[int]) -> Iterator[Cell]:
+    places: list[int | None] = [None, *_spread(rungs)]
+    coarse = [place for place in places if place is None or place in COARSE]
+    for context, batch in product(CONTEXTS[:1], BATCHES[:4]):
+        yield from (Cell(place, (context,) * batch) for place in places)
+    for context, batch in product(CONTEXTS, BATCHES):
+        yield from (Cell(place, (context,) * batch) for place in coarse)
+    for context, batch in product(CONTEXTS, (1, 32, 128)):
+        yield from (Cell(place, (context,) * batch) for place in places)
+
+
+def _prompts(rungs: Sequence[int]) -> Iterator[Cell]:
+    places: list[int | None] = [None, *_spread(rungs)]
+    coarse = [place for place in places if place is None or place in COARSE]
+    for tokens in SOME_TOKENS:
+        yield from (Cell(place, (), (Chunk(tokens),)) for place in places)
+    for tokens in TOKENS:
+        yield from (Cell(place, (), (Chunk(tokens),)) for place in coarse)
+    for cached, tokens in product(CACHED, (512, 128, 2048)):
+        yield from (Cell(place, (), (Chunk(tokens, cached),)) for place in coarse[::2])
+
+
+def _mixed() -> Iterator[Cell]:
+    def cell(tokens: int, batch: int, context: int, cached: int = 0) -> Cell:
+        return Cell(None, (context,) * batch, (Chunk(tokens, cached),), mixed=True)
+
+    yield from (cell(tokens, 64, 2048) for tokens in MIXED_TOKENS)
+    for batch, context, tokens in product((16, 128, 256), (1024,), (64, 256, 1024, 512)):
+        yield cell(tokens, batch, context)
+    for cached, tokens in product((2048, 8192), (128, 448, 1024)):
+        yield cell(tokens, 64, 2048, cached)
+    for batch, context, tokens in product((8, 32), (8192, 2048), (128, 512)):
+        yield cell(tokens, batch, context)
+
+
+def _pairs(rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
+    """Per rung some of all pairs of a decode step and a prompt, every step and prompt as often."""
+    both = list(product(range(len(PAIRED_DECODES)), range(len(PAIRED_PROMPTS))))
+    chosen: dict[int, list[tuple[int, int]]] = {}
+    for rung in rungs:
+        rest = [pair for pair in both if pair != (0, 0)]
+        draw.shuffle(rest)
+        # a Latin order: the diagonal that a pair lies on, from a diagonal of the rung's own
+        start = draw.randrange(len(PAIRED_PROMPTS))
+        rest.sort(key=lambda pair: (pair[1] - pair[0] - start) % len(PAIRED_PROMPTS))
+        chosen[rung] = [(0, 0), *rest[: PAIRS_A_RUNG - 1]]
+    for index in range(PAIRS_A_RUNG):
+        for rung in _spread(rungs):
+            decode, prompt = chosen[rung][index]
+            batch, context = PAIRED_DECODES[decode]
+            yield Cell(rung, (context,) * batch, (Chunk(*PAIRED_PROMPTS[prompt]),))
+
+
+def _held_out(room: Room, rungs: Sequence[int], draw: Random) -> Iterator[Cell]:
+    """Random steps, of requests that are not alike."""
+    for _ in range(26):
+        for kind in ("pair", "decode", "pair", "prompt", "mixed"):
+            rung = draw.choice(rungs) if kind == "pair" else draw.choice([None, *rungs])
+            if kind == "mixed":
+                lengths, chunks = _lengths(room, None, draw), _chunks(draw, 1024)
+                yield Cell(None, lengths, chunks, mixed=True, held_out=True)
+                continue
+            lengths = () if kind == "prompt" else _lengths(room, rung, draw)
+            chunks = () if kind == "decode" else _chunks(draw, room.max_tokens)
+            yield Cell(rung, lengths, chunks, held_out=True)
+
+
+def _log(draw: Random, low: float, high: float) -> int:
+    return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+
+def _lengths(room: Room, rung: int | None, draw: Random) -> tuple[int, ...]:
+    """Rows about as long as each other or very unlike; no more keys than the place is good for."""
+    most = min(KEYS_AN_SM * min(rung or room.num_sms, 48), 0.7 * room.pool_tokens)
+    center, spread = _log(draw, 300, 12_000), draw.choice((1.2, 2.0, 4.0))
+    lengths: list[int] = []
+    for _ in range(_log(draw, 1, room.max_running)):
+        length = min(_log(draw, center / spread, center * spread), room.max_context)
+        if sum(lengths) + length > most:
+            break
+        lengths.append(length)
+    return tuple(lengths) or (512,)
+
+
+def _chunks(draw: Random, most: int) -> tuple[Chunk, ...]:
+    """One to four prompts, half of them with something cached."""
+    left = _log(draw, 48, most)
+    chunks = []
+    for index in range(count := draw.randint(1, min(4, left // 16))):
+        new = left if index == count - 1 else max(1, round(left * draw.uniform(0.15, 0.7)))
+        left -= new
+        chunks.append(Chunk(new, draw.choice((0, _log(draw, 64, 24_000)))))
+        if left < 1:
+            break
+    return tuple(chunks)

@@ -1,0 +1,284 @@
+"""A profile's plan, its timing on CPU tensors and on a virtual clock, and its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smkern.cli import cli
+from smkern.errors import ArgumentError, DeviceError, TableError
+from smkern.kv import KvPool, KvSizes
+from smkern.latency import Chunk, Size
+from smkern.latency.profile_file import Measured, ProfileFile, read_profile
+from smkern.latency.sample import Sample
+from smkern.latency.sizes import ModelSizes
+from smkern.latency.stamp import kernels_hash
+from smkern.measure.busy import Turns, measure
+from smkern.measure.launches import ModelLaunches
+from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
+from smkern.measure.profiler import Profiler, _forwards
+from smkern.models import Decoder, Weights
+from smkern.runtime.device import Device, Work
+from smkern.runtime.host_device import HostDevice
+from smkern.runtime.place import Lane, Place
+from tests.models.generation import tiny
+
+ROOM = Room(132, max_running=8, max_prefill=4, max_tokens=64, max_context=256, pool_tokens=1024)
+META = {"gpu": "a", "model": "tiny", "kernels": "1", "sizes": ModelSizes.of(tiny()).to_json()}
+
+
+def kind_of(cell: Cell) -> str:
+    if cell.mixed:
+        return "mixed"
+    return "pair" if cell.lengths and cell.chunks else "decode" if cell.lengths else "prefill"
+
+
+@pytest.fixture(scope="module")
+def launches() -> Iterator[ModelLaunches]:
+    config = tiny()
+    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, 16, config.dtype)
+    pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
+    made = ModelLaunches(
+        Decoder(config, Weights.random(config)), pool, HostDevice(rungs=[32]),
+        max_running=8, max_prefill=4, max_tokens=64,
+    )  # fmt: skip
+    yield made
+    made.close()
+
+
+def test_a_plan_is_the_same_for_a_seed_and_another_for_another() -> None:
+    cells = plan(Room(132))
+    assert cells == plan(Room(132))
+    assert cells != plan(Room(132), seed=1)
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert all_rungs(cells) == sorted((*RUNGS, *HELD_OUT_RUNGS))
+
+
+@pytest.mark.parametrize("part", [100, 300])
+def test_every_beginning_of_a_plan_has_all_kinds_and_many_rungs(part: int) -> None:
+    cells = plan(Room(132))[:part]
+    for held_out in (False, True):
+        kinds = [kind_of(cell) for cell in cells if cell.held_out is held_out]
+        assert min(kinds.count(kind) for kind in ("decode", "prefill", "pair", "mixed")) >= 3
+    assert len(all_rungs(cell for cell in cells if not cell.held_out)) == len(RUNGS)
+
+
+@given(st.integers(600, 600_000), st.integers(1, 256), st.integers(0, 5))
+@settings(max_examples=20)
+def test_all_cells_of_a_plan_fit(pool: int, rows: int, seed: int) -> None:
+    room = Room(132, max_running=rows, pool_tokens=pool)
+    for cell in plan(room, seed=seed):
+        held = sum(cell.lengths) + sum(chunk.new + chunk.cached for chunk in cell.chunks)
+        assert held <= pool
+        assert len(cell.lengths) <= rows
+        assert max((0, *cell.lengths)) <= room.max_context
+
+
+CELLS = {
+    "decode": Cell(32, (17, 40, 3)),
+    "prefill": Cell(32, (), (Chunk(20), Chunk(7, 40))),
+    "pair": Cell(32, (9,) * 5, (Chunk(33),), held_out=True),
+    "mixed": Cell(None, (30, 5), (Chunk(12, 16),), mixed=True),
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_on_cpu_tensors(kind: str, launches: ModelLaunches) -> None:
+    cell = CELLS[kind]
+    lines = Profiler(launches, ProfileFile("unused"), patience=0).cell(cell)
+    layers = launches.config.num_layers
+    step = Size(num_layers=layers, batch=len(cell.lengths), total_kv=sum(cell.lengths))
+    prompts = Size(cell.chunks, layers, layers, True)
+    wanted = {
+        "decode": [(step, 32, None, 0)],
+        "prefill": [(prompts, 100, None, 0)],
+        "pair": [(step, 32, prompts, 100), (prompts, 100, step, 32)],
+        "mixed": [(Size(cell.chunks, layers, layers, True, 2, 35), 132, None, 0)],
+    }[kind]
+    found = [(x.sample.size, x.sample.num_sms, x.sample.beside, x.sample.beside_sms) for x in lines]
+    assert found == wanted
+    assert all(x.held_out is cell.held_out and x.sample.us > 0 for x in lines)
+    assert all(x.about["worst_us"] >= x.sample.us and x.about["turns"] >= 2 for x in lines)
+
+
+def test_a_run_stops_in_time_and_is_resumed(launches: ModelLaunches, tmp_path: Path) -> None:
+    file = ProfileFile(tmp_path / "p.jsonl")
+    cells = list(CELLS.values())
+    profiler = Profiler(launches, file, patience=0)
+    file.resume(META)
+    assert profiler.run(cells, -1.0) == 0
+    assert profiler.run(cells[:2], 60.0) == 2
+    with file.path.open("a") as text:
+        text.write('{"cell": "cut sh')
+    done = {line.cell for line in file.resume(META)}
+    assert profiler.run(cells, 60.0, done=done) == 4
+    meta, lines, sizes = read_profile(file.path)
+    assert [line.cell for line in lines] == [cells[i].name for i in (0, 1, 2, 2, 3)]
+    assert (meta["model"], sizes) == ("tiny", ModelSizes.of(tiny()))
+
+
+def test_what_there_is_no_room_for_is_skipped(launches: ModelLaunches, tmp_path: Path) -> None:
+    file = ProfileFile(tmp_path / "p.jsonl")
+    file.resume(META)
+    profiler = Profiler(launches, file, patience=0)
+    assert profiler.run([Cell(None, (256,) * 8), CELLS["decode"]], 60.0) == 1
+    (why,) = profiler.skipped.values()
+    assert "128 pages, the pool has 64" in why
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda made: made.decode([10] * 9), "9 requests of at most 10 keys"),
+        (lambda made: made.prompts([Chunk(65)]), "65 new tokens"),
+        (lambda made: made.mixed([Chunk(8, 300)], [4]), "at most 308 keys"),
+    ],
+)
+def test_launches_that_do_not_fit(
+    call: Callable[[ModelLaunches], Any], words: str, launches: ModelLaunches
+) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        call(launches)
+
+
+def test_gemms_to_compile() -> None:
+    """Rows of a decode step are its graph's, of a mixed forward all."""
+
+    class At:
+        def __init__(self, place: Place) -> None:
+            self.num_sms, self.place = place.num_sms or 132, place
+
+    found = [(sizes[0], at[0].place.num_sms) for sizes, at in _forwards(CELLS.values(), 8, At)]
+    assert found == [((4, 4), 32), ((27, 2), 100), ((8, 8), 32), ((33, 1), 100), ((14, 3), 132)]
+
+
+@dataclass
+class Over:
+    device: VirtualDevice
+    begin: float
+    end: float
+
+    def query(self) -> bool:
+        return self.device.now >= self.end
+
+    def times_us(self) -> tuple[float, float]:
+        return self.begin, self.end
+
+
+class VirtualDevice(Device):
+    """Works take what their name says, us, twice as long while they begin before `hot_us`."""
+
+    def __init__(self, hot_us: float = 0.0) -> None:
+        self.num_sms, self.rungs, self.now, self.hot_us = 132, (32,), 0.0, hot_us
+        self.free = {"decode": 0.0, "prefill": 0.0}
+        self.queued: list[Over] = []
+
+    def now_us(self) -> float:
+        return self.now
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> Over:
+        begin = max(self.now, self.free[lane])
+        end = begin + float(work.name) * (2 if begin < self.hot_us else 1)
+        self.free[lane] = end
+        return Over(self, begin, end)
+
+    def wait(self, events: Sequence[Any], until_us: float | None = None) -> None:
+        self.now = max(self.now, min(event.end for event in events))
+
+
+def turns(lane: Lane, *us: float) -> Turns:
+    return Turns(lane, Place.of(lane, 32, 132), [Work(str(x), lambda place: None) for x in us])
+
+
+def test_turns_are_timed_from_end_to_end() -> None:
+    step, prompt = measure(
+        VirtualDevice(), [turns("decode", 100), turns("prefill", 200, 300)],
+        settle_s=0.001, seconds=0.002, turns=4,
+    )  # fmt: skip
+    assert (step.us, step.worst_us) == (100, 100)
+    assert (prompt.us, prompt.worst_us, prompt.turns) == (500, 500, 4)
+    assert step.turns >= 19
+
+
+def test_what_is_hot_at_first_does_not_count() -> None:
+    device = VirtualDevice(hot_us=900)
+    looked: list[float] = []
+    (step,) = measure(
+        device, [turns("decode", 100)], settle_s=0.0015, seconds=0.0, turns=3,
+        while_busy=lambda: looked.append(device.now),
+    )  # fmt: skip
+    assert (step.us, step.worst_us) == (100, 100)
+    assert len(looked) == 1
+    assert looked[0] > 1500
+
+
+STEP = Sample(Size(num_layers=2, batch=3, total_kv=60), 32, 12.5)
+LINES = [
+    Measured("a", STEP, about={"mhz": 1980.0}),
+    Measured("b", Sample(Size((Chunk(5, 2),), 1, 2), 100, 7.0, STEP.size, 32), True),
+]
+
+
+def test_lines_come_back(tmp_path: Path) -> None:
+    file = ProfileFile(tmp_path / "p.jsonl")
+    file.resume(META)
+    file.add(LINES)
+    assert file.load() == (META, LINES)
+
+
+def broken(change: Callable[[list[str]], list[str]], path: Path) -> Path:
+    file = ProfileFile(path)
+    file.begin(META)
+    file.add(LINES)
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().split("\n")[:-1])))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: ["{}", *lines[1:]], "its format is not"),
+        (lambda lines: [lines[0].replace('"version": 1', '"version": 9')], "version 9"),
+        (lambda lines: [lines[0], lines[1], "{}"], "line 3 is no launch"),
+        (lambda lines: [*lines, lines[1].replace("12.5", "-1")], "line 4 is no launch"),
+        (lambda lines: lines[:1], "holds no launch"),
+        (lambda lines: [json.dumps({"format": "smkern-profile", "version": 1, "meta": {}}),
+                        *lines[1:]], "lacks the sizes"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_profile(
+    change: Callable[[list[str]], list[str]], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TableError, match=words):
+        read_profile(broken(change, tmp_path / "p.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["gpu", "model", "kernels"])
+def test_a_profile_of_something_else_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
+    file = ProfileFile(tmp_path / "p.jsonl")
+    file.begin(META)
+    with pytest.raises(TableError, match=f"{name}='?{META[name]}.* not 'other'"):
+        file.resume(META | {name: "other"})
+
+
+def test_the_hash_of_kernels_is_a_gpus() -> None:
+    assert kernels_hash("NVIDIA H200") == kernels_hash("h200") != kernels_hash("no such gpu")
+
+
+def test_the_command_wants_a_gpu(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    result = CliRunner().invoke(
+        cli, ["profile", "--model", "qwen3-8b", "--out", str(tmp_path / "x")]
+    )
+    assert isinstance(result.exception, DeviceError)
