@@ -33,6 +33,10 @@ class ProfileError(SmkernError, ValueError):
     """A device profile that is missing, corrupt or made for another device."""
 
 
+class LatencyError(SmkernError, ValueError):
+    """Measured launches that do not determine a latency model, or a launch that it knows not."""
+
+
 class WarmupError(SmkernError, RuntimeError):
     """A graph capture needs a kernel variant that was not compiled and loaded before it."""
 

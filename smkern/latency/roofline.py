@@ -33,9 +33,17 @@ class Roofline:
     Args:
         sizes: The model.
         profile: The device: bandwidth and FLOP rate by SMs.
+        rates: TB/s and TFLOP/s of so many SMs; None: the profile's bandwidth, and a FLOP rate
+            proportional to SMs.
     """
 
-    def __init__(self, sizes: ModelSizes, profile: Profile) -> None:
+    def __init__(
+        self,
+        sizes: ModelSizes,
+        profile: Profile,
+        *,
+        rates: Callable[[int], tuple[float, float]] | None = None,
+    ) -> None:
         # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
         self._config = cast("ModelConfig", sizes)
         self._num_layers = sizes.num_layers
@@ -46,7 +54,7 @@ class Roofline:
         self._others: Callable[[int, int, int, int], tuple[tuple[Bound, ...], int]]
         self._others = lru_cache(maxsize=4096)(self._list_others)
         self._rates: Callable[[int], tuple[float, float]]
-        self._rates = lru_cache(maxsize=None)(self._read_rates)
+        self._rates = lru_cache(maxsize=None)(rates or self._read_rates)
 
     def bounds(self, size: Size, num_sms: int) -> tuple[Bound, ...]:
         """A launch's kernels."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
+
+from smkern.errors import ArgumentError
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
@@ -46,6 +48,22 @@ class ModelSizes:
         """The sizes in a table; KeyError or TypeError where there are none."""
         moe = values.get("moe")
         return cls(**{**values, "moe": None if moe is None else ExpertSizes(**moe)})
+
+    def sharded(self, tp: int) -> ModelSizes:
+        """A GPU's part of the model where `tp` of them share it: heads, widths and vocabulary.
+
+        Raises:
+            ArgumentError: some of these cannot be shared evenly.
+        """
+        names = ("q_size", "kv_size", "qkv_size", "intermediate_size", "vocab_size")
+        widths = {name: getattr(self, name) for name in names}
+        heads = self.kv_size // self.head_dim
+        if tp < 1 or heads % tp or any(width % tp for width in widths.values()):
+            raise ArgumentError(
+                f"tp={tp} does not divide {heads} key heads and {widths}: take one that does"
+            )
+        moe = self.moe and replace(self.moe, intermediate_size=self.moe.intermediate_size // tp)
+        return replace(self, moe=moe, **{name: width // tp for name, width in widths.items()})
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
