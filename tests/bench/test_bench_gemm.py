@@ -6,12 +6,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from smkern.bench import batch_invariant, cliffs, compiling, gemm, host_cost, untuned
+from smkern.bench import batch_invariant, cliffs, gemm, host_cost, untuned
 from smkern.bench.cases import Group
 from smkern.bench.frame import Rounds
 from smkern.bench.gemm_providers import GemmBench, GemmCase
 from smkern.bench.gemm_rows import is_losing
 from smkern.bench.results import load_results
+from smkern.measure import compiling
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, GemmOperands
 from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
