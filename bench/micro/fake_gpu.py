@@ -80,6 +80,9 @@ class FakeDevice(Device):
 class _NoGraphs:
     """Launches nothing."""
 
+    def ready(self, batch: int, longest: int) -> None:
+        """None are needed."""
+
     def launch(self, place: Place, batch: int, longest: int) -> None:
         pass
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
+from typing import Protocol
 
 from smkern.errors import ArgumentError, DecisionError
-from smkern.policies.decision import Decision
+from smkern.policies.decision import Decision, Policy
 from smkern.policies.snapshot import Snapshot
 
 JOINS = ("polled", "gang")
@@ -27,8 +29,9 @@ def check(decision: Decision, snapshot: Snapshot) -> Decision:
         The decision.
 
     Raises:
-        DecisionError: it is none, names a rung, a request or a batch that is not there, asks for
-            more than the buffers hold, begins a batch where one runs, or preempts two deep.
+        DecisionError: it is none, or a field of it is of a wrong type; it names a rung, a request
+            or a batch that is not there, asks for more than the buffers hold, begins a batch where
+            one runs, or preempts two deep.
 
     Example:
         >>> check(Decision(rung=16), snapshot)                                 # doctest: +SKIP
@@ -40,6 +43,7 @@ def check(decision: Decision, snapshot: Snapshot) -> Decision:
             f"a policy answered {decision!r:.80}, of type {type(decision).__name__}: return a "
             "smkern.policies.Decision"
         )
+    _check_types(decision)
     _check_numbers(decision, snapshot)
     if decision.preempt:
         _check_preempts(decision, snapshot)
@@ -66,17 +70,66 @@ def check_counts(counts: Mapping[str, int | None]) -> None:
             raise ArgumentError(f"steps={value}: a decision looks ahead at most {MAX_STEPS} steps")
 
 
-def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
-    """Raise DecisionError for a rung, a count or a join that there is not."""
-    if decision.rung is not None and decision.rung not in snapshot.rungs:
+class Splits(Protocol):
+    """What a policy may ask of a device."""
+
+    num_sms: int
+    rungs: tuple[int, ...]
+
+
+def checked_policy(policy: object, device: Splits) -> Policy:
+    """A policy, if it can serve on a device.
+
+    Raises:
+        ArgumentError: it is none, or names rungs or limits that the device does not have.
+    """
+    if isinstance(policy, type):
+        raise ArgumentError(
+            f"policy={policy.__name__}: a class; make one, for instance {policy.__name__}()"
+        )
+    if not callable(getattr(policy, "decide", None)):
+        raise ArgumentError(
+            f"policy={policy!r:.80} of type {type(policy).__name__} has no decide(snapshot): pass "
+            "one of smkern.policies, or None for the default"
+        )
+    check_device = getattr(policy, "check_device", None)
+    if check_device is not None:
+        check_device(device.rungs, device.num_sms)
+    return policy  # type: ignore[return-value]  # it has `decide`
+
+
+def _check_types(decision: Decision) -> None:
+    """Raise DecisionError for a field of a wrong type, whose value no rule could judge."""
+    ids = decision.prefill
+    if not isinstance(ids, tuple | list) or not all(map(_is_count, ids)):
         raise DecisionError(
-            f"rung={decision.rung}: this device has the rungs {list(snapshot.rungs)}; take one of "
+            f"prefill={ids!r:.80}: give a tuple of ids of snapshot.waiting, () for none"
+        )
+    for name in ("preempt", "pause_decode", "shared"):
+        if not isinstance(getattr(decision, name), bool):
+            raise DecisionError(f"{name}={getattr(decision, name)!r:.80}: give True or False")
+    if not isinstance(decision.reason, str):
+        raise DecisionError(f"reason={decision.reason!r:.80}: give a text")
+
+
+def _check_rung(name: str, rung: object, snapshot: Snapshot) -> None:
+    """Raise DecisionError for a rung that the device does not have; None is the whole device."""
+    if rung is not None and not (_is_count(rung) and rung in snapshot.rungs):
+        raise DecisionError(
+            f"{name}={rung!r:.80}: this device has the rungs {list(snapshot.rungs)}; take one of "
             "them, or None for the whole device"
         )
+
+
+def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
+    """Raise DecisionError for a rung, a count or a join that there is not."""
+    _check_rung("rung", decision.rung, snapshot)
+    if decision.prefill_rung != "same":
+        _check_rung("prefill_rung", decision.prefill_rung, snapshot)
     if not _is_count(decision.steps) or decision.steps < 1:
         raise DecisionError(
-            f"steps={decision.steps}: a decision launches 1 decode step or more; to launch none, "
-            "set pause_decode"
+            f"steps={decision.steps!r:.80}: a decision launches 1 decode step or more; to "
+            "launch none, set pause_decode"
         )
     if decision.steps > MAX_STEPS:
         raise DecisionError(
@@ -84,15 +137,29 @@ def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
             "comes meanwhile waits for them"
         )
     if not _is_count(decision.layers) or decision.layers < 0:
-        raise DecisionError(f"layers={decision.layers}: give a count of layers, or 0 for none")
+        raise DecisionError(
+            f"layers={decision.layers!r:.80}: give a count of layers, or 0 for none"
+        )
     most = decision.chunk_tokens
     if most is not None and not (_is_count(most) and 1 <= most <= snapshot.max_tokens):
         raise DecisionError(
-            f"chunk_tokens={most}: the buffers hold 1 to {snapshot.max_tokens} new tokens; give a "
-            "count of these, or None for all"
+            f"chunk_tokens={most!r:.80}: the buffers hold 1 to {snapshot.max_tokens} new tokens; "
+            "give a count of these, or None for all"
         )
     if decision.join not in JOINS:
-        raise DecisionError(f"join={decision.join!r}: there is {' and '.join(map(repr, JOINS))}")
+        raise DecisionError(
+            f"join={decision.join!r:.80}: there is {' and '.join(map(repr, JOINS))}"
+        )
+    again_us = decision.ask_again_us
+    if again_us is not None and not _is_time(again_us):
+        raise DecisionError(
+            f"ask_again_us={again_us!r:.80}: give a finite time above 0, or None to be asked when "
+            "something ends"
+        )
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
 
 
 def _is_count(value: object) -> bool:
@@ -115,12 +182,15 @@ def _check_preempts(decision: Decision, snapshot: Snapshot) -> None:
 def _check_begins(decision: Decision, snapshot: Snapshot) -> None:
     """Raise DecisionError unless these requests wait and may begin now."""
     ids = decision.prefill
-    known = {waiting.id for waiting in snapshot.waiting}
-    unknown = [name for name in ids if name not in known]
+    unknown = set(ids)
+    for waiting in snapshot.waiting:  # mostly the first ones are named
+        unknown.discard(waiting.id)
+        if not unknown:
+            break
     if unknown:
         raise DecisionError(
-            f"prefill={list(ids)}: {unknown} do not wait; take ids of snapshot.waiting "
-            f"({len(known)} requests)"
+            f"prefill={list(ids)}: {sorted(unknown)} do not wait; take ids of snapshot.waiting "
+            f"({len(snapshot.waiting)} requests)"
         )
     if len(set(ids)) < len(ids):
         raise DecisionError(f"prefill={list(ids)} names a request twice; name each once")

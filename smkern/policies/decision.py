@@ -31,8 +31,10 @@ class Decision:
             than `rung`'s: None, the whole device. "same": `rung`'s.
         shared: The two sides may overlap and run at once: with `rung=None` and `layers`, two
             streams without a partition; with `prefill_rung` below `rung`, or `rung=None`, prompts
-            confined and decode around them.
-        ask_again_us: Ask again after so long, also where nothing ends until then.
+            confined and decode around them. Without it, sides that overlap take turns.
+        ask_again_us: Ask again after so long, also where nothing ends until then (but not before a
+            gang is over). Where nothing runs, nothing need be launched meanwhile: for 100 ms at
+            most while there is work, then a plain decision is carried out.
         reason: Why; shown by the timeline.
     """
 
@@ -53,8 +55,13 @@ class Decision:
 class Policy(Protocol):
     """A function of a snapshot; it may keep notes of its own, and never waits.
 
-    A policy may have an attribute `order` (`smkern.policies.order`): how requests of one priority
-    wait in `snapshot.waiting`.
+    What it raises or answers in vain is replaced by a plain decision, kept in `Multiplexer.errors`
+    and told once by a RuntimeWarning.
+
+    A policy may have an attribute `order`, a name or a function of `smkern.policies.order`: how
+    requests of one priority wait in `snapshot.waiting`. It may have a method
+    `check_device(rungs, num_sms)`, called when a `Multiplexer` is made with it, that raises
+    ArgumentError where it names rungs or limits that the device does not have.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:

@@ -20,7 +20,8 @@ class Waiting:
     Attributes:
         id: Its name in decisions.
         arrival_us: When it was submitted.
-        tokens: Prompt tokens to compute, without those in the cache or computed in chunks.
+        tokens: Prompt tokens to compute, without those in the cache or computed in chunks; before
+            it is admitted, as the cache was when it came among the first.
         cached: Tokens in front of them.
         priority: Higher goes first.
         deadline_us: When its first token is wanted; infinity where it was not said.
@@ -126,7 +127,8 @@ class Snapshot:
         ready_rungs: Rungs, and None for the whole device, whose decode graphs exist; a step on
             another runs eagerly. None: all.
         running: The decoding requests, in the order of `running_kv`; made when it is looked at.
-        ended: Launches that were over since the policy was last asked, in the order of their ends.
+        ended: Launches that were over since the policy was last asked, in the order of their ends,
+            of many the last 64; made when it is looked at.
     """
 
     now_us: float
@@ -151,7 +153,7 @@ class Snapshot:
     more_waiting: int = 0
     ready_rungs: tuple[int | None, ...] | None = None
     running: Sequence[Running] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: Sequence[Ended] = ()
 
     @property
     def batch(self) -> int:

@@ -161,6 +161,11 @@ class Executor(Protocol):
         device. The draw has the chunks that draw, then the requests."""
         ...
 
+    def ready_rungs(self, lengths: Sequence[int]) -> tuple[int | None, ...] | None:
+        """Rungs, and None for the whole device, on which a decode step of requests of so many
+        tokens runs as a graph. None, as by default: all."""
+        return None
+
     def forget(self, request: Request) -> None:
         """A request has left, or gave its pages back: what is kept of it is dropped. It may come
         again with another `begin`, or in `decode` with the tokens it has."""

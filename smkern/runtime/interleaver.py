@@ -71,7 +71,8 @@ class Interleaver:
     shall run; the side that shrinks moves with its next launch, the side that grows once the other
     lane's work that overlaps its new SMs is over, and stays on its old ones until then. So nothing
     overlaps and nothing drains. With `impatient` the growing side moves at once, and overlaps at
-    most what the other lane has queued.
+    most what the other lane has queued. Lanes that are aimed at overlapping places take turns
+    there, unless they are told to share them.
 
     Args:
         device: Lanes, events, clock.
@@ -118,6 +119,7 @@ class Interleaver:
         self._target: dict[Lane, Place] = dict.fromkeys(LANES, whole)
         self._place: dict[Lane, Place] = dict.fromkeys(LANES, whole)
         self._aimed: tuple[int | None, int | None] = None, None
+        self._shared = False
         self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
         self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._count = 0
@@ -125,19 +127,22 @@ class Interleaver:
         self._error: DeviceError | None = None
         self.failed: Ticket | None = None
 
-    def aim(self, rung: int | None, *, prefill: int | None = -1) -> None:
+    def aim(self, rung: int | None, *, prefill: int | None = -1, shared: bool = False) -> None:
         """Say where the lanes shall run from now on; launches nothing and waits for nothing.
 
         Args:
-            rung: SMs of the decode side. None: both lanes on the whole device, one after another.
+            rung: SMs of the decode side. None: the whole device.
             prefill: The rung whose complement the prefill lane takes, where it differs from
-                `rung`: None, the whole device, when nothing decodes. -1: `rung`.
+                `rung`. None: the whole device. -1: `rung`.
+            shared: Whether the lanes run at once where their places overlap; else one after
+                another.
 
         Raises:
             ArgumentError: a rung that the device does not have.
         """
         if prefill == -1:
             prefill = rung
+        self._shared = shared
         if self._aimed == (rung, prefill):
             return
         for asked in (rung, prefill):
@@ -158,7 +163,7 @@ class Interleaver:
         """Where the lane's next launch would run; None: it must wait for the other lane."""
         queue = self._queued["prefill" if lane == "decode" else "decode"]
         target, place = self._target[lane], self._place[lane]
-        if not queue:
+        if not queue or self._shared:
             return target
         if self._impatient and "whole" not in [target.side, *[x.place.side for x in queue]]:
             return target

@@ -40,7 +40,7 @@ class BatchLauncher:
         lanes: Launches it.
         queues: Requests and pages.
         invariant: Whether chunks are cut so that attention computes every prompt the same way.
-        settle: Called before requests are looked at one by one: what is owed to them is given.
+        flush: Gives requests what is owed to them, before they are looked at one by one.
         prepares_ahead: Whether the next steps of an unchanged batch are prepared behind the last.
 
     Raises:
@@ -49,7 +49,8 @@ class BatchLauncher:
     Attributes:
         batch: The batch whose layers run.
         preempted: The one that waits for it.
-        flights: By launch.
+        in_flight: By launch.
+        flush: As given.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class BatchLauncher:
         lanes: Interleaver,
         queues: RequestQueues,
         invariant: bool,
-        settle: Callable[[], None],
+        flush: Callable[[], None],
         prepares_ahead: bool,
     ) -> None:
         self.batch: PrefillBatch | None = None
@@ -82,8 +83,9 @@ class BatchLauncher:
         # Decode steps that their requests have not been told of, and how many tokens these lacked
         # before, where they may become a steady batch.
         self._owed: list[Ticket] = []
+        self._mixed: Ticket | None = None
         self._forming: list[int] | None = None
-        self._settle = settle
+        self.flush = flush
         self._prepares_ahead = prepares_ahead
 
     @property
@@ -131,6 +133,11 @@ class BatchLauncher:
         return count if self.preempted is None else count + len(self.preempted.requests)
 
     @property
+    def mixes(self) -> bool:
+        """Whether a mixed forward is on its way."""
+        return self._mixed is not None and not self._mixed.is_over
+
+    @property
     def joining(self) -> int:
         """Requests whose last layers are on their way."""
         return sum(len(x.batch.requests) for x in self.in_flight.values() if x.batch is not None)
@@ -146,7 +153,7 @@ class BatchLauncher:
             count = min(steps, steady.most_left)
             if steady.extend(self._queues, count):
                 return self._go_on(steady, count)
-        self._settle()
+        self.flush()
         self._steady = None
         version = self._queues.version
         requests, left = self._decoding()
@@ -193,7 +200,7 @@ class BatchLauncher:
         Raises:
             ModelError: see `decode`; only the prompts' requests have failed.
         """
-        self._settle()
+        self.flush()
         chunks, chosen = self._next_chunks(requests, tokens)
         if not chunks:
             return 0
@@ -213,6 +220,7 @@ class BatchLauncher:
         ticket = self._launch("decode", work, chosen)
         if ticket is None:
             return None
+        self._mixed = ticket
         everyone = [*chosen, *running]
         self.in_flight[ticket] = InFlight(everyone, draw, preemptions_of(draw.requests))
         for request in everyone:

@@ -12,7 +12,8 @@ from smkern.errors import ArgumentError, DeviceError, SmkernError
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Tokenizer
 from smkern.ops.checks import as_int
-from smkern.policies import Chunked, Policy
+from smkern.policies import Chunked, Policy, order_named
+from smkern.policies.check import checked_policy
 from smkern.runtime.executor import Executor, MemoryReport
 from smkern.runtime.handle import Handle, Output
 from smkern.runtime.in_flight import LaunchError
@@ -60,7 +61,7 @@ class Multiplexer:
         timeline: As given.
 
     Raises:
-        ArgumentError: settings that cannot be.
+        ArgumentError: settings that cannot be, or a policy that the device cannot carry out.
 
     Source: MuxWise section 3.2, DRIFT section 3.3, DuetServe section 4.3, Bullet section 3.4.
 
@@ -87,10 +88,6 @@ class Multiplexer:
         stall_timeout_s: float = STALL_S,
         timeline: Timeline | None = None,
     ) -> None:
-        if preemption not in ("recompute", "keep"):
-            raise ArgumentError(f"preemption={preemption!r}: 'recompute' or 'keep'")
-        if not stall_timeout_s > 0:
-            raise ArgumentError(f"stall_timeout_s={stall_timeout_s}: give seconds above 0")
         device = executor.device
         if timeline is None:
             timeline = Timeline(device.num_sms, clock=device.now_us)
@@ -102,9 +99,12 @@ class Multiplexer:
             on_launch=timeline.launched,
             on_over=timeline.over,
         )
+        policy = checked_policy(Chunked() if policy is None else policy, device)
         self._queues = RequestQueues(
-            executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way
-        )
+            executor.pool, preemption, batch_invariant, executor.max_running, self._gave_way,
+            order_named(getattr(policy, "order", "fcfs")),
+            lambda error: self._scheduler.report(error),
+        )  # fmt: skip
         self._launcher = BatchLauncher(
             executor, self._lanes, self._queues, batch_invariant, lambda: self._outputs.flush(),
             prepare_ahead,
@@ -113,9 +113,8 @@ class Multiplexer:
         self._outputs = OutputProcessor(self._launcher, self._meter, self._finished)
         self._requests: dict[int, Request] = {}
         self._scheduler = Scheduler(
-            Chunked() if policy is None else policy, executor, self._lanes, self._queues,
-            self._launcher, self._requests, timeline,
-        )  # fmt: skip
+            policy, executor, self._lanes, self._queues, self._launcher, self._requests, timeline
+        )
         self._inputs = InputProcessor(
             executor.config, executor.pool, executor.max_context, tokenizer, Random(seed)
         )
@@ -224,13 +223,13 @@ class Multiplexer:
                 for request in self._future.due(self._lanes.device.now_us()):
                     self._arrive(request)
             self._poll()
-            if self._changed:
+            if self._changed or self._scheduler.is_due:
                 self._changed = False
                 if self._launcher.steady is None or self._queues.paused:
                     self._outputs.flush()
                 self._queues.resume()
                 self._decide(began)
-            elif not self._launcher.in_flight:
+            elif not self._launcher.in_flight and not self._scheduler.rests:
                 self._unblock() if self._requests else catch_up(self._executor, self.timeline)
         finally:
             self._outputs.flush()
@@ -291,7 +290,8 @@ class Multiplexer:
         self._changed = True
 
     def _wait(self) -> None:
-        until_us = self._future.next_us
+        moments = [self._future.next_us, self._scheduler.again_us]
+        until_us = min([at_us for at_us in moments if at_us is not None], default=None)
         if not self._launcher.in_flight and until_us is None:
             if not self._requests:
                 return
@@ -311,6 +311,7 @@ class Multiplexer:
             return
         for ticket in over:
             self._outputs.over(ticket, self._launcher.in_flight.pop(ticket))
+        self._scheduler.observer.over(over)
         self._changed = self._changed or bool(over)
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)

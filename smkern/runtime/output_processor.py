@@ -70,6 +70,9 @@ class OutputProcessor:
         assert launch.draw is not None
         rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=False)
         outputs, finished = deliver(rows, seen_us)
+        if launch.steady is None:  # a first token never comes from a step like the one before
+            for request in launch.draw.requests:
+                request.first_token_us = request.first_token_us or request.token_us
         self.outputs += outputs
         self._meter.delivered([output.id for output in outputs], seen_us)
         for request in finished:

@@ -6,26 +6,28 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from smkern.errors import ArgumentError, OutOfPagesError
+from smkern.errors import ArgumentError, OutOfPagesError, SmkernError
 from smkern.kv.page_pool import PagePool
-from smkern.policies import Waiting
+from smkern.policies import Order, Waiting
+from smkern.policies.order import fcfs
 from smkern.runtime.request import Request
+from smkern.runtime.waiting_queue import WaitingQueue
 
 Preemption = Literal["recompute", "keep"]
-SEEN = 256
-"""Requests of the queue that a policy is shown: a step's host time must not grow with the queue."""
 
 
 class RequestQueues:
     """The requests of a runtime by stage, and their pages.
 
-    Requests are served by rank: priority, then arrival. When pages run out the last of the running
-    gives way: "recompute" gives its pages back and computes it again later, "keep" lets it pause
-    with its pages until there is room, and recomputes only where none could go on otherwise.
+    Requests wait by priority, then the policy's order; those that run have a rank: priority, then
+    arrival. When pages run out the last by rank gives way: "recompute" gives its pages back and
+    computes it again later, "keep" lets it pause with its pages until there is room, and recomputes
+    only where none could go on otherwise.
 
     Attributes:
         pool: The pages.
-        waiting, running, paused: Requests by rank.
+        waiting: Requests in the order in which they are served.
+        running, paused: Requests by rank.
         version: Counts requests that begin to run, and that stop running.
 
     Args:
@@ -35,10 +37,12 @@ class RequestQueues:
             key is computed the same way, so all bits are the same.
         max_running: Requests that may decode at a time.
         gave_way: Told which request gave way, and whether it begins anew, before that is done.
+        order: The policy's key of a request that waits.
+        failed: Told an error of the order.
 
     Raises:
-        ArgumentError: `restart` with a pool that finds prefixes again: what is behind one would be
-            computed as a chunk of another size.
+        ArgumentError: another `preemption`; or `restart` with a pool that finds prefixes again:
+            what is behind one would be computed as a chunk of another size.
     """
 
     def __init__(
@@ -48,18 +52,22 @@ class RequestQueues:
         restart: bool,
         max_running: int,
         gave_way: Callable[[Request, bool], None],
+        order: Order = fcfs,
+        failed: Callable[[SmkernError], None] = lambda error: None,
     ) -> None:
+        if preemption not in ("recompute", "keep"):
+            raise ArgumentError(f"preemption={preemption!r}: 'recompute' or 'keep'")
         if restart and pool.reuse:
             raise ArgumentError(
                 "batch_invariant=True with a pool that finds prefixes again: a prompt's chunks, "
                 "and so its bits, would follow from who came before; make it with reuse=False"
             )
         self.pool = pool
-        self.waiting: list[Request] = []
+        self._queue = WaitingQueue(pool, order, failed)
+        self.waiting: list[Request] = self._queue.requests
         self.running: list[Request] = []
         self.paused: list[Request] = []
         self.version = 0
-        self._views: tuple[Waiting, ...] | None = None
         self._preemption = preemption
         self._restart = restart
         self._max_running = max_running
@@ -75,21 +83,17 @@ class RequestQueues:
 
     def views(self) -> tuple[Waiting, ...]:
         """What a policy sees of those that wait: the first of them, however many there are."""
-        if self._views is None:
-            pages = self.pool.pages_for
-            self._views = tuple([request.view(pages) for request in self.waiting[:SEEN]])
-        return self._views
+        return self._queue.views()
 
     def look_again(self, request: Request) -> None:
         """What a policy sees of a request that waits is another."""
-        request.forget_view()
-        self._views = None
+        self._queue.look_again(request)
 
     def wait(self, request: Request) -> None:
-        """Put a request into the queue, by rank."""
+        """Put a request into the queue."""
         request.stage = "waiting"
-        self.look_again(request)
-        insort(self.waiting, request, key=lambda x: x.rank)
+        request.forget_view()
+        self._queue.add(request)
 
     def run(self, request: Request) -> None:
         """A request decodes from now on."""
@@ -100,9 +104,10 @@ class RequestQueues:
     def drop(self, request: Request) -> None:
         """Take a request out of wherever it is."""
         self.version += request.stage == "running"
-        self._views = None
-        groups = {"waiting": self.waiting, "running": self.running, "paused": self.paused}
-        group = groups.get(request.stage)
+        if request.queue_key is not None:
+            self._queue.remove(request)
+            return
+        group = {"running": self.running, "paused": self.paused}.get(request.stage)
         if group is not None:
             at = bisect_left(group, request.rank, key=lambda x: x.rank)
             assert group[at] is request, request
@@ -172,7 +177,7 @@ class RequestQueues:
         request.num_pending = 0
         self.release(request)
         request.num_computed = 0
-        request.chain = None
+        request.chain = request.num_expected = None
         if self._restart and len(request.ids) > request.prompt_len:
             request.to_repeat = request.ids[request.prompt_len :] + request.to_repeat
             del request.ids[request.prompt_len :]

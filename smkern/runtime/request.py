@@ -58,6 +58,8 @@ class Request:
         num_computed: Tokens whose keys and values are in its pages once all launches are over.
         cached_tokens: Prompt tokens that it found in the pool when it first came.
         chain: Names of the blocks of `ids`, while it waits.
+        num_expected: Tokens that the pool held of it when it was looked up; None: it was not.
+        queue_key: Where it is in the queue; None: it does not wait.
         finish_reason: Why it is finished; None: it is not.
         priority: Higher goes first.
         arrival_us: When it came.
@@ -69,6 +71,7 @@ class Request:
         last_use: The end of the last launch that reads or writes its pages.
         to_repeat: Tokens that it drew before it began anew, and must draw again.
         token_us: When its last token was delivered.
+        first_token_us: When its first was.
         is_cancelled: Whether its owner wants no more of it.
         error: Why it failed.
         completion: What it became.
@@ -85,6 +88,8 @@ class Request:
     num_computed: int = 0
     cached_tokens: int | None = None
     chain: BlockChain | None = None
+    num_expected: int | None = None
+    queue_key: tuple[int, float, float, int] | None = None
     finish_reason: FinishReason | None = None
     priority: int = 0
     arrival_us: float = 0.0
@@ -96,6 +101,7 @@ class Request:
     last_use: Event | None = None
     to_repeat: list[int] = field(default_factory=list)
     token_us: float = 0.0
+    first_token_us: float = 0.0
     is_cancelled: bool = False
     error: SmkernError | None = None
     completion: Completion | None = None
@@ -131,10 +137,11 @@ class Request:
     def view(self, pages_for: Callable[[int], int]) -> Waiting:
         """What a policy sees of it while it waits; kept until something changes."""
         if self._view is None:
-            tokens = len(self.ids) - self.num_computed
-            pages = 0 if self.room else pages_for(len(self.ids))
+            length, cached, pages = len(self.ids), self.num_computed, 0
+            if not self.room:  # nothing is computed yet, but some of it may be found
+                cached, pages = self.num_expected or 0, pages_for(length)
             self._view = Waiting(
-                self.index, self.arrival_us, tokens, self.num_computed, self.priority,
+                self.index, self.arrival_us, length - cached, cached, self.priority,
                 self.deadline_us, pages,
             )  # fmt: skip
         return self._view

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import partial
 from time import perf_counter
 
 from smkern.errors import DecisionError, SmkernError
@@ -16,7 +16,8 @@ from smkern.policies.snapshot import Trigger
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
-from smkern.runtime.queues import SEEN, RequestQueues
+from smkern.runtime.moment import Observer
+from smkern.runtime.queues import RequestQueues
 from smkern.runtime.request import Request
 from smkern.runtime.timeline.timeline import Timeline
 
@@ -24,6 +25,8 @@ ERRORS = 64
 CONTROLS = 4096
 PREFILL_AHEAD = 1
 """Groups of layers that may be queued when the next is launched: its stream never runs dry."""
+MOST_REST_US = 1e5
+"""A policy may let the device idle for so long while there is work: then something is launched."""
 
 
 class Outcome(Enum):
@@ -39,8 +42,8 @@ class Scheduler:
     """Asks a policy where something can be launched, and launches what it decided.
 
     Decode steps are launched when the lane has run dry, or, with look-ahead, when its last step
-    runs; groups of prefill layers when one is left; decode always first. Where both sides share
-    the whole device and a batch is on its way through the layers, they take turns.
+    runs; groups of prefill layers when one is left; decode always first. Where the sides overlap
+    and may not run at once, and a batch is on its way through the layers, they take turns.
 
     Args:
         policy: Decides.
@@ -50,6 +53,7 @@ class Scheduler:
 
     Attributes:
         errors: The last errors of the policy, with their times.
+        observer: Makes snapshots.
         control_us: Host time from `began` to the launch of decode, of the last such acts.
     """
 
@@ -72,23 +76,47 @@ class Scheduler:
         self._launcher = launcher
         self._requests = requests
         self._timeline = timeline
-        # What stays the same of all moments.
-        self._moment = partial(
-            Snapshot,
-            rungs=executor.device.rungs,
-            num_sms=executor.device.num_sms,
-            num_layers=executor.config.num_layers,
-            page_size=executor.pool.page_size,
-            max_running=executor.max_running,
-            max_prefill=executor.max_prefill,
-            max_tokens=executor.max_tokens,
-        )
+        self.observer = Observer(executor, lanes, queues, launcher)
         self._rung: int | None = None
         # Decode launches that may be queued when the next is decided.
         self._depth = 0
         self._gang = False
-        # Both sides on the whole device: the next launch is prefill's.
+        # The sides overlap: the next launch is prefill's.
         self._is_prefills_turn = False
+        # When the policy wants to be asked again, and since when it lets the device idle.
+        self._again_us: float | None = None
+        self._rests_since_us: float | None = None
+        self._has_warned = False
+
+    @property
+    def again_us(self) -> float | None:
+        """When the policy wants to be asked, whatever ends; None: when something does."""
+        return None if self._again_us is None or self._gang_runs() else self._again_us
+
+    @property
+    def is_due(self) -> bool:
+        """Whether that time has come."""
+        again_us = self.again_us
+        return again_us is not None and self._lanes.device.now_us() >= again_us
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is launched because the policy wants to be asked later."""
+        return self._rests_since_us is not None
+
+    def report(self, error: SmkernError) -> None:
+        """Keep an error of the policy; the first one is a warning."""
+        self.errors.append((self._lanes.device.now_us(), error))
+        self._timeline.note("decision failed", error=str(error))
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the policy {self._policy!r:.80} failed, and a plain decision was carried out "
+                f"instead ({type(error).__name__}: {error}); Multiplexer.errors has this one and "
+                "those that follow",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def act(self, began_s: float) -> Outcome:
         """Ask and launch, where anything can be.
@@ -99,43 +127,67 @@ class Scheduler:
         Raises:
             LaunchError: a launch failed; it names its requests.
         """
-        lanes, in_flight = self._lanes, self._launcher.in_flight
-        if self._gang and (lanes.queued("decode") or lanes.queued("prefill")):
+        in_flight = self._launcher.in_flight
+        if self._gang_runs():
             return Outcome.WAITS
         self._gang = False
         trigger = self._trigger()
         if trigger is None:
             return Outcome.WAITS
-        snapshot = self._snapshot(trigger)
+        snapshot = self.observer.look(trigger, self._rung)
         decision = self._decision(snapshot)
         self._timeline.decided(snapshot, decision)
+        again_us = decision.ask_again_us
+        self._again_us = None if again_us is None else snapshot.now_us + again_us
         launched = self._carry(decision, began_s)
         self._state()
         if launched:
+            self._rests_since_us = None
             return Outcome.LAUNCHED
-        if in_flight or not self._has_work():
+        if in_flight or not self._has_work() or self._may_rest(snapshot.now_us):
             return Outcome.WAITS
-        if not self._carry(fallback(self._snapshot("idle")), perf_counter()):
+        self._again_us = self._rests_since_us = None
+        if not self._carry(fallback(self.observer.look("idle", self._rung)), perf_counter()):
             return Outcome.STUCK
         if not _asks(decision, snapshot):  # else its requests had no pages, or gave way
             error = DecisionError(
-                f"the policy launched nothing while {len(self._queues.waiting)} requests wait, "
+                f"the policy launched nothing while {len(snapshot.waiting)} requests wait, "
                 f"{snapshot.batch} decode and nothing is on its way: launch layers, steps or a "
                 "chunk"
             )
-            self.errors.append((snapshot.now_us, error))
+            self.report(error)
         return Outcome.LAUNCHED
+
+    def _gang_runs(self) -> bool:
+        """Whether both sides wait for each other."""
+        lanes = self._lanes
+        return self._gang and bool(lanes.queued("decode") or lanes.queued("prefill"))
+
+    def _may_rest(self, now_us: float) -> bool:
+        """Whether nothing is launched, since the policy wants it so for a while."""
+        if self._again_us is None:
+            return False
+        if self._rests_since_us is None:
+            self._rests_since_us = now_us
+        end_us = self._rests_since_us + MOST_REST_US
+        if now_us >= end_us:
+            return False
+        self._again_us = min(self._again_us, end_us)
+        return True
 
     def _trigger(self) -> Trigger | None:
         """Why the policy is asked now; None: there is nothing to launch, or no room for it."""
         queues = self._queues
         if not self._has_work():
+            self._again_us = self._rests_since_us = None
             return None
         if not self._launcher.in_flight:
-            return "idle"
+            return "timer" if self.is_due else "idle"
         if self._wants_decode() and (queues.running or queues.waiting):
             return "decode"
-        return "prefill" if self._wants_prefill() else None
+        if self._wants_prefill():
+            return "prefill"
+        return "timer" if self.is_due else None
 
     def _has_work(self) -> bool:
         queues = self._queues
@@ -161,17 +213,16 @@ class Scheduler:
             error = reason
             if not isinstance(error, DecisionError):
                 error = DecisionError(f"the policy raised {type(reason).__name__}: {reason}")
-            self.errors.append((snapshot.now_us, error))
-            self._timeline.note("decision failed", error=str(error))
+            self.report(error)
             return fallback(snapshot)
 
     def _carry(self, decision: Decision, began_s: float) -> bool:
         """Launch what was decided, decode first; whether anything was."""
         lanes, launcher = self._lanes, self._launcher
         self._rung = decision.rung
-        if decision.rung is not None or not decision.layers:
+        takes_turns = self._aim(decision)
+        if not takes_turns:
             self._is_prefills_turn = False
-        lanes.aim(decision.rung)
         self._depth = 1 if decision.steps > 1 else 0
         ids = decision.prefill
         wanted = [self._requests[id_] for id_ in ids] if ids else []
@@ -186,14 +237,25 @@ class Scheduler:
                 # No more than `steps` are on their way: a request that ends wastes the others.
                 count = launcher.decode(decision.steps - lanes.queued("decode"))
                 launched = bool(count)
-                shares = decision.rung is None and decision.layers > 0
-                self._is_prefills_turn = launched and shares
+                self._is_prefills_turn = launched and takes_turns
             if launched:
                 self.control_us.append(1e6 * (perf_counter() - began_s))
         if layers:
             launched = self._prefill(decision, wanted, tokens) or launched
         self._gang = decision.join == "gang" and launched
         return launched
+
+    def _aim(self, decision: Decision) -> bool:
+        """Say where the lanes shall run; whether they take turns there."""
+        rung, prefill = decision.rung, decision.prefill_rung
+        if prefill == "same":
+            prefill = rung
+        # Layers that begin while a mixed forward runs would write the buffers that it uses.
+        shared = decision.shared and not self._launcher.mixes
+        self._lanes.aim(rung, prefill=prefill, shared=shared)
+        if shared or not decision.layers:
+            return False
+        return self._lanes.target("decode").overlaps(self._lanes.target("prefill"))
 
     def _prefill(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:
         """Begin a batch and launch layers, as decided; whether any were launched."""
@@ -217,37 +279,6 @@ class Scheduler:
             decoding=len(self._queues.running),
             prefilling=self._launcher.prefilling,
             waiting=len(self._queues.waiting),
-        )
-
-    def _snapshot(self, trigger: Trigger) -> Snapshot:
-        """This moment, as the policy sees it."""
-        queues, launcher = self._queues, self._launcher
-        now_us = self._lanes.device.now_us()
-        steady = launcher.steady
-        if steady is not None:
-            lengths, oldest = steady.lengths, steady.token_us
-        else:
-            running, oldest = queues.running, 0.0
-            lengths = tuple([request.num_tokens for request in running])
-        if not oldest:
-            # A token that is on its way for the first time was never delivered.
-            seen = [request.token_us for request in queues.running if request.token_us]
-            oldest = min(seen, default=now_us)
-        batch, preempted = launcher.batch, launcher.preempted
-        return self._moment(
-            now_us=now_us,
-            trigger=trigger,
-            waiting=queues.views(),
-            prefill=None if batch is None else batch.view(),
-            preempted=None if preempted is None else preempted.view(),
-            running_kv=lengths,
-            token_age_us=now_us - oldest,
-            decode_queued=self._lanes.queued("decode"),
-            prefill_queued=self._lanes.queued("prefill"),
-            rung=self._rung,
-            free_pages=queues.pool.num_available,
-            joining=launcher.joining,
-            more_waiting=max(0, len(queues.waiting) - SEEN),
         )
 
 

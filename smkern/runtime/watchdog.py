@@ -66,9 +66,14 @@ class Watchdog:
 
     Args:
         timeout_s: So long may pass in which nothing of what is on its way ends, or nothing is.
+
+    Raises:
+        ArgumentError: a timeout that is not above 0.
     """
 
     def __init__(self, timeout_s: float) -> None:
+        if not timeout_s > 0:
+            raise ArgumentError(f"stall_timeout_s={timeout_s}: give seconds above 0")
         self._timeout_us = 1e6 * timeout_s
         self._quiet_since_us = 0.0
         self._was_empty = False

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from smkern.errors import ArgumentError, DecisionError
-from smkern.policies import Decision, StaticSplit, check
+from smkern.policies import Decision, Snapshot, StaticSplit, check
+from smkern.policies.check import checked_policy
+from smkern.runtime.sim.device import SimDevice
 from tests.policies.snapshots import LAYERS, batch, moment, waiting
 
 QUEUE = waiting(1000, 20, 300)
@@ -21,6 +25,15 @@ LEGAL = {
     "a batch on the whole device": (Decision(prefill=(0,), layers=LAYERS), FREE),
     "layers that are left": (Decision(rung=16, layers=LAYERS - 10), RUNS),
     "a preempting batch": (Decision(rung=16, prefill=(1,), layers=LAYERS, preempt=True), RUNS),
+    "two streams": (Decision(prefill=(0,), layers=4, shared=True), FREE),
+    "prompts confined, decode around them": (
+        Decision(prefill=(0,), layers=4, prefill_rung=32, shared=True),
+        FREE,
+    ),
+    "prompts on all, in turns": (Decision(rung=16, prefill_rung=None, layers=2), RUNS),
+    "a hole between the sides": (Decision(rung=16, prefill_rung=48, layers=2), RUNS),
+    "asked again": (Decision(pause_decode=True, ask_again_us=500, reason="paced"), FREE),
+    "ids in a list": (Decision(prefill=[0, 1]), FREE),  # type: ignore[arg-type]
     "a gang": (Decision(rung=48, layers=1, steps=8, join="gang"), RUNS),
 }
 
@@ -61,6 +74,58 @@ ILLEGAL = {
     "preempts for nobody": (Decision(preempt=True), RUNS, "name the requests"),
     "preempts two deep": (Decision(prefill=(0,), preempt=True), TWICE, "one level at most"),
 }
+
+
+BAD_FIELDS: dict[str, tuple[object, ...]] = {
+    "rung": (32.0, "32", True, -1, (16,), float("nan")),
+    "prefill_rung": (20, 16.0, "other", False, []),
+    "prefill": (None, 0, "0", (None,), (0.0,), ((0,),), {0}),
+    "chunk_tokens": (True, 1.5, "all", float("inf")),
+    "layers": (None, True, 1.0, float("nan")),
+    "steps": (None, True, "2"),
+    "join": (None, 1, ["polled"]),
+    "preempt": (None, 1, "no"),
+    "pause_decode": (None, 0),
+    "shared": (None, 1, "yes"),
+    "ask_again_us": (0, -1.0, float("nan"), float("inf"), True, "1", (1.0,)),
+    "reason": (None, 5, b"text"),
+}
+
+
+@pytest.mark.parametrize("field", BAD_FIELDS)
+@pytest.mark.parametrize("snapshot", [FREE, RUNS], ids=["free", "runs"])
+def test_wrong_types_are_refused_by_name(field: str, snapshot: Snapshot) -> None:
+    for value in BAD_FIELDS[field]:
+        decision = Decision(**{field: value})  # type: ignore[arg-type]
+        with pytest.raises(DecisionError, match=f"^{field}="):
+            check(decision, snapshot)
+
+
+def test_a_bad_field_is_never_missing_here() -> None:
+    assert set(BAD_FIELDS) == {field.name for field in fields(Decision)}
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    device = SimDevice(132, (16, 48))
+    with pytest.raises(ArgumentError, match=r"policy=StaticSplit: a class; make one.*StaticSplit"):
+        checked_policy(StaticSplit, device)
+    with pytest.raises(ArgumentError, match=r"policy='chunked' of type str has no decide"):
+        checked_policy("chunked", device)
+
+
+def test_a_policy_may_refuse_a_device() -> None:
+    class Wide:
+        def decide(self, snapshot: Snapshot) -> Decision:
+            return Decision()
+
+        def check_device(self, rungs: tuple[int, ...], num_sms: int) -> None:
+            if 32 not in rungs:
+                raise ArgumentError(f"rung 32 of {rungs} on {num_sms} SMs")
+
+    policy = Wide()
+    assert checked_policy(policy, SimDevice(132, (16, 32))) is policy
+    with pytest.raises(ArgumentError, match=r"rung 32 of \(16, 48\) on 132 SMs"):
+        checked_policy(policy, SimDevice(132, (16, 48)))
 
 
 @pytest.mark.parametrize("name", ILLEGAL)

@@ -99,10 +99,12 @@ class WatchedExecutor:
     Args:
         executor: Simulated or not.
         impatient: Whether the growing side may overlap.
+        shares: Whether any sides may, but for those of mixed forwards.
     """
 
-    def __init__(self, executor: Any, *, impatient: bool = False) -> None:
+    def __init__(self, executor: Any, *, impatient: bool = False, shares: bool = False) -> None:
         self._executor = executor
+        self._shares = shares
         self._impatient = impatient
         self.device = WatchedDevice(executor.device, self)
         self.violations: list[str] = []
@@ -272,7 +274,8 @@ class WatchedExecutor:
         for other in self.in_flight:
             if other.lane != lane and not other.is_over and place.overlaps(other.place):
                 whole = "whole" in (place.side, other.place.side)
-                may = self._impatient and not whole
+                mixes = "mixed" in (job.kind, other.job.kind)
+                may = (self._impatient and not whole) or (self._shares and not mixes)
                 assert may, f"{place} beside {other.place}"
         if job.run is not None:
             held = self._layers.get(job.run.slot)

@@ -52,6 +52,7 @@ class World:
         num_pages, page_size, reuse, max_running, max_prefill, max_tokens, end_probability: Of the
             simulated executor.
         device: Options of the simulated device.
+        shares: Whether the policy's sides may overlap, save beside mixed forwards.
         options: Of the `Multiplexer`.
     """
 
@@ -70,6 +71,7 @@ class World:
         max_tokens: int = 48,
         end_probability: float = 0.03,
         device: dict[str, Any] | None = None,
+        shares: bool = False,
         **options: Any,
     ) -> None:
         if executor is None:
@@ -88,7 +90,9 @@ class World:
         self.executor = executor
         self.device: SimDevice = executor.device
         self.truth = executor.completion if truth is None else truth
-        self.watch = WatchedExecutor(self.executor, impatient=options.get("impatient", False))
+        self.watch = WatchedExecutor(
+            self.executor, impatient=options.get("impatient", False), shares=shares
+        )
         self.mux = Multiplexer(self.watch, policy=policy, **options)  # type: ignore[arg-type]
         self.handles: list[Handle] = []
         self.expected: dict[int, list[int]] = {}

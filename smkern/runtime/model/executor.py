@@ -263,6 +263,10 @@ class ModelExecutor(Executor):
         work = Work("mixed", launch, size, self._mixed.launches, about)
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
+    def ready_rungs(self, lengths: Sequence[int]) -> tuple[int | None, ...] | None:
+        """Rungs whose graphs serve such a decode step; see `Executor`."""
+        return self.graphs.ready(len(lengths), max(lengths)) if lengths else None
+
     def forget(self, request: Request) -> None:
         """A request has left, or gave its pages back: what is kept of it is dropped."""
         self._decode_slots.forget(request)

@@ -105,6 +105,8 @@ class GraphCache:
         self._eager: dict[GraphKey, DecodeGraph] = {}
         self._instead: dict[GraphKey, GraphKey | None] = {}
         """What serves where a graph is missing; None: the operators."""
+        self._ready: dict[tuple[int, int], tuple[int | None, ...]] = {}
+        """Rungs that serve a bucket of rows and context, by these."""
         self.missed: dict[GraphKey, Place] = {}
         self.refused: dict[GraphKey, str] = {}
         self._pool: Any = None
@@ -158,6 +160,24 @@ class GraphCache:
         self._graphs.move_to_end(found)
         self._graphs[found].graph.launch()
 
+    def ready(self, batch: int, longest: int) -> tuple[int | None, ...] | None:
+        """Rungs, and None for the whole device, that have a graph for a decode step; None: all,
+        since there are no graphs on a CPU.
+
+        Args:
+            batch: Slots that are taken.
+            longest: A bound of their keys.
+        """
+        if not self._captures:
+            return None
+        rows = batch_bucket(batch, self._state.max_running)
+        keys = context_bucket(longest, self._max_context)
+        found = self._ready.get((rows, keys))
+        if found is None:
+            rungs = {x.rung for x in self._graphs if x.batch >= rows and x.context >= keys}
+            found = self._ready[rows, keys] = tuple(rung or None for rung in sorted(rungs))
+        return found
+
     def capture(
         self, places: Iterable[Place], batches: Iterable[int], contexts: Iterable[int]
     ) -> int:
@@ -183,7 +203,7 @@ class GraphCache:
     def capture_missed(self) -> int:
         """Capture what was asked for and not there, while nothing runs; how many."""
         missed, self.missed = self.missed, {}
-        self._instead.clear()
+        self._forget_choices()
         return sum(self._capture(key, place) for key, place in missed.items())
 
     def close(self) -> None:
@@ -192,7 +212,12 @@ class GraphCache:
             held.graph.close()
         self._graphs.clear()
         self._eager.clear()
+        self._forget_choices()
+
+    def _forget_choices(self) -> None:
+        """The graphs are others now."""
         self._instead.clear()
+        self._ready.clear()
 
     def _larger(self, key: GraphKey, place: Place) -> GraphKey | None:
         """The least graph of the same place that holds more; what was missed is noted."""
@@ -243,7 +268,7 @@ class GraphCache:
         taken = self._used_bytes() - self.shared_bytes - before
         self._graphs[key] = _Held(graph, max(taken, 0))
         self._eager.pop(key, None)
-        self._instead.clear()
+        self._forget_choices()
         self._evict()
         return True
 
@@ -283,7 +308,7 @@ class GraphCache:
         while self.num_bytes > self._limit_bytes and len(self._graphs) > 1:
             _, held = self._graphs.popitem(last=False)
             held.graph.close()
-            self._instead.clear()
+            self._forget_choices()
 
     def _used_bytes(self) -> int:
         """Device memory in use, but for what torch keeps for later."""

@@ -71,7 +71,7 @@ class SimExecutor(Executor):
         device, config, pool, max_running, max_prefill, max_tokens, max_context: See `Executor`.
 
     Raises:
-        ArgumentError: limits below 1.
+        ArgumentError: limits below 1, or a device without a predictor.
 
     Example:
         >>> from smkern.models import preset
@@ -107,6 +107,12 @@ class SimExecutor(Executor):
         self.config = config
         if device is None:
             device = SimDevice(132, range(16, 113, 16), ConstantRates())
+        if device.predictor is None:
+            raise ArgumentError(
+                f"predictor=None of the device of {device.num_sms} SMs: nothing says how long a "
+                "launch takes; make SimDevice(..., predictor=) with ConstantRates(), or with "
+                "smkern.latency.TablePredictor.load()"
+            )
         self.device = device
         self.pool = SimPool(num_pages, page_size, device, reuse=reuse)
         self._source = TokenSource(config, end_probability)

@@ -162,6 +162,8 @@ def _size(size: Size) -> dict[str, Any]:
 
 def _choice(choice: Choice, origin_us: float) -> Event:
     where = "whole" if choice.rung is None else f"{choice.rung} SMs"
+    if choice.reason:
+        where = f"{where}: {choice.reason}"
     args = choice._asdict()
     return _instant("decision", where, "policy", args.pop("at_us") - origin_us, args)
 

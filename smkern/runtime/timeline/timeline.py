@@ -237,7 +237,7 @@ class Timeline:
             State(
                 snapshot.now_us, snapshot.batch, prefilling,
                 len(waiting) + snapshot.more_waiting, is_blocked,
-                decision.rung is not None,
+                decision.rung is not None or decision.shared,
             )
         )  # fmt: skip
 

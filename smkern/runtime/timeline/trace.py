@@ -65,7 +65,7 @@ class State(NamedTuple):
         prefilling: Requests whose prompts are on their way through the layers.
         waiting: Requests that wait for that.
         is_blocked: Whether none of those could begin: no pages, or no row.
-        is_split: Whether each side has SMs of its own.
+        is_split: Whether both sides may run at once.
     """
 
     at_us: float = 0.0
@@ -96,6 +96,7 @@ class Choice(NamedTuple):
         rung, prefill, chunk_tokens, layers, steps, join, preempt, pause_decode: The decision's.
         decoding, waiting, decode_queued, prefill_queued, free_pages: The snapshot's, the first two
             as counts.
+        prefill_rung, shared, ask_again_us, reason: The decision's.
     """
 
     at_us: float
@@ -113,6 +114,10 @@ class Choice(NamedTuple):
     decode_queued: int
     prefill_queued: int
     free_pages: int
+    prefill_rung: int | str | None = "same"
+    shared: bool = False
+    ask_again_us: float | None = None
+    reason: str = ""
 
     @classmethod
     def of(cls, at_us: float, snapshot: Snapshot, decision: Decision) -> Choice:
@@ -132,6 +137,10 @@ class Choice(NamedTuple):
             snapshot.decode_queued,
             snapshot.prefill_queued,
             snapshot.free_pages,
+            decision.prefill_rung,
+            decision.shared,
+            decision.ask_again_us,
+            decision.reason,
         )
 
 

@@ -1,0 +1,192 @@
+"""In which order requests wait, and what a policy sees of a long queue."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from smkern.errors import ArgumentError, SmkernError
+from smkern.kv import PagePool
+from smkern.policies import ORDERS, Order, Waiting
+from smkern.runtime.request import Request
+from smkern.runtime.waiting_queue import SEEN, WaitingQueue
+from tests.runtime.policies import Scripted
+from tests.runtime.test_steady_batch import a_request
+from tests.runtime.world import World
+
+PAGE = 4
+
+
+def a_queue(
+    order: Order = ORDERS["fcfs"], num_pages: int = 64
+) -> tuple[WaitingQueue, PagePool, list[SmkernError]]:
+    errors: list[SmkernError] = []
+    pool = PagePool(num_pages, PAGE)
+    return WaitingQueue(pool, order, errors.append), pool, errors
+
+
+def names(queue: WaitingQueue) -> list[int]:
+    return [request.index for request in queue.requests]
+
+
+def seen(queue: WaitingQueue) -> list[int]:
+    return [view.id for view in queue.views()]
+
+
+def request_of(index: int, length: int = 8, **changes: Any) -> Request:
+    request = a_request(index, length)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("fcfs", [3, 0, 1, 2]),
+        ("deadline", [3, 1, 2, 0]),  # one without a deadline is given 10 s
+        ("shortest", [3, 2, 0, 1]),  # arrival + 200 us a token
+        ("slack", [3, 1, 2, 0]),
+    ],
+)
+def test_orders_by_hand(order: str, expected: list[int]) -> None:
+    queue, _, _ = a_queue(ORDERS[order])
+    queue.add(request_of(0, 30))
+    queue.add(request_of(1, 39, deadline_us=4000.0))
+    queue.add(request_of(2, 20, deadline_us=8000.0))
+    queue.add(request_of(3, 39, priority=1, deadline_us=1e9))
+    assert names(queue) == seen(queue) == expected
+
+
+def test_a_request_whose_view_changes_is_placed_anew() -> None:
+    queue, _, _ = a_queue(ORDERS["shortest"])
+    for index, length in enumerate((20, 24, 28)):
+        queue.add(request_of(index, length))
+    last = queue.requests[-1]
+    assert names(queue) == [0, 1, 2]
+    last.room, last.num_computed = 28, 22
+    queue.look_again(last)
+    assert names(queue) == seen(queue) == [2, 0, 1]
+    assert queue.views()[0] == Waiting(2, 2.0, 6, 22)
+    last.room = last.num_computed = 0
+    queue.look_again(last)
+    assert seen(queue) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_long_queue_is_the_sorted_one(order: str) -> None:
+    """Requests come, go and change at any place; the first `SEEN` are shown."""
+    draw = Random(order)
+    queue, pool, errors = a_queue(ORDERS[order])
+    there: list[Request] = []
+    for index in range(3 * SEEN):
+        request = request_of(
+            index,
+            draw.randint(1, 39),
+            priority=draw.choice((0, 0, 0, 1)),
+            deadline_us=draw.choice((1e4, 2e4, float("inf"))),
+        )
+        queue.add(request)
+        there.append(request)
+        if draw.random() < 0.3:
+            queue.remove(there.pop(draw.randrange(len(there))))
+        if draw.random() < 0.3:
+            other = draw.choice(there)
+            other.room, other.num_computed = 40, draw.randrange(len(other.ids))
+            queue.look_again(other)
+        if index % 64:
+            continue
+
+        def key(request: Request) -> tuple[float, ...]:
+            view = request.view(pool.pages_for)
+            return (-view.priority, ORDERS[order](view), view.arrival_us, view.id)
+
+        assert queue.requests == sorted(there, key=key)
+        assert list(queue.views()) == [x.view(pool.pages_for) for x in queue.requests[:SEEN]]
+    assert len(there) > SEEN
+    while there:
+        queue.remove(there.pop())
+    assert (queue.requests, queue.views(), errors) == ([], (), [])
+
+
+def known(pool: PagePool, tokens: list[int]) -> None:
+    """Somebody has computed these tokens."""
+    pool.allocate("before", tokens)
+    pool.commit("before", tokens)
+    pool.release("before")
+
+
+def test_what_the_pool_holds_of_a_prompt_is_expected() -> None:
+    queue, pool, _ = a_queue(ORDERS["shortest"])
+    known(pool, [7] * 16)
+    queue.add(request_of(0, 18))
+    queue.add(request_of(1, 30))
+    queue.add(request_of(2, 24, ids=[9] * 24))
+    assert names(queue) == [0, 2, 1]
+    assert [(view.id, view.tokens, view.cached) for view in queue.views()] == [
+        (0, 2, 16),
+        (1, 14, 16),
+        (2, 24, 0),
+    ]
+    assert names(queue) == [0, 1, 2]
+
+
+def test_only_the_first_are_looked_up() -> None:
+    """Each once, when it comes among them: the names of a prompt's blocks are hashed then."""
+    queue, pool, _ = a_queue()
+    asked: list[int] = []
+    plain = pool.match_prefix
+    pool.match_prefix = lambda tokens, **salt: asked.append(1) or plain(tokens, **salt)  # type: ignore
+    for index in range(SEEN + 40):
+        queue.add(request_of(index))
+    for _ in range(3):
+        queue.views()
+    assert len(asked) == SEEN
+    assert queue.requests[SEEN].chain is None
+    for request in queue.requests[:30]:
+        queue.remove(request)
+    assert len(queue.views()) == SEEN
+    assert len(asked) == SEEN + 30
+
+
+@pytest.mark.parametrize("order", [lambda waiting: float("nan"), lambda waiting: 1 / 0])
+def test_an_order_that_fails_keeps_arrivals(order: Order) -> None:
+    queue, _, errors = a_queue(order)
+    for index in (2, 0, 1):
+        queue.add(request_of(index))
+    assert names(queue) == [0, 1, 2]
+    assert len(errors) == 3
+    assert isinstance(errors[0], ArgumentError)
+    assert "request 2" in str(errors[0])
+
+
+def test_a_policys_order_is_that_of_its_queue() -> None:
+    policy: Any = Scripted([])
+    policy.order = lambda waiting: -waiting.arrival_us
+    world = World(policy, end_probability=0.0)
+    for index in range(3):
+        world.submit([index] * 5, 2)
+        world.wait(1.0)
+    world.step()
+    assert [view.id for view in policy.seen[0].waiting] == [2, 1, 0]
+    world.finish()
+
+
+def test_an_order_of_a_policy_costs_nobody_a_token() -> None:
+    policy: Any = Scripted([], lambda snapshot: None)
+    policy.order = lambda waiting: "first"
+    world = World(policy)
+    with pytest.warns(RuntimeWarning, match="the order gave 'first'"):
+        world.submit([1] * 5, 2)
+    world.submit([2] * 5, 2)
+    world.finish()
+    assert len(world.mux.errors) >= 2
+
+
+def test_no_such_order() -> None:
+    policy: Any = Scripted([])
+    policy.order = "random"
+    with pytest.raises(ArgumentError, match="order='random': there is fcfs"):
+        World(policy)
