@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
-from smkern.bench.runtime.cases import MIXED, OP, OURS, plans_named
+from smkern.bench.runtime.cases import MIXED, OP, OURS, STEADY, plans_named
 from smkern.device import gpu_folder
 from smkern.errors import SmkernError
 from smkern.latency.sizes import ModelSizes
@@ -20,8 +21,8 @@ from smkern.tuning.cells import PROVENANCE
 
 Cell = Mapping[str, Any]
 
-SUITES = ("model", "runtime")
-"""Suites whose results files time launches of whole models."""
+SUITES = ("model", "runtime", "steps")
+"""Results files that time launches of whole models; of two that time the same, the later counts."""
 KINDS = {"decode_step": "decode", "prefill": "prefill", "mixed_step": "mixed"}
 """Operator of a cell to kind of a timing. A mixed step's case has the keys of both others."""
 BESIDE = re.compile(r"(?P<kind>decode|prefill) (?P<batch>\d+)x\d+")
@@ -37,12 +38,14 @@ def timings_of(cells: Iterable[Cell], total_sms: int) -> dict[str, dict[Timing, 
     found: dict[str, dict[Timing, float]] = {}
     for cell in cells:
         if _counts(cell):
-            timed = _timing(cell, total_sms), float(cell["us"])
-        elif _is_forward(cell):
-            timed = _forward(cell, total_sms)
+            timed = {_timing(cell, total_sms): float(cell["us"])}
+        elif _is_ours(cell, MIXED):
+            timed = dict([_forward(cell, total_sms)])
+        elif _is_ours(cell, STEADY):
+            timed = _steady(cell, total_sms)
         else:
             continue
-        found.setdefault(cell["case"]["model"], {})[timed[0]] = timed[1]
+        found.setdefault(cell["case"]["model"], {}).update(timed)
     return found
 
 
@@ -75,14 +78,30 @@ def _timing(cell: Cell, total_sms: int) -> Timing:
     )
 
 
-def _is_forward(cell: Cell) -> bool:
-    """Whether a cell is the runtime suite's, of a chunk and the decode batch in one forward."""
+def _is_ours(cell: Cell, name: str) -> bool:
+    """Whether a cell is the runtime suite's, of that name and of our kernels."""
     return (
         cell["op"] == OP
-        and cell["case"]["name"] == MIXED
+        and cell["case"]["name"] == name
         and cell["provider"] == OURS
         and not cell.get("error")
     )
+
+
+def _steady(cell: Cell, total_sms: int) -> dict[Timing, float]:
+    """Both sides of a split that are never dry: the median step, alone too, and a prompt."""
+    (plan,) = plans_named([cell["case"]["model"]])
+    rung = cell["case"]["rung"]
+    step = Timing("decode", rung, plan.batch, plan.context)
+    prompt = Timing("prefill", total_sms - rung, prompts=1, tokens=plan.tokens)
+    other = replace(prompt, beside_sms=rung, beside_batch=plan.batch, beside_context=plan.context)
+    return {
+        step: 1e3 * cell["alone_ms"],
+        replace(step, beside_sms=total_sms - rung, beside_tokens=plan.tokens): (
+            1e3 * cell["tbt_p50_ms"]
+        ),
+        other: 1e3 * plan.tokens / cell["tokens_per_ms"],
+    }
 
 
 def _forward(cell: Cell, total_sms: int) -> tuple[Timing, float]:

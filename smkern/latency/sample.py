@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from smkern.errors import ArgumentError
 from smkern.latency.table import Kind, Timing
-from smkern.latency.work import Size
+from smkern.latency.work import Chunk, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,13 @@ class Sample:
             us: Its time, microseconds.
             num_layers: Layers of the table's model.
         """
-        return cls(timing.size(num_layers), timing.num_sms, us, _beside(timing), timing.beside_sms)
+        return cls(
+            timing.size(num_layers),
+            timing.num_sms,
+            us,
+            _beside(timing, num_layers),
+            timing.beside_sms,
+        )
 
 
 def samples_of(timings: Mapping[Timing, float], num_layers: int) -> list[Sample]:
@@ -82,8 +88,12 @@ def samples_of(timings: Mapping[Timing, float], num_layers: int) -> list[Sample]
     return [Sample.of(timing, us, num_layers) for timing, us in timings.items()]
 
 
-def _beside(timing: Timing) -> Size | None:
+def _beside(timing: Timing, num_layers: int) -> Size | None:
     """The neighbour, as far as the cell says what it was."""
-    if not timing.beside_batch:
-        return None
-    return Size(batch=timing.beside_batch)
+    if timing.beside_tokens:
+        chunk = Chunk(timing.beside_tokens, timing.beside_cached)
+        return Size((chunk,), num_layers, num_layers, True)
+    if timing.beside_batch:
+        keys = timing.beside_batch * timing.beside_context
+        return Size(num_layers=num_layers, batch=timing.beside_batch, total_kv=keys)
+    return None

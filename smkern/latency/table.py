@@ -33,6 +33,9 @@ class Timing:
         cached: Tokens in front of them.
         beside_sms: SMs of the other side, kept busy meanwhile; 0: nothing ran beside it.
         beside_batch: Decode rows of the other side, where that decodes.
+        beside_context: Keys of each of them, where it was written down.
+        beside_tokens: New tokens of the other side's prompt, where it was written down.
+        beside_cached: Tokens in front of them.
     """
 
     kind: Kind
@@ -44,6 +47,9 @@ class Timing:
     cached: int = 0
     beside_sms: int = 0
     beside_batch: int = 0
+    beside_context: int = 0
+    beside_tokens: int = 0
+    beside_cached: int = 0
 
     def __post_init__(self) -> None:
         rows, prompts = (self.batch, self.context), (self.prompts, self.tokens)
@@ -52,7 +58,8 @@ class Timing:
                 raise ValueError(
                     f"a {self.kind} of {rows} rows and keys, {prompts} prompts, tokens"
                 )
-        if self.num_sms < 1 or min(self.cached, self.beside_sms, self.beside_batch) < 0:
+        others = self.beside_batch, self.beside_context, self.beside_tokens, self.beside_cached
+        if self.num_sms < 1 or min(self.cached, self.beside_sms, *others) < 0:
             raise ValueError("counts are 0 or more, num_sms is 1 or more")
 
     def size(self, num_layers: int) -> Size:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,9 @@ class TablePredictor:
       decode rows take alone, and cells of mixed forwards correct it by SMs and by all its rows,
       where there are any.
     - Some layers of a prompt take their share; the head is computed where the launch has it.
-    - A slowdown is the time beside the other kind over the time alone, by SMs and decode rows. It
-      does not depend on how long the other side is, and counts a side that runs as busy.
+    - A slowdown is the time beside the other kind over the time alone, by SMs and decode rows, from
+      splits whose sides are never dry where there are such cells. It does not depend on how long
+      the other side is, and counts a side that runs as busy.
       Launches that share SMs, as in an impatient switch, are slowed by the SMs that they would
       need besides.
 
@@ -106,11 +108,13 @@ class TablePredictor:
             (key, max(1.0, us / self.alone_us(key.size(layers), key.num_sms)))
             for key, us in beside.items()
         ]
-        self._decode_beside = Curve.of(
-            (_decode_point(key), ratio) for key, ratio in slowed if key.kind == "decode"
+        self._decode_beside = _Slowdowns.of(
+            (_decode_point(key), ratio, key.beside_tokens > 0)
+            for key, ratio in slowed
+            if key.kind == "decode"
         )
-        self._prefill_beside = Curve.of(
-            ((key.num_sms, key.beside_batch), ratio)
+        self._prefill_beside = _Slowdowns.of(
+            ((key.num_sms, key.beside_batch), ratio, key.beside_context > 0)
             for key, ratio in slowed
             if key.kind == "prefill" and key.beside_batch
         )
@@ -201,10 +205,8 @@ class TablePredictor:
             At least 1.
         """
         if size.chunks:
-            rows = beside.batch or beside.new_tokens
-            curve, point = self._prefill_beside, (num_sms, rows)
-            ratio = curve.at(*point) if curve else UNMEASURED_BESIDE
-        elif self._decode_beside and size.batch:
+            ratio = self._prefill_beside.at(num_sms, beside.batch or beside.new_tokens)
+        elif size.batch:
             ratio = self._decode_beside.at(num_sms, size.batch, size.total_kv / size.batch)
         else:
             ratio = UNMEASURED_BESIDE
@@ -238,6 +240,40 @@ class TablePredictor:
             else:
                 high = middle
         return high
+
+
+@dataclass(frozen=True, slots=True)
+class _Slowdowns:
+    """Slowdowns by SMs from cells of two sides that were never dry, and by the other coordinates
+    from cells that were timed in bursts, whose power has not settled: these say by how much a size
+    is slowed more than that of the steady cells, not how much that is.
+
+    Attributes:
+        steady: By SMs, of the steady cells' size.
+        bursts: By SMs and sizes.
+        size: The size of the steady cells.
+    """
+
+    steady: Curve
+    bursts: Curve
+    size: tuple[float, ...]
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[tuple[float, ...], float, bool]]) -> _Slowdowns:
+        """From (coordinates, slowdown, whether it is a steady cell's), SMs first."""
+        cells = list(points)
+        steady = [(point, ratio) for point, ratio, is_steady in cells if is_steady]
+        bursts = Curve.of((point, ratio) for point, ratio, is_steady in cells if not is_steady)
+        size = steady[0][0][1:] if steady else ()
+        return cls(Curve.of((point[:1], ratio) for point, ratio in steady), bursts, size)
+
+    def at(self, num_sms: float, *size: float) -> float:
+        if not self.steady:
+            return self.bursts.at(num_sms, *size) if self.bursts else UNMEASURED_BESIDE
+        more = 0.0
+        if self.bursts:
+            more = self.bursts.at(num_sms, *size) - self.bursts.at(num_sms, *self.size)
+        return max(1.0, self.steady.at(num_sms) + more)
 
 
 def _decode_point(key: Timing) -> tuple[float, float, float]:
