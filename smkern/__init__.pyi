@@ -3,6 +3,7 @@ from smkern import kv as kv
 from smkern import latency as latency
 from smkern import models as models
 from smkern import policies as policies
+from smkern import replay as replay
 from smkern import runtime as runtime
 from smkern.device import DeviceInfo as DeviceInfo
 from smkern.device import device_info as device_info

@@ -61,6 +61,10 @@ class RequestError(SmkernError, ValueError):
     """A request that a model cannot serve: its prompt, its length or its sampling values."""
 
 
+class TraceError(SmkernError, ValueError):
+    """A trace with a row that is malformed or out of order, or from which nothing is left."""
+
+
 class DecisionError(SmkernError, ValueError):
     """A policy's decision that cannot be carried out, or a policy that raised."""
 

@@ -1,0 +1,39 @@
+"""Traces replayed under policies: loads, metrics, goodput, comparisons; simulated or on a GPU."""
+
+from smkern.replay.generate import GENERATORS, Lengths, generated, sources
+from smkern.replay.goodput import Goodput, capacity_rps, decode_free, goodput, highest
+from smkern.replay.limits import new_tokens, ttft_limits_s
+from smkern.replay.load import load_trace
+from smkern.replay.named import policy_named
+from smkern.replay.records import Record, Served
+from smkern.replay.run import replay
+from smkern.replay.simulated import SimServer
+from smkern.replay.sizes import Sizes, sizes_for
+from smkern.replay.slo import Slo
+from smkern.replay.trace import Arrival, Trace, mixed
+
+__all__ = [
+    "Arrival",
+    "GENERATORS",
+    "Goodput",
+    "Lengths",
+    "Record",
+    "Served",
+    "SimServer",
+    "Sizes",
+    "Slo",
+    "Trace",
+    "capacity_rps",
+    "decode_free",
+    "generated",
+    "goodput",
+    "highest",
+    "load_trace",
+    "mixed",
+    "new_tokens",
+    "policy_named",
+    "replay",
+    "sizes_for",
+    "sources",
+    "ttft_limits_s",
+]

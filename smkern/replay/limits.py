@@ -1,0 +1,61 @@
+"""When the first token of each request is wanted: a property of the trace, the same for all."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from smkern.errors import ArgumentError
+from smkern.replay.trace import Trace
+
+LEAST_S = 1.0
+PER_TOKEN_S = 1e-3
+
+
+def new_tokens(trace: Trace, cache_tokens: int) -> list[int]:
+    """Prompt tokens of each request that a cache does not hold when it comes.
+
+    The cache holds named blocks, the least recently used leaves first, and each request finds what
+    those before it left: as if every prompt were computed at once, so it is no policy's doing. The
+    last token is always computed.
+
+    Args:
+        trace: The requests.
+        cache_tokens: Size of the cache, the pool's.
+
+    Raises:
+        ArgumentError: a size below 0.
+
+    Example:
+        >>> from smkern.replay import Arrival, Trace
+        >>> trace = Trace("t", (Arrival(0.0, 1024, 1, (1, 2)), Arrival(1.0, 1500, 1, (1, 2, 3))))
+        >>> new_tokens(trace, 2048), new_tokens(trace, 512)
+        ([1024, 476], [1024, 1500])
+    """
+    if cache_tokens < 0:
+        raise ArgumentError(f"cache_tokens={cache_tokens}: give 0 or more")
+    size, most = trace.block_tokens, cache_tokens // trace.block_tokens
+    cache: OrderedDict[int, None] = OrderedDict()
+    found = []
+    for request in trace.requests:
+        hits = 0
+        for block in request.blocks:
+            if block not in cache:
+                break
+            hits += 1
+        for block in request.blocks[: request.prompt_tokens // size]:
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > most:
+            cache.popitem(last=False)
+        found.append(max(1, request.prompt_tokens - hits * size))
+    return found
+
+
+def ttft_limits_s(
+    trace: Trace, cache_tokens: int, *, least_s: float = LEAST_S, per_token_s: float = PER_TOKEN_S
+) -> list[float]:
+    """max(least, new tokens x time a token) of each request, in the trace's order.
+
+    Source: DRIFT section 5.1 sets 1 s for each 1,000 new tokens; short prompts get 1 s here.
+    """
+    return [max(least_s, per_token_s * new) for new in new_tokens(trace, cache_tokens)]

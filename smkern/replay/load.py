@@ -1,0 +1,147 @@
+"""Traces from files: Azure's CSV and Mooncake's JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from smkern.errors import TraceError
+from smkern.replay.generate import GENERATORS, generated
+from smkern.replay.trace import Arrival, Trace
+
+AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+MOONCAKE_BLOCK = 512
+DEFAULT_REQUESTS = 4000
+"""Requests of a generated trace where nobody says how many."""
+
+
+def load_trace(source: Path | str, *, requests: int = DEFAULT_REQUESTS, seed: int = 0) -> Trace:
+    """A trace from a file, or a generated one by its name.
+
+    Args:
+        source: A path that ends in .csv (Azure's fields TIMESTAMP, ContextTokens, GeneratedTokens)
+            or .jsonl (Mooncake's timestamp in ms, input_length, output_length, hash_ids of blocks
+            of 512 tokens); or a name of `smkern.replay.GENERATORS`, several joined by "+".
+        requests, seed: Of a generated trace.
+
+    Raises:
+        TraceError: no such file or name, or a row that is malformed or earlier than the one before
+            it; with the row and the field.
+
+    Example:
+        >>> trace = load_trace("conversation-like", requests=100)
+        >>> len(trace), trace.requests[0].at_s
+        (100, 0.0)
+    """
+    path = Path(source)
+    if path.suffix not in (".csv", ".jsonl"):
+        return generated(str(source), requests, seed)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{path} cannot be read ({error}); give a .csv or .jsonl, or one of "
+            f"{', '.join(GENERATORS)}"
+        ) from error
+    rows = _azure(text) if path.suffix == ".csv" else _mooncake(text)
+    found = list(_ordered(path, rows))
+    if not found:
+        raise TraceError(f"{path} has no requests")
+    first_s = found[0].at_s
+    shifted = tuple(request._replace(at_s=request.at_s - first_s) for request in found)
+    return Trace(path.stem, shifted, MOONCAKE_BLOCK)
+
+
+Row = tuple[int, Arrival]
+"""The number of its line, from 1."""
+
+
+class _Bad(Exception):  # noqa: N818  a message on its way to a TraceError
+    """A line that is no request: its number, and why."""
+
+
+def _ordered(path: Path, rows: Iterable[Row]) -> Iterator[Arrival]:
+    before: Arrival | None = None
+    try:
+        for line, request in rows:
+            if before is not None and request.at_s < before.at_s:
+                raise _Bad(
+                    f"line {line}: it came {before.at_s - request.at_s:.3f} s before the one in "
+                    "front of it; sort the file by time"
+                )
+            before = request
+            yield request
+    except _Bad as error:
+        raise TraceError(f"{path}, {error}") from None
+
+
+def _azure(text: str) -> Iterator[Row]:
+    rows = csv.DictReader(text.splitlines())
+    missing = [name for name in AZURE_FIELDS if name not in (rows.fieldnames or ())]
+    if missing:
+        raise _Bad(f"line 1: there is no field {', '.join(missing)} in {rows.fieldnames}")
+    for row in rows:
+        line = rows.line_num
+        at_s = _time_s(line, row["TIMESTAMP"])
+        prompt = _count(line, "ContextTokens", row["ContextTokens"], 1)
+        output = _count(line, "GeneratedTokens", row["GeneratedTokens"], 1)
+        yield line, Arrival(at_s, prompt, output)
+
+
+def _time_s(line: int, value: Any) -> float:
+    """Seconds of a time with up to seven digits of them, which datetime cuts after six."""
+    try:
+        whole, _, digits = str(value).partition(".")
+        return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{digits or 0}")
+    except ValueError:
+        raise _Bad(
+            f"line {line}: TIMESTAMP={value!r}: a time is like 2023-11-16 18:15:46.6805900"
+        ) from None
+
+
+def _count(line: int, name: str, value: Any, least: int) -> int:
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        count = least - 1
+    if isinstance(value, bool | float) or count < least:
+        raise _Bad(f"line {line}: {name}={value!r}: give a whole number of at least {least}")
+    return count
+
+
+def _mooncake(text: str) -> Iterator[Row]:
+    for line, words in enumerate(text.splitlines(), 1):
+        if not words.strip():
+            continue
+        try:
+            row = json.loads(words)
+        except json.JSONDecodeError as error:
+            raise _Bad(f"line {line}: it is no JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise _Bad(f"line {line}: it is no object but {words[:40]!r}")
+        missing = [name for name in MOONCAKE_FIELDS if name not in row]
+        if missing:
+            raise _Bad(f"line {line}: there is no field {', '.join(missing)}")
+        at_ms = row["timestamp"]
+        if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not at_ms >= 0:
+            raise _Bad(f"line {line}: timestamp={at_ms!r}: give milliseconds of at least 0")
+        prompt = _count(line, "input_length", row["input_length"], 1)
+        output = _count(line, "output_length", row["output_length"], 1)
+        yield line, Arrival(at_ms / 1e3, prompt, output, _blocks(line, row["hash_ids"], prompt))
+
+
+def _blocks(line: int, value: Any, prompt: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(block) is not int for block in value):
+        raise _Bad(f"line {line}: hash_ids={value!r:.60}: give a list of whole numbers")
+    wanted = -(-prompt // MOONCAKE_BLOCK)
+    if len(value) != wanted:
+        raise _Bad(
+            f"line {line}: {len(value)} hash_ids for input_length={prompt}: give one for each "
+            f"{MOONCAKE_BLOCK} tokens, {wanted}"
+        )
+    return tuple(value)

@@ -1,0 +1,84 @@
+"""Policies by a name and settings, as commands and tables say them: "static_split:32"."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from smkern import policies as _policies
+from smkern.errors import ArgumentError
+from smkern.policies import Policy
+
+if TYPE_CHECKING:
+    from smkern.latency.predictor import Predictor
+
+POLICIES: dict[str, Any] = getattr(_policies, "POLICIES", None) or {
+    "chunked": _policies.Chunked,
+    "static_split": _policies.StaticSplit,
+}
+FIRST = {"chunked": "chunk_tokens", "static_split": "decode_sms"}
+"""What a setting without a name is."""
+
+
+def parsed(spec: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of "name", "name:value" or "name:key=value:key=value".
+
+    Raises:
+        ArgumentError: no such policy, or a value without a name where the policy has no first one.
+
+    Example:
+        >>> parsed("static_split:32")
+        ('static_split', {'decode_sms': 32})
+    """
+    name, *words = spec.strip().split(":")
+    if name not in POLICIES:
+        raise ArgumentError(f"policy {name!r}: there is {', '.join(sorted(POLICIES))}")
+    given: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            if name not in FIRST:
+                raise ArgumentError(f"policy {spec!r}: name what {word!r} is: {name}:key={word}")
+            key, value = FIRST[name], word
+        given[key] = _value(value)
+    return name, given
+
+
+def policy_named(
+    spec: str,
+    predictor: Predictor | None = None,
+    *,
+    tbt_slo_ms: float | None = None,
+    order: str = "fcfs",
+) -> Policy:
+    """A new policy.
+
+    Args:
+        spec: "name", "name:value" or "name:key=value:...", see `parsed`.
+        predictor: Prices launches.
+        tbt_slo_ms: Limit of the time between tokens; a chunk size of its own takes its place.
+        order: In which order requests wait.
+
+    Raises:
+        ArgumentError: no such policy, or settings that it refuses or does not know.
+    """
+    name, given = parsed(spec)
+    make: Callable[..., Policy] = POLICIES[name]
+    known = inspect.signature(make).parameters
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise ArgumentError(f"policy {spec!r} has no {', '.join(unknown)}: {', '.join(known)}")
+    if "chunk_tokens" in given:  # a chunk of its own, whatever the limit
+        tbt_slo_ms = None
+    settings = {"predictor": predictor, "tbt_slo_ms": tbt_slo_ms, "order": order, **given}
+    return make(**{key: value for key, value in settings.items() if key in known})
+
+
+def _value(word: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(word.lower(), word)

@@ -1,0 +1,252 @@
+"""One replay: requests submitted as they come, tokens' times kept, to the end or to a verdict."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+from smkern.errors import SmkernError
+from smkern.replay.limits import new_tokens, ttft_limits_s
+from smkern.replay.records import Record, Served
+from smkern.replay.slo import Slo
+from smkern.replay.trace import Trace
+
+if TYPE_CHECKING:
+    from smkern.policies import Policy
+    from smkern.runtime.multiplexer import Multiplexer
+
+AHEAD = 64
+"""Requests that are submitted before they come: the runtime knows when to wake."""
+LEAD_S = 0.1
+"""Between the first submission and the first arrival."""
+WARM = 0.2
+"""Share of the requests, the first ones, that are not counted."""
+GROWTH = 2.0
+"""Times that the wait for first tokens is longer late in the window than early, where a service
+does not keep up."""
+
+
+class TokenTimes(Protocol):
+    """When tokens were delivered."""
+
+    def token_us(self, id: int) -> Sequence[float]:
+        """Of a request, so far."""
+        ...
+
+    def forget(self, id: int) -> None:
+        """Drop what is known of a request."""
+        ...
+
+
+class Session(Protocol):
+    """A runtime that serves one replay, and how prompts are made for it.
+
+    Attributes:
+        mux: The runtime.
+        times: When its tokens were delivered; None: each output is one, as it comes.
+    """
+
+    mux: Multiplexer
+    times: TokenTimes | None
+
+    def prompt(self, trace: Trace, number: int) -> Any:
+        """The prompt of a request."""
+        ...
+
+    def now_us(self) -> float:
+        """The clock that arrivals and tokens are measured with."""
+        ...
+
+    def close(self, served: Served) -> None:
+        """It is over: what the runtime knows goes into `served`, what still runs is cancelled."""
+        ...
+
+
+class Server(Protocol):
+    """Serves traces, one after another.
+
+    Attributes:
+        kv_tokens: Size of its pool.
+        max_context: Tokens of a request.
+    """
+
+    kv_tokens: int
+    max_context: int
+
+    def open(self, policy: Policy, *, keep: bool = False) -> Session:
+        """A session under a policy; `keep`: with what a picture of it needs."""
+        ...
+
+
+class OutputTimes:
+    """Times of tokens as a loop over outputs sees them."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, array[float]] = {}
+
+    def add(self, id: int, at_us: float) -> None:
+        """A token came."""
+        times = self._times.get(id)
+        if times is None:
+            times = self._times[id] = array("d")
+        times.append(at_us)
+
+    def token_us(self, id: int) -> Sequence[float]:
+        return self._times.get(id, ())
+
+    def forget(self, id: int) -> None:
+        self._times.pop(id, None)
+
+
+def records_of(trace: Trace, kv_tokens: int) -> list[Record]:
+    """The requests of a trace with their limits, before anything is served."""
+    limits = ttft_limits_s(trace, kv_tokens)
+    rows = zip(trace.requests, new_tokens(trace, kv_tokens), limits, strict=True)
+    return [Record(x.at_s, x.prompt_tokens, new, x.output_tokens, limit) for x, new, limit in rows]
+
+
+def replay(
+    trace: Trace,
+    server: Server,
+    policy: Policy,
+    *,
+    name: str = "",
+    slo: Slo | None = None,
+    warm: float = WARM,
+    drain: bool = True,
+    keep: bool = False,
+) -> Served:
+    """Serve a trace in an open loop: requests come when it says, whatever the service does.
+
+    Args:
+        trace: Requests, at their rate.
+        server: What serves.
+        policy: Decides.
+        name: What tables call the policy; "": its repr.
+        slo: Limits; the replay ends as soon as they cannot be kept any more. None: it does not.
+        warm: Share of the requests that come before anything is counted.
+        drain: Whether requests are served to their last token; else the replay ends when each has
+            its first, or has missed it.
+        keep: Whether what ran is kept, for pictures and the runtime's figures; slower.
+
+    Returns:
+        What became of each request.
+    """
+    records = records_of(trace, server.kv_tokens)
+    warm_s = records[min(int(warm * len(records)), len(records) - 1)].at_s
+    session = server.open(policy, keep=keep)
+    served = Served(name or repr(policy), trace, records, warm_s, records[-1].at_s)
+    try:
+        _Loop(session, trace, served, slo, drain).run()
+    finally:
+        session.close(served)
+    return served
+
+
+class _Loop:
+    """The requests of one replay on their way: numbers in the trace to numbers in the runtime."""
+
+    def __init__(
+        self, session: Session, trace: Trace, served: Served, slo: Slo | None, drain: bool
+    ) -> None:
+        self._session = session
+        self._mux = session.mux
+        self._times: TokenTimes = session.times or OutputTimes()
+        self._trace = trace
+        self._served = served
+        self._records = served.records
+        self._drain = drain
+        self._watch = None if slo is None else slo.watch(self._records, served.warm_s)
+        self._ids: dict[int, int] = {}
+        self._live: dict[int, int] = {}
+        self._submitted = 0
+        self._begin_us = session.now_us() + 1e6 * LEAD_S
+        self._last_us = self._begin_us + 1e6 * self._records[-1].at_s
+
+    def run(self) -> None:
+        """To the end of the trace, or until the verdict is certain."""
+        own = self._times if isinstance(self._times, OutputTimes) else None
+        self._submit(0.0)
+        looked_s = 0.0
+        for output in self._mux.run():
+            now_us = self._session.now_us()
+            if own is not None and output.token is not None:
+                own.add(output.id, now_us)
+            if output.error is not None or output.completion is not None or output.token is None:
+                self._ended(output.id, output.error)
+            now_s = 1e-6 * (now_us - self._begin_us)
+            if len(self._live) < AHEAD or now_s > self._records[self._submitted - 1].at_s - 1.0:
+                self._submit(now_s)
+            if now_s > looked_s + 0.25:
+                looked_s = now_s
+                if self._is_decided(now_s):
+                    break
+        for number in list(self._live.values()):
+            self._keep(number)
+
+    def _submit(self, now_s: float) -> None:
+        """Requests that come soon; with what is refused at once, the one behind it too."""
+        from smkern.models.sampling import SamplingParams
+
+        records, ahead = self._records, 0
+        while self._submitted < len(records) and ahead < AHEAD:
+            number, record = self._submitted, records[self._submitted]
+            self._submitted += 1
+            params = SamplingParams(max_new_tokens=record.output_tokens, ignore_eos=True)
+            try:
+                handle = self._mux.submit(
+                    self._session.prompt(self._trace, number), params,
+                    arrival_us=self._begin_us + 1e6 * record.at_s,
+                    deadline_ms=1e3 * record.limit_s,
+                )  # fmt: skip
+            except SmkernError as error:
+                record.error = str(error)
+                continue
+            self._ids[number] = handle.id
+            self._live[handle.id] = number
+            ahead += record.at_s > now_s
+
+    def _ended(self, id: int, error: SmkernError | None) -> None:
+        number = self._live.pop(id, None)
+        if number is None:
+            return
+        self._keep(number)
+        if error is not None:
+            self._records[number].error = str(error)
+        if self._watch is not None:
+            self._watch.ended(self._records[number])
+
+    def _keep(self, number: int) -> None:
+        """What is known of a request's tokens goes into its record."""
+        id = self._ids.pop(number)
+        times = self._times.token_us(id)
+        begin_us = self._begin_us
+        self._records[number].token_s = array("d", [1e-6 * (at_us - begin_us) for at_us in times])
+        self._times.forget(id)
+
+    def _is_decided(self, now_s: float) -> bool:
+        if self._watch is not None:
+            self._served.stopped = self._watch.verdict(now_s, self._first_s)
+            if self._served.stopped:
+                return True
+        is_over = not self._drain and self._submitted == len(self._records)
+        return is_over and now_s > self._served.end_s and self._all_began(now_s)
+
+    def _all_began(self, now_s: float) -> bool:
+        """Whether every request has its first token, or can only be late."""
+        records = self._records
+        return all(
+            self._first_s(n) < inf or records[n].at_s + records[n].limit_s < now_s
+            for n in self._live.values()
+        )
+
+    def _first_s(self, number: int) -> float:
+        """When a request's first token came; infinity: not yet."""
+        id = self._ids.get(number)
+        if id is None:
+            times = self._records[number].token_s
+            return times[0] if len(times) else inf
+        live = self._times.token_us(id)
+        return 1e-6 * (live[0] - self._begin_us) if len(live) else inf

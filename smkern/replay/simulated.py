@@ -1,0 +1,120 @@
+"""A simulated H200 that serves traces: no GPU, no torch, times by a predictor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from smkern.replay.records import Served
+from smkern.replay.run import TokenTimes
+from smkern.replay.sizes import Sizes, sizes_for
+from smkern.replay.trace import Trace
+
+if TYPE_CHECKING:
+    from smkern.latency.predictor import Predictor
+    from smkern.models.config import ModelConfig
+    from smkern.policies import Policy
+    from smkern.runtime.multiplexer import Multiplexer
+
+
+class SimServer:
+    """Serves replays on a simulated device, each on one of its own.
+
+    Args:
+        model: A preset's name, or a configuration.
+        predictor: How long launches take. None: the model's table on an H200.
+        sizes: What it holds. None: `sizes_for` the model.
+        decode_launch_us, prefill_launch_us: Host time of a decode launch and of a layer of prompts.
+
+    Attributes:
+        kv_tokens, max_context, predictor, config, sizes: As given, or made.
+
+    Raises:
+        ConfigError, TableError: no such model, or nothing that says how long it takes.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelConfig = "qwen3-8b",
+        *,
+        predictor: Predictor | None = None,
+        sizes: Sizes | None = None,
+        decode_launch_us: float = 0.0,
+        prefill_launch_us: float = 0.0,
+    ) -> None:
+        from smkern.latency import TablePredictor
+        from smkern.models.presets import preset
+
+        self.config = preset(model) if isinstance(model, str) else model
+        if predictor is None:
+            predictor = TablePredictor.load(model if isinstance(model, str) else "qwen3-8b")
+            predictor = predictor.for_model(self.config)
+        self.predictor = predictor
+        self.sizes = sizes_for(self.config) if sizes is None else sizes
+        self._launch_us = decode_launch_us, prefill_launch_us
+        self.kv_tokens = self.sizes.kv_tokens
+        self.max_context = self.sizes.max_context
+
+    def with_predictor(self, predictor: Predictor) -> SimServer:
+        """The same with other times."""
+        decode_us, prefill_us = self._launch_us
+        return SimServer(
+            self.config, predictor=predictor, sizes=replace(self.sizes),
+            decode_launch_us=decode_us, prefill_launch_us=prefill_us,
+        )  # fmt: skip
+
+    def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
+        """A session on a device of its own."""
+        return SimSession(self, policy, self._launch_us, keep)
+
+
+class SimSession:
+    """One replay on a simulated device."""
+
+    def __init__(
+        self, server: SimServer, policy: Policy, launch_us: tuple[float, float], keep: bool
+    ) -> None:
+        from smkern.runtime.multiplexer import Multiplexer
+        from smkern.runtime.sim.device import SimDevice
+        from smkern.runtime.sim.executor import SimExecutor
+        from smkern.runtime.timeline.timeline import Timeline
+
+        sizes = server.sizes
+        self._device = SimDevice(
+            sizes.num_sms, sizes.rungs, server.predictor, decode_launch_us=launch_us[0],
+            prefill_launch_us=launch_us[1],
+        )  # fmt: skip
+        executor = SimExecutor(
+            server.config, self._device, num_pages=sizes.num_pages, page_size=sizes.page_size,
+            max_running=sizes.max_running, max_prefill=sizes.max_prefill,
+            max_tokens=sizes.max_tokens, max_context=sizes.max_context,
+        )  # fmt: skip
+        timeline = Timeline(sizes.num_sms, capacity=200_000 if keep else 0)
+        self.mux: Multiplexer = Multiplexer(executor, policy=policy, timeline=timeline)
+        self.times: TokenTimes | None = None
+        self._keep = keep
+        self._vocab = server.config.vocab_size
+        self._began_us = self._device.now_us()
+
+    def now_us(self) -> float:
+        return self._device.now_us()
+
+    def prompt(self, trace: Trace, number: int) -> Any:
+        from smkern.replay.prompts import token_ids
+
+        return token_ids(trace, number, self._vocab)
+
+    def close(self, served: Served) -> None:
+        if not self._keep:
+            return
+        served.stats = self.mux.stats()
+        served.split = split_of(self.mux.timeline.trace().choices)
+
+
+def split_of(choices: Any) -> list[tuple[float, int | None]]:
+    """(seconds, SMs of decode; None: no split) whenever a decision changed it."""
+    found: list[tuple[float, int | None]] = []
+    for choice in choices:
+        if not found or found[-1][1] != choice.rung:
+            found.append((1e-6 * choice.at_us, choice.rung))
+    return found

@@ -1,0 +1,80 @@
+"""What serves a trace: a model's name, its splits, and how much it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smkern.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
+
+RUNGS = (8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96, 112)
+"""SMs of the decode side: close together where decode steps still gain by more of them."""
+KV_TOKENS = 700_000
+HBM_BYTES = 141e9
+USED = 0.88
+"""Share of the device's memory that weights and pages take; the rest is activations and graphs."""
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an executor in a replay holds.
+
+    Attributes:
+        kv_tokens: Tokens of the KV pool.
+        rungs: SMs of the decode side of each split.
+        max_running: Requests that decode at a time.
+        max_prefill: Requests of a batch of prompts.
+        max_tokens: New tokens of one.
+        max_context: Tokens of a request, prompt and output.
+        page_size: Tokens of a page.
+        num_sms: SMs of the simulated device.
+    """
+
+    kv_tokens: int = KV_TOKENS
+    rungs: tuple[int, ...] = RUNGS
+    max_running: int = 256
+    max_prefill: int = 64
+    max_tokens: int = 8192
+    max_context: int = 40_960
+    page_size: int = 64
+    num_sms: int = 132
+
+    @property
+    def num_pages(self) -> int:
+        return self.kv_tokens // self.page_size
+
+
+def kv_tokens_beside(config: ModelConfig) -> int:
+    """Tokens of KV that an H200 holds beside a model's weights, 700,000 at most.
+
+    Raises:
+        ArgumentError: the weights leave no room.
+    """
+    left = USED * HBM_BYTES - BF16_BYTES * num_parameters(config)
+    tokens = int(left / config.kv_bytes_per_token) // 10_000 * 10_000
+    if tokens <= 0:
+        raise ArgumentError(
+            f"the weights take {BF16_BYTES * num_parameters(config) / 1e9:.0f} GB: an H200 has "
+            f"{HBM_BYTES / 1e9:.0f}, and no room for KV is left; replay a smaller model"
+        )
+    return min(KV_TOKENS, tokens)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Weights of a decoder, embedding and head apart, norms left out."""
+    attention = config.hidden_size * (config.qkv_size + config.q_size)
+    if config.moe is None:
+        mlp = 3 * config.hidden_size * config.intermediate_size
+    else:
+        moe = config.moe
+        mlp = config.hidden_size * moe.num_experts * (3 * moe.intermediate_size + 1)
+    return config.num_layers * (attention + mlp) + 2 * config.vocab_size * config.hidden_size
+
+
+def sizes_for(config: ModelConfig) -> Sizes:
+    """The default of a model: 256 rows, all of its context, as much KV as an H200 holds."""
+    return Sizes(kv_tokens=kv_tokens_beside(config), max_context=min(config.max_position, 40_960))
