@@ -91,6 +91,7 @@ BLOCKS: dict[str, Block] = {
     "runtime-costs": _cells("runtime", runtime.costs_table),
     "runtime-ablation": _cells("runtime", runtime.ablation_table),
     "runtime-served": _cells("runtime", runtime.served_table),
+    "runtime-equal": _cells("runtime", runtime.equal_table),
 }
 """Every block of the pages: from the results to its text."""
 

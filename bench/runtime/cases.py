@@ -20,7 +20,9 @@ ALONE, QUEUES = "prefill_alone", "shared_queue"
 OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
 MIXED_IDLE, MIXED = "mixed_idle_fraction", "mixed_forward"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"
-MISMATCHES, ABLATION, SERVED_RATE = "token_mismatches", "ablation", "served"
+MISMATCHES, ABLATION = "token_mismatches", "ablation"
+SERVED_RATE, SERVED_TRY, EQUAL = "served", "served_try", "served_equals_steady"
+HOST_GAP = "decode_gap_us"
 SOAK_MINUTES, SOAK_LEAKS = "soak_minutes", "soak_leaks"
 
 
@@ -51,6 +53,7 @@ class RuntimePlan:
         tokens: Tokens of a prompt.
         group: Layers of a prompt that are launched at a time.
         paced: Rungs on which decode is tried a step each limit, with pauses in between.
+        served_ms: TBT limits under which policies serve.
     """
 
     model: str
@@ -62,6 +65,7 @@ class RuntimePlan:
     tokens: int = 4096
     group: int = 1
     paced: tuple[int, ...] = ()
+    served_ms: tuple[float, ...] = ()
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -86,6 +90,7 @@ PLANS = (
         (10, 14, 20, 22, 24, 26, 28, 32, 36, 40, 44, 46, 48, 50, 52, 54, 56, 60, 64, 72, 80),
         ROWS_8B,
         paced=(20, 24, 32),
+        served_ms=(15, 20, 30),
     ),
     RuntimePlan(
         "qwen3-32b",
@@ -93,6 +98,7 @@ PLANS = (
         (14, 16, 24, 32, 36, 38, 40, 42, 44, 48, 56, 64, 72, 80, 88, 96),
         ROWS_32B,
         paced=(24, 32),
+        served_ms=(30, 40, 80),
     ),
 )
 AIMS = {("qwen3-8b", 15.0): 1.5, ("qwen3-8b", 20.0): 1.3, ("qwen3-32b", 50.0): 1.3}

@@ -1,44 +1,43 @@
-"""What serving costs: host time, memory of graphs, and what each of three techniques is worth."""
+"""What serving costs: host time, gaps of decode, graphs, and what three techniques are worth."""
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from smkern.bench.runtime.cases import (
     ABLATION,
-    GAIN,
     GAP_RUNG,
     HOST,
+    HOST_GAP,
     MEMORY,
     OURS,
-    SERVED_RATE,
     Cell,
     RuntimePlan,
 )
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.workload import Sizes, Workload, compile_steps, open_executor
+from smkern.bench.runtime.watch import Watched, Workload
+from smkern.bench.runtime.workload import Sizes, compile_steps, frozen, open_executor
 from smkern.models import Weights
-from smkern.policies import Chunked, Policy, StaticSplit
+from smkern.policies import StaticSplit
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.model.graphs import MIB
+from smkern.runtime.model.sizes import FIRST_CONTEXT
 from smkern.runtime.place import Lane, Place
 
-HOST_WORKLOAD = Workload(running=128, context=256, prompt=2048)
-HOST_SIZES = Sizes((GAP_RUNG,), max_running=144, max_tokens=2048, max_context=2048)
-ABLATION_WORKLOAD = Workload(running=64, context=1024, prompt=4096)
-ABLATION_SIZES = Sizes((GAP_RUNG,), max_running=80, max_tokens=4096, max_context=4096)
-SERVED_WORKLOAD = Workload(running=64, context=1984, prompt=4096)
-SERVED_SIZES = Sizes((), max_running=72, max_prefill=4, max_context=4352, num_pages=10_400)
+HOST_WORKLOAD = Workload(running=128, context=256, prompt=2048, reach=96)
+HOST_SIZES = Sizes((GAP_RUNG,), max_running=144, max_tokens=2048, max_context=2048, reuse=True)
+ABLATION_WORKLOAD = Workload(running=64, context=1024, prompt=4096, reach=96)
+ABLATION_SIZES = Sizes((GAP_RUNG,), max_running=80, max_tokens=4096, max_context=4352, reuse=True)
 MEMORY_SIZES = Sizes(
     (16, 24, 32, 40, 48, 64, 80), max_running=256, max_tokens=512, num_pages=64,
     graph_limit_bytes=64 << 30,
 )  # fmt: skip
 WARM_S = 0.5
+PREHEAT_S = 2.0
+REJOINING = (1, 2, 4, 8)
+"""Tokens of the batches in which rows come again: one each."""
 
 
 class Blocking:
@@ -66,26 +65,45 @@ def host_cells(
     sizes: Sizes = HOST_SIZES,
     workload: Workload = HOST_WORKLOAD,
 ) -> Iterator[Cell]:
-    """Host time of a step with 128 requests that decode, beside prompts: poll, decide, launch."""
+    """Host time of a step with 128 requests that decode, beside prompts: poll, decide, launch; and
+    the decode lane's gaps, each with the next step prepared ahead or not, and with one step
+    launched at a time or two: two steps hide the host, a prepared one needs less of it."""
     rung = sizes.rungs[0]
-    compile_steps(weights.config, sizes, [workload.prompt])
+    compile_steps(weights.config, sizes, [workload.prompt, *REJOINING])
     with open_executor(weights, sizes) as executor:
         executor.capture([None, rung], [workload.running], [sizes.max_context])
-        found = {}
-        for steps in (1, 2):
-            policy = StaticSplit(rung, layers=1, steps=steps)
-            if steps == 1:
-                workload.watch(executor, policy, WARM_S)
-            found[steps] = workload.watch(executor, policy, seconds)
-        yield plan.cell(HOST, OURS, round(percentile(found[1].control_us, 0.5), 2), "us") | {
-            "p99": round(percentile(found[1].control_us, 0.99), 2),
-            "two_steps_p50": round(percentile(found[2].control_us, 0.5), 2),
-            "two_steps_p99": round(percentile(found[2].control_us, 0.99), 2),
+        workload.watch(executor, StaticSplit(rung, layers=1, steps=1), WARM_S)
+        found: dict[tuple[bool, int], Watched] = {}
+        for ahead in (True, False):
+            for steps in (1, 2):
+                policy = StaticSplit(rung, layers=1, steps=steps)
+                found[ahead, steps] = one = workload.watch(
+                    executor, policy, seconds, prepare_ahead=ahead
+                )
+                case = {"prepare_ahead": ahead, "steps": steps}
+                yield gap_cell(plan, one, **case) | {"running": workload.running, "rung": rung}
+        first, second = found[True, 1], found[True, 2]
+        yield plan.cell(HOST, OURS, round(percentile(first.control_us, 0.5), 2), "us") | {
+            "p99": round(percentile(first.control_us, 0.99), 2),
+            "two_steps_p50": round(percentile(second.control_us, 0.5), 2),
+            "two_steps_p99": round(percentile(second.control_us, 0.99), 2),
             "running": workload.running,
             "rung": rung,
             "graphs_missed": len(executor.graphs.missed),
-            **found[1].figures(),
+            **first.figures(),
         }
+
+
+def gap_cell(plan: RuntimePlan, found: Watched, **case: Any) -> Cell:
+    """The decode lane's gaps from a step's end to the next one's begin, and the host's part."""
+    gaps = found.gaps_us
+    return plan.cell(HOST_GAP, OURS, round(percentile(gaps, 0.5), 2), "us", **case) | {
+        "p99": round(percentile(gaps, 0.99), 2),
+        "late": round(found.late, 4),
+        "control_us_p50": round(percentile(found.control_us, 0.5), 2),
+        "control_us_p99": round(percentile(found.control_us, 0.99), 2),
+        **found.figures(),
+    }
 
 
 def ablation_cells(
@@ -93,12 +111,13 @@ def ablation_cells(
     weights: Weights,
     seconds: float,
     *,
+    preheat_s: float = PREHEAT_S,
     sizes: Sizes = ABLATION_SIZES,
     workload: Workload = ABLATION_WORKLOAD,
 ) -> Iterator[Cell]:
     """TBT with everything, and with each of layer-wise launching, polling, look-ahead off."""
     rung, layers = sizes.rungs[0], weights.config.num_layers
-    compile_steps(weights.config, sizes, [workload.prompt, workload.context])
+    compile_steps(weights.config, sizes, [workload.prompt, *REJOINING])
     devices: list[Blocking] = []
 
     def blocking(given: Any) -> Blocking:
@@ -118,53 +137,15 @@ def ablation_cells(
         "all_off": (StaticSplit(rung, layers=layers, steps=1), True),
     }
     with open_executor(weights, sizes, blocking) as executor:
-        executor.capture([None, rung], [workload.running], [sizes.max_context])
-        workload.watch(executor, variants["all"][0], WARM_S)
+        contexts = [FIRST_CONTEXT, sizes.max_context]
+        executor.capture([None, rung], [workload.running], contexts)
         for name, (policy, blocks) in variants.items():
             devices[0].blocks = blocks
-            found = workload.watch(executor, policy, seconds)
+            found = workload.watch(executor, policy, seconds, preheat_s=preheat_s)
             for n in (50, 99):
                 value = round(percentile(found.tbt_us, n / 100) / 1e3, 3)
                 cell = plan.cell(f"{ABLATION}_tbt_p{n}_ms", OURS, value, "ms", variant=name)
                 yield cell | {"rung": rung, "running": workload.running, **found.figures()}
-
-
-def served_cells(
-    plan: RuntimePlan,
-    weights: Weights,
-    seconds: float,
-    gains: Sequence[Cell],
-    *,
-    sizes: Sizes = SERVED_SIZES,
-    workload: Workload = SERVED_WORKLOAD,
-) -> Iterator[Cell]:
-    """The steady state through the `Multiplexer`: TBT as delivered, and prompts' tokens per ms.
-
-    Args:
-        plan, weights: The model.
-        seconds: Duration of each figure.
-        gains: Cells that say which rung and which chunks are best under a limit.
-        sizes: Sizes of the executor, but for its rungs.
-        workload: Requests that decode, and prompts that come.
-    """
-    sizes = replace(sizes, rungs=tuple(sorted({cell["rung"] for cell in gains})))
-    chunks = [round(cell["chunk"]) + workload.running for cell in gains]
-    compile_steps(weights.config, sizes, [workload.prompt, *chunks])
-    with open_executor(weights, sizes) as executor:
-        executor.warm()
-        executor.capture([None, *sizes.rungs], [workload.running], [sizes.max_context])
-        for cell in gains:
-            policies: dict[str, Policy] = {
-                "aggregated": Chunked(chunk_tokens=round(cell["chunk"]), ahead=True),
-                "fixed_split": StaticSplit(cell["rung"], layers=1),
-            }
-            limit = cell["case"]["name"].removeprefix(GAIN)
-            for name, policy in policies.items():
-                found = workload.watch(executor, policy, seconds)
-                figures = found.figures()
-                value = figures["tokens_per_ms"]
-                served = plan.cell(SERVED_RATE, OURS, value, "tokens/ms", policy=name, limit=limit)
-                yield served | {"rung": cell["rung"], "chunk": cell["chunk"], **figures}
 
 
 def memory_cells(
@@ -172,7 +153,7 @@ def memory_cells(
 ) -> Iterator[Cell]:
     """Decode graphs of 20 buckets of rows on 7 splits, and the splits' contexts."""
     compile_steps(weights.config, sizes, ())
-    with open_executor(weights, sizes) as executor, _frozen():
+    with open_executor(weights, sizes) as executor, frozen():
         began = time.monotonic()
         count = executor.capture(sizes.rungs, contexts=[sizes.max_context])
         report = executor.memory_report()
@@ -193,14 +174,3 @@ def memory_cells(
             "refused": len(executor.graphs.refused),
             "seconds": round(time.monotonic() - began, 1),
         }
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Keep the garbage collector, which each capture runs, off what exists now."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

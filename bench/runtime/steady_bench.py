@@ -191,13 +191,28 @@ class SteadyBench:
             works.append(Work("prefill", run, launches=16 * count, about={"first": first}))
         return works
 
-    def together(self, rung: int, *, ahead: int = 2, seconds: float | None = None) -> Together:
-        """A decode step after the other beside a prompt after the other, each on its side."""
+    def together(
+        self,
+        rung: int,
+        *,
+        ahead: int = 2,
+        seconds: float | None = None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> Together:
+        """A decode step after the other beside a prompt after the other, each on its side.
+
+        `tick` is called again and again meanwhile.
+        """
         decode = Feed("decode", ahead, self.decode_steps())
         prompt = Feed("prefill", 2, self.prompt_groups())
         lanes = self.lanes(rung)
         go_on = for_a_while(self.seconds if seconds is None else seconds, decode, prompt)
-        pump(lanes, [decode, prompt], go_on)
+
+        def ticked() -> bool:
+            tick()
+            return go_on()
+
+        pump(lanes, [decode, prompt], ticked)
         return self.read()
 
     def read(self) -> Together:

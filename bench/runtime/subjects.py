@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from smkern.bench.results import Results
-from smkern.bench.runtime import served, steady_bench
+from smkern.bench.runtime import equal, served, steady_bench
 from smkern.bench.runtime.cases import (
     ABLATION,
     AGGREGATED,
     ALONE,
+    EQUAL,
     GAP_RUNG,
     HOST,
     IDLE_CHUNK,
@@ -35,9 +36,11 @@ from smkern.bench.runtime.cases import (
     gap_name,
 )
 from smkern.bench.runtime.chunked import MARGINS, Chunked
+from smkern.bench.runtime.equal import EQUAL_RUNGS
 from smkern.bench.runtime.launching import layerwise, mixed_idle
 from smkern.bench.runtime.queues import queue_cells
-from smkern.bench.runtime.rows import gains, of
+from smkern.bench.runtime.rows import of
+from smkern.bench.runtime.served_load import COMPARED, SERVED_S, ServedLoad, open_load
 from smkern.bench.runtime.steady import alone, gaps, multiplexed, paced
 from smkern.bench.runtime.switch import switch_cells
 from smkern.bench.suite import UnknownNameError
@@ -74,16 +77,20 @@ class Tasks:
         seconds: Length of a figure of the steady state.
         stack: Closes what was made.
         results: The file's cells.
+        policies: Names of those that serve.
+        served_s: Length of a figure of served load.
     """
 
     plan: RuntimePlan
     seconds: float
     stack: ExitStack
     results: Results
+    policies: tuple[str, ...] = COMPARED
+    served_s: float = SERVED_S
     _benches: dict[str, steady_bench.SteadyBench] = field(default_factory=dict)
     _model: Any = None
     _weights: Weights | None = None
-    _best: list[Cell] = field(default_factory=list)
+    _load: ServedLoad | None = None
 
     def of(self, subject: str) -> Iterator[Task]:
         """A subject's tasks."""
@@ -116,18 +123,12 @@ class Tasks:
         found = of(self.results.cells, STEADY, model=self.plan.model, rung=rung)
         return next((c["tbt_p50_ms"] for c in found if c["provider"] == provider), None)
 
-    def best(self) -> list[Cell]:
-        """The gains whose rungs and chunks serve: the same in all rounds, or a cell would be the
-        median of two rungs."""
-        if not self._best:
-            self._best = [
-                cell
-                for cell in gains(self.results.cells)
-                if cell["provider"] == OURS
-                and cell["case"]["model"] == self.plan.model
-                and not cell["paced"]
-            ]
-        return self._best
+    def load(self) -> ServedLoad:
+        """The model behind a `Multiplexer`, on every rung of the plan."""
+        if self._load is None:
+            self._load = self.stack.enter_context(open_load(self.plan, self.weights()))
+            self._load.remember(self.results.cells)
+        return self._load
 
     def weights(self) -> Weights:
         """Weights of the model."""
@@ -212,17 +213,40 @@ def _memory(tasks: Tasks) -> Iterator[Task]:
 
 
 def _host(tasks: Tasks) -> Iterator[Task]:
-    return tasks.served(HOST, served.host_cells, 2 * tasks.seconds)
+    return tasks.served(HOST, served.host_cells, tasks.served_s / 5)
 
 
 def _ablation(tasks: Tasks) -> Iterator[Task]:
-    return tasks.served(f"{ABLATION}_tbt_p50_ms", served.ablation_cells, 2 * tasks.seconds)
+    return tasks.served(f"{ABLATION}_tbt_p50_ms", served.ablation_cells, tasks.served_s / 2)
 
 
 def _served(tasks: Tasks) -> Iterator[Task]:
-    """Where the file has the steady state of both sides."""
-    if known := tasks.best():
-        yield from tasks.served(SERVED_RATE, served.served_cells, 1.5 * tasks.seconds, known)
+    """Each policy under each limit."""
+    if tasks.plan.model not in SERVED:
+        return
+    for name in tasks.policies:
+        for limit_ms in tasks.plan.served_ms:
+            about = {"policy": name, "limit": f"{limit_ms:g}ms"}
+
+            def measure(name: str = name, limit_ms: float = limit_ms) -> Iterator[Cell]:
+                return tasks.load().row(name, limit_ms, tasks.served_s)
+
+            yield Task(SERVED_RATE, OURS, about, measure)
+
+
+def _equal(tasks: Tasks) -> Iterator[Task]:
+    """Served steps against steady ones."""
+    seconds = tasks.served_s / 5
+    for rung in dict.fromkeys(map(tasks.nearest, EQUAL_RUNGS)):
+        measure = partial(equal.steady_cells, rung=rung, seconds=2 * seconds)
+        yield tasks.steady(EQUAL, measure, side="steady", rung=rung)
+        if tasks.plan.model in SERVED:
+            about = {"side": "served", "rung": rung}
+
+            def served_side(rung: int = rung) -> Iterator[Cell]:
+                return equal.served_cells(tasks.load(), rung, seconds)
+
+            yield Task(EQUAL, OURS, about, served_side)
 
 
 SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
@@ -236,6 +260,7 @@ SUBJECTS: dict[str, Callable[[Tasks], Iterator[Task]]] = {
     "memory": _memory,
     "host": _host,
     "ablation": _ablation,
+    "equal": _equal,
     "served": _served,
 }
 """Name to its tasks, in the order in which they are run."""

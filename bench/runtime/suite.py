@@ -16,6 +16,7 @@ from smkern.bench.results import Results, cell_key
 from smkern.bench.runtime.cases import PLANS, Cell, RuntimePlan, plans_named
 from smkern.bench.runtime.rounds import Rounds
 from smkern.bench.runtime.rows import gains, renew, summarize
+from smkern.bench.runtime.served_load import COMPARED, SERVED_S, policies_named
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks, subjects_named
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, suite_command
 from smkern.measure.options import IntList
@@ -45,19 +46,23 @@ class RuntimeRun:
         self._before = self.results.cells
 
     def items(
-        self, plans: Sequence[RuntimePlan], subjects: Sequence[str], seconds: float, rounds: int
+        self,
+        plans: Sequence[RuntimePlan],
+        subjects: Sequence[str],
+        rounds: int,
+        **options: Any,
     ) -> Generator[Item, None, None]:
         """What is left to measure, one model on the device at a time."""
         for plan in plans:
-            yield from self._of_model(plan, subjects, seconds, rounds)
+            yield from self._of_model(plan, subjects, rounds, options)
             gc.collect()  # the next model needs the memory of this one
 
     def _of_model(
-        self, plan: RuntimePlan, subjects: Sequence[str], seconds: float, rounds: int
+        self, plan: RuntimePlan, subjects: Sequence[str], rounds: int, options: dict[str, Any]
     ) -> Iterator[Item]:
         """Round after round of all subjects; what they measure with is made once."""
         with ExitStack() as stack:
-            tasks = Tasks(plan, seconds, stack, self.results)
+            tasks = Tasks(plan, stack=stack, results=self.results, **options)
             for number in range(1, rounds + 1):
                 self._rounds.number = number
                 for task in (task for name in subjects for task in tasks.of(name)):
@@ -114,6 +119,7 @@ def run(
     seconds: float,
     rounds: int = 1,
     again: bool = False,
+    **options: Any,
 ) -> tuple[list[str], list[str]]:
     """Measure what `results` lacks: the tasks that are left, and those of later rounds.
 
@@ -121,11 +127,13 @@ def run(
         seconds: length of a figure of the steady state.
         rounds: how often all subjects of a model are measured, by turns.
         again: whether tasks are run whose cells the file has.
+        options: what else `Tasks` takes.
     """
     # no thread that redraws the bar: host times are measured
     with Progress(auto_refresh=False) as progress:
         own = RuntimeRun(results, progress, again)
-        with closing(own.items(plans, subjects, seconds, rounds)) as items:
+        given = {"seconds": seconds, **options}
+        with closing(own.items(plans, subjects, rounds, **given)) as items:
             Run(results, output, own.summarize, progress).through(items, own.measure)
             left: tuple[list[str], list[str]] = [], []
             for plan, task, number in items:
@@ -151,8 +159,10 @@ def line_of(cell: Cell) -> str:
     click.option("--only", default=None, help=f"Subjects, among: {','.join(SUBJECTS)}"),
     click.option("--rungs", type=IntList(), default=None, help="SMs of the decode side: 16,32,40"),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20"),
+    click.option("--policies", default=None, help=f"Who serves: {','.join(COMPARED)}, or any."),
     click.option(
-        "--seconds", type=float, default=1.0, show_default=True, help="Duration of a steady figure."
+        "--seconds", type=float, default=None,
+        help=f"Duration of a figure: 1 of a steady one, {SERVED_S:g} of a served one.",
     ),
     click.option(
         "--rounds", type=click.IntRange(min=1), default=1, show_default=True,
@@ -169,7 +179,8 @@ def command(
     only: str | None,
     rungs: tuple[int, ...] | None,
     limits: tuple[int, ...] | None,
-    seconds: float,
+    policies: str | None,
+    seconds: float | None,
     rounds: int,
     again: bool,
 ) -> None:
@@ -177,12 +188,21 @@ def command(
     plans = plans_named(models.split(",")) if models else PLANS
     subjects = subjects_named(only)
     plans = tuple(
-        replace(plan, rungs=rungs or plan.rungs, limits_ms=limits or plan.limits_ms)
+        replace(
+            plan,
+            rungs=rungs or plan.rungs,
+            limits_ms=limits or plan.limits_ms,
+            served_ms=limits or plan.served_ms,
+        )
         for plan in plans
     )
-    seconds = 0.5 if output.quick else seconds
+    serve = policies_named(policies)
+    steady_s, served_s = (0.5, 2.0) if output.quick else (seconds or 1.0, seconds or SERVED_S)
     results = output.open()
-    left, cut = run(plans, subjects, results, output, seconds=seconds, rounds=rounds, again=again)
+    left, cut = run(
+        plans, subjects, results, output, seconds=steady_s, rounds=rounds, again=again,
+        policies=serve, served_s=served_s,
+    )  # fmt: skip
     for cell in gains(results.cells):
         click.echo(line_of(cell))
     for title, names in (("left", left), ("left of later rounds", cut)):

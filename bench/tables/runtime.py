@@ -25,6 +25,7 @@ COSTS = {
     cases.OVERHEAD: "prefill layer by layer over one launch, minus 1",
     cases.MIXED_IDLE: "device idle inside a mixed forward",
     cases.HOST: "host time of a step, 128 requests decode, p50, us",
+    cases.HOST_GAP: "from a decode step's end to the next one's begin, 128 requests, p50, us",
     cases.SWITCH: "host time of a switch, p50, us",
     f"{cases.HANDOVER}_p50": "hand-over of SMs, p50, us",
     f"{cases.HANDOVER}_p99": "hand-over of SMs, p99, us",
@@ -142,13 +143,47 @@ def served_table(cells: Iterable[Cell]) -> str:
     rows = []
     for cell in of(cells, cases.SERVED_RATE):
         case, limit = cell["case"], cell["case"]["limit"].removesuffix("ms")
-        is_split = case["policy"] == "fixed_split"
-        how = f"`StaticSplit({cell['rung']})`" if is_split else f"`Chunked({cell['chunk']:.0f})`"
         kept = (name for name in KEPT_BY if cell[name] <= float(limit))
         keeps = {"tbt_p99_ms": "p99", "tbt_p50_ms": "p50"}.get(next(kept, ""), "**no**")
-        tbt = (f"{cell[name]:.2f}" for name in ("tbt_p50_ms", "tbt_p99_ms"))
-        rows.append([f"{case['model']}, {limit} ms", how, *tbt, keeps, f"{cell['value']:.1f}"])
-    head = ["chosen for", "policy", "TBT p50, ms", "p99", "keeps it", "prompts, tokens/ms"]
+        names = ("tbt_p50_ms", "tbt_p99_ms", "tbt_max_ms")
+        tbt = (f"{cell[name]:.2f}" if name in cell else "" for name in names)
+        chip = (f"{cell[name]:.0f}" if cell.get(name) else "" for name in ("sm_mhz", "watts"))
+        rows.append(
+            [
+                f"{case['model']}, {limit} ms", _policy(cell), *tbt, keeps, f"{cell['value']:.1f}",
+                ", ".join(chip).strip(", "),
+            ]
+        )  # fmt: skip
+    head = ["limit", "policy", "TBT p50, ms", "p99", "max", "keeps it", "prompts, tokens/ms",
+            "MHz, W"]  # fmt: skip
+    return rows_or_none(head, rows)
+
+
+def _policy(cell: Cell) -> str:
+    """A policy and its setting; cells of earlier runs have the setting beside the case."""
+    name, setting = cell["case"]["policy"], cell.get("setting")
+    if name == "fixed_split":
+        name, setting = "static_split", cell["rung"]
+    elif name == "aggregated":
+        name, setting = "chunked", round(cell["chunk"])
+    return f"`{name}`" if setting is None else f"`{name}`, {setting}"
+
+
+def equal_table(cells: Iterable[Cell]) -> str:
+    """A decode step's graph, steady and served, by rung and what was changed."""
+    rows = []
+    for cell in of(cells, cases.EQUAL):
+        case = cell["case"]
+        keys = case.get("keys", cell.get("keys"))
+        rows.append(
+            [
+                f"{case['model']}, {case['rung']} SMs", case["side"], case["variant"],
+                f"{keys:g}", f"{cell['value']:.3f}", f"{cell['between_graphs_us']:.1f}",
+                f"{cell['tbt_p50_ms']:.2f}", f"{cell['sm_mhz']:.0f}" if cell["sm_mhz"] else "",
+            ]
+        )  # fmt: skip
+    head = ["decode side", "side", "with", "keys", "graph, ms", "between graphs, us", "TBT p50, ms",
+            "MHz"]  # fmt: skip
     return rows_or_none(head, rows)
 
 
@@ -194,6 +229,7 @@ def costs_table(cells: Iterable[Cell]) -> str:
 def _cost(cell: Cell, name: str, label: str) -> list[str]:
     more = {k: v for k, v in cell["case"].items() if k not in ("model", "name")}
     said = ", beside decode" if more.pop("beside", False) else ""
+    said += "" if more.pop("prepare_ahead", True) else ", not prepared ahead"
     said += "".join(f", {v} {k}" for k, v in more.items())
     limit = MOST.get(name, LEAST.get(name))
     value = f"{cell['value']:g}" + (f" (p99 {cell['p99']:g})" if "p99" in cell else "")

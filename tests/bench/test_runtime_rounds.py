@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +11,7 @@ from smkern.bench.runtime.cases import RuntimePlan, gain_name
 from smkern.bench.runtime.figures import tbt_of
 from smkern.bench.runtime.rounds import Rounds, combined
 from smkern.bench.runtime.rows import gains, summarize
-from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks
+from smkern.bench.runtime.subjects import SUBJECTS, Task
 from smkern.bench.runtime.suite import run
 from smkern.bench.suite import Output
 
@@ -84,21 +83,6 @@ def test_gains_say_how_many_rounds_there_were():
     (mixed,) = gains([steady(24.0, rounds=[24.0] * 3), chunks])
     assert "rounds" not in once
     assert (twice["rounds"], mixed["rounds"]) == (2, 1)
-
-
-def test_what_is_served_is_chosen_once():
-    """A later round may find another rung the best; rates on two rungs have no median."""
-    results = Results()
-    chunks = PLAN.cell("aggregated", "smkern", 18.0, "tokens/ms", limit_ms=15, margin=1.0)
-    results.add(chunks | {"tbt_p50_ms": 14.0, "tbt_p99_ms": 14.5, "chunk": 256})
-    with ExitStack() as stack:
-        tasks = Tasks(PLAN, 0.1, stack, results)
-        assert list(tasks.of("served")) == []
-        results.add(steady(24.0, rung=24))
-        assert len(list(tasks.of("served"))) == 1
-        results.add(steady(26.0, rung=40))
-        assert [cell["rung"] for cell in gains(results.cells)] == [40]
-        assert [cell["rung"] for cell in tasks.best()] == [24]
 
 
 @dataclass

@@ -10,6 +10,7 @@ from smkern.bench.tables.runtime import (
     VARIANTS,
     ablation_table,
     costs_table,
+    equal_table,
     gains_table,
     served_table,
     steady_table,
@@ -74,13 +75,39 @@ def test_stock_kernels_say_what_they_do_not_keep():
 
 
 def test_what_requests_meet():
+    cell = PLAN.cell("served", "smkern", 27.3, "tokens/ms", policy="static_split", limit="20ms")
+    cell |= {"setting": 26, "tbt_p50_ms": 22.07, "tbt_p99_ms": 24.06, "tbt_max_ms": 25.5}
+    cell |= {"sm_mhz": 1467.2, "watts": 699.6}
+    other = PLAN.cell("served", "smkern", 19.1, "tokens/ms", policy="adaptive", limit="20ms")
+    other |= {"tbt_p50_ms": 18.89, "tbt_p99_ms": 19.9, "tbt_max_ms": 31.0}
+    table = served_table([cell, other])
+    row = "| `static_split`, 26 | 22.07 | 24.06 | 25.50 | **no** | 27.3 | 1467, 700 |"
+    assert f"| qwen3-8b, 20 ms {row}" in table
+    assert "| qwen3-8b, 20 ms | `adaptive` | 18.89 | 19.90 | 31.00 | p99 | 19.1 |  |" in table
+
+
+def test_what_requests_met_in_earlier_runs():
     cell = PLAN.cell("served", "smkern", 27.3, "tokens/ms", policy="fixed_split", limit="20ms")
     cell |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 22.07, "tbt_p99_ms": 24.06}
     other = PLAN.cell("served", "smkern", 19.1, "tokens/ms", policy="aggregated", limit="20ms")
     other |= {"rung": 26, "chunk": 402.2, "tbt_p50_ms": 18.89, "tbt_p99_ms": 22.18}
     table = served_table([cell, other])
-    assert "| qwen3-8b, 20 ms | `StaticSplit(26)` | 22.07 | 24.06 | **no** | 27.3 |" in table
-    assert "| qwen3-8b, 20 ms | `Chunked(402)` | 18.89 | 22.18 | p50 | 19.1 |" in table
+    row = "| `static_split`, 26 | 22.07 | 24.06 |  | **no** | 27.3 |  |"
+    assert f"| qwen3-8b, 20 ms {row}" in table
+    assert "| qwen3-8b, 20 ms | `chunked`, 402 | 18.89 | 22.18 |  | p50 | 19.1 |  |" in table
+
+
+def test_a_served_graph_beside_a_steady_one():
+    given = {"between_graphs_us": 4.2, "tbt_p50_ms": 19.2}
+    case = {"side": "steady", "rung": 26, "variant": "prompts"}
+    steady = PLAN.cell("served_equals_steady", "smkern", 19.1, "ms", **case, keys=2048)
+    case |= {"side": "served"}
+    served = PLAN.cell("served_equals_steady", "smkern", 19.5, "ms", **case)
+    table = equal_table(
+        [steady | given | {"sm_mhz": None}, served | given | {"keys": 2048.3, "sm_mhz": 1500.0}]
+    )
+    assert "| qwen3-8b, 26 SMs | steady | prompts | 2048 | 19.100 | 4.2 | 19.20 |  |" in table
+    assert "| qwen3-8b, 26 SMs | served | prompts | 2048.3 | 19.500 | 4.2 | 19.20 | 1500 |" in table
 
 
 def test_steps_and_rates_by_rung():
@@ -98,6 +125,16 @@ def test_costs_have_their_limits():
     assert "| rungs whose lanes share a hardware queue | 1 of 1 |  |" in table
 
 
+def test_gaps_say_what_was_off():
+    gaps = [
+        PLAN.cell("decode_gap_us", "smkern", us, "us", prepare_ahead=ahead, steps=1)
+        for ahead, us in ((True, 40.0), (False, 90.0))
+    ]
+    table = costs_table([cell | {"p99": 99.0} for cell in gaps])
+    assert "128 requests, p50, us, 1 steps | 40 (p99 99) |  |" in table
+    assert "128 requests, p50, us, not prepared ahead, 1 steps | 90 (p99 99) |  |" in table
+
+
 def test_the_ablation_lists_every_variant():
     table = ablation_table(cells())
     assert table.count("\n") == 1 + len(VARIANTS)
@@ -105,7 +142,14 @@ def test_the_ablation_lists_every_variant():
 
 
 def test_nothing_measured_is_said():
-    for table in (gains_table, steady_table, costs_table, ablation_table, served_table):
+    for table in (
+        gains_table,
+        steady_table,
+        costs_table,
+        ablation_table,
+        served_table,
+        equal_table,
+    ):
         assert "Not measured" in table([])
 
 

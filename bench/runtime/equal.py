@@ -1,0 +1,173 @@
+"""Where a served decode step is longer than a steady one, on the same SMs and with as many keys.
+
+Both sides stamp the graph alone, on the decode stream, and read the clock of its SMs. What is left
+of a difference lies between the graphs (rows that change, tokens that are copied, the host) or in
+the graph itself, which differs by what is varied here: keys beyond the end of a piece of attention,
+the context that the graph's plan is sized by, how tokens are drawn, the prompts beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from smkern.bench.runtime.cases import EQUAL, OURS, Cell
+from smkern.bench.runtime.figures import SETTLE, Spans, tbt
+from smkern.bench.runtime.served_load import ServedLoad
+from smkern.bench.runtime.smkern_steps import SmkernSteps
+from smkern.bench.runtime.stamps import Clock, Stamps, clock_on, stamps_on
+from smkern.bench.runtime.steady_bench import SteadyBench
+from smkern.bench.runtime.watch import READ_EVERY_S
+from smkern.policies import StaticSplit
+from smkern.runtime.cuda_device import CudaDevice
+from smkern.runtime.model.sizes import FIRST_CONTEXT
+from smkern.runtime.place import Place
+
+EQUAL_RUNGS = (20, 26)
+REACH = 64
+PREHEAT_S = 2.0
+SHORT = FIRST_CONTEXT - REACH - 16
+"""A context whose windows stay under the first bucket of graphs."""
+
+
+def steady_cells(bench: SteadyBench, rung: int, seconds: float) -> Iterator[Cell]:
+    """A steady step alone, and beside prompts, there with the plan's keys and one more: behind a
+    whole piece of attention a key costs another piece."""
+    bench.prepare(rung)
+    steps, keys = bench.steps, bench.plan.context
+    assert isinstance(steps, SmkernSteps)
+    clock = _clock(bench, rung)
+    alone = bench.steps_alone(rung, seconds=seconds / 4)
+    yield _steady_cell(bench, alone, rung, keys, "no_prompts", None)
+    try:
+        for more in (0, 1):
+            steps.set_lengths(keys + more)
+            found = bench.together(rung, seconds=seconds, tick=ticking(clock, SETTLE * seconds))
+            cell = _steady_cell(bench, found.steps, rung, keys + more, "prompts", clock.mhz())
+            yield cell | {"tokens_per_ms": round(found.tokens_per_ms, 3)}
+    finally:
+        steps.set_lengths(keys)
+
+
+def ticking(clock: Clock, settle_s: float) -> Callable[[], None]:
+    """Reads a clock now and then, from a moment on."""
+    due = time.monotonic() + settle_s
+
+    def tick() -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            clock.read()
+            due = now + READ_EVERY_S
+
+    return tick
+
+
+def served_cells(load: ServedLoad, rung: int, seconds: float) -> Iterator[Cell]:
+    """A served step as the steady ones are, and with one thing changed at a time."""
+    one, two = (StaticSplit(rung, layers=1, steps=n, move=False) for n in (1, 2))
+    short = min(SHORT, load.workload.context)
+    variants: dict[str, tuple[StaticSplit, int, dict[str, Any]]] = {
+        "prompts": (two, 0, {}),
+        "flat_top_p": (two, 0, {"flat": True}),
+        "one_step": (one, 0, {}),
+        "no_prompts": (two, 0, {"waiting": 0}),
+        "short": (two, 0, {"context": short}),
+        "short_large_plan": (two, load.executor.max_context, {"context": short}),
+    }
+    for name, (policy, least, changes) in variants.items():
+        given = {"reach": min(REACH, load.workload.reach), **changes}
+        with stamped(load, least) as stamps:
+            preheat_s = min(PREHEAT_S, load.preheat_s)
+            found = load.watch(policy, seconds, preheat_s=preheat_s, rung=rung, **given)
+            spans = Spans.of(stamps.us())
+        last = slice(-len(found.spans), None)
+        spans = Spans(spans.begins[last], spans.ends[last])
+        case = {"side": "served", "rung": rung, "variant": name}
+        cell = load.plan.cell(EQUAL, OURS, _graph_ms(spans), "ms", **case)
+        yield (
+            cell
+            | found.figures()
+            | {
+                "between_graphs_us": _between_us(spans),
+                "late": round(found.late, 4),
+                "ms_by_keys": found.ms_by_keys,
+            }
+        )
+
+
+class StampedGraphs:
+    """Decode graphs with a stamp in front of each launch and one behind.
+
+    Args:
+        graphs: The executor's.
+        stamps: Get the moments.
+        least: Keys that the graphs must hold at least, whatever the rows have.
+    """
+
+    def __init__(self, graphs: Any, stamps: Stamps, least: int = 0) -> None:
+        self._graphs, self._stamps, self._least = graphs, stamps, least
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graphs, name)
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def launch(self, place: Place, batch: int, longest: int) -> None:
+        self._stamps.mark()
+        self._graphs.launch(place, batch, max(longest, self._least))
+        self._stamps.mark()
+
+
+@contextmanager
+def stamped(load: ServedLoad, least: int = 0) -> Iterator[Stamps]:
+    """The begin and end of each decode graph of an executor; `least`: see `StampedGraphs`."""
+    executor = load.executor
+    graphs, stamps = executor.graphs, stamps_on(executor.pool.device)
+    executor.graphs = StampedGraphs(graphs, stamps, least)  # type: ignore[assignment]
+    try:
+        yield stamps
+    finally:
+        executor.synchronize()
+        executor.graphs = graphs
+
+
+def _clock(bench: SteadyBench, rung: int) -> Clock:
+    """The clock of the SMs of a decode side."""
+    device = bench.device
+    if not isinstance(device, CudaDevice):
+        return clock_on(torch.device("cpu"))
+    partition = device.partition(bench.place("decode", rung))
+    assert partition is not None
+    return clock_on(torch.device("cuda", device.index), partition.stream)
+
+
+def _steady_cell(
+    bench: SteadyBench, spans: Spans, rung: int, keys: int, variant: str, mhz: float | None
+) -> Cell:
+    case = {"side": "steady", "rung": rung, "variant": variant, "keys": keys}
+    times = {name: value for name, value in tbt(spans.periods_us).items() if name != "steps_ms"}
+    return (
+        bench.cell(EQUAL, _graph_ms(spans), "ms", **case)
+        | times
+        | {
+            "between_graphs_us": _between_us(spans),
+            "sm_mhz": mhz,
+        }
+    )
+
+
+def _graph_ms(spans: Spans) -> float:
+    pairs = zip(spans.begins, spans.ends, strict=True)
+    return round(statistics.median(end - begin for begin, end in pairs) / 1e3, 4)
+
+
+def _between_us(spans: Spans) -> float:
+    pairs = zip(spans.ends, spans.begins[1:], strict=False)
+    return round(statistics.median(begin - end for end, begin in pairs), 2)

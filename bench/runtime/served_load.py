@@ -1,0 +1,250 @@
+"""The steady state through the `Multiplexer`, under any policy and TBT limit: each policy at its
+best, from equal contexts, on a chip that is as warm for one as for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from smkern import policies
+from smkern.bench.power import power_meter
+from smkern.bench.runtime.cases import OURS, SERVED_RATE, SERVED_TRY, Cell, RuntimePlan
+from smkern.bench.runtime.rows import of
+from smkern.bench.runtime.stamps import Clock, clock_on
+from smkern.bench.runtime.watch import Watched, Workload
+from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
+from smkern.bench.suite import UnknownNameError
+from smkern.device import device_info
+from smkern.latency import TablePredictor
+from smkern.measure.forwards import compile_forwards
+from smkern.models import Weights
+from smkern.policies import Chunked, Policy, StaticSplit
+from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.model.sizes import FIRST_CONTEXT
+from smkern.runtime.place import Place
+
+WORKLOAD = Workload(running=64, context=2048, prompt=4096)
+SIZES = Sizes((), max_running=72, max_prefill=4, max_context=4352, num_pages=20_000, reuse=True)
+PREHEAT_S = 5.0
+TRY_S, TRY_PREHEAT_S, TRY_REACH = 3.0, 1.0, 64
+"""How long a setting is tried while the best is searched, and over how many keys."""
+STEPS_BACK = 2
+"""Settings that a search goes back where a longer watch misses the limit that a try had kept."""
+ROWS_EVERY = 64
+"""Rows of mixed forwards that are compiled ahead, for policies that choose any chunk."""
+
+COMPARED = ("chunked", "static_split", "adaptive")
+SERVED_S = 20.0
+
+Setting = int
+SEARCHED: dict[str, Callable[[Setting], Policy]] = {
+    "chunked": lambda tokens: Chunked(chunk_tokens=tokens),
+    "static_split": lambda rung: StaticSplit(rung, layers=1),
+}
+"""Policies whose one setting is searched; all others are told the limit."""
+
+
+@dataclass(slots=True)
+class ServedLoad:
+    """A model behind a `Multiplexer`, and what was tried on it.
+
+    Attributes:
+        plan: What is measured.
+        executor: Serves; its pool finds prefixes again.
+        workload: Requests that decode, and prompts that come.
+        preheat_s: Load that is not counted in front of each row.
+        tries: p99 of TBT in ms, by policy and setting.
+        chosen: The setting of a policy under a limit, the same in all rounds: rates of two
+            settings have no median.
+    """
+
+    plan: RuntimePlan
+    executor: ModelExecutor
+    workload: Workload = WORKLOAD
+    preheat_s: float = PREHEAT_S
+    tries: dict[tuple[str, Setting], float] = field(default_factory=dict)
+    chosen: dict[tuple[str, float], Setting] = field(default_factory=dict)
+    _clocks: dict[int | None, Clock] = field(default_factory=dict)
+    _meter: Any = None
+
+    def remember(self, cells: Sequence[Cell]) -> None:
+        """Settings that a file has need no other try."""
+        for cell in of(cells, SERVED_TRY, model=self.plan.model):
+            key = cell["case"]["policy"], cell["case"]["setting"]
+            self.tries.setdefault(key, cell["tbt_p99_ms"])
+
+    def watch(
+        self,
+        policy: Policy,
+        seconds: float,
+        *,
+        preheat_s: float | None = None,
+        rung: int | None = None,
+        **changes: Any,
+    ) -> Watched:
+        """Serve and watch; `rung`: where the clock is read, `changes`: of the workload."""
+        return replace(self.workload, **changes).watch(
+            self.executor,
+            policy,
+            seconds,
+            preheat_s=self.preheat_s if preheat_s is None else preheat_s,
+            clock=self.clock(rung),
+            watts=self._power(),
+        )
+
+    def clock(self, rung: int | None) -> Clock:
+        """A clock of the decode side of a rung; None: of wherever there is room for a warp."""
+        if rung not in self._clocks:
+            device, where = self.executor.device, self.executor.pool.device
+            partition = None
+            if rung is not None:
+                partition = device.partition(Place.of("decode", rung, device.num_sms))
+            stream = None if partition is None else partition.stream
+            self._clocks[rung] = clock_on(where, stream)
+        return self._clocks[rung]
+
+    def row(self, name: str, limit_ms: float, seconds: float) -> Iterator[Cell]:
+        """What a policy serves under a limit, in front of it what was tried for that.
+
+        Args:
+            name: The policy, as `smkern.policies.POLICIES` has it.
+            limit_ms: TBT limit, in 99 of 100 steps.
+            seconds: Duration of the watch.
+
+        Raises:
+            UnknownNameError: no such policy.
+        """
+        settings = self.settings(name)
+        if not settings:
+            yield self._cell(name, limit_ms, policy_named(name, self.plan, limit_ms), seconds)
+            return
+        if (name, limit_ms) in self.chosen:
+            candidates: Sequence[Setting] = [self.chosen[name, limit_ms]]
+        else:
+            at = yield from self._search(name, settings, limit_ms)
+            candidates = settings[max(at - STEPS_BACK, 0) : at + 1]
+        for setting in reversed(candidates):
+            rung = setting if name == "static_split" else None
+            cell = self._cell(name, limit_ms, SEARCHED[name](setting), seconds, rung)
+            if cell["tbt_p99_ms"] <= limit_ms:
+                break
+        self.chosen[name, limit_ms] = setting
+        yield cell | {"setting": setting}
+
+    def settings(self, name: str) -> Sequence[Setting]:
+        """A searched policy's settings, steps growing longer; none of another one's."""
+        if name not in SEARCHED:
+            return ()
+        if name == "static_split":
+            return sorted(self.executor.device.rungs, reverse=True)
+        most = self.executor.max_tokens
+        return sorted(chunk for chunk in self.plan.chunks if chunk <= most)
+
+    def _search(
+        self, name: str, settings: Sequence[Setting], limit_ms: float
+    ) -> Generator[Cell, None, int]:
+        """The index of the last setting that keeps a limit, by halves; 0 where none does."""
+        low, high = 0, len(settings)
+        while high - low > 1:
+            middle = (low + high) // 2
+            key = name, settings[middle]
+            if key not in self.tries:
+                cell = self._try(*key)
+                self.tries[key] = cell["tbt_p99_ms"]
+                yield cell
+            low, high = (middle, high) if self.tries[key] <= limit_ms else (low, middle)
+        return low
+
+    def _try(self, name: str, setting: Setting) -> Cell:
+        found = self.watch(
+            SEARCHED[name](setting), TRY_S, preheat_s=min(TRY_PREHEAT_S, self.preheat_s),
+            reach=min(TRY_REACH, self.workload.reach),
+        )  # fmt: skip
+        figures = found.figures()
+        cell = self.plan.cell(
+            SERVED_TRY, OURS, figures["tokens_per_ms"], "tokens/ms", policy=name, setting=setting
+        )
+        return cell | figures
+
+    def _cell(
+        self, name: str, limit_ms: float, policy: Policy, seconds: float, rung: int | None = None
+    ) -> Cell:
+        found = self.watch(policy, seconds, rung=rung)
+        figures = found.figures()
+        case = {"policy": name, "limit": f"{limit_ms:g}ms"}
+        cell = self.plan.cell(SERVED_RATE, OURS, figures["tokens_per_ms"], "tokens/ms", **case)
+        return cell | figures | {"how": repr(policy), "ms_by_keys": found.ms_by_keys}
+
+    def _power(self) -> Any:
+        if self._meter is None and self.executor.pool.device.type == "cuda":
+            self._meter = power_meter(self.executor.pool.device.index or 0)
+        return self._meter
+
+
+def policies_named(names: str | None) -> tuple[str, ...]:
+    """Policies by name, `chunked,adaptive`; where none is named those that are compared as a rule.
+
+    Raises:
+        UnknownNameError: one that there is not.
+    """
+    known = {**SEARCHED, **known_policies()}
+    if names is None:
+        return tuple(name for name in COMPARED if name in known)
+    chosen = tuple(name for name in names.split(",") if name)
+    for name in chosen:
+        if name not in known:
+            raise UnknownNameError(f"no policy is named {name!r}; there are {', '.join(known)}")
+    return chosen
+
+
+def known_policies() -> Mapping[str, Any]:
+    """The package's policies by name."""
+    found: Mapping[str, Any] = getattr(policies, "POLICIES", {})
+    return found
+
+
+def policy_named(name: str, plan: RuntimePlan, limit_ms: float) -> Policy:
+    """A policy that is told its limit, with the predictor of this model on this GPU."""
+    made: Policy = known_policies()[name](TablePredictor.load(plan.model), tbt_slo_ms=limit_ms)
+    return made
+
+
+@contextmanager
+def open_load(
+    plan: RuntimePlan,
+    weights: Weights,
+    *,
+    sizes: Sizes = SIZES,
+    workload: Workload = WORKLOAD,
+    preheat_s: float = PREHEAT_S,
+) -> Iterator[ServedLoad]:
+    """A model ready to serve on every rung of a plan; closed with all that was captured."""
+    sizes = replace(sizes, rungs=plan.rungs)
+    compile_load(plan, weights, sizes, workload)
+    with open_executor(weights, sizes) as executor:
+        executor.warm()
+        contexts = [FIRST_CONTEXT, sizes.max_context]
+        executor.capture([None, *sizes.rungs], [workload.running], contexts)
+        yield ServedLoad(plan, executor, workload, preheat_s)
+
+
+def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload) -> int:
+    """Compile the GEMMs of decode steps, prompts, rows that come again and mixed forwards."""
+    if not torch.cuda.is_available():
+        return 0
+    decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
+    most, running = sizes.max_tokens, workload.running
+    rows = {*plan.chunk_rows, *range(running, most + running + 1, ROWS_EVERY)}
+    again = [(tokens, tokens) for tokens in range(1, sizes.max_prefill + 1)]
+    return compile_forwards(
+        weights.config,
+        [
+            ([(running, running)], decode),
+            ([*again, (workload.prompt, 1)], prefill),
+            ([(tokens, running + 2) for tokens in sorted(rows)], decode[:1]),
+        ],
+    )

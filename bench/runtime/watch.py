@@ -1,0 +1,352 @@
+"""A load that stays as it is, served under any policy and watched: rows that decode beside prompts.
+
+Rows that decode grow, so a rate would depend on how long and after what a policy is watched. Here a
+watch is made of windows: in each, all rows go from the same length to the same length, whatever the
+policy; then all are replaced by requests that begin anew, whose prompts the pool still has.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from smkern.bench.ops.sampling import TEMPERATURE, TOP_K, TOP_P
+from smkern.bench.power import Reading
+from smkern.bench.runtime.figures import percentile
+from smkern.bench.runtime.stamps import Clock, NoClock
+from smkern.bench.runtime.workload import PAGE_SIZE, frozen
+from smkern.errors import SmkernError
+from smkern.kernels.ledger import counters
+from smkern.models import SamplingParams
+from smkern.policies import Policy
+from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.timeline.timeline import Timeline
+from smkern.runtime.timeline.trace import Span
+
+PROMPTS = 16
+"""Different prompts, each of which comes again with another beginning: none is found in a cache."""
+CAPACITY = 60_000
+"""Launches that are kept: two minutes of layers launched one by one."""
+READ_EVERY_S = 0.25
+PATIENCE_S = 120.0
+KEYS = 64
+"""Step times are told by the mean keys of a row, in steps of so many."""
+
+Window = tuple[float, float]
+"""Begin and end, on the device's clock, us."""
+
+
+class WatchError(SmkernError):
+    """A load that was not served as it was to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that decode all the time, and prompts that come one behind another beside them.
+
+    Args:
+        running: How many decode.
+        context: Mean of their keys over a window.
+        prompt: Tokens of the prompts that come; each draws one token.
+        waiting: How many of these are kept in the queue; 0: none comes.
+        reach: Keys by which a window begins below the mean, and ends above it.
+        lead: Tokens that a row may draw before all rows decode.
+        flat: Whether tokens are drawn from almost the whole vocabulary, not as steady rows do it.
+    """
+
+    running: int
+    context: int
+    prompt: int
+    waiting: int = 2
+    reach: int = 128
+    lead: int = 64
+    flat: bool = False
+
+    @property
+    def first(self) -> int:
+        """Tokens of the rows' own prompts: one more than pages that are found again."""
+        return max(0, self.context - self.reach - self.lead) // PAGE_SIZE * PAGE_SIZE + 1
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Tokens that all rows have drawn, together, when a window begins and ends."""
+        begin = self.context - self.reach - self.first
+        return begin * self.running, (begin + 2 * self.reach) * self.running
+
+    def params(self, max_context: int) -> SamplingParams:
+        """How rows draw, which end only by being cancelled."""
+        return SamplingParams(
+            max_new_tokens=max_context - self.first - 1,
+            temperature=TEMPERATURE,
+            top_k=0 if self.flat else TOP_K,
+            top_p=TOP_P,
+            seed=1,
+            ignore_eos=True,
+        )
+
+    def watch(
+        self,
+        executor: ModelExecutor,
+        policy: Policy,
+        seconds: float,
+        *,
+        preheat_s: float = 0.0,
+        clock: Clock | None = None,
+        watts: Any = None,
+        **options: Any,
+    ) -> Watched:
+        """Serve until the windows that count are as long as asked for; then all is cancelled.
+
+        Args:
+            executor: Idle, with a pool that finds prefixes again; it is idle again afterwards.
+            policy: Decides.
+            seconds: Duration of the windows together.
+            preheat_s: Windows that begin earlier under load do not count.
+            clock: Read while a window lasts.
+            watts: A power meter, read at the end of each window.
+            options: Of the `Multiplexer`.
+
+        Raises:
+            WatchError: rows that did not all decode, or grow, for two minutes.
+        """
+        serving = _Serving(self, executor, policy, clock or NoClock(), watts, options)
+        with frozen():  # a pass of the collector over all that torch has takes some steps' time
+            return serving.run(seconds, preheat_s)
+
+
+@dataclass(slots=True)
+class Watched:
+    """What requests met in the windows, and what ran on the device.
+
+    Attributes:
+        windows: When they were.
+        tbt_us: Gaps between two tokens of a row, as handed out, by the host's clock.
+        control_us: Host time of each step that launched decode.
+        steps: Spans of the decode lane, by the window that they lie in.
+        prompt_tokens: Tokens of prompts computed in the windows, by the share of layers done.
+        sm_mhz: Clock of the SMs, by their own count.
+        watts: Power of the board.
+        compiled: Kernels that were compiled or loaded since the load began.
+    """
+
+    windows: list[Window] = field(default_factory=list)
+    tbt_us: list[float] = field(default_factory=list)
+    control_us: list[float] = field(default_factory=list)
+    steps: list[list[Span]] = field(default_factory=list)
+    prompt_tokens: float = 0.0
+    sm_mhz: float | None = None
+    watts: float | None = None
+    compiled: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(end - begin for begin, end in self.windows) / 1e6
+
+    @property
+    def spans(self) -> list[Span]:
+        """All steps."""
+        return [span for window in self.steps for span in window]
+
+    @property
+    def gaps_us(self) -> list[float]:
+        """From a step's end to the next one's begin, on the device."""
+        pairs = (pair for window in self.steps for pair in pairwise(window))
+        return [after.begin_us - before.end_us for before, after in pairs]
+
+    @property
+    def late(self) -> float:
+        """Share of steps that the host launched when the one before was over already."""
+        pairs = [pair for window in self.steps for pair in pairwise(window)]
+        return sum(b.launched_us > a.end_us for a, b in pairs) / max(len(pairs), 1)
+
+    @property
+    def keys(self) -> float:
+        """Mean keys of a row, over the steps."""
+        return statistics.fmean(span_keys(span) for span in self.spans)
+
+    @property
+    def ms_by_keys(self) -> dict[str, float]:
+        """Median time of a step on the device by the mean keys of its rows."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for span in self.spans:
+            found[int(span_keys(span)) // KEYS * KEYS].append(span.duration_us / 1e3)
+        return {str(keys): round(statistics.median(ms), 4) for keys, ms in sorted(found.items())}
+
+    def figures(self) -> dict[str, Any]:
+        """TBT in ms, the prompts' tokens per ms, the steps on the device, what the chip did."""
+        tbt = {f"tbt_p{n}_ms": round(percentile(self.tbt_us, n / 100) / 1e3, 3) for n in (50, 99)}
+        step_us = [span.duration_us for span in self.spans]
+        return {
+            **tbt,
+            "tbt_max_ms": round(max(self.tbt_us) / 1e3, 3),
+            "tokens_per_ms": round(self.prompt_tokens / self.seconds / 1e3, 3),
+            "gaps": len(self.tbt_us),
+            "step_ms": round(statistics.median(step_us) / 1e3, 4),
+            "between_us": round(statistics.median(self.gaps_us), 2),
+            "keys": round(self.keys, 1),
+            "seconds": round(self.seconds, 2),
+            "windows": len(self.windows),
+            "sm_mhz": self.sm_mhz,
+            "watts": self.watts,
+            "compiled": self.compiled,
+        }
+
+
+class _Serving:
+    """One `Multiplexer` under a load."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        executor: ModelExecutor,
+        policy: Policy,
+        clock: Clock,
+        watts: Any,
+        options: dict[str, Any],
+    ) -> None:
+        device = executor.device
+        self._load = workload
+        self._now_us = device.now_us
+        self._timeline = Timeline(device.num_sms, clock=device.now_us, capacity=CAPACITY)
+        self._mux = Multiplexer(executor, policy=policy, timeline=self._timeline, **options)
+        self._clock, self._meter = clock, watts
+        self._readings: list[Reading] = []
+        draw, vocab = Random(1), executor.config.vocab_size
+        made = [draw.choices(range(vocab), k=workload.prompt) for _ in range(PROMPTS)]
+        # what an earlier watch left in the pool must not be found
+        self._texts = _without_end(made, vocab, Random().randrange(vocab**2))
+        self._own = [draw.choices(range(vocab), k=workload.first) for _ in range(workload.running)]
+        self._params = workload.params(executor.max_context)
+        self._once = SamplingParams(max_new_tokens=1, ignore_eos=True)
+        self._coming: set[int] = set()
+        self._found = Watched()
+
+    def run(self, seconds: float, preheat_s: float) -> Watched:
+        self._fill()
+        compiled, counts_from = counters().compilations, perf_counter() + preheat_s
+        self._top_up()
+        while self._found.seconds < seconds:
+            self._window(counts_from)
+        self._clear()
+        self._found.compiled = counters().compilations - compiled
+        return self._told()
+
+    def _fill(self) -> None:
+        """Have the rows' prompts computed, so that later they begin at once."""
+        for text in self._own:
+            self._mux.submit(text, self._once)
+        for output in self._mux.run():
+            _raise(output)
+
+    def _top_up(self) -> None:
+        while len(self._coming) < self._load.waiting:
+            self._coming.add(self._mux.submit(next(self._texts), self._once).id)
+
+    def _window(self, counts_from: float) -> None:
+        """Replace all rows; from when they all decode on, watch them grow."""
+        mux, load, found = self._mux, self._load, self._found
+        rows = [mux.submit(text, self._params, priority=1) for text in self._own]
+        last = dict.fromkeys([row.id for row in rows], 0.0)
+        joined = drawn = 0
+        low, high = load.bounds
+        begin_us, counts, gaps = 0.0, False, []
+        patient_until, read_at = perf_counter() + PATIENCE_S, 0.0
+        for output in mux.run():
+            _raise(output)
+            id_, now = output.id, perf_counter()
+            if id_ in last:
+                if not last[id_]:
+                    joined += 1
+                elif counts:
+                    gaps.append(1e6 * (now - last[id_]))
+                last[id_] = now
+                drawn += 1
+            elif id_ in self._coming:
+                self._coming.discard(id_)
+                self._top_up()
+            if drawn >= high and begin_us:
+                break
+            if not begin_us and joined == len(rows) and drawn >= low:
+                begin_us, counts = self._now_us(), now >= counts_from
+                last = dict.fromkeys(last, 0.0)  # the first gap begins in the window
+            elif counts and now > read_at:
+                self._clock.read()
+                read_at = now + READ_EVERY_S
+            if now > patient_until:
+                raise WatchError(
+                    f"after {PATIENCE_S:g} s {joined} of {len(rows)} rows decode and have drawn "
+                    f"{drawn} of {high} tokens: the policy starves them, or they need more pages"
+                )
+        else:
+            raise WatchError("rows ended before the window did: give them a longer context")
+        if counts:
+            found.windows.append((begin_us, self._now_us()))
+            found.tbt_us += gaps
+            if self._meter is not None:
+                self._meter()
+                self._readings.append(self._meter.last)
+        for row in rows:
+            row.cancel()
+
+    def _clear(self) -> None:
+        """Let nothing be left."""
+        for id_ in self._coming:
+            self._mux.cancel(id_)
+        for _ in self._mux.run():
+            pass
+
+    def _told(self) -> Watched:
+        """What the timeline says of the windows."""
+        found, spans = self._found, self._timeline.trace().spans
+        for window in found.windows:
+            begin, end = window
+            found.prompt_tokens += tokens_within(spans, begin, end)
+            found.steps.append(
+                [x for x in spans if x.lane == "decode" and begin <= x.begin_us and x.end_us <= end]
+            )
+        found.control_us = list(self._mux.control_us)[-len(found.spans) :]
+        found.sm_mhz = self._clock.mhz()
+        watts = [reading[1] for reading in self._readings if reading[1] is not None]
+        found.watts = round(statistics.fmean(watts), 1) if watts else None
+        return found
+
+
+def tokens_within(spans: Sequence[Span], begin_us: float, end_us: float) -> float:
+    """Tokens of prompts that were computed in a time: a launch of some of the layers counts for
+    that share of its tokens, and one that is cut by an end for the share of it that lies within."""
+    total = 0.0
+    for span in spans:
+        size = span.size
+        if size is None or not size.chunks or span.duration_us <= 0:
+            continue
+        within = min(span.end_us, end_us) - max(span.begin_us, begin_us)
+        if within > 0:
+            worth = size.new_tokens * size.layers / size.num_layers
+            total += worth * within / span.duration_us
+    return total
+
+
+def span_keys(span: Span) -> float:
+    """Mean keys of the rows of a step."""
+    size = span.size
+    return size.total_kv / size.batch if size is not None and size.batch else 0.0
+
+
+def _without_end(texts: Sequence[list[int]], vocab: int, number: int) -> Iterator[list[int]]:
+    """Texts that come again and again, each time with two first tokens that none had before."""
+    while True:
+        for text in texts:
+            yield [number // vocab % vocab, number % vocab, *text[2:]]
+            number += 1
+
+
+def _raise(output: Any) -> None:
+    if output.error is not None:
+        raise output.error
