@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +11,20 @@ from smkern.device import gpu_folder
 
 _PACKAGE = Path(__file__).parents[1]
 _KERNELS = (".py", ".cu", ".cuh", ".h")
+_WORDS = {
+    ".py": re.compile(rb'"""(?:.|\n)*?"""|^\s*#.*$|  #.*$', re.MULTILINE),
+    ".json": re.compile(rb'"meta": \{[^\n]*\}, '),
+}
+"""Docstrings and comments, and a table's provenance: kernels are the same with other words."""
+_C_WORDS = re.compile(rb"//.*$|/\*(?:.|\n)*?\*/", re.MULTILINE)
+_SPACE = re.compile(rb"\s+")
 
 
 @cache
 def kernels_hash(gpu: str) -> str:
     """A hash of the kernels' sources and of a GPU's tuned tables, 16 hex digits.
+
+    Comments, white space and the tables' provenance do not count.
 
     Args:
         gpu: The GPU's name or folder.
@@ -31,4 +41,5 @@ def _add(found: hashlib._Hash, folder: Path, kinds: tuple[str, ...]) -> None:
     for path in sorted(folder.rglob("*")):
         if path.suffix in kinds and path.is_file():
             found.update(path.relative_to(folder).as_posix().encode())
-            found.update(path.read_bytes())
+            words = _WORDS.get(path.suffix, _C_WORDS)
+            found.update(_SPACE.sub(b"", words.sub(b"", path.read_bytes())))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from smkern.cli import cli
 from smkern.errors import ArgumentError, DeviceError, TableError
 from smkern.kv import KvPool, KvSizes
-from smkern.latency import Chunk, Size
+from smkern.latency import Chunk, Size, stamp
 from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
@@ -271,6 +271,25 @@ def test_a_profile_of_something_else_is_not_gone_on_with(name: str, tmp_path: Pa
 
 def test_the_hash_of_kernels_is_a_gpus() -> None:
     assert kernels_hash("NVIDIA H200") == kernels_hash("h200") != kernels_hash("no such gpu")
+
+
+def test_the_hash_tells_code_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("csrc", "kernels", "tuning/tables/gpu"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(stamp, "_PACKAGE", tmp_path)
+
+    def hashed(code: str, cuda: str = "f();", table: str = "[1]") -> str:
+        (tmp_path / "kernels/a.py").write_text(code)
+        (tmp_path / "csrc/a.cu").write_text(cuda)
+        text = '{"format": "smkern-table", "version": 1, "meta": {"date": "%s"}, "cells": %s}'
+        (tmp_path / "tuning/tables/gpu/gemm.json").write_text(text % (code[:3], table))
+        stamp.kernels_hash.cache_clear()
+        return kernels_hash("gpu")
+
+    first = hashed("x = 1\n")
+    assert hashed('"""Words."""\n# more\nx  = 1  # one\n', "// words\nf(); /* or\ntwo */") == first
+    assert len({first, hashed("x = 2"), hashed("x = 1", "g();"), hashed("x = 1", table="[2]")}) == 4
+    stamp.kernels_hash.cache_clear()
 
 
 def test_the_command_wants_a_gpu(tmp_path: Path) -> None:
