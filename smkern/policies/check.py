@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Protocol
 
 from smkern.errors import ArgumentError, DecisionError
@@ -13,6 +12,8 @@ from smkern.policies.snapshot import Snapshot
 JOINS = ("polled", "gang")
 MAX_STEPS = 64
 """Decode steps of a decision: a second of them, in which no request joins."""
+MOST_US = 1e12
+"""A time to be asked again, at most: what is added to a clock stays a number."""
 
 
 def check(decision: Decision, snapshot: Snapshot) -> Decision:
@@ -153,13 +154,13 @@ def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
     again_us = decision.ask_again_us
     if again_us is not None and not _is_time(again_us):
         raise DecisionError(
-            f"ask_again_us={again_us!r:.80}: give a finite time above 0, or None to be asked when "
-            "something ends"
+            f"ask_again_us={again_us!r:.80}: give a time of 1 to {MOST_US:g} us, or None to be "
+            "asked when something ends"
         )
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= MOST_US
 
 
 def _is_count(value: object) -> bool:

@@ -32,9 +32,9 @@ class Decision:
         shared: The two sides may overlap and run at once: with `rung=None` and `layers`, two
             streams without a partition; with `prefill_rung` below `rung`, or `rung=None`, prompts
             confined and decode around them. Without it, sides that overlap take turns.
-        ask_again_us: Ask again after so long, also where nothing ends until then (but not before a
-            gang is over). Where nothing runs, nothing need be launched meanwhile: for 100 ms at
-            most while there is work, then a plain decision is carried out.
+        ask_again_us: Ask again after so long, 1 us at least, also where nothing ends before (but
+            not before a gang is over). Where nothing runs, nothing need be launched meanwhile: for
+            100 ms at most while there is work, then a plain decision is carried out.
         reason: Why; shown by the timeline.
     """
 

@@ -87,7 +87,7 @@ BAD_FIELDS: dict[str, tuple[object, ...]] = {
     "preempt": (None, 1, "no"),
     "pause_decode": (None, 0),
     "shared": (None, 1, "yes"),
-    "ask_again_us": (0, -1.0, float("nan"), float("inf"), True, "1", (1.0,)),
+    "ask_again_us": (0, 1e-9, -1.0, 10**400, float("nan"), float("inf"), True, "1", (1.0,)),
     "reason": (None, 5, b"text"),
 }
 

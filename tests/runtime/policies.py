@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from smkern.policies import Decision, Snapshot
+from smkern.policies import ORDERS, Decision, Snapshot
 
 
 class Scripted:
@@ -42,7 +42,13 @@ class Sometimes:
         self._policy = policy
         self._spoil = spoil
         self._turns = set(turns)
+        self.order = getattr(policy, "order", "fcfs")
         self.asked = 0
+
+    @property
+    def shares(self) -> bool:
+        """As the other's."""
+        return getattr(self._policy, "shares", False)
 
     def decide(self, snapshot: Snapshot) -> Any:
         """The other's decision, or a spoiled one."""
@@ -53,7 +59,8 @@ class Sometimes:
 
 
 class RandomPolicy:
-    """Splits, batches, chunks, groups, look-ahead and preemptions drawn at random, all legal.
+    """Splits, batches, chunks, groups, look-ahead, preemptions, sides that are shared and times to
+    be asked again drawn at random, all legal, in an order that is.
 
     Args:
         seed: Seed of the draws.
@@ -61,6 +68,8 @@ class RandomPolicy:
         idle: How often it decides to do less than it could.
         preempt: How often a running batch is preempted where it may be.
         stay: How often it stays on the rung that it has.
+        free: How often a side has another rung than the other, or shares SMs with it.
+        again: How often it wants to be asked again after a time.
     """
 
     def __init__(
@@ -71,18 +80,27 @@ class RandomPolicy:
         idle: float = 0.15,
         preempt: float = 0.3,
         stay: float = 0.6,
+        free: float = 0.0,
+        again: float = 0.0,
     ) -> None:
         self._random = Random(seed)
         self._steps = steps
         self._idle = idle
         self._preempt = preempt
         self._stay = stay
+        self._free = free
+        self._again = again
+        self._other = Random(f"{seed} of sides")  # the others are drawn as if there were none
+        self.order = self._other.choice(sorted(ORDERS)) if free else "fcfs"
+        self.shares = False
+        """Whether the last decision let the sides overlap."""
         self.asked = 0
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Anything that may be done now."""
         self.asked += 1
         draw = self._random
+        self.shares = self._other.random() < self._free
         rung = snapshot.rung
         if draw.random() > self._stay:
             rung = draw.choice([None, *snapshot.rungs])
@@ -103,7 +121,22 @@ class RandomPolicy:
             join="gang" if self._rests() else "polled",
             preempt=preempt and bool(ids),
             pause_decode=self._rests(),
+            prefill_rung=self._prefill_rung(snapshot),
+            shared=self.shares,
+            ask_again_us=self._time(),
+            reason="drawn",
         )
+
+    def _prefill_rung(self, snapshot: Snapshot) -> Any:
+        """A rung of its own for the prompts' layers."""
+        if self._other.random() >= self._free:
+            return "same"
+        return self._other.choice([None, *snapshot.rungs])
+
+    def _time(self) -> float | None:
+        if self._other.random() >= self._again:
+            return None
+        return self._other.choice([1, 3.5, 40.0, 900.0])
 
     def _rests(self) -> bool:
         return self._random.random() < self._idle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,10 +99,16 @@ class WatchedExecutor:
     Args:
         executor: Simulated or not.
         impatient: Whether the growing side may overlap.
-        shares: Whether any sides may, but for those of mixed forwards.
+        shares: Whether any sides may now, but for those of mixed forwards.
     """
 
-    def __init__(self, executor: Any, *, impatient: bool = False, shares: bool = False) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        *,
+        impatient: bool = False,
+        shares: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._executor = executor
         self._shares = shares
         self._impatient = impatient
@@ -275,7 +281,7 @@ class WatchedExecutor:
             if other.lane != lane and not other.is_over and place.overlaps(other.place):
                 whole = "whole" in (place.side, other.place.side)
                 mixes = "mixed" in (job.kind, other.job.kind)
-                may = (self._impatient and not whole) or (self._shares and not mixes)
+                may = (self._impatient and not whole) or (self._shares() and not mixes)
                 assert may, f"{place} beside {other.place}"
         if job.run is not None:
             held = self._layers.get(job.run.slot)

@@ -91,7 +91,9 @@ class World:
         self.device: SimDevice = executor.device
         self.truth = executor.completion if truth is None else truth
         self.watch = WatchedExecutor(
-            self.executor, impatient=options.get("impatient", False), shares=shares
+            self.executor,
+            impatient=options.get("impatient", False),
+            shares=lambda: shares or getattr(policy, "shares", False),
         )
         self.mux = Multiplexer(self.watch, policy=policy, **options)  # type: ignore[arg-type]
         self.handles: list[Handle] = []
