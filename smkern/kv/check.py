@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from smkern.errors import PoolCorruptError
 
 if TYPE_CHECKING:
-    from smkern.kv.page_pool import PagePool, RequestPages
+    from smkern.kv.held import RequestPages
+    from smkern.kv.page_pool import PagePool
 
 
 def check_pool(pool: PagePool) -> None:
@@ -71,7 +72,7 @@ def _check_index(pool: PagePool) -> None:
         _fail(f"{len(index)} blocks are known by {len(named)} pages")
     for digest, page in index.items():
         if index.digest_of(page) != digest:
-            _fail(f"page {page} is known as {digest.hex()} but says {index.digest_of(page)!r}")
+            _fail(f"page {page} is known as {digest!r} but says {index.digest_of(page)!r}")
         if not states.refs[page] and not states.is_cached(page):
             _fail(f"page {page} is known as a block, and free")
     for page in states.cached_pages():
@@ -85,7 +86,7 @@ def _check_request(pool: PagePool, name: str, held: RequestPages) -> None:
         _fail(f"request {name} holds a page twice: {held.pages}")
     if held.num_tokens > len(held.pages) * size:
         _fail(f"request {name} has {held.num_tokens} tokens in {len(held.pages)} pages of {size}")
-    if pool.reuse and len(held.tail) != held.num_tokens % size:
+    if pool.reuse and held.names is None and len(held.tail) != held.num_tokens % size:
         _fail(f"request {name} has {held.num_tokens} tokens and a tail of {len(held.tail)}")
     for page in held.pages[held.num_tokens // size :]:
         if pool.states.refs[page] != 1:

@@ -4,48 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from secrets import token_bytes
-from typing import Any, NamedTuple
+from typing import Any
 
 from smkern.errors import ArgumentError, OutOfPagesError
 from smkern.kv.check import check_pool
+from smkern.kv.held import PoolUsage, RequestPages
 from smkern.kv.pages import PageStates
 from smkern.kv.prefix import BlockChain, Event, PrefixIndex, block_digest
+from smkern.kv.virtual import VirtualChain, VirtualTokens
 
-
-@dataclass(slots=True)
-class RequestPages:
-    """What a request holds.
-
-    Attributes:
-        pages: Its pages in the order of its tokens; the first may be shared, and no page is
-            written once its block is full.
-        cached_tokens: Tokens whose keys and values were there when it came.
-        num_tokens: Tokens whose keys and values are written or being written.
-        tail: The tokens behind the last full block.
-        digest: The name of all full blocks.
-    """
-
-    pages: list[int]
-    cached_tokens: int
-    num_tokens: int
-    digest: bytes
-    tail: list[int] = field(default_factory=list)
-
-
-class PoolUsage(NamedTuple):
-    """How many pages are in which state; they add up to the pool.
-
-    Attributes:
-        held: Pages of requests, or of released ones that a device still reads.
-        cached: Pages of no request, kept for prefixes; given away when no page is free.
-        free: The rest.
-    """
-
-    held: int
-    cached: int
-    free: int
+Chain = BlockChain | VirtualChain
+Tokens = Sequence[int] | VirtualTokens | Chain
 
 
 class PagePool:
@@ -66,6 +36,7 @@ class PagePool:
 
     Attributes:
         num_pages, page_size, reuse: As given.
+        has_memory: Whether keys and values lie behind the pages.
         states: The state of every page.
         index: The pages of known blocks.
 
@@ -80,6 +51,8 @@ class PagePool:
         >>> pool.usage
         PoolUsage(held=3, cached=0, free=5)
     """
+
+    has_memory = False
 
     def __init__(self, num_pages: int, page_size: int, *, reuse: bool = True) -> None:
         for name, value in (("num_pages", num_pages), ("page_size", page_size)):
@@ -125,11 +98,13 @@ class PagePool:
         """Pages that so many tokens take."""
         return -(-num_tokens // self.page_size)
 
-    def chain(self, tokens: Sequence[int], *, salt: str = "") -> BlockChain:
+    def chain(self, tokens: Sequence[int] | VirtualTokens, *, salt: str = "") -> Chain:
         """The names of a prompt's blocks, to be kept while its request waits for pages."""
+        if isinstance(tokens, VirtualTokens):
+            return VirtualChain(tokens, self.page_size)
         return BlockChain(tokens, self.page_size, salt)
 
-    def match_prefix(self, tokens: Sequence[int] | BlockChain, *, salt: str = "") -> int:
+    def match_prefix(self, tokens: Tokens, *, salt: str = "") -> int:
         """Tokens of a prompt that are in the pool: whole pages, and never all of the prompt.
 
         Args:
@@ -141,7 +116,7 @@ class PagePool:
     def allocate(
         self,
         request: Hashable,
-        tokens: Sequence[int] | BlockChain,
+        tokens: Tokens,
         *,
         num_tokens: int | None = None,
         salt: str = "",
@@ -150,7 +125,7 @@ class PagePool:
 
         Args:
             request: Its name.
-            tokens: Token ids of its prompt, or their `chain`.
+            tokens: Token ids of its prompt, `VirtualTokens`, or their `chain`.
             num_tokens: Tokens to hold, the prompt's included. None: the prompt's.
             salt: Requests of different salts share no pages; a chain has its own.
 
@@ -186,7 +161,9 @@ class PagePool:
         pages = shared + self.states.take(count, self.index.remove)
         cached = len(shared) * self.page_size
         digest = chain[len(shared) - 1] if shared else chain.root
-        self._held[request] = RequestPages(pages, cached, cached, digest)
+        held = self._held[request] = RequestPages(pages, cached, cached, digest)
+        if isinstance(chain, VirtualChain):
+            held.names = chain.tokens
         return cached
 
     def extend(self, request: Hashable, num_tokens: int) -> list[int]:
@@ -251,6 +228,13 @@ class PagePool:
         if not self.reuse:
             held.num_tokens = after
             return
+        if held.names is not None:
+            first, size = held.num_tokens // self.page_size, self.page_size
+            known_as = held.names.names(first, after // size, size)
+            for page, block in zip(held.pages[first:], known_as, strict=False):
+                self.index.add(block, page, written)
+            held.num_tokens = after
+            return
         known = held.num_tokens - len(held.tail)
         tail, size = [*held.tail, *tokens], self.page_size
         digests, digest = [], held.digest
@@ -304,7 +288,9 @@ class PagePool:
         self.states.forget_cached()
         self.index.clear()
         for held in self._held.values():  # what they compute attends to what is forgotten
-            held.digest = token_bytes(len(held.digest))
+            held.digest = token_bytes(16)
+            if held.names is not None:
+                held.names = VirtualTokens(len(held.names))
 
     def held(self, request: Hashable) -> RequestPages:
         """What a request holds; to be read only.
@@ -355,7 +341,7 @@ class PagePool:
         """
         check_pool(self)
 
-    def _match(self, chain: BlockChain) -> list[int]:
+    def _match(self, chain: Chain) -> list[int]:
         """The pages that a prompt could share; at least its last token is left to compute."""
         if not self.reuse:
             return []
@@ -384,9 +370,9 @@ class PagePool:
         cached = sum(1 for page in shared if self.states.is_cached(page))
         return self.states.num_available - cached
 
-    def _as_chain(self, tokens: Sequence[int] | BlockChain, salt: str) -> BlockChain:
-        if not isinstance(tokens, BlockChain):
-            return BlockChain(tokens, self.page_size, salt)
+    def _as_chain(self, tokens: Tokens, salt: str) -> Chain:
+        if not isinstance(tokens, (BlockChain, VirtualChain)):
+            return self.chain(tokens, salt=salt)
         if tokens.page_size != self.page_size or salt:
             raise ArgumentError(
                 f"a chain of blocks of {tokens.page_size} tokens, salt={salt!r}: this pool has "

@@ -53,6 +53,8 @@ class KvPool(PagePool):
         (None, None, PoolUsage(held=0, cached=2, free=6))
     """
 
+    has_memory = True
+
     def __init__(
         self,
         sizes: KvSizes,

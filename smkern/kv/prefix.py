@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 from smkern.errors import ArgumentError
 
@@ -76,14 +76,22 @@ class BlockChain:
         return digests[index]
 
 
+class Names(Protocol):
+    """The names of a prompt's full blocks."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 class PrefixIndex:
     """Which page holds the keys and values of a block: names to pages, one to one."""
 
     __slots__ = ("_digest_of", "_page_of", "_written")
 
     def __init__(self) -> None:
-        self._page_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+        self._page_of: dict[Any, int] = {}
+        self._digest_of: dict[int, Any] = {}
         self._written: dict[int, Event] = {}
 
     def __len__(self) -> int:
@@ -92,15 +100,15 @@ class PrefixIndex:
     def __contains__(self, page: int) -> bool:
         return page in self._digest_of
 
-    def items(self) -> list[tuple[bytes, int]]:
+    def items(self) -> list[tuple[Any, int]]:
         """Names and pages; for checks."""
         return list(self._page_of.items())
 
-    def digest_of(self, page: int) -> bytes | None:
+    def digest_of(self, page: int) -> Any:
         """The name of what a page holds, if it is known."""
         return self._digest_of.get(page)
 
-    def add(self, digest: bytes, page: int, written: Event | None) -> bool:
+    def add(self, digest: Any, page: int, written: Event | None) -> bool:
         """Say what a page holds (once `written` is over); False where another page holds it."""
         if digest in self._page_of:
             return False
@@ -122,20 +130,19 @@ class PrefixIndex:
         self._digest_of.clear()
         self._written.clear()
 
-    def match(self, chain: BlockChain, max_blocks: int) -> list[int]:
+    def match(self, chain: Names, max_blocks: int) -> list[int]:
         """The pages of the longest known prefix whose keys and values are written."""
         pages: list[int] = []
+        page_of, unwritten = self._page_of, self._written
         for index in range(min(max_blocks, len(chain))):
-            page = self._page_of.get(chain[index])
-            if page is None or not self._is_written(page):
+            page = page_of.get(chain[index])
+            if page is None or (page in unwritten and not self._is_written(page)):
                 break
             pages.append(page)
         return pages
 
     def _is_written(self, page: int) -> bool:
-        event = self._written.get(page)
-        if event is None:
-            return True
+        event = self._written[page]
         if not event.query():
             return False
         del self._written[page]

@@ -16,5 +16,6 @@ from smkern.runtime.request import Completion as Completion
 from smkern.runtime.serving import serve as serve
 from smkern.runtime.sim.device import SimDevice as SimDevice
 from smkern.runtime.sim.executor import SimExecutor as SimExecutor
+from smkern.runtime.step_log import StepLog as StepLog
 from smkern.runtime.timeline.stats import Stats as Stats
 from smkern.runtime.timeline.timeline import Timeline as Timeline

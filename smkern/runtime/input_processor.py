@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
+from typing import Any
 
 from smkern.errors import OutOfPagesError, RequestError
-from smkern.kv import PagePool
+from smkern.kv import PagePool, VirtualTokens
 from smkern.models.config import ModelConfig
 from smkern.models.sampling import MAX_SEED, SamplingParams
 from smkern.models.tokenizer import Detokenizer, Tokenizer
 from smkern.runtime.request import Request
 
-Prompt = str | Sequence[int]
-"""A text, or token ids."""
+Prompt = str | Sequence[int] | VirtualTokens
+"""A text, token ids, or, where no model reads them, virtual tokens."""
 
 
 class InputProcessor:
@@ -53,8 +54,14 @@ class InputProcessor:
             raise RequestError(f"params={params!r}: pass SamplingParams, one for all or one each")
         params.check(f"prompt {index}", self._config.vocab_size)
         tokenizer = self._tokenizer
-        ids = self._token_ids(index, prompt, params)
-        self._check_tokens(index, ids)
+        ids: Any
+        if isinstance(prompt, VirtualTokens):
+            self._check_virtual(index, params)
+            ids = prompt.copy()
+        else:
+            ids = self._token_ids(index, prompt, params)
+            self._check_tokens(index, ids)
+        self._check_context(index, len(ids))
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(self._config.eos_token_ids)
@@ -104,9 +111,23 @@ class InputProcessor:
                     f"prompt {index} has {token!r} at position {position}: token ids are whole "
                     f"numbers of 0 to {vocab - 1}; use this model's tokenizer"
                 )
-        if len(ids) > self._max_context:
+
+    def _check_virtual(self, index: int, params: SamplingParams) -> None:
+        if self._pool.has_memory:
             raise RequestError(
-                f"prompt {index} has {len(ids)} tokens, the context holds {self._max_context}: "
+                f"prompt {index} is of virtual tokens, which a model cannot read: pass token ids, "
+                "or run a SimExecutor"
+            )
+        if not params.ignore_eos or params.stop_token_ids or params.stops:
+            raise RequestError(
+                f"prompt {index} is of virtual tokens, and {params} ends at some: only their "
+                "number is known; pass ignore_eos=True and no stops"
+            )
+
+    def _check_context(self, index: int, num_tokens: int) -> None:
+        if num_tokens > self._max_context:
+            raise RequestError(
+                f"prompt {index} has {num_tokens} tokens, the context holds {self._max_context}: "
                 f"shorten it (the model's own context is {self._config.max_position}: max_context)"
             )
 

@@ -24,6 +24,7 @@ from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.queues import Preemption, RequestQueues, no_pages_error
 from smkern.runtime.request import Request
 from smkern.runtime.scheduler import Outcome, Scheduler
+from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
 from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, catch_up
@@ -52,10 +53,10 @@ class Multiplexer:
         batch_invariant: The decoder's mode: prompts are cut, and begun anew, so that a request's
             tokens are the same, bit for bit, as when it runs alone.
         impatient: Whether the side of a split that grows moves at once; see `Interleaver`.
-        prepare_ahead: Whether the next decode step of requests that go on as they did is prepared
-            while the device computes the last one.
+        prepare_ahead: Whether the next step of an unchanged batch is prepared behind the last one.
         stall_timeout_s: A launch that is not over for so long is reported.
         timeline: Where launches, decisions and tokens are recorded. None: a new one.
+        log: Is told when tokens come; outputs are then the ends of requests alone. For replays.
 
     Attributes:
         timeline: As given.
@@ -87,11 +88,10 @@ class Multiplexer:
         prepare_ahead: bool = True,
         stall_timeout_s: float = STALL_S,
         timeline: Timeline | None = None,
+        log: StepLog | None = None,
     ) -> None:
         device = executor.device
-        if timeline is None:
-            timeline = Timeline(device.num_sms, clock=device.now_us)
-        self.timeline = timeline
+        self.timeline = timeline = timeline or Timeline(device.num_sms, clock=device.now_us)
         self._executor = executor
         self._lanes = Interleaver(
             device,
@@ -110,7 +110,7 @@ class Multiplexer:
             prepare_ahead,
         )  # fmt: skip
         self._meter = StatsMeter(timeline, config=executor.config)
-        self._outputs = OutputProcessor(self._launcher, self._meter, self._finished)
+        self._outputs = OutputProcessor(self._launcher, self._meter, self._finished, log)
         self._requests: dict[int, Request] = {}
         self._scheduler = Scheduler(
             policy, executor, self._lanes, self._queues, self._launcher, self._requests, timeline
@@ -181,6 +181,7 @@ class Multiplexer:
             raise ArgumentError(f"request {id_!r}: this Multiplexer has had {self._count} of them")
         found = self._requests.get(id_)
         if found is not None:
+            self._outputs.flush()
             found.is_cancelled = True
             self._end(found)
 
@@ -232,7 +233,7 @@ class Multiplexer:
             elif not self._launcher.in_flight and not self._scheduler.rests:
                 self._unblock() if self._requests else catch_up(self._executor, self.timeline)
         finally:
-            self._outputs.flush()
+            self._outputs.step_over()
         outputs, self._outputs.outputs = [*self._unread, *self._outputs.outputs], []
         self._unread.clear()
         return outputs
@@ -254,11 +255,7 @@ class Multiplexer:
         return self._meter.stats(self._lanes.device.now_us(), preemptions=self._preemptions)
 
     def metrics_text(self) -> str:
-        """`stats` as Prometheus text.
-
-        Raises:
-            ArgumentError: prometheus-client is not installed.
-        """
+        """`stats` as Prometheus text; ArgumentError where prometheus-client is not installed."""
         from smkern.runtime.timeline.metrics import metrics_text
 
         return metrics_text(self.stats)
@@ -272,6 +269,7 @@ class Multiplexer:
         if self._is_closed and not self._launcher.in_flight:
             return
         self._is_closed = True
+        self._outputs.flush()
         for request in list(self._requests.values()):
             request.is_cancelled = True
             self._end(request)
@@ -333,6 +331,7 @@ class Multiplexer:
 
     def _unblock(self, *, is_stuck: bool = False) -> None:
         """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
+        self._outputs.flush()
         batch, pool = self._launcher.batch, self._queues.pool
         self._changed = not is_stuck or (batch is None and not pool.poll())
         if batch is None:
@@ -366,6 +365,7 @@ class Multiplexer:
     def _device_failed(self, error: DeviceError) -> None:
         """The device reported an error of a launch: it has failed; after an error that stays, as
         CUDA's do, all that is on its way has."""
+        self._outputs.flush()
         gone = self._lanes.abandon(self._lanes.failed)
         if not self._launcher.fence(gone):
             gone += self._lanes.abandon()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from smkern.errors import ModelError, RequestError
+from smkern.kv import VirtualTokens
 from smkern.runtime.handle import Output
 from smkern.runtime.in_flight import InFlight, preemptions_of
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.launcher import BatchLauncher
-from smkern.runtime.request import Request
+from smkern.runtime.request import Completion, Request
+from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.stats import StatsMeter
 
 
@@ -20,15 +22,22 @@ class OutputProcessor:
         launches: Are told when requests are looked at.
         meter: Counts tokens.
         finished: Told each request that is finished, or has an error.
+        log: Is told when tokens came; then `outputs` are the ends of requests alone, and tokens by
+            which none ends are kept until somebody looks at their requests.
 
     Attributes:
         outputs: What was handed out.
     """
 
     def __init__(
-        self, launcher: BatchLauncher, meter: StatsMeter, finished: Callable[[Request], None]
+        self,
+        launcher: BatchLauncher,
+        meter: StatsMeter,
+        finished: Callable[[Request], None],
+        log: StepLog | None,
     ) -> None:
         self.outputs: list[Output] = []
+        self._log = log
         self._launcher = launcher
         self._meter = meter
         self._finished = finished
@@ -54,7 +63,14 @@ class OutputProcessor:
             self._kept.append((launch, tokens, ticket.seen_us))
             return
         self.flush()
-        self._deliver(launch, tokens, ticket.seen_us)
+        self._deliver([(launch, tokens, ticket.seen_us)])
+
+    def step_over(self) -> None:
+        """A step of the loop ends: its tokens go out, or, with a log, wait."""
+        if self._log is None:
+            self.flush()
+        else:
+            self._launcher.settle()
 
     def flush(self) -> None:
         """Give requests what is owed to them: launches they were not told of, tokens kept."""
@@ -62,21 +78,74 @@ class OutputProcessor:
         if not self._kept:
             return
         kept, self._kept = self._kept, []
-        for launch, tokens, seen_us in kept:
-            self._deliver(launch, tokens, seen_us)
+        self._deliver(kept)
 
-    def _deliver(self, launch: InFlight, tokens: Sequence[int], seen_us: float) -> None:
-        """Tokens of one launch to their requests."""
-        assert launch.draw is not None
-        rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=False)
-        outputs, finished = deliver(rows, seen_us)
-        if launch.steady is None:  # a first token never comes from a step like the one before
-            for request in launch.draw.requests:
-                request.first_token_us = request.first_token_us or request.token_us
-        self.outputs += outputs
-        self._meter.delivered([output.id for output in outputs], seen_us)
-        for request in finished:
-            self._finished(request)
+    def _deliver(self, kept: list[tuple[InFlight, Sequence[int], float]]) -> None:
+        """Tokens of launches that drew for the same rows to their requests."""
+        log = self._log
+        if log is not None and (draw := kept[0][0].draw) and _are_counted(draw.requests):
+            first = log.add_steps([seen_us for _, _, seen_us in kept])
+            counted = zip(draw.requests, kept[0][0].preemptions, strict=True)
+            for request in count_tokens(counted, len(kept), kept[-1][2], log, first):
+                self.outputs.append(Output(request.index, None, completion=request.completion))
+                self._finished(request)
+            return
+        for launch, tokens, seen_us in kept:
+            assert launch.draw is not None
+            rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=False)
+            outputs, finished = deliver(rows, seen_us)
+            if launch.steady is None:  # a first token never comes from a step like the one before
+                for request in launch.draw.requests:
+                    request.first_token_us = request.first_token_us or request.token_us
+            ids = [output.id for output in outputs]
+            if log is not None:
+                step = log.add_steps([seen_us])
+                for id_ in ids:
+                    log.add_tokens(id_, step, 1)
+                outputs = [x._replace(token=None) for x in outputs if x.completion is not None]
+            self.outputs += outputs
+            self._meter.delivered(ids, seen_us)
+            for request in finished:
+                self._finished(request)
+
+
+def _are_counted(requests: Sequence[Request]) -> bool:
+    """Whether no token of these is looked at: all that matters is how many there are."""
+    return all(type(x.ids) is VirtualTokens and not x.to_repeat for x in requests)
+
+
+def count_tokens(
+    rows: Iterable[tuple[Request, int]], count: int, now_us: float, log: StepLog, first: int
+) -> list[Request]:
+    """Hand so many tokens, which are only counted, to each request that launches drew for.
+
+    Args:
+        rows: A request, and how often it had begun anew when the launches were made.
+        count: Launches, by none of which but the last any request ends.
+        now_us: When the last one's tokens were read.
+        log: Where they are counted.
+        first: The step of the first launch there.
+
+    Returns:
+        The requests that are finished by them.
+    """
+    finished: list[Request] = []
+    for request, preemptions in rows:
+        if request.num_preemptions != preemptions or request.stage == "done":
+            continue
+        request.num_pending -= count
+        request.token_us = now_us
+        request.first_token_us = request.first_token_us or now_us
+        ids = request.ids
+        ids.length += count
+        log.add_tokens(request.index, first, count)
+        if ids.length - request.prompt_len >= request.max_new_tokens:
+            request.finish_reason = "length"
+            request.completion = Completion(
+                request.index, request.prompt_len, (), None, "length", request.cached_tokens or 0
+            )
+            finished.append(request)
+    return finished
 
 
 def deliver(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from smkern.errors import SmkernError
-from smkern.kv import BlockChain, Event
+from smkern.kv import Event
+from smkern.kv.page_pool import Chain
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Detokenizer
 from smkern.policies import Waiting
@@ -24,7 +25,8 @@ class Completion:
     Attributes:
         index: Number of the request, or of the prompt in a call of `LLM`.
         prompt_len: Tokens of the prompt.
-        tokens: The generated ones; one that ended the request is included.
+        tokens: The generated ones; one that ended the request is included. Of a virtual prompt,
+            whose tokens are only counted, none is kept.
         text: What they add to the prompt's text, without special tokens, the ending token and the
             stop text. None without a tokenizer.
         finish_reason: "stop" (a stop token or text) or "length".
@@ -52,7 +54,7 @@ class Request:
         seed: Seed of its random numbers.
         stop_token_ids: All tokens that end it.
         max_new_tokens: Tokens to generate at most, the end of the context included.
-        ids: Token ids of the prompt and of what was generated.
+        ids: Token ids of the prompt and of what was generated: a list, or `VirtualTokens`.
         prompt_len: How many of them are the prompt's.
         detokenizer: Makes its text, where there is a tokenizer.
         num_computed: Tokens whose keys and values are in its pages once all launches are over.
@@ -82,12 +84,12 @@ class Request:
     seed: int
     stop_token_ids: frozenset[int]
     max_new_tokens: int
-    ids: list[int]
+    ids: Any
     prompt_len: int
     detokenizer: Detokenizer | None = None
     num_computed: int = 0
     cached_tokens: int | None = None
-    chain: BlockChain | None = None
+    chain: Chain | None = None
     num_expected: int | None = None
     queue_key: tuple[int, float, float, int] | None = None
     finish_reason: FinishReason | None = None
@@ -170,7 +172,7 @@ class Request:
         return text, Completion(
             self.index,
             self.prompt_len,
-            tuple(self.ids[self.prompt_len :]),
+            tuple(self.ids[self.prompt_len :]) if isinstance(self.ids, list) else (),
             None if detokenizer is None else detokenizer.text,
             self.finish_reason,
             self.cached_tokens or 0,

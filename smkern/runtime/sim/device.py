@@ -210,7 +210,9 @@ class SimDevice(Device):
         waited = [event for event in events if isinstance(event, SimEvent)]
         if not all(event.is_pending for event in waited) or (waited and self.lost_by is not None):
             return
-        if self._advance(inf if until_us is None else until_us, events) or until_us is not None:
+        # a moment that has passed, as a request's that came during a launch, moves no clock back
+        end_us = inf if until_us is None else max(until_us, self._now)
+        if self._advance(end_us, events) or until_us is not None:
             return
         if self.lost_by is not None:
             return

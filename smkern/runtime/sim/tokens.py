@@ -31,6 +31,11 @@ class TokenSource:
         self._others = config.vocab_size - len(self._ends)
         self._limit = int(end_probability * 2**32) if self._ends else 0
 
+    @property
+    def plain_token(self) -> int:
+        """The first token that ends nothing."""
+        return next(token for token in range(len(self._ends) + 1) if token not in self._ends)
+
     def key(self, seed: int, prompt: list[int]) -> int:
         """A request's own number."""
         return _mixed(_mixed(seed & _MASK) ^ (hash(tuple(prompt)) & _MASK))

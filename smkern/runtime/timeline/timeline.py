@@ -72,6 +72,11 @@ class Timeline:
         self._readers: list[Reader] = []
         self._dropped = 0
 
+    @staticmethod
+    def off(num_sms: int) -> Timeline:
+        """One that records nothing, for replays whose requests' times are all that is wanted."""
+        return _Off(num_sms, capacity=0)
+
     # Recording: in the serving loop.
 
     def launched(self, ticket: Ticket) -> None:
@@ -261,6 +266,37 @@ class Timeline:
     def _noted(self, at_us: float, name: str, about: dict[str, Any]) -> None:
         self._latest_us = max(self._latest_us, at_us)
         self._notes.append(Note(at_us, name, about))
+
+
+class _Off(Timeline):
+    """Records nothing."""
+
+    def launched(self, ticket: Ticket) -> None:
+        pass
+
+    def over(self, ticket: Ticket) -> None:
+        pass
+
+    def later(self, handle: Callable[..., None], *record: Any) -> None:
+        pass
+
+    def later_each(self, handle: Callable[..., None], records: Iterable[tuple[Any, ...]]) -> None:
+        pass
+
+    def decided(self, snapshot: Snapshot, decision: Decision) -> None:
+        pass
+
+    def state(
+        self, at_us: float, *, decoding: int, prefilling: int = 0, waiting: int = 0,
+        is_blocked: bool | None = None,
+    ) -> None:  # fmt: skip
+        pass
+
+    def note(self, name: str, **about: Any) -> None:
+        pass
+
+    def abandoned(self, tickets: Iterable[Ticket]) -> None:
+        pass
 
 
 def _unfinished(ticket: Ticket, now_us: float) -> Span:

@@ -95,6 +95,15 @@ def test_waiting_ends_with_a_launch_or_a_moment_whichever_comes_first() -> None:
     assert sim.now_us() == 100
 
 
+def test_waiting_for_a_moment_that_has_passed_moves_no_clock_back() -> None:
+    sim = device(decode_launch_us=5.0)
+    event = sim.launch("decode", DECODE, takes(20))
+    sim.wait([event], 3.0)
+    assert sim.now_us() == 5.0
+    sim.wait([event])
+    assert times(event) == [(5, 25)]
+
+
 def test_waiting_for_what_never_comes_is_refused() -> None:
     sim = device()
     with pytest.raises(StalledError, match="nothing is launched"):
