@@ -169,6 +169,8 @@ def _prompts(rungs: Sequence[int]) -> Iterator[Cell]:
     coarse = [place for place in places if place is None or place in COARSE]
     for tokens in SOME_TOKENS:
         yield from (Cell(place, (), (Chunk(tokens),)) for place in places)
+    # a regression per partition needs something cached on each of them
+    yield from (Cell(place, (), (Chunk(512, CACHED[0]),)) for place in places)
     for tokens in TOKENS:
         yield from (Cell(place, (), (Chunk(tokens),)) for place in coarse)
     for cached, tokens in product(CACHED, (512, 128, 2048)):
