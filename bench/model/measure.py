@@ -231,6 +231,7 @@ class Measurer:
 
 def planned(step: Step, place: Place) -> Step:
     """The step with a plan for a place's budget, awaited."""
+    torch.cuda.synchronize()  # its lengths were made on another stream
     with current_stream(place.stream):
         step = step.planned()
     torch.cuda.synchronize()

@@ -9,22 +9,17 @@ the context that the graph's plan is sized by, how tokens are drawn, the prompts
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from smkern.bench.runtime.cases import EQUAL, OURS, Cell
-from smkern.bench.runtime.figures import SETTLE, Spans, tbt
+from smkern.bench.runtime.figures import Spans, tbt
 from smkern.bench.runtime.served_load import ServedLoad
 from smkern.bench.runtime.smkern_steps import SmkernSteps
-from smkern.bench.runtime.stamps import Clock, Stamps, clock_on, stamps_on
+from smkern.bench.runtime.stamps import Stamps, stamps_on
 from smkern.bench.runtime.steady_bench import SteadyBench
-from smkern.bench.runtime.watch import READ_EVERY_S
 from smkern.policies import StaticSplit
-from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.model.sizes import FIRST_CONTEXT
 from smkern.runtime.place import Place
 
@@ -41,31 +36,16 @@ def steady_cells(bench: SteadyBench, rung: int, seconds: float) -> Iterator[Cell
     bench.prepare(rung)
     steps, keys = bench.steps, bench.plan.context
     assert isinstance(steps, SmkernSteps)
-    clock = _clock(bench, rung)
     alone = bench.steps_alone(rung, seconds=seconds / 4)
     yield _steady_cell(bench, alone, rung, keys, "no_prompts", None)
     try:
         for more in (0, 1):
             steps.set_lengths(keys + more)
-            found = bench.together(rung, seconds=seconds, tick=ticking(clock, SETTLE * seconds))
-            cell = _steady_cell(bench, found.steps, rung, keys + more, "prompts", clock.mhz())
+            found = bench.together(rung, seconds=seconds)
+            cell = _steady_cell(bench, found.steps, rung, keys + more, "prompts", found.sm_mhz)
             yield cell | {"tokens_per_ms": round(found.tokens_per_ms, 3)}
     finally:
         steps.set_lengths(keys)
-
-
-def ticking(clock: Clock, settle_s: float) -> Callable[[], None]:
-    """Reads a clock now and then, from a moment on."""
-    due = time.monotonic() + settle_s
-
-    def tick() -> None:
-        nonlocal due
-        now = time.monotonic()
-        if now >= due:
-            clock.read()
-            due = now + READ_EVERY_S
-
-    return tick
 
 
 def served_cells(load: ServedLoad, rung: int, seconds: float) -> Iterator[Cell]:
@@ -136,16 +116,6 @@ def stamped(load: ServedLoad, least: int = 0) -> Iterator[Stamps]:
     finally:
         executor.synchronize()
         executor.graphs = graphs
-
-
-def _clock(bench: SteadyBench, rung: int) -> Clock:
-    """The clock of the SMs of a decode side."""
-    device = bench.device
-    if not isinstance(device, CudaDevice):
-        return clock_on(torch.device("cpu"))
-    partition = device.partition(bench.place("decode", rung))
-    assert partition is not None
-    return clock_on(torch.device("cuda", device.index), partition.stream)
 
 
 def _steady_cell(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +36,9 @@ _PTX = b"""
 
 READINGS = 1 << 10
 """Readings of the clock that are kept: the last so many."""
-SPIN_NS = 500_000
-"""How long a reading takes; `%globaltimer` may step by 1 us."""
+READ_EVERY_S = 0.5
+SPIN_NS = 50_000
+"""How long a reading takes: its warp may keep a CTA that wants all of an SM's memory waiting."""
 
 _CLOCK = b"""
 .version 7.0
@@ -46,12 +48,15 @@ _CLOCK = b"""
 {
     .reg .pred %more;
     .reg .b32 %count;
-    .reg .b64 %base, %slot, %tick, %ticks, %begin, %now, %ns;
+    .reg .b64 %base, %slot, %tick, %ticks, %before, %begin, %now, %ns;
     ld.param.u64 %base, [at];
+    mov.u64 %before, %globaltimer;
+EDGE:
     mov.u64 %begin, %globaltimer;
+    setp.eq.u64 %more, %begin, %before;
+    @%more bra EDGE;
     mov.u64 %tick, %clock64;
 SPIN:
-    nanosleep.u32 2000;
     mov.u64 %now, %globaltimer;
     sub.u64 %ns, %now, %begin;
     setp.lt.u64 %more, %ns, SPIN_NS;
@@ -179,7 +184,8 @@ class Clock(Protocol):
 
 
 class DeviceClock:
-    """SM clock by `%clock64` over `%globaltimer`: one warp that sleeps half a millisecond.
+    """SM clock by `%clock64` over `%globaltimer`, from one step of that timer, which may be 1 us,
+    to another: one warp for 50 us.
 
     NVML reports what the chip asks for, at times 40% above what its SMs run at.
 
@@ -221,3 +227,17 @@ def clock_on(device: torch.device, stream: Any = None) -> Clock:
         return NoClock()
     index = device.index or 0
     return DeviceClock(torch.cuda.Stream(index) if stream is None else stream, index)
+
+
+def ticking(clock: Clock, settle_s: float = 0.0) -> Callable[[], None]:
+    """What reads a clock now and then, from a moment on, when it is called again and again."""
+    due = time.monotonic() + settle_s
+
+    def tick() -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            clock.read()
+            due = now + READ_EVERY_S
+
+    return tick

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from smkern.bench.model.cases import ModelPlan
 from smkern.bench.model.model import Model
 from smkern.bench.runtime.cases import OURS, STOCK_RUNGS, Cell, RuntimePlan
-from smkern.bench.runtime.figures import Spans, common, rate, settled, tbt
+from smkern.bench.runtime.figures import SETTLE, Spans, common, rate, settled, tbt
 from smkern.bench.runtime.model_steps import ModelSteps
 from smkern.bench.runtime.smkern_steps import SmkernSteps
-from smkern.bench.runtime.stamps import Stamps, stamps_on
+from smkern.bench.runtime.stamps import Clock, Stamps, clock_on, stamps_on, ticking
 from smkern.device import Budget, device_info
 from smkern.measure.forwards import compile_forwards
 from smkern.partition import Ladder, ladder
@@ -107,14 +107,20 @@ class Together:
     Attributes:
         steps: Decode steps.
         tokens_per_ms: Rate of the prompts.
+        sm_mhz: Clock of the decode side's SMs, by their own count; None: not read.
     """
 
     steps: Spans
     tokens_per_ms: float
+    sm_mhz: float | None = None
 
     def figures(self) -> dict[str, Any]:
         """What a steady cell says of both lanes."""
-        return {**tbt(self.steps.periods_us), "tokens_per_ms": round(self.tokens_per_ms, 3)}
+        return {
+            **tbt(self.steps.periods_us),
+            "tokens_per_ms": round(self.tokens_per_ms, 3),
+            "sm_mhz": self.sm_mhz,
+        }
 
 
 @dataclass(slots=True)
@@ -136,6 +142,7 @@ class SteadyBench:
     decode_marks: Stamps
     prefill_marks: Stamps
     seconds: float = 1.0
+    _clocks: dict[int, Clock] = field(default_factory=dict)
 
     def cell(self, name: str, value: Any, unit: str, **more: Any) -> Cell:
         """A cell of this model and provider; `more` is what else its case says."""
@@ -191,29 +198,30 @@ class SteadyBench:
             works.append(Work("prefill", run, launches=16 * count, about={"first": first}))
         return works
 
-    def together(
-        self,
-        rung: int,
-        *,
-        ahead: int = 2,
-        seconds: float | None = None,
-        tick: Callable[[], None] = lambda: None,
-    ) -> Together:
-        """A decode step after the other beside a prompt after the other, each on its side.
-
-        `tick` is called again and again meanwhile.
-        """
+    def together(self, rung: int, *, ahead: int = 2, seconds: float | None = None) -> Together:
+        """A decode step after the other beside a prompt after the other, each on its side."""
+        seconds = self.seconds if seconds is None else seconds
         decode = Feed("decode", ahead, self.decode_steps())
         prompt = Feed("prefill", 2, self.prompt_groups())
-        lanes = self.lanes(rung)
-        go_on = for_a_while(self.seconds if seconds is None else seconds, decode, prompt)
+        lanes, clock = self.lanes(rung), self.clock(rung)
+        go_on, tick = for_a_while(seconds, decode, prompt), ticking(clock, SETTLE * seconds)
 
         def ticked() -> bool:
             tick()
             return go_on()
 
         pump(lanes, [decode, prompt], ticked)
-        return self.read()
+        return replace(self.read(), sm_mhz=clock.mhz())
+
+    def clock(self, rung: int) -> Clock:
+        """The clock of the SMs of a decode side."""
+        if rung not in self._clocks:
+            partition = self.device.partition(self.place("decode", rung))
+            stream = None if partition is None else partition.stream
+            kind = "cuda" if isinstance(self.device, CudaDevice) else "cpu"
+            index = getattr(self.device, "index", 0)
+            self._clocks[rung] = clock_on(torch.device(kind, index), stream)
+        return self._clocks[rung]
 
     def read(self) -> Together:
         """What the marks say of both lanes."""

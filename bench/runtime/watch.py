@@ -19,7 +19,7 @@ from typing import Any
 from smkern.bench.ops.sampling import TEMPERATURE, TOP_K, TOP_P
 from smkern.bench.power import Reading
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.stamps import Clock, NoClock
+from smkern.bench.runtime.stamps import Clock, NoClock, ticking
 from smkern.bench.runtime.workload import PAGE_SIZE, frozen
 from smkern.errors import SmkernError
 from smkern.kernels.ledger import counters
@@ -34,7 +34,6 @@ PROMPTS = 16
 """Different prompts, each of which comes again with another beginning: none is found in a cache."""
 CAPACITY = 60_000
 """Launches that are kept: two minutes of layers launched one by one."""
-READ_EVERY_S = 0.25
 PATIENCE_S = 120.0
 KEYS = 64
 """Step times are told by the mean keys of a row, in steps of so many."""
@@ -257,7 +256,7 @@ class _Serving:
         joined = drawn = 0
         low, high = load.bounds
         begin_us, counts, gaps = 0.0, False, []
-        patient_until, read_at = perf_counter() + PATIENCE_S, 0.0
+        patient_until, tick = perf_counter() + PATIENCE_S, ticking(self._clock)
         for output in mux.run():
             _raise(output)
             id_, now = output.id, perf_counter()
@@ -276,9 +275,8 @@ class _Serving:
             if not begin_us and joined == len(rows) and drawn >= low:
                 begin_us, counts = self._now_us(), now >= counts_from
                 last = dict.fromkeys(last, 0.0)  # the first gap begins in the window
-            elif counts and now > read_at:
-                self._clock.read()
-                read_at = now + READ_EVERY_S
+            elif counts:
+                tick()
             if now > patient_until:
                 raise WatchError(
                     f"after {PATIENCE_S:g} s {joined} of {len(rows)} rows decode and have drawn "
