@@ -1,0 +1,109 @@
+"""A predictor that follows the chip it runs on: what ended corrects what is predicted next."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+from smkern.errors import ArgumentError
+from smkern.latency.predictor import Predictor
+from smkern.latency.table import Kind
+from smkern.latency.work import Size
+
+LOW, HIGH = 0.75, 1.5
+"""Between which a factor stays: chips differ by a few per cent, a throttled one by a quarter."""
+OUTLIER = 2.0
+"""A launch that is off by more than this factor tells nothing of the clock: something waited."""
+
+
+class Corrected:
+    """Another predictor's times, times a slow factor for each kind of launch, alone and beside.
+
+    A chip's clock follows its power limit, its temperature and its own voltage, and a profile was
+    measured on another chip or another day. Each launch that ended moves the factor of its kind
+    towards its own time over the predicted one, by a small part in the logarithm.
+
+    Args:
+        predictor: The predictor to be corrected.
+        rate: Part of the way that a launch moves its factor; 0.02 follows some 50 launches.
+
+    Attributes:
+        factors: By (kind, whether something ran beside it).
+
+    Raises:
+        ArgumentError: a rate outside (0, 1].
+
+    Example:
+        >>> from smkern.latency import Size, TablePredictor
+        >>> table = TablePredictor.load("qwen3-8b")
+        >>> corrected, step = Corrected(table), Size(batch=64, total_kv=64 * 2048)
+        >>> slow = 1.1 * table.alone_us(step, 32)
+        >>> for _ in range(300):
+        ...     corrected.observe(step, 32, slow)
+        >>> round(corrected.alone_us(step, 32) / slow, 2)
+        1.0
+    """
+
+    def __init__(self, predictor: Predictor, *, rate: float = 0.02) -> None:
+        if not 0 < rate <= 1:
+            raise ArgumentError(f"rate={rate}: give a part of the way, above 0 and at most 1")
+        self.predictor = predictor
+        self.factors: dict[tuple[Kind, bool], float] = {}
+        self._rate = rate
+
+    def __repr__(self) -> str:
+        return f"Corrected({self.predictor!r})"
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        """Time of a launch with nothing beside it, as this chip is now."""
+        return self.predictor.alone_us(size, num_sms) * self._factor(size, False)
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        """How many times longer it takes beside another launch, as this chip is now; at least 1."""
+        ratio = self.predictor.slowdown(size, num_sms, beside, beside_sms)
+        return max(1.0, ratio * self._factor(size, True) / self._factor(size, False))
+
+    def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        """The longest that it may take beside another launch: the predictor's own guard, where it
+        has one, as this chip is now."""
+        worst = getattr(self.predictor, "worst_us", None)
+        if worst is None:
+            alone_us = self.alone_us(size, num_sms)
+            return alone_us * self.slowdown(size, num_sms, beside, beside_sms)
+        return float(worst(size, num_sms, beside, beside_sms)) * self._factor(size, True)
+
+    def observe(
+        self,
+        size: Size,
+        num_sms: int,
+        us: float,
+        beside: Size | None = None,
+        beside_sms: int = 0,
+    ) -> None:
+        """Learn from a launch that ended.
+
+        Args:
+            size: What it was made of.
+            num_sms: SMs of its place.
+            us: How long it took on the device.
+            beside: What ran beside it all the time; None: nothing did. Launches with something
+                beside them for part of their time are better left out.
+            beside_sms: SMs of that.
+        """
+        expected = self.predictor.alone_us(size, num_sms)
+        if beside is not None:
+            expected *= self.predictor.slowdown(size, num_sms, beside, beside_sms)
+        key = _kind(size), beside is not None
+        factor = self.factors.get(key, 1.0)
+        if not (expected > 0 and us > 0 and 1 / OUTLIER <= us / (expected * factor) <= OUTLIER):
+            return
+        moved = factor * exp(self._rate * log(us / (expected * factor)))
+        self.factors[key] = min(max(moved, LOW), HIGH)
+
+    def _factor(self, size: Size, beside: bool) -> float:
+        return self.factors.get((_kind(size), beside), 1.0) if self.factors else 1.0
+
+
+def _kind(size: Size) -> Kind:
+    if not size.chunks:
+        return "decode"
+    return "mixed" if size.batch else "prefill"
