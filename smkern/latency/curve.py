@@ -45,6 +45,42 @@ class Curve:
             return low
         return low + share * (_value(self.values[right], rest) - low)
 
+    def slice(self, first: float) -> Curve:
+        """The curve over the other coordinates, at a value of the first."""
+        x = log2(first) if first > 1 else 0.0
+        right = bisect_right(self.xs, x)
+        if right == 0 or right == len(self.xs):
+            return _curve(self.values[max(right - 1, 0)])
+        share = (x - self.xs[right - 1]) / (self.xs[right] - self.xs[right - 1])
+        low = _curve(self.values[right - 1])
+        return _between(low, _curve(self.values[right]), share) if share else low
+
+
+def _curve(value: float | Curve) -> Curve:
+    assert isinstance(value, Curve), "a curve of one coordinate has no slice"
+    return value
+
+
+def _between(low: Curve, high: Curve, share: float) -> Curve:
+    """A share of the way from one curve to another, at all points of both."""
+    xs = tuple(sorted({*low.xs, *high.xs}))
+    values: list[float | Curve] = []
+    for x in xs:
+        a, b = _at(low, x), _at(high, x)
+        if isinstance(a, Curve) and isinstance(b, Curve):
+            values.append(_between(a, b, share))
+        else:
+            assert not isinstance(a, Curve)
+            assert not isinstance(b, Curve)
+            values.append(a + share * (b - a))
+    return Curve(xs, tuple(values))
+
+
+def _at(curve: Curve, x: float) -> float | Curve:
+    """The value at a logarithm of the first coordinate."""
+    first = 2.0**x
+    return curve.slice(first) if isinstance(curve.values[0], Curve) else curve.at(first)
+
 
 def _value(value: float | Curve, rest: tuple[float, ...]) -> float:
     return value.at(*rest) if isinstance(value, Curve) else value

@@ -46,7 +46,7 @@ class Roofline:
     ) -> None:
         # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
         self._config = cast("ModelConfig", sizes)
-        self._num_layers = sizes.num_layers
+        self.num_layers = sizes.num_layers
         self._profile = profile
         self._key = self._attention(Load(0, 0, 1, 1), 1)
         """Attention's costs in a layer, of one key and of one pair."""
@@ -59,11 +59,22 @@ class Roofline:
     def bounds(self, size: Size, num_sms: int) -> tuple[Bound, ...]:
         """A launch's kernels."""
         load = Load.of(size)
-        layers = self._num_layers if size.batch else size.layers
-        others, activations = self._others(load.tokens, load.rows, layers, num_sms)
-        moved = activations + load.keys * self._key.bytes_moved
-        attention = Kernel(ATTENTION, moved, load.pairs * self._key.flops, layers)
-        return (*others, self._bound(attention, num_sms))
+        layers = self.num_layers if size.batch else size.layers
+        others, _ = self._others(load.tokens, load.rows, layers, num_sms)
+        fixed, by_key = self.attention(load.tokens, load.rows, layers, num_sms)
+        moved = fixed + load.keys * by_key.bytes_us
+        return (*others, Bound(moved, load.pairs * by_key.flops_us))
+
+    def others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
+        """All kernels but attention, of so many tokens and rows of logits."""
+        return self._others(tokens, rows, layers, num_sms)[0]
+
+    def attention(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[float, Bound]:
+        """What attention moves without a key, and what it takes for each key and each pair, us."""
+        _, activations = self._others(tokens, rows, layers, num_sms)
+        one = Kernel(ATTENTION, self._key.bytes_moved, self._key.flops, layers)
+        fixed = self._bound(Kernel(ATTENTION, activations, 0, layers), num_sms)
+        return fixed.bytes_us, self._bound(one, num_sms)
 
     def _list_others(
         self, tokens: int, rows: int, layers: int, num_sms: int

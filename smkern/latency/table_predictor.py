@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
 from smkern.latency.curve import Curve
-from smkern.latency.roofline import Bound, Roofline
+from smkern.latency.prompt_times import PromptTimes
+from smkern.latency.roofline import Roofline
 from smkern.latency.sizes import ModelSizes
+from smkern.latency.step_times import KEPT, StepTimes
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
 from smkern.latency.work import Size
 from smkern.profile import DEFAULT, Profile, load_profile
@@ -20,14 +21,8 @@ from smkern.profile import DEFAULT, Profile, load_profile
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
-UNMEASURED = 1.25
-"""Time over the roofline, where no cell of a kind says more: what decode steps take on 48 SMs."""
 UNMEASURED_BESIDE = 1.25
 """Slowdown beside other work, where no cell says more: a long prompt's beside decode on 48 SMs."""
-LARGE = 1e9
-"""Rows or keys beyond all that is timed."""
-_LOWEST, _HIGHEST = 0.05, 50.0
-"""Between which a prompt's time over its roofline is sought."""
 
 
 class TablePredictor:
@@ -77,43 +72,21 @@ class TablePredictor:
             raise ArgumentError("no timings: a predictor from a table needs one cell at least")
         self.sizes = sizes
         self.profile = profile
-        self._roofline = Roofline(sizes, profile)
-        layers = sizes.num_layers
         alone = {key: us for key, us in timings.items() if not key.beside_sms}
         beside = {key: us for key, us in timings.items() if key.beside_sms}
-        self._decode, self._prefill, self._mixed = Curve((), ()), Curve((), ()), Curve((), ())
-        # In this order: prompts are told from decode steps, mixed forwards from both.
-        self._decode = Curve.of(
-            (_decode_point(key), us / self._roofline_us(key.size(layers), key.num_sms))
-            for key, us in alone.items()
-            if key.kind == "decode"
-        )
-        self._prefill = Curve.of(
-            (
-                (key.num_sms, key.prompts * key.tokens),
-                self._solve(key.size(layers), key.num_sms, us),
-            )
-            for key, us in alone.items()
-            if key.kind == "prefill"
-        )
-        self._mixed = Curve.of(
-            (
-                (key.num_sms, key.prompts * key.tokens + key.batch, key.batch),
-                us / self.alone_us(key.size(layers), key.num_sms),
-            )
-            for key, us in alone.items()
-            if key.kind == "mixed"
-        )
+        roofline, layers = Roofline(sizes, profile), sizes.num_layers
+        self._steps = StepTimes(alone, roofline)
+        self._prompts = PromptTimes(alone, roofline, self._steps)
         slowed = [
             (key, max(1.0, us / self.alone_us(key.size(layers), key.num_sms)))
             for key, us in beside.items()
         ]
-        self._decode_beside = _Slowdowns.of(
+        self._decode_beside = _Slowdowns(
             (_decode_point(key), ratio, key.beside_tokens > 0)
             for key, ratio in slowed
             if key.kind == "decode"
         )
-        self._prefill_beside = _Slowdowns.of(
+        self._prefill_beside = _Slowdowns(
             ((key.num_sms, key.beside_batch), ratio, key.beside_context > 0)
             for key, ratio in slowed
             if key.kind == "prefill" and key.beside_batch
@@ -163,7 +136,9 @@ class TablePredictor:
         """For a model without timings: its own rooflines, this model's times over them."""
         other = copy(self)
         other.sizes = ModelSizes.of(config)
-        other._roofline = Roofline(other.sizes, self.profile)
+        roofline = Roofline(other.sizes, self.profile)
+        other._steps = self._steps.over(roofline)
+        other._prompts = self._prompts.over(roofline, other._steps)
         return other
 
     def alone_us(self, size: Size, num_sms: int) -> float:
@@ -179,18 +154,9 @@ class TablePredictor:
         Raises:
             ProfileError: more SMs than the device has.
         """
-        if not size.chunks:
-            return self._decode_us(size, num_sms)
-        r_d = self._over_bytes(size, num_sms)
-        r_p = self._prefill.at(num_sms, size.new_tokens) if self._prefill else UNMEASURED
-        us = _sum_us(self._roofline.bounds(size, num_sms), r_d, r_p)
-        if not size.batch:
-            return us
-        us = max(us, self._decode_us(_rows_of(size), num_sms))
-        if self._mixed:
-            # by all its rows: it goes up a stair wherever they fill one more tile
-            us *= self._mixed.at(num_sms, size.new_tokens + size.batch, size.batch)
-        return us
+        if size.chunks:
+            return self._prompts.us(size, num_sms)
+        return self._steps.us(num_sms, size.batch, size.total_kv)
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """How many times longer a launch takes while another runs on other SMs.
@@ -212,78 +178,50 @@ class TablePredictor:
             ratio = UNMEASURED_BESIDE
         return ratio * max(1.0, (num_sms + beside_sms) / self.profile.info.num_sms)
 
-    def _decode_us(self, size: Size, num_sms: int) -> float:
-        if not size.batch:
-            return 0.0
-        return self._over_bytes(size, num_sms) * self._roofline_us(size, num_sms)
 
-    def _over_bytes(self, size: Size, num_sms: int) -> float:
-        """r_d of a launch's decode rows; of prompts alone, of the largest step that was timed."""
-        if not self._decode:
-            return UNMEASURED
-        if not size.batch:
-            return self._decode.at(num_sms, LARGE, LARGE)
-        return self._decode.at(num_sms, size.batch, size.total_kv / size.batch)
-
-    def _roofline_us(self, size: Size, num_sms: int) -> float:
-        return _sum_us(self._roofline.bounds(size, num_sms), 1.0, 1.0)
-
-    def _solve(self, size: Size, num_sms: int, us: float) -> float:
-        """The r_p with which prompts take so long."""
-        bounds = self._roofline.bounds(size, num_sms)
-        r_d = self._over_bytes(size, num_sms)
-        low, high = _LOWEST, _HIGHEST
-        for _ in range(60):
-            middle = (low + high) / 2
-            if _sum_us(bounds, r_d, middle) < us:
-                low = middle
-            else:
-                high = middle
-        return high
-
-
-@dataclass(frozen=True, slots=True)
 class _Slowdowns:
     """Slowdowns by SMs from cells of two sides that were never dry, and by the other coordinates
     from cells that were timed in bursts, whose power has not settled: these say by how much a size
     is slowed more than that of the steady cells, not how much that is.
 
-    Attributes:
-        steady: By SMs, of the steady cells' size.
-        bursts: By SMs and sizes.
-        size: The size of the steady cells.
+    Args:
+        points: (coordinates, slowdown, whether it is a steady cell's); SMs come first.
     """
 
-    steady: Curve
-    bursts: Curve
-    size: tuple[float, ...]
-
-    @classmethod
-    def of(cls, points: Iterable[tuple[tuple[float, ...], float, bool]]) -> _Slowdowns:
-        """From (coordinates, slowdown, whether it is a steady cell's), SMs first."""
+    def __init__(self, points: Iterable[tuple[tuple[float, ...], float, bool]]) -> None:
         cells = list(points)
         steady = [(point, ratio) for point, ratio, is_steady in cells if is_steady]
-        bursts = Curve.of((point, ratio) for point, ratio, is_steady in cells if not is_steady)
-        size = steady[0][0][1:] if steady else ()
-        return cls(Curve.of((point[:1], ratio) for point, ratio in steady), bursts, size)
+        self._bursts = Curve.of(
+            (point, ratio) for point, ratio, is_steady in cells if not is_steady
+        )
+        self._size = steady[0][0][1:] if steady else ()
+        self._steady = Curve.of((point[:1], ratio) for point, ratio in steady)
+        self._kept: dict[tuple[int, int], tuple[float, Curve]] = {}
 
-    def at(self, num_sms: float, *size: float) -> float:
-        if not self.steady:
-            return self.bursts.at(num_sms, *size) if self.bursts else UNMEASURED_BESIDE
-        more = 0.0
-        if self.bursts:
-            more = self.bursts.at(num_sms, *size) - self.bursts.at(num_sms, *self.size)
-        return max(1.0, self.steady.at(num_sms) + more)
+    def at(self, num_sms: int, batch: int, context: float | None = None) -> float:
+        """A slowdown by SMs and decode rows, and by the keys of each where a step is slowed."""
+        found = self._kept.get((num_sms, batch))
+        if found is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = self._kept[num_sms, batch] = self._by_context(num_sms, batch, context)
+        fixed, curve = found
+        more = fixed if not curve or context is None else fixed + curve.at(context)
+        return more if more > 1.0 else 1.0
+
+    def _by_context(self, num_sms: int, batch: int, context: float | None) -> tuple[float, Curve]:
+        """What is to be added to a curve over the keys of each row."""
+        if not self._bursts:
+            fixed = self._steady.at(num_sms) if self._steady else UNMEASURED_BESIDE
+            return fixed, self._bursts
+        fixed = 0.0
+        if self._steady:
+            fixed = self._steady.at(num_sms) - self._bursts.at(num_sms, *self._size)
+        rest = self._bursts.slice(num_sms)
+        if context is None:
+            return fixed + rest.at(batch), Curve((), ())
+        return fixed, rest.slice(batch)
 
 
 def _decode_point(key: Timing) -> tuple[float, float, float]:
     return key.num_sms, key.batch, key.context
-
-
-def _rows_of(size: Size) -> Size:
-    """The decode rows of a mixed forward by themselves."""
-    return Size(batch=size.batch, total_kv=size.total_kv)
-
-
-def _sum_us(bounds: tuple[Bound, ...], bytes_ratio: float, flops_ratio: float) -> float:
-    return sum(max(bytes_ratio * bound.bytes_us, flops_ratio * bound.flops_us) for bound in bounds)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smkern.latency.curve import Curve
 
@@ -26,3 +28,19 @@ def test_points_need_not_form_a_grid() -> None:
 def test_without_points_it_is_false() -> None:
     assert not Curve.of([])
     assert LINE
+
+
+coordinates = st.integers(1, 64).map(float)
+points = st.dictionaries(
+    st.tuples(coordinates, coordinates, coordinates), st.floats(0.5, 2.0), min_size=1, max_size=12
+)
+
+
+@given(points, coordinates, coordinates, coordinates)
+def test_a_slice_is_the_curve_at_one_coordinate(
+    cells: dict[tuple[float, ...], float], x: float, y: float, z: float
+) -> None:
+    curve = Curve.of(cells.items())
+    wanted = pytest.approx(curve.at(x, y, z))
+    assert curve.slice(x).at(y, z) == wanted
+    assert curve.slice(x).slice(y).at(z) == wanted
