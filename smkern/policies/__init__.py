@@ -1,17 +1,49 @@
 """When to split, and what to launch next: functions from a snapshot to a decision."""
 
+from types import MappingProxyType
+
+from smkern.policies.bullet import Bullet
 from smkern.policies.check import check
 from smkern.policies.chunked import Chunked
 from smkern.policies.decision import Decision, Policy
+from smkern.policies.drift import Drift
+from smkern.policies.duetserve import DuetServe
+from smkern.policies.muxwise import MuxWise
 from smkern.policies.order import ORDERS, Order, order_named
+from smkern.policies.prefill_first import PrefillFirst
 from smkern.policies.snapshot import Ended, PrefillView, Running, Snapshot, Trigger, Waiting
 from smkern.policies.static_split import StaticSplit
+from smkern.policies.temporal import Temporal
+from smkern.policies.two_streams import TwoStreams
+
+POLICIES = MappingProxyType(
+    {
+        "chunked": Chunked,
+        "prefill_first": PrefillFirst,
+        "static_split": StaticSplit,
+        "two_streams": TwoStreams,
+        "temporal": Temporal,
+        "duetserve": DuetServe,
+        "drift": Drift,
+        "muxwise": MuxWise,
+        "bullet": Bullet,
+    }
+)
+"""All policies, by the names that commands and results have for them."""
 
 __all__ = [
+    "Bullet",
     "Chunked",
-    "StaticSplit",
+    "Drift",
+    "DuetServe",
+    "MuxWise",
     "ORDERS",
     "Order",
+    "POLICIES",
+    "PrefillFirst",
+    "StaticSplit",
+    "Temporal",
+    "TwoStreams",
     "order_named",
     "check",
     "Decision",

@@ -53,5 +53,30 @@ def chunks_of(waiting: Iterable[Waiting], tokens: int) -> list[tuple[int, int]]:
     return chunks
 
 
+def taken(batch: Batch, tokens: int) -> Batch:
+    """Those of a batch that have a share of so many new tokens."""
+    for count, request in enumerate(batch, 1):
+        tokens -= request.tokens
+        if tokens <= 0:
+            return batch[:count]
+    return batch
+
+
 def ids_of(waiting: Iterable[Waiting]) -> tuple[int, ...]:
     return tuple(request.id for request in waiting)
+
+
+def whole_prompts(
+    snapshot: Snapshot, tokens: int, waiting: Iterable[Waiting] | None = None
+) -> tuple[Batch, int]:
+    """As `admitted`, but no prompt is cut that the buffers hold: the last that would be waits for
+    the next batch, and a longer one than `tokens` comes alone.
+
+    Returns:
+        The requests, and how many new tokens their batch holds at most.
+    """
+    batch = admitted(snapshot, tokens, waiting)
+    if len(batch) > 1 and sum(request.tokens for request in batch) > tokens:
+        return batch[:-1], tokens
+    longest = batch[0].tokens if batch else tokens
+    return batch, min(max(longest, tokens), snapshot.max_tokens)

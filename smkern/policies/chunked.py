@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from math import inf
-
-from smkern.errors import ArgumentError
-from smkern.latency import Chunk, Size
 from smkern.latency.predictor import Predictor
-from smkern.policies.admission import admitted, chunks_of, ids_of
+from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
+from smkern.policies.order import Order, order_named
+from smkern.policies.pricing import Prices
 from smkern.policies.search import largest
-from smkern.policies.snapshot import PrefillView, Snapshot, Waiting
+from smkern.policies.settings import Limits, check_predictor, order_shown, shown
+from smkern.policies.snapshot import PrefillView, Snapshot
 
+CHUNK_TOKENS = 512
+"""New tokens of a forward where nothing says how many."""
 QUANTUM = 64
-"""Tokens that a chunk under a limit grows by; it is never smaller, so that prompts go on even
-where the decode rows alone exceed the limit."""
+"""Rows of a forward under a limit are a multiple of it, decode rows among them: one row more takes
+another tile in every GEMM."""
+LEAST = 32
+"""New tokens of a forward under a limit, at least: prompts go on even where the decode rows alone
+exceed it."""
 
 
 class Chunked:
@@ -24,17 +28,23 @@ class Chunked:
     Where nothing decodes, no request waits between two tokens, and a forward takes what the buffers
     hold. Where no prompt waits, `steps` decode graphs of the whole device are launched together.
 
+    With a limit and a predictor a forward takes the most tokens that the predictor holds under the
+    limit, so that its rows fill their tiles. Where not even the least chunk does, since the decode
+    rows take the time by themselves, the least is taken: prompts go on, and the limit is missed.
+
     Args:
-        chunk_tokens: New tokens of prompts in a forward beside decode rows, at most; with a limit,
-            the predictor says how many.
-        tbt_slo_ms: Limit of the time between two tokens of a request; None: none.
+        chunk_tokens: New tokens of prompts in a forward beside decode rows, at most. None: with a
+            limit as many as it allows, without 512.
         predictor: Prices a forward; needed with a limit.
+        tbt_slo_ms: Limit of the time between two tokens of a request: of a forward. None: none.
+        ttft_slo_ms: Nothing follows from it.
+        order: In which requests wait: a name of `smkern.policies.ORDERS`, or a function.
         steps: Decode steps launched at a time where no prompt waits.
         ahead: Whether a forward with chunks is launched while the one before it runs, so that the
             device never idles; the decode lane's queue must hold the kernels of two.
 
     Raises:
-        ArgumentError: a count below 1, a limit not above 0, or one without a predictor.
+        ArgumentError: a count below 1, a limit that is none, or one without a predictor.
 
     Source: chunked prefill as in Sarathi-Serve, which the papers compare with; with the largest
         chunk under a limit.
@@ -54,36 +64,36 @@ class Chunked:
 
     def __init__(
         self,
-        chunk_tokens: int = 512,
-        tbt_slo_ms: float | None = None,
+        chunk_tokens: int | None = None,
         predictor: Predictor | None = None,
         *,
+        tbt_slo_ms: float | None = None,
+        ttft_slo_ms: float | None = None,
+        order: str | Order = "fcfs",
         steps: int = 2,
         ahead: bool = True,
     ) -> None:
         check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
-        if tbt_slo_ms is not None and not 0 < tbt_slo_ms < inf:
-            raise ArgumentError(
-                f"tbt_slo_ms={tbt_slo_ms}: give a finite time above 0, or None for none"
-            )
-        if tbt_slo_ms is not None and predictor is None:
-            raise ArgumentError(
-                f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "
-                "smkern.latency.TablePredictor.load()"
-            )
+        check_predictor(predictor, tbt_slo_ms)
+        self.order = order_named(order)
+        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
+        if chunk_tokens is None and tbt_slo_ms is None:
+            chunk_tokens = CHUNK_TOKENS
         self._chunk_tokens = chunk_tokens
-        self._limit_us = None if tbt_slo_ms is None else 1000.0 * tbt_slo_ms
-        self._predictor = predictor
+        self._predictor = predictor if tbt_slo_ms is not None else None
         self._steps = steps
         self._near = 1
         """The last chunk under the limit, in quanta."""
         self._ahead = ahead
 
     def __repr__(self) -> str:
-        limit = "" if self._limit_us is None else f"tbt_slo_ms={self._limit_us / 1000:g}, "
-        return (
-            f"Chunked(chunk_tokens={self._chunk_tokens}, {limit}steps={self._steps}, "
-            f"ahead={self._ahead})"
+        return shown(
+            "Chunked",
+            chunk_tokens=self._chunk_tokens,
+            tbt_slo_ms=self._limits.tbt_us / 1000,
+            order=order_shown(self.order),
+            steps=self._steps,
+            ahead=self._ahead,
         )
 
     def decide(self, snapshot: Snapshot) -> Decision:
@@ -91,16 +101,17 @@ class Chunked:
         if snapshot.prefill is not None:
             return self._finish(snapshot, snapshot.prefill)
         most = snapshot.max_tokens
-        if snapshot.batch and self._limit_us is None:
+        if snapshot.batch and self._chunk_tokens is not None:
             most = min(most, self._chunk_tokens)
         waiting = admitted(snapshot, most)
         if not waiting:
             return Decision(steps=self._steps)
-        if snapshot.batch and self._limit_us is not None:
-            most = self._largest(snapshot, waiting, self._limit_us)
-            waiting = admitted(snapshot, most)
+        reason = ""
+        if snapshot.batch and self._predictor is not None:
+            most, reason = self._largest(snapshot, self._predictor, waiting, most)
+            waiting = taken(waiting, most)
         ahead = 2 if self._ahead else 1
-        return Decision(prefill=ids_of(waiting), chunk_tokens=most, steps=ahead)
+        return Decision(prefill=ids_of(waiting), chunk_tokens=most, steps=ahead, reason=reason)
 
     def _finish(self, snapshot: Snapshot, batch: PrefillView) -> Decision:
         """The layers of a batch that another policy began, in turns with decode steps."""
@@ -110,49 +121,30 @@ class Chunked:
         if not snapshot.batch:
             return Decision(layers=left)
         # A step at a time: the two take turns, and a second step would wait behind the layers.
-        return Decision(layers=self._layers_between(snapshot, batch, left))
+        if self._predictor is None:
+            return Decision(layers=left)
+        prices = Prices(self._predictor, snapshot)
+        return Decision(layers=min(prices.layers_within(batch.chunks, self._limits.tbt_us), left))
 
-    def _layers_between(self, snapshot: Snapshot, batch: PrefillView, left: int) -> int:
-        """As many layers as fit between two decode steps under the limit, at least one."""
-        if self._limit_us is None or self._predictor is None:
-            return left
-        layers = snapshot.num_layers
-        step = Size(
-            layers=layers,
-            num_layers=layers,
-            batch=snapshot.batch,
-            total_kv=sum(snapshot.running_kv),
-        )
-        chunks = tuple(Chunk(*chunk) for chunk in batch.chunks)
-        slack = self._limit_us - self._predictor.alone_us(step, snapshot.num_sms)
-        layer_us = self._predictor.alone_us(Size(chunks, 1, layers), snapshot.num_sms)
-        return max(1, min(left, int(slack / layer_us)))
+    def _largest(
+        self, snapshot: Snapshot, predictor: Predictor, waiting: Batch, most: int
+    ) -> tuple[int, str]:
+        """The most tokens whose forward the predictor holds under the limit, and why."""
+        limit_us = self._limits.tbt_us
+        prices = Prices(predictor, snapshot)
+        # The first chunk fills the tiles that the decode rows have begun.
+        first = -snapshot.batch % QUANTUM
+        first += QUANTUM * (first < LEAST)
+        useful = min(sum(request.tokens for request in waiting), most)
 
-    def _largest(self, snapshot: Snapshot, waiting: tuple[Waiting, ...], limit_us: float) -> int:
-        """The most tokens, a multiple of `QUANTUM`, whose forward the predictor holds under the
-        limit; `QUANTUM` where none is."""
-        useful = sum(request.tokens for request in waiting)
-        most = max(1, min(-(-useful // QUANTUM), snapshot.max_tokens // QUANTUM))
-        kv = sum(snapshot.running_kv)
+        def mixed_us(count: int) -> float:
+            return prices.mixed_us(chunks_of(waiting, first + QUANTUM * (count - 1)))
 
-        def fits(count: int) -> bool:
-            return self._mixed_us(snapshot, waiting, kv, count * QUANTUM) <= limit_us
-
-        # From forward to forward it changes little, and a prediction costs 25 us.
-        count = largest(fits, most, self._near)
-        self._near = max(count, self._near) if count == most else count
-        return min(count * QUANTUM, snapshot.max_tokens)
-
-    def _mixed_us(
-        self, snapshot: Snapshot, waiting: tuple[Waiting, ...], total_kv: int, tokens: int
-    ) -> float:
-        assert self._predictor is not None
-        size = Size(
-            chunks=tuple(Chunk(*chunk) for chunk in chunks_of(waiting, tokens)),
-            layers=snapshot.num_layers,
-            num_layers=snapshot.num_layers,
-            head=True,
-            batch=snapshot.batch,
-            total_kv=total_kv,
-        )
-        return self._predictor.alone_us(size, snapshot.num_sms)
+        # From forward to forward it changes little, and a prediction takes up to 70 us.
+        highest = max(1, 1 + -(-(useful - first) // QUANTUM))
+        count = largest(lambda count: mixed_us(count) <= limit_us, highest, self._near)
+        self._near = max(count, self._near) if count == highest else count
+        tokens = min(first + QUANTUM * (count - 1), most)
+        if count == 1 and mixed_us(1) > limit_us:
+            return tokens, f"chunk {tokens}: the limit cannot be met beside it"
+        return tokens, f"chunk {tokens}"

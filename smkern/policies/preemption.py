@@ -24,9 +24,10 @@ def preempts(
     cost_us: Cost,
     tokens: int,
     waiting: Iterable[Waiting] | None = None,
+    shorter: bool = True,
 ) -> Batch:
     """The waiting requests that may go before the running batch: the first of their order, as many
-    as leave it its deadline and are over before it would have been.
+    as leave it its deadline.
 
     Args:
         snapshot: The moment.
@@ -35,10 +36,13 @@ def preempts(
         cost_us: What a batch of requests takes.
         tokens: New tokens that go first, at most.
         waiting: Those that may go first; None: all, in their order.
+        shorter: Whether they must be over before it would have been.
 
     Source: DRIFT section 3.5, MuxWise section 3.4.2.
     """
-    room_us = min(deadline_us - snapshot.now_us - left_us, left_us)
+    room_us = deadline_us - snapshot.now_us - left_us
+    if shorter:
+        room_us = min(room_us, left_us)
     if room_us <= 0:
         return ()
     chosen: Batch = ()

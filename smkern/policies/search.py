@@ -28,3 +28,18 @@ def largest(fits: Callable[[int], bool], most: int, near: int) -> int:
         if not low < middle <= high:
             middle = (low + high + 1) // 2
     return low
+
+
+def least(fits: Callable[[int], bool], count: int, near: int) -> int:
+    """The least of 0..count-1 that fits, where all above one that fits do too; `count` where none
+    does.
+
+    Two questions where the answer is `near`, about 2 log2 of the distance otherwise.
+
+    Args:
+        fits: Asked about numbers of 0..count-1.
+        count: At least 1.
+        near: Where to begin.
+    """
+    # Mirrored, the largest of 1..count + 1 whose mirror image fits, 1 standing for none.
+    return count + 1 - largest(lambda k: fits(count + 1 - k), count + 1, count + 1 - near)

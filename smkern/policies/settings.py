@@ -24,47 +24,48 @@ class Limits:
     ttft_us: float = inf
 
     @classmethod
-    def of(
-        cls,
-        tbt_slo_ms: float | None,
-        ttft_slo_ms: float | None,
-        predictor: Predictor | None,
-        *,
-        is_needed: bool = False,
-    ) -> Limits:
-        """From a policy's arguments.
-
-        Args:
-            tbt_slo_ms, ttft_slo_ms: Finite and above 0; None: no limit.
-            predictor: Without it no limit of the time between tokens can be kept.
-            is_needed: Whether the policy does nothing useful without both.
+    def of(cls, tbt_slo_ms: float | None, ttft_slo_ms: float | None) -> Limits:
+        """From a policy's arguments, finite and above 0; None: no limit.
 
         Raises:
-            ArgumentError: a limit that is none, or nothing to keep it by.
+            ArgumentError: a limit that is none.
         """
-        tbt_us = _limit_us("tbt_slo_ms", tbt_slo_ms)
-        ttft_us = _limit_us("ttft_slo_ms", ttft_slo_ms)
-        if is_needed and tbt_slo_ms is None:
-            raise ArgumentError(
-                "tbt_slo_ms=None: this policy splits the device by a limit of the time between "
-                "two tokens; give one in ms"
-            )
-        if predictor is None and (is_needed or tbt_slo_ms is not None):
-            raise ArgumentError(
-                f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "
-                "smkern.latency.TablePredictor.load()"
-            )
-        if predictor is not None and not callable(getattr(predictor, "alone_us", None)):
-            raise ArgumentError(
-                f"predictor={predictor!r:.80}, of type {type(predictor).__name__}: pass an object "
-                "with alone_us() and slowdown(), as in smkern.latency"
-            )
-        return cls(tbt_us, ttft_us)
+        return cls(_limit_us("tbt_slo_ms", tbt_slo_ms), _limit_us("ttft_slo_ms", ttft_slo_ms))
 
     def deadline_us(self, waiting: Waiting) -> float:
         """When a request's first token is wanted."""
         own = waiting.deadline_us
         return own if own < inf else waiting.arrival_us + self.ttft_us
+
+
+def check_predictor(predictor: Predictor | None, tbt_slo_ms: float | None) -> None:
+    """Raise ArgumentError for a limit without a predictor, or for one that is none."""
+    if predictor is None and tbt_slo_ms is not None:
+        raise ArgumentError(
+            f"tbt_slo_ms={tbt_slo_ms} without a predictor: pass one, for instance "
+            "smkern.latency.TablePredictor.load()"
+        )
+    if predictor is not None and not callable(getattr(predictor, "alone_us", None)):
+        raise ArgumentError(
+            f"predictor={predictor!r:.80}, of type {type(predictor).__name__}: pass an object "
+            "with alone_us() and slowdown(), as in smkern.latency"
+        )
+
+
+def required(predictor: Predictor | None, tbt_slo_ms: float | None) -> Predictor:
+    """The predictor of a policy that splits by a limit.
+
+    Raises:
+        ArgumentError: it has none, or no limit.
+    """
+    check_predictor(predictor, tbt_slo_ms)
+    if predictor is None or tbt_slo_ms is None:
+        raise ArgumentError(
+            f"tbt_slo_ms={tbt_slo_ms}, predictor={predictor}: this policy splits the device by a "
+            "limit of the time between two tokens, in ms, and a predictor's times, for instance "
+            "smkern.latency.TablePredictor.load(); give both"
+        )
+    return predictor
 
 
 def _limit_us(name: str, limit_ms: float | None) -> float:

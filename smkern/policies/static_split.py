@@ -14,7 +14,7 @@ from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, s
 from smkern.policies.order import TOKEN_US, Order, order_named
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Prices
-from smkern.policies.settings import Limits, order_shown, shown
+from smkern.policies.settings import Limits, check_predictor, order_shown, shown
 from smkern.policies.snapshot import Snapshot, Waiting
 
 MAX_PREFILL_TOKENS = 2048
@@ -95,8 +95,8 @@ class StaticSplit:
             raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
         self.order = order_named(order)
         self.decode_sms = decode_sms
-        # No limit of the time between tokens is kept, so none needs a predictor.
-        self._limits = Limits.of(None, ttft_slo_ms, predictor)
+        check_predictor(predictor, None)
+        limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
         self._layers = layers
         self._steps = steps
         self._max_tokens = max_prefill_tokens
@@ -105,7 +105,7 @@ class StaticSplit:
         self._shares = decode_shares
         self._join: Literal["polled", "gang"] = join
         self._predictor = predictor
-        self._turns = Turns(self._limits)
+        self._turns = Turns(limits)
 
     def __repr__(self) -> str:
         return shown(

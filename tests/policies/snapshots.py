@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from hypothesis import strategies as st
 
-from smkern.policies import PrefillView, Snapshot, Waiting
+from smkern.policies import PrefillView, Running, Snapshot, Waiting
 
 RUNGS = (16, 24, 32, 48)
 LAYERS = 36
@@ -47,10 +48,17 @@ def waiting(*tokens: int, first: int = 0, pages: int | None = None) -> tuple[Wai
     )
 
 
-def batch(*tokens: int, launched: int = 0, first: int = 100, started_us: float = 0) -> PrefillView:
+def batch(
+    *tokens: int,
+    launched: int = 0,
+    first: int = 100,
+    started_us: float = 0,
+    deadline_us: float = inf,
+) -> PrefillView:
     """A running batch of prompts with so many tokens."""
     ids = tuple(range(first, first + len(tokens)))
-    return PrefillView(ids, tuple((count, 0) for count in tokens), launched, started_us)
+    chunks = tuple((count, 0) for count in tokens)
+    return PrefillView(ids, chunks, launched, started_us, deadline_us=deadline_us)
 
 
 @st.composite
@@ -70,6 +78,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             float(number),
             draw(st.integers(1, 20_000)),
             cached=draw(st.sampled_from((0, 16, 4096))),
+            deadline_us=draw(st.sampled_from((0.0, 1e5, 1e7, inf))),
             pages=draw(st.integers(0, 300)),
         )
         for number in range(draw(st.integers(0, 8)))
@@ -77,8 +86,14 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     most = draw(st.integers(1, 64))
     kv = draw(st.lists(st.integers(1, 9000), max_size=most))
     max_tokens = draw(st.sampled_from((1, 40, 512, 8192)))
+    out = [draw(st.integers(0, 300)) for _ in kv]
+    running = [
+        Running(number, 0.0, tokens, count, 1e5 if count else 0.0, 2e5 if count else 0.0)
+        for number, (tokens, count) in enumerate(zip(kv, out, strict=True), 300)
+    ]
     return replace(
         IDLE,
+        now_us=draw(st.sampled_from((0.0, 2.5e5, 5e6))),
         trigger=draw(st.sampled_from(("arrival", "decode", "prefill", "idle"))),
         waiting=tuple(queue),
         prefill=prefill,
@@ -91,4 +106,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         max_running=most,
         max_prefill=draw(st.integers(1, 5)),
         max_tokens=max_tokens,
+        joining=draw(st.sampled_from((0, 0, 1, 3))),
+        running=tuple(running),
     )

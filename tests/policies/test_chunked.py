@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
 from smkern.policies import Chunked, Decision
@@ -27,7 +29,7 @@ def test_with_nothing_to_delay_a_chunk_is_all_that_fits() -> None:
 def test_it_says_what_it_was_made_of() -> None:
     assert repr(Chunked()) == "Chunked(chunk_tokens=512, steps=2, ahead=True)"
     limited = Chunked(tbt_slo_ms=25.0, predictor=Linear())
-    assert repr(limited) == "Chunked(chunk_tokens=512, tbt_slo_ms=25, steps=2, ahead=True)"
+    assert repr(limited) == "Chunked(tbt_slo_ms=25, steps=2, ahead=True)"
 
 
 def test_look_ahead() -> None:
@@ -40,23 +42,54 @@ def test_where_nobody_waits_several_steps_are_launched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_ms", "tokens"),
+    ("limit_ms", "tokens", "reason"),
     [
-        (0.1, 64),  # no chunk at all holds it: the prompt goes on nevertheless
-        (6.0, 640),  # (6,000 us * 1.32 - 1,000) / 10 - 10 rows = 682
-        (1000.0, 2048),  # more than the prompt has: rounded up
+        # No chunk at all holds it: the prompt goes on nevertheless.
+        (0.1, 54, "chunk 54: the limit cannot be met beside it"),
+        # (6,000 us * 1.32 - 1,000) / 10 = 692 rows; ten tiles of 64, 10 rows of them decode's.
+        (6.0, 630, "chunk 630"),
+        (1000.0, 2038, "chunk 2038"),  # more than the prompt has: rounded up
     ],
 )
-def test_the_largest_chunk_under_a_limit(limit_ms: float, tokens: int) -> None:
+def test_the_largest_chunk_under_a_limit(limit_ms: float, tokens: int, reason: str) -> None:
     policy = Chunked(tbt_slo_ms=limit_ms, predictor=Linear())
     decision = policy.decide(moment(waiting=waiting(2000), running_kv=RUNNING))
-    assert decision == Decision(prefill=(0,), chunk_tokens=tokens, steps=2)
+    assert decision == Decision(prefill=(0,), chunk_tokens=tokens, steps=2, reason=reason)
+    assert (tokens + len(RUNNING)) % 64 == 0
+
+
+def test_a_chunk_is_no_sliver() -> None:
+    policy = Chunked(tbt_slo_ms=0.1, predictor=Linear())
+    for rows, tokens in ((63, 65), (64, 64), (33, 95), (32, 32)):
+        decision = policy.decide(
+            moment(waiting=waiting(2000), running_kv=(500,) * rows, max_running=99)
+        )
+        assert decision.chunk_tokens == tokens
+
+
+def test_a_limit_and_a_count_both_hold() -> None:
+    policy = Chunked(100, tbt_slo_ms=1000.0, predictor=Linear())
+    decision = policy.decide(moment(waiting=waiting(2000), running_kv=RUNNING))
+    assert decision.chunk_tokens == 100
+
+
+@given(st.lists(st.floats(0.1, 60.0), min_size=2, max_size=2), st.integers(1, 64))
+def test_a_wider_limit_takes_no_fewer_tokens(limits: list[float], rows: int) -> None:
+    now = moment(waiting=waiting(900, 4000, 4000), running_kv=(500,) * rows, max_running=99)
+    tight, wide = (
+        Chunked(tbt_slo_ms=limit, predictor=Linear()).decide(now).chunk_tokens
+        for limit in sorted(limits)
+    )
+    assert tight is not None
+    assert wide is not None
+    assert tight <= wide
 
 
 def test_who_has_no_share_of_the_chunk_stays() -> None:
     policy = Chunked(tbt_slo_ms=6.0, predictor=Linear())
-    decision = policy.decide(moment(waiting=waiting(640, 640), running_kv=RUNNING))
-    assert decision.prefill == (0,)
+    for first, chosen in ((629, (0, 1)), (630, (0,))):
+        decision = policy.decide(moment(waiting=waiting(first, 640), running_kv=RUNNING))
+        assert decision.prefill == chosen
 
 
 def test_none_is_passed_over_for_want_of_pages() -> None:

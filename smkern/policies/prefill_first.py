@@ -1,0 +1,93 @@
+"""Whole prompts first, decode waits: continuous batching as it was before chunked prefill."""
+
+from __future__ import annotations
+
+from smkern.latency.predictor import Predictor
+from smkern.policies.admission import admitted, ids_of
+from smkern.policies.check import check_counts
+from smkern.policies.decision import Decision
+from smkern.policies.order import Order, order_named
+from smkern.policies.settings import Limits, check_predictor, order_shown, shown
+from smkern.policies.snapshot import Snapshot
+
+
+class PrefillFirst:
+    """Prompts that wait are computed whole, on the whole device, and decode waits for them.
+
+    First tokens come as early as they can, and the time between two tokens is as long as the
+    batches of prompts that come between them: no limit of it is kept.
+
+    Args:
+        predictor: Not asked.
+        tbt_slo_ms, ttft_slo_ms: Nothing follows from them.
+        order: In which requests wait: a name of `smkern.policies.ORDERS`, or a function.
+        max_prefill_tokens: New tokens of a batch of prompts; only a longer prompt is cut. None:
+            what the buffers hold.
+        steps: Decode steps launched at a time where no prompt waits.
+
+    Raises:
+        ArgumentError: a count below 1, or a limit that is none.
+
+    Source: vLLM before version 1, Orca's iterations; the papers' "prefill-first" baseline (Bullet
+        section 2.2, Sarathi-Serve section 3).
+
+    Example:
+        >>> from smkern.policies import PrefillFirst, Snapshot, Waiting
+        >>> snapshot = Snapshot(
+        ...     now_us=0.0, trigger="arrival", waiting=(Waiting(7, 0.0, 1000),), prefill=None,
+        ...     preempted=None, running_kv=(300, 80), token_age_us=0.0, decode_queued=0,
+        ...     prefill_queued=0, rung=None, rungs=(16, 32), num_sms=132, num_layers=36,
+        ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
+        ... )
+        >>> decision = PrefillFirst().decide(snapshot)
+        >>> decision.prefill, decision.layers, decision.pause_decode
+        ((7,), 36, True)
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor | None = None,
+        *,
+        tbt_slo_ms: float | None = None,
+        ttft_slo_ms: float | None = None,
+        order: str | Order = "fcfs",
+        max_prefill_tokens: int | None = None,
+        steps: int = 2,
+    ) -> None:
+        check_counts({"max_prefill_tokens": max_prefill_tokens, "steps": steps})
+        check_predictor(predictor, None)
+        Limits.of(tbt_slo_ms, ttft_slo_ms)
+        self.order = order_named(order)
+        self._max_tokens = max_prefill_tokens
+        self._steps = steps
+
+    def __repr__(self) -> str:
+        return shown(
+            "PrefillFirst",
+            order=order_shown(self.order),
+            max_prefill_tokens=self._max_tokens,
+            steps=self._steps,
+        )
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """All layers of the next batch, else decode steps."""
+        running = snapshot.prefill
+        if running is not None:
+            left = snapshot.num_layers - running.layers_launched
+            return Decision(layers=left, pause_decode=True, reason="prompts first")
+        most = snapshot.max_tokens
+        if self._max_tokens is not None:
+            most = min(most, self._max_tokens)
+        batch = admitted(snapshot, most)
+        # The last is not cut: it comes whole in the next batch, unless it fills one by itself.
+        if len(batch) > 1 and sum(request.tokens for request in batch) > most:
+            batch = batch[:-1]
+        if not batch:
+            return Decision(steps=1 if snapshot.joining else self._steps)
+        return Decision(
+            prefill=ids_of(batch),
+            chunk_tokens=most,
+            layers=snapshot.num_layers,
+            pause_decode=True,
+            reason="prompts first",
+        )
