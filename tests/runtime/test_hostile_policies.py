@@ -13,10 +13,7 @@ from tests.policies.test_check import BAD_FIELDS
 from tests.runtime.policies import RandomPolicy, Sometimes
 from tests.runtime.world import World, prompts
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:the policy .* failed:RuntimeWarning"),
-]
+pytestmark = pytest.mark.slow
 
 FREE: dict[str, Any] = {
     "sides of their own": lambda seed: RandomPolicy(seed, free=0.5),
