@@ -3,14 +3,16 @@
 Both sides stamp the graph alone, on the decode stream, and read the clock of its SMs. What is left
 of a difference lies between the graphs (rows that change, tokens that are copied, the host) or in
 the graph itself, which differs by what is varied here: keys beyond the end of a piece of attention,
-the context that the graph's plan is sized by, how tokens are drawn, the prompts beside it.
+the context that the graph's plan is sized by, how tokens are drawn, the prompts beside it, where
+the pages lie.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 from smkern.bench.runtime.cases import EQUAL, OURS, Cell
@@ -19,6 +21,7 @@ from smkern.bench.runtime.served_load import ServedLoad
 from smkern.bench.runtime.smkern_steps import SmkernSteps
 from smkern.bench.runtime.stamps import Stamps, stamps_on
 from smkern.bench.runtime.steady_bench import SteadyBench
+from smkern.kv import KvPool
 from smkern.policies import StaticSplit
 from smkern.runtime.model.sizes import FIRST_CONTEXT
 from smkern.runtime.place import Place
@@ -59,26 +62,46 @@ def served_cells(load: ServedLoad, rung: int, seconds: float) -> Iterator[Cell]:
         "no_prompts": (two, 0, {"waiting": 0}),
         "short": (two, 0, {"context": short}),
         "short_large_plan": (two, load.executor.max_context, {"context": short}),
+        "random_pages": (two, 0, {}),
     }
     for name, (policy, least, changes) in variants.items():
+        if name == "random_pages":
+            deal_at_random(load.executor.pool)
         given = {"reach": min(REACH, load.workload.reach), **changes}
         with stamped(load, least) as stamps:
             preheat_s = min(PREHEAT_S, load.preheat_s)
             found = load.watch(policy, seconds, preheat_s=preheat_s, rung=rung, **given)
-            spans = Spans.of(stamps.us())
-        last = slice(-len(found.spans), None)
-        spans = Spans(spans.begins[last], spans.ends[last])
+            graphs = Spans.of(stamps.us())
+        windows = [graphs_at(graphs, at) for at in found.from_last]
         case = {"side": "served", "rung": rung, "variant": name}
-        cell = load.plan.cell(EQUAL, OURS, _graph_ms(spans), "ms", **case)
+        cell = load.plan.cell(EQUAL, OURS, _graph_ms(windows), "ms", **case)
         yield (
             cell
             | found.figures()
             | {
-                "between_graphs_us": _between_us(spans),
+                "between_graphs_us": _between_us(windows),
                 "late": round(found.late, 4),
                 "ms_by_keys": found.ms_by_keys,
             }
         )
+
+
+def graphs_at(graphs: Spans, from_last: Sequence[int]) -> Spans:
+    """Some of the graphs, each named by where it is from the last on."""
+    begins, ends = graphs.begins, graphs.ends
+    known = [i for i in from_last if -len(ends) <= i]
+    return Spans(tuple(begins[i] for i in known), tuple(ends[i] for i in known))
+
+
+def deal_at_random(pool: KvPool) -> None:
+    """Let a pool give its pages in random order from now on, as steady rows have theirs."""
+    pool.forget_prefixes()
+    names = [("dealt", i) for i in range(pool.num_available)]
+    for name in names:
+        pool.allocate(name, [0])
+    Random(0).shuffle(names)
+    for name in names:
+        pool.release(name)
 
 
 class StampedGraphs:
@@ -124,20 +147,20 @@ def _steady_cell(
     case = {"side": "steady", "rung": rung, "variant": variant, "keys": keys}
     times = {name: value for name, value in tbt(spans.periods_us).items() if name != "steps_ms"}
     return (
-        bench.cell(EQUAL, _graph_ms(spans), "ms", **case)
+        bench.cell(EQUAL, _graph_ms([spans]), "ms", **case)
         | times
         | {
-            "between_graphs_us": _between_us(spans),
+            "between_graphs_us": _between_us([spans]),
             "sm_mhz": mhz,
         }
     )
 
 
-def _graph_ms(spans: Spans) -> float:
-    pairs = zip(spans.begins, spans.ends, strict=True)
+def _graph_ms(windows: Sequence[Spans]) -> float:
+    pairs = (pair for x in windows for pair in zip(x.begins, x.ends, strict=True))
     return round(statistics.median(end - begin for begin, end in pairs) / 1e3, 4)
 
 
-def _between_us(spans: Spans) -> float:
-    pairs = zip(spans.ends, spans.begins[1:], strict=False)
+def _between_us(windows: Sequence[Spans]) -> float:
+    pairs = (pair for x in windows for pair in zip(x.ends, x.begins[1:], strict=False))
     return round(statistics.median(begin - end for end, begin in pairs), 2)

@@ -129,6 +129,7 @@ class Watched:
         tbt_us: Gaps between two tokens of a row, as handed out, by the host's clock.
         control_us: Host time of each step that launched decode.
         steps: Spans of the decode lane, by the window that they lie in.
+        from_last: Where each of these is among all of the lane: -1 is the last.
         prompt_tokens: Tokens of prompts computed in the windows, by the share of layers done.
         sm_mhz: Clock of the SMs, by their own count.
         watts: Power of the board.
@@ -139,6 +140,7 @@ class Watched:
     tbt_us: list[float] = field(default_factory=list)
     control_us: list[float] = field(default_factory=list)
     steps: list[list[Span]] = field(default_factory=list)
+    from_last: list[list[int]] = field(default_factory=list)
     prompt_tokens: float = 0.0
     sm_mhz: float | None = None
     watts: float | None = None
@@ -221,7 +223,9 @@ class _Serving:
         made = [draw.choices(range(vocab), k=workload.prompt) for _ in range(PROMPTS)]
         # what an earlier watch left in the pool must not be found
         self._texts = _without_end(made, vocab, Random().randrange(vocab**2))
-        self._own = [draw.choices(range(vocab), k=workload.first) for _ in range(workload.running)]
+        most = executor.max_context  # all workloads' rows begin alike
+        own = [draw.choices(range(vocab), k=most) for _ in range(workload.running)]
+        self._own = [text[: workload.first] for text in own]
         self._params = workload.params(executor.max_context)
         self._once = SamplingParams(max_new_tokens=1, ignore_eos=True)
         self._coming: set[int] = set()
@@ -303,12 +307,12 @@ class _Serving:
     def _told(self) -> Watched:
         """What the timeline says of the windows."""
         found, spans = self._found, self._timeline.trace().spans
-        for window in found.windows:
-            begin, end = window
+        lane = [span for span in spans if span.lane == "decode"]
+        for begin, end in found.windows:
             found.prompt_tokens += tokens_within(spans, begin, end)
-            found.steps.append(
-                [x for x in spans if x.lane == "decode" and begin <= x.begin_us and x.end_us <= end]
-            )
+            at = [i for i, x in enumerate(lane) if begin <= x.begin_us and x.end_us <= end]
+            found.steps.append([lane[i] for i in at])
+            found.from_last.append([i - len(lane) for i in at])
         found.control_us = list(self._mux.control_us)[-len(found.spans) :]
         found.sm_mhz = self._clock.mhz()
         watts = [reading[1] for reading in self._readings if reading[1] is not None]
