@@ -22,7 +22,7 @@ _KINDS = ("decode", "prefill", "mixed")
 class Guarded(Protocol):
     """A predictor with a bound on decode steps beside prompts."""
 
-    def worst_us(self, step: Size, num_sms: int, prompts: Size, beside_sms: int) -> float:
+    def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """The longest that a decode step is expected to take beside prompts, microseconds."""
         ...
 

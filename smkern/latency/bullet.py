@@ -13,8 +13,7 @@ from smkern.latency.roofline import Bound, Roofline
 from smkern.latency.sample import Sample
 from smkern.latency.scaling import ScalingRates
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.table import Kind
-from smkern.latency.work import Size
+from smkern.latency.work import Kind, Size
 from smkern.profile import Profile
 
 _LEAST_SHARE = 0.05
@@ -138,13 +137,12 @@ class Bullet:
         return self._scaling.memory(num_sms), self._scaling.compute(num_sms)
 
     def _factor(self, size: Size, num_sms: int) -> float:
-        kind: Kind = "decode" if not size.chunks else "mixed" if size.batch else "prefill"
-        factors = self._alone.get(kind)
-        if factors is None and kind == "mixed":
+        factors = self._alone.get(size.kind)
+        if factors is None and size.kind == "mixed":
             factors = self._alone.get("prefill")
         if factors is None:
             raise LatencyError(
-                f"no {kind} was measured alone, so its factor is not known; measure some: "
+                f"no {size.kind} was measured alone, so its factor is not known; measure some: "
                 "smkern profile --model"
             )
         return factors.at(*_point(size, num_sms))

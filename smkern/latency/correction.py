@@ -6,8 +6,7 @@ from math import exp, log
 
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
-from smkern.latency.table import Kind
-from smkern.latency.work import Size
+from smkern.latency.work import Kind, Size
 
 LOW, HIGH = 0.75, 1.5
 """Between which a factor stays: chips differ by a few per cent, a throttled one by a quarter."""
@@ -92,7 +91,7 @@ class Corrected:
         expected = self.predictor.alone_us(size, num_sms)
         if beside is not None:
             expected *= self.predictor.slowdown(size, num_sms, beside, beside_sms)
-        key = _kind(size), beside is not None
+        key = size.kind, beside is not None
         factor = self.factors.get(key, 1.0)
         if not (expected > 0 and us > 0 and 1 / OUTLIER <= us / (expected * factor) <= OUTLIER):
             return
@@ -100,10 +99,4 @@ class Corrected:
         self.factors[key] = min(max(moved, LOW), HIGH)
 
     def _factor(self, size: Size, beside: bool) -> float:
-        return self.factors.get((_kind(size), beside), 1.0) if self.factors else 1.0
-
-
-def _kind(size: Size) -> Kind:
-    if not size.chunks:
-        return "decode"
-    return "mixed" if size.batch else "prefill"
+        return self.factors.get((size.kind, beside), 1.0) if self.factors else 1.0

@@ -42,7 +42,9 @@ class MuxWise:
         self._guard = ContentionGuard()
         for sample in samples:
             if sample.kind == "decode":
-                self.observe(sample)
+                self.observe(
+                    sample.size, sample.num_sms, sample.us, sample.beside, sample.beside_sms
+                )
         if not self._guard:
             raise LatencyError(
                 f"no decode step beside prompts among {len(samples)} samples, so the guard knows "
@@ -59,29 +61,38 @@ class MuxWise:
             return 1.0
         return max(1.0, self._guard.at(Cell.of(size, num_sms, beside)))
 
-    def worst_us(self, step: Size, num_sms: int, prompts: Size, beside_sms: int) -> float:
+    def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """The longest that a decode step is expected to take beside prompts, microseconds.
 
         Args:
-            step: The decode step.
+            size: The decode step.
             num_sms: SMs of its place.
-            prompts: What runs beside it.
-            beside_sms: SMs of that.
+            beside: The prompts.
+            beside_sms: SMs of theirs.
         """
-        return self.alone_us(step, num_sms) * self.slowdown(step, num_sms, prompts, beside_sms)
+        return self.alone_us(size, num_sms) * self.slowdown(size, num_sms, beside, beside_sms)
 
-    def observe(self, sample: Sample) -> bool:
+    def observe(
+        self,
+        size: Size,
+        num_sms: int,
+        us: float,
+        beside: Size | None = None,
+        beside_sms: int = 0,
+    ) -> bool:
         """Refine the guard by a launch that was timed while serving.
 
         Args:
-            sample: The launch; one that is no decode step beside known prompts changes nothing.
+            size: What it was made of; what is no decode step changes nothing.
+            num_sms: SMs of its place.
+            us: How long it took.
+            beside: What ran beside it all the time; other than prompts it changes nothing.
+            beside_sms: SMs of that.
 
         Returns:
             Whether the guard of its cell grew.
         """
-        prompts = sample.beside
-        if sample.kind != "decode" or prompts is None or not prompts.chunks:
+        if size.chunks or beside is None or not beside.chunks:
             return False
-        cell = Cell.of(sample.size, sample.num_sms, prompts)
-        alone_us = self._solo.alone_us(sample.size, sample.num_sms)
-        return self._guard.raise_to(cell, sample.us / alone_us)
+        slowdown = us / self._solo.alone_us(size, num_sms)
+        return self._guard.raise_to(Cell.of(size, num_sms, beside), slowdown)

@@ -8,8 +8,7 @@ from smkern.errors import LatencyError
 from smkern.latency.least_squares import fit_any_sign
 from smkern.latency.predictor import Predictor
 from smkern.latency.sample import Sample
-from smkern.latency.table import Kind
-from smkern.latency.work import Size
+from smkern.latency.work import Kind, Size
 
 LEAST_US = 1.0
 """A line falls below 0 somewhere; a launch takes longer than this."""
@@ -89,10 +88,9 @@ class LinearRegression:
     def _us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         if not size.chunks and not size.batch:
             return 0.0
-        kind: Kind = "decode" if not size.chunks else "mixed" if size.batch else "prefill"
-        line = self._lines.get(kind)
+        line = self._lines.get(size.kind)
         if line is None:
-            raise LatencyError(f"no {kind} was measured; measure some: smkern profile --model")
+            raise LatencyError(f"no {size.kind} was measured; measure some: smkern profile --model")
         state = _state(size, num_sms, beside, beside_sms)
         us = sum(t * x for t, x in zip(line, state, strict=True))
         share = 1.0 if size.batch else size.layers / size.num_layers

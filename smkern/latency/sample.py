@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smkern.errors import ArgumentError
-from smkern.latency.table import Kind, Timing
-from smkern.latency.work import Chunk, Size
+from smkern.latency.table import Timing
+from smkern.latency.work import Chunk, Kind, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,8 @@ class Sample:
 
     @property
     def kind(self) -> Kind:
-        """A decode step, prompts, or both in one forward."""
-        if not self.size.chunks:
-            return "decode"
-        return "mixed" if self.size.batch else "prefill"
+        """The launch's."""
+        return self.size.kind
 
     @property
     def alone(self) -> bool:

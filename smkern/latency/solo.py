@@ -10,8 +10,7 @@ from operator import attrgetter
 from smkern.errors import LatencyError
 from smkern.latency.least_squares import fit
 from smkern.latency.sample import Sample
-from smkern.latency.table import Kind
-from smkern.latency.work import Size
+from smkern.latency.work import Kind, Size
 
 PREFILL_TERMS = ("sum n^2", "sum n*r", "sum n", "1")
 DECODE_TERMS = ("sum r", "batch", "1")

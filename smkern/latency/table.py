@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from smkern.device import gpu_folder
 from smkern.errors import TableError
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.work import Chunk, Size
+from smkern.latency.work import Chunk, Kind, Size
 from smkern.tuning.cells import CellFile, Cells, checked
 
 SHIPPED = Path(__file__).parent / "tables"
 REMEDY = "delete it and fill it from bench figures: smkern bench latency-table"
-
-Kind = Literal["decode", "prefill", "mixed"]
 
 
 @dataclass(frozen=True, slots=True, order=True)

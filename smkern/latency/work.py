@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Kind = Literal["decode", "prefill", "mixed"]
+"""A decode step, prompts, or both in one forward."""
 
 
 class Chunk(NamedTuple):
@@ -37,6 +40,13 @@ class Size:
     head: bool = False
     batch: int = 0
     total_kv: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """What it is; a launch of nothing counts as a decode step."""
+        if not self.chunks:
+            return "decode"
+        return "mixed" if self.batch else "prefill"
 
     @property
     def new_tokens(self) -> int:

@@ -13,7 +13,7 @@ from smkern.latency.models import MODELS
 from smkern.latency.predictor import Predictor
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.table import Kind
+from smkern.latency.work import Kind
 from smkern.profile import Profile
 from tests.latency.small import PROFILE, SIZES
 
@@ -36,7 +36,7 @@ class Constant:
 
 
 class WithGuard(Constant):
-    def worst_us(self, step: Size, num_sms: int, prompts: Size, beside_sms: int) -> float:
+    def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         return 300.0
 
 

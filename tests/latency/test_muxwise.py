@@ -21,6 +21,10 @@ def beside(slowdown: float, *, size: Size = STEP, prompt: Size = PROMPT, sms: in
     return Sample(size, sms, slowdown * truth(size, sms), prompt, 32)
 
 
+def observe(model: MuxWise, sample: Sample) -> bool:
+    return model.observe(sample.size, sample.num_sms, sample.us, sample.beside, sample.beside_sms)
+
+
 @pytest.mark.parametrize(
     ("tokens", "level"),
     [(1, 0), (2048, 0), (8191, 0), (8192, 1), (32_767, 1), (32_768, 2), (131_072, 3), (10**6, 3)],
@@ -73,8 +77,8 @@ def test_observations_raise_the_guard_and_never_lower_it() -> None:
     model = MuxWise([*SAMPLES, beside(1.1)])
     far = prompts((60_000, 60_000))
     assert model.slowdown(STEP, 50, far, 50) == pytest.approx(1.1)
-    assert model.observe(beside(1.5))
-    assert not model.observe(beside(1.2))
+    assert observe(model, beside(1.5))
+    assert not observe(model, beside(1.2))
     assert model.slowdown(STEP, 50, PROMPT, 50) == pytest.approx(1.5)
     # what was looked up before has grown with it
     assert model.slowdown(STEP, 50, far, 50) == pytest.approx(1.5)
@@ -92,7 +96,7 @@ def test_observations_raise_the_guard_and_never_lower_it() -> None:
 )
 def test_other_launches_say_nothing_about_decode_beside_prompts(sample: Sample) -> None:
     model = MuxWise([*SAMPLES, beside(1.1)])
-    assert not model.observe(sample)
+    assert not observe(model, sample)
     assert model.slowdown(STEP, 50, PROMPT, 50) == pytest.approx(1.1)
 
 
