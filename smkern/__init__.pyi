@@ -47,6 +47,7 @@ from smkern.partition import plan_ladder as plan_ladder
 from smkern.partition import split as split
 from smkern.profile import Profile as Profile
 from smkern.profile import load_profile as load_profile
+from smkern.replay import compare as compare
 from smkern.runtime import LLM as LLM
 from smkern.runtime import Completion as Completion
 from smkern.runtime import CudaDevice as CudaDevice

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from smkern.bench.plots import models, operators
-from smkern.bench.plots.panels import Picture, write
 from smkern.bench.results import COMMITTED, Results, load_results, results_folder
 from smkern.device import has_gpu
 from smkern.errors import SmkernError
+from smkern.panels import Picture, write
 
 PICTURES: dict[str, Callable[[Results], Iterable[Picture]]] = {
     "gemm": operators.gemm,

@@ -10,11 +10,12 @@ from matplotlib.axes import Axes
 from smkern.bench.model.cases import limit_of
 from smkern.bench.model.rows import DECODE, PREFILL, is_plain, of
 from smkern.bench.plots.operators import gpu_of, split
-from smkern.bench.plots.panels import Mark, Panel, Picture, curve, level, look, provider_curve
+from smkern.bench.plots.styles import provider_curve
 from smkern.bench.results import Results
 from smkern.bench.runtime.cases import ABLATION, AGGREGATED, ALONE, OURS, PACED, STEADY, STOCK
 from smkern.bench.runtime.rows import of as rows_of
 from smkern.bench.tables.runtime import VARIANTS
+from smkern.panels import Mark, Panel, Picture, curve, level, look
 
 Cell = dict[str, Any]
 

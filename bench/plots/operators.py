@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from smkern.bench.append.cases import OPS as APPEND_OPS
 from smkern.bench.ops.rows import OPS
 from smkern.bench.partition_rows import OURS, bandwidth, candidates
-from smkern.bench.plots.panels import Mark, Panel, Picture, curve, level, look, provider_curve
+from smkern.bench.plots.styles import provider_curve
 from smkern.bench.results import Results
 from smkern.bench.rows import settled
+from smkern.panels import Mark, Panel, Picture, curve, level, look
 
 Cell = dict[str, Any]
 Points = dict[int, float]

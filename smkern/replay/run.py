@@ -14,18 +14,14 @@ from smkern.replay.slo import Slo
 from smkern.replay.trace import Trace
 
 if TYPE_CHECKING:
+    from smkern.latency.predictor import Predictor
     from smkern.policies import Policy
     from smkern.runtime.multiplexer import Multiplexer
 
-AHEAD = 64
-"""Requests that are submitted before they come: the runtime knows when to wake."""
 LEAD_S = 0.1
 """Between the first submission and the first arrival."""
 WARM = 0.2
 """Share of the requests, the first ones, that are not counted."""
-GROWTH = 2.0
-"""Times that the wait for first tokens is longer late in the window than early, where a service
-does not keep up."""
 
 
 class TokenTimes(Protocol):
@@ -46,10 +42,13 @@ class Session(Protocol):
     Attributes:
         mux: The runtime.
         times: When its tokens were delivered; None: each output is one, as it comes.
+        ahead: Requests that are submitted before they come, so that the runtime knows when to
+            wake; None: all, where their prompts take no memory.
     """
 
     mux: Multiplexer
     times: TokenTimes | None
+    ahead: int | None
 
     def prompt(self, trace: Trace, number: int) -> Any:
         """The prompt of a request."""
@@ -68,10 +67,17 @@ class Server(Protocol):
     """Serves traces, one after another.
 
     Attributes:
+        name: What tables call it.
+        predictor: Prices its launches, for policies.
+        num_sms, num_layers: Of its device and its model.
         kv_tokens: Size of its pool.
         max_context: Tokens of a request.
     """
 
+    name: str
+    predictor: Predictor
+    num_sms: int
+    num_layers: int
     kv_tokens: int
     max_context: int
 
@@ -162,6 +168,7 @@ class _Loop:
         self._ids: dict[int, int] = {}
         self._live: dict[int, int] = {}
         self._submitted = 0
+        self._ahead = len(trace) if session.ahead is None else session.ahead
         self._begin_us = session.now_us() + 1e6 * LEAD_S
         self._last_us = self._begin_us + 1e6 * self._records[-1].at_s
 
@@ -177,8 +184,7 @@ class _Loop:
             if output.error is not None or output.completion is not None or output.token is None:
                 self._ended(output.id, output.error)
             now_s = 1e-6 * (now_us - self._begin_us)
-            if len(self._live) < AHEAD or now_s > self._records[self._submitted - 1].at_s - 1.0:
-                self._submit(now_s)
+            self._submit(now_s)
             if now_s > looked_s + 0.25:
                 looked_s = now_s
                 if self._is_decided(now_s):
@@ -187,12 +193,15 @@ class _Loop:
             self._keep(number)
 
     def _submit(self, now_s: float) -> None:
-        """Requests that come soon; with what is refused at once, the one behind it too."""
+        """Requests that come soon: the runtime always knows `ahead` that are still to come."""
         from smkern.models.sampling import SamplingParams
 
-        records, ahead = self._records, 0
-        while self._submitted < len(records) and ahead < AHEAD:
+        records = self._records
+        while self._submitted < len(records):
             number, record = self._submitted, records[self._submitted]
+            behind = number - self._ahead
+            if behind >= 0 and records[behind].at_s > now_s:
+                return
             self._submitted += 1
             params = SamplingParams(max_new_tokens=record.output_tokens, ignore_eos=True)
             try:
@@ -206,7 +215,6 @@ class _Loop:
                 continue
             self._ids[number] = handle.id
             self._live[handle.id] = number
-            ahead += record.at_s > now_s
 
     def _ended(self, id: int, error: SmkernError | None) -> None:
         number = self._live.pop(id, None)

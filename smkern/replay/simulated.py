@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
     from smkern.policies import Policy
     from smkern.runtime.multiplexer import Multiplexer
+    from smkern.runtime.step_log import StepLog
+
+
+KEPT = 200_000
+"""Launches that are kept for pictures: twenty minutes or so."""
 
 
 class SimServer:
@@ -27,7 +33,8 @@ class SimServer:
         decode_launch_us, prefill_launch_us: Host time of a decode launch and of a layer of prompts.
 
     Attributes:
-        kv_tokens, max_context, predictor, config, sizes: As given, or made.
+        name, num_sms, num_layers, kv_tokens, max_context, predictor, config, sizes: As given, or
+            made.
 
     Raises:
         ConfigError, TableError: no such model, or nothing that says how long it takes.
@@ -52,6 +59,8 @@ class SimServer:
         self.predictor = predictor
         self.sizes = sizes_for(self.config) if sizes is None else sizes
         self._launch_us = decode_launch_us, prefill_launch_us
+        self.name = f"{model if isinstance(model, str) else 'a model'}, simulated"
+        self.num_sms, self.num_layers = self.sizes.num_sms, self.config.num_layers
         self.kv_tokens = self.sizes.kv_tokens
         self.max_context = self.sizes.max_context
 
@@ -77,6 +86,7 @@ class SimSession:
         from smkern.runtime.multiplexer import Multiplexer
         from smkern.runtime.sim.device import SimDevice
         from smkern.runtime.sim.executor import SimExecutor
+        from smkern.runtime.step_log import StepLog
         from smkern.runtime.timeline.timeline import Timeline
 
         sizes = server.sizes
@@ -87,28 +97,43 @@ class SimSession:
         executor = SimExecutor(
             server.config, self._device, num_pages=sizes.num_pages, page_size=sizes.page_size,
             max_running=sizes.max_running, max_prefill=sizes.max_prefill,
-            max_tokens=sizes.max_tokens, max_context=sizes.max_context,
+            max_tokens=sizes.max_tokens, max_context=sizes.max_context, checks=False,
         )  # fmt: skip
-        timeline = Timeline(sizes.num_sms, capacity=200_000 if keep else 0)
-        self.mux: Multiplexer = Multiplexer(executor, policy=policy, timeline=timeline)
-        self.times: TokenTimes | None = None
+        timeline = Timeline(sizes.num_sms, capacity=KEPT) if keep else Timeline.off(sizes.num_sms)
+        log = StepLog()
+        self.mux: Multiplexer = Multiplexer(executor, policy=policy, timeline=timeline, log=log)
+        self.times: TokenTimes | None = _LogTimes(log)
+        self.ahead: int | None = None
         self._keep = keep
-        self._vocab = server.config.vocab_size
-        self._began_us = self._device.now_us()
+        self._page_size = sizes.page_size
 
     def now_us(self) -> float:
         return self._device.now_us()
 
     def prompt(self, trace: Trace, number: int) -> Any:
-        from smkern.replay.prompts import token_ids
+        from smkern.kv import VirtualTokens
 
-        return token_ids(trace, number, self._vocab)
+        request, size = trace.requests[number], trace.block_tokens
+        if size % self._page_size:  # one block at most: what fills whole pages of it is found again
+            size = max(size // self._page_size, 1) * self._page_size
+        return VirtualTokens(request.prompt_tokens, request.blocks, block_tokens=size)
 
     def close(self, served: Served) -> None:
         if not self._keep:
             return
         served.stats = self.mux.stats()
         served.split = split_of(self.mux.timeline.trace().choices)
+
+
+class _LogTimes:
+    """A step log that has no tokens of a request that drew none."""
+
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self.forget = log.forget
+
+    def token_us(self, id: int) -> Sequence[float]:
+        return self._log.token_us(id) if self._log.num_tokens(id) else ()
 
 
 def split_of(choices: Any) -> list[tuple[float, int | None]]:

@@ -21,34 +21,6 @@ def look(label: str, color: str, marker: str = "", **style: Any) -> dict[str, An
     return {"label": label, "color": color, "marker": marker, **style}
 
 
-STYLES = {
-    "smkern": look("smkern", "#1b6ca8", "o", linewidth=2.0, zorder=4),
-    "smkern:triton": look("smkern, own kernels only", "#58a4d6", ".", linewidth=1.2, zorder=3),
-    "cublas": look("cuBLAS, better of two partitions", "#c8553d", "s", linewidth=1.6, zorder=3),
-    "flashinfer:fa2": look(
-        "FlashInfer FA2, better of two partitions", "#6a994e", "^", linewidth=1.4, zorder=3
-    ),
-    "flashinfer:fa3": look(
-        "FlashInfer FA3, better of two partitions", "#c8553d", "s", linewidth=1.4, zorder=3
-    ),
-    "flashinfer:cuda-cores": look("FlashInfer, CUDA cores", "#a7c080", "v", linewidth=1.0),
-    "sdpa:cudnn": look(
-        "cuDNN through SDPA, no pages", "#8d6a9f", "D", linewidth=1.0, linestyle="--"
-    ),
-    "wrong-budget": look(
-        "our kernel told the whole device's budget", "#999999", "x", linewidth=1.0, linestyle=":"
-    ),
-    "ideal": look(
-        "ideal: the partition's measured ceiling",
-        "#444444",
-        linewidth=1.0,
-        linestyle="--",
-        zorder=1,
-    ),
-}
-"""Provider to its line, in every picture alike."""
-
-
 @dataclass(frozen=True, slots=True)
 class Panel:
     """A title, what is drawn in order, and what the axes show."""
@@ -85,11 +57,6 @@ def curve(points: Mapping[Any, float] | Iterable[tuple[float, float]], **style: 
             panel.plot([x for x, _ in pairs], [y for _, y in pairs], **style)
 
     return draw
-
-
-def provider_curve(name: str, points: Mapping[int, float], **style: Any) -> Mark:
-    """A provider's line over budgets, in its own style where `style` says no other."""
-    return curve(points, **{"markersize": 4, **STYLES[name], **style})
 
 
 def level(y: float, **style: Any) -> Mark:

@@ -1,0 +1,146 @@
+"""Pictures of replays, all policies in one: over the rate, over the limit, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smkern.panels import Mark, Panel, Picture, curve, level, look, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from smkern.replay.comparison import Comparison
+    from smkern.replay.records import Served
+
+COLORS = (
+    "#1b6ca8", "#c8553d", "#6a994e", "#e0a030", "#8d6a9f", "#58a4d6", "#444444", "#b5739d",
+    "#2a9d8f", "#a7c080", "#d98880", "#7f6000",
+)  # fmt: skip
+MARKERS = "os^vD*xP<>hp"
+POINTS = 400
+"""Points of a line that shows a whole distribution."""
+
+Points = Mapping[str, Sequence[tuple[float, float]]]
+"""Policy to its (x, y)."""
+
+
+def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour and a marker for each policy."""
+    return {
+        name: look(
+            name, COLORS[at % len(COLORS)], MARKERS[at % len(MARKERS)], markersize=4, linewidth=1.4
+        )
+        for at, name in enumerate(names)
+    }
+
+
+def draw_comparison(result: Comparison, path: Path) -> Path:
+    """First tokens and gaps as distributions, and the split over time, a line a policy."""
+    styles = looks(list(result.served))
+    smooth = {name: {**style, "marker": ""} for name, style in styles.items()}
+    ttft: list[Mark] = []
+    tbt: list[Mark] = [level(0.99, linewidth=0.8), _upright(result.slo.tbt_ms)]
+    split: list[Mark] = []
+    for name, one in result.served.items():
+        waits = [1e3 * record.ttft_s for record in one.counted if len(record.token_s)]
+        ttft.append(curve(_shares(waits, len(one.counted)), **smooth[name]))
+        gaps = 1e3 * one.gaps_s()
+        tbt.append(curve(_shares(gaps, len(gaps)), **smooth[name]))
+        split.append(_steps(one, smooth[name]))
+    panels = [
+        Panel("first tokens that came by then", ttft, "share", "TTFT, ms"),
+        Panel("gaps between tokens no longer", tbt, "share", "TBT, ms"),
+    ]
+    if any(one.split for one in result.served.values()):
+        panels.append(Panel("the split over time", split, "SMs of decode", "s"))
+    size = (5.2 * len(panels), 5.0)
+    heading = f"{result.title}\n{result.verdict()}"
+    return _written(Picture(path.stem, heading, panels, len(panels), size), path)
+
+
+def draw_rates(title: str, attainment: Points, latency: Mapping[str, Points], path: Path) -> Path:
+    """Attainment and latencies over the rate.
+
+    Args:
+        title: Above the picture.
+        attainment: Share of gaps and first tokens that keep their limits, by policy and rate.
+        latency: A panel's title and its points, ms.
+        path: The picture.
+    """
+    panels = [_panel("within the limits", attainment, "share", "requests/s", 0.99)]
+    panels += [_panel(name, points, "ms", "requests/s") for name, points in latency.items()]
+    return _written(Picture(path.stem, title, panels), path)
+
+
+def draw_limits(title: str, goodputs: Mapping[str, Points], path: Path) -> Path:
+    """Goodput over the limit of TBT, a panel a trace."""
+    panels = [
+        _panel(name, points, "requests/s", "TBT limit, ms") for name, points in goodputs.items()
+    ]
+    return _written(Picture(path.stem, title, panels), path)
+
+
+def draw_splits(title: str, served: Sequence[Served], path: Path) -> Path:
+    """SMs of decode and requests over time, a panel a replay (Bullet Figure 20, MuxWise Figure
+    18)."""
+    panels = []
+    for one in served:
+        style = look(one.policy, COLORS[0], linewidth=1.0)
+        tokens = _prompt_rate(one)
+        prompts = curve(tokens, **look("prompt tokens/ms", COLORS[3], linewidth=1.0))
+        panels.append(Panel(one.policy, [_steps(one, style), prompts], "SMs of decode", "s"))
+    return _written(Picture(path.stem, title, panels, legend=False), path)
+
+
+def _panel(title: str, points: Points, unit: str, over: str, limit: float | None = None) -> Panel:
+    styles = looks(list(points))
+    marks: list[Mark] = [curve(pairs, **styles[name]) for name, pairs in points.items()]
+    if limit is not None:
+        marks.append(level(limit))
+    return Panel(title, marks, unit, over)
+
+
+def _written(picture: Picture, path: Path) -> Path:
+    found = write(picture, path.parent)
+    return found if found == path else found.replace(path)
+
+
+def _shares(values: Sequence[float] | Any, count: int) -> list[tuple[float, float]]:
+    """(value, share of all that are no larger) at some values."""
+    if not len(values):
+        return []
+    ordered = np.sort(np.asarray(values))
+    at = np.unique(np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).astype(int))
+    return [(float(ordered[n]), (n + 1) / count) for n in at]
+
+
+def _upright(x: float) -> Mark:
+    return lambda panel: panel.axvline(x, color="#444444", linewidth=0.8, linestyle=":")
+
+
+def _steps(served: Served, style: Mapping[str, Any]) -> Mark:
+    """SMs of decode from change to change; 0: no split."""
+    changes = [(at_s, rung or 0) for at_s, rung in served.split]
+
+    def draw(panel: Axes) -> None:
+        if changes:
+            times = [at_s for at_s, _ in changes] + [served.end_s]
+            values = [sms for _, sms in changes]
+            panel.step(times, [*values, values[-1]], where="post", **style)
+
+    return draw
+
+
+def _prompt_rate(served: Served) -> list[tuple[float, float]]:
+    """Prompt tokens a millisecond whose first token came, over stretches of two seconds."""
+    width = 2.0
+    sums: dict[int, int] = {}
+    for record in served.records:
+        if len(record.token_s):
+            at = int(record.token_s[0] / width)
+            sums[at] = sums.get(at, 0) + record.new_tokens
+    return [(width * (at + 0.5), total / width / 1e3) for at, total in sorted(sums.items())]

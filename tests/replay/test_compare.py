@@ -1,0 +1,127 @@
+"""Policies compared in the simulator: golden figures, names, pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import smkern
+from smkern.errors import ArgumentError, TraceError
+from smkern.latency import Size
+from smkern.models import preset
+from smkern.policies import StaticSplit
+from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay
+from smkern.replay.plots import draw_limits, draw_rates, draw_splits
+
+
+class Flat:
+    """A prompt's token takes 100 us on the whole device, a decode step 10 ms; no contention."""
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        share = 132 / num_sms * size.layers / size.num_layers
+        return 100.0 * size.new_tokens * share + (10_000.0 if size.batch else 0.0)
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        return 1.0
+
+
+TRACE = Trace("golden", (Arrival(0.0, 300, 3), Arrival(0.035, 200, 2), Arrival(0.5, 100, 1)))
+
+
+@pytest.fixture(scope="module")
+def server() -> SimServer:
+    sizes = Sizes(kv_tokens=64_000, rungs=(66,), max_context=4096)
+    return SimServer(preset("qwen3-8b"), predictor=Flat(), sizes=sizes)
+
+
+def times_ms(served) -> list[list[float]]:
+    return [[round(1e3 * at_s, 3) for at_s in record.token_s] for record in served.records]
+
+
+def test_a_golden_replay(server: SimServer) -> None:
+    policy = StaticSplit(66, layers=36, steps=1)
+    served = replay(TRACE, server, policy, warm=0.0)
+    # 300 tokens on all SMs: 30 ms. Two steps of 10 ms follow; the second prompt comes during the
+    # first of them, at 35 ms, and begins beside the second, at 40 ms, on 66 of 132 SMs: 200 tokens
+    # in 40 ms. The third finds an idle device.
+    assert times_ms(served) == [[30.0, 40.0, 50.0], [80.0, 90.0], [510.0]]
+    assert [record.limit_s for record in served.records] == [1.0] * 3
+    assert served.policy == repr(policy)
+
+
+def test_a_request_that_is_refused_is_a_miss(server: SimServer) -> None:
+    trace = Trace("t", (Arrival(0.0, 5000, 3), Arrival(0.1, 100, 1)))
+    served = replay(trace, server, StaticSplit(66), warm=0.0)
+    assert "5000" in str(served.records[0].error)
+    assert [record.misses for record in served.records] == [True, False]
+
+
+def test_a_replay_without_drain_ends_with_the_first_tokens(server: SimServer) -> None:
+    trace = Trace("t", (Arrival(0.0, 100, 2000), Arrival(0.1, 100, 5), Arrival(0.2, 100, 50)))
+    served = replay(trace, server, StaticSplit(66), warm=0.0, drain=False)
+    assert served.records[1].ttft_s < 1.0
+    assert len(served.records[0].token_s) < 2000
+
+
+@pytest.fixture(scope="module")
+def result() -> Comparison:
+    policies = {"mixed": "chunked:256", "split": StaticSplit(32)}
+    return smkern.compare(policies, "sharegpt-like", requests=40, rate_rps=20.0, tbt_ms=20.0)
+
+
+def test_all_serve_the_same_requests(result: Comparison) -> None:
+    assert list(result.reports) == ["mixed", "split"]
+    one, other = (served.records for served in result.served.values())
+    assert [x.at_s for x in one] == [x.at_s for x in other]
+    assert all(record.is_finished for record in (*one, *other))
+    assert result.reports["mixed"].rate_rps == pytest.approx(20.0, rel=0.5)
+
+
+def test_a_table_and_a_verdict(result: Comparison) -> None:
+    text = str(result)
+    assert "sharegpt-like, 40 requests" in text
+    assert result.table()[1][0] == "mixed"
+    assert result.ranking()[0] in result.verdict()
+    assert set(result.to_json()) == {"mixed", "split"}
+    assert result.reports["split"].runtime["bubbles"] >= 0.0
+
+
+def test_pictures(result: Comparison, tmp_path: Path) -> None:
+    points = {"mixed": [(1.0, 0.9), (2.0, 0.5)]}
+    found = [
+        result.plot(tmp_path / "one.png"),
+        draw_rates("rates", points, {"TTFT": points}, tmp_path / "rates.png"),
+        draw_limits("limits", {"a trace": points}, tmp_path / "limits.png"),
+        draw_splits("splits", list(result.served.values()), tmp_path / "splits.png"),
+    ]
+    assert all(path.read_bytes()[1:4] == b"PNG" for path in found)
+    assert [path.name for path in found] == ["one.png", "rates.png", "limits.png", "splits.png"]
+
+
+def test_goodput_says_who_wins() -> None:
+    found = compare(
+        ["chunked:64", "chunked:512"], "arxiv-like", requests=20, tbt_ms=30.0, find_goodput=True
+    )
+    rates = {name: one.rate_rps for name, one in found.goodputs.items()}
+    assert found.ranking()[0] == max(rates, key=lambda name: rates[name])
+    assert f"{max(rates.values()):.2f} requests/s" in found.verdict()
+
+
+@pytest.mark.parametrize(
+    ("policies", "error", "words"),
+    [
+        ([], ArgumentError, "no policies"),
+        (["best"], ArgumentError, "there is"),
+        ([3], ArgumentError, "3 is no policy"),
+        (["chunked", "chunked"], ArgumentError, "two policies"),
+    ],
+)
+def test_policies_that_are_none(policies, error, words, server: SimServer) -> None:
+    with pytest.raises(error, match=words):
+        compare(policies, TRACE, server=server)
+
+
+def test_a_trace_that_is_none(server: SimServer) -> None:
+    with pytest.raises(TraceError, match="nowhere"):
+        compare(["chunked"], "nowhere.csv", server=server)
