@@ -54,6 +54,7 @@ class RuntimePlan:
         group: Layers of a prompt that are launched at a time.
         paced: Rungs on which decode is tried a step each limit, with pauses in between.
         served_ms: TBT limits under which policies serve.
+        served_chunks: Chunks among which the best is searched then; none: `chunks`.
     """
 
     model: str
@@ -66,6 +67,7 @@ class RuntimePlan:
     group: int = 1
     paced: tuple[int, ...] = ()
     served_ms: tuple[float, ...] = ()
+    served_chunks: tuple[int, ...] = ()
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -91,6 +93,7 @@ PLANS = (
         ROWS_8B,
         paced=(20, 24, 32),
         served_ms=(15, 20, 30),
+        served_chunks=(*range(16, 513, 16), *range(544, 1025, 32), *range(1088, 2241, 64)),
     ),
     RuntimePlan(
         "qwen3-32b",

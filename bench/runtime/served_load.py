@@ -3,14 +3,13 @@ best, from equal contexts, on a chip that is as warm for one as for another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from smkern import policies
 from smkern.bench.power import power_meter
 from smkern.bench.runtime.cases import OURS, SERVED_RATE, SERVED_TRY, Cell, RuntimePlan
 from smkern.bench.runtime.rows import of
@@ -22,7 +21,7 @@ from smkern.device import device_info
 from smkern.latency import TablePredictor
 from smkern.measure.forwards import compile_forwards
 from smkern.models import Weights
-from smkern.policies import Chunked, Policy, StaticSplit
+from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.sizes import FIRST_CONTEXT
 from smkern.runtime.place import Place
@@ -142,7 +141,8 @@ class ServedLoad:
         if name == "static_split":
             return sorted(self.executor.device.rungs, reverse=True)
         most = self.executor.max_tokens
-        return sorted(chunk for chunk in self.plan.chunks if chunk <= most)
+        chunks = self.plan.served_chunks or self.plan.chunks
+        return sorted(chunk for chunk in chunks if chunk <= most)
 
     def _search(
         self, name: str, settings: Sequence[Setting], limit_ms: float
@@ -191,25 +191,20 @@ def policies_named(names: str | None) -> tuple[str, ...]:
     Raises:
         UnknownNameError: one that there is not.
     """
-    known = {**SEARCHED, **known_policies()}
     if names is None:
-        return tuple(name for name in COMPARED if name in known)
+        return tuple(name for name in COMPARED if name in POLICIES)
     chosen = tuple(name for name in names.split(",") if name)
     for name in chosen:
-        if name not in known:
-            raise UnknownNameError(f"no policy is named {name!r}; there are {', '.join(known)}")
+        if name not in POLICIES:
+            raise UnknownNameError(f"no policy is named {name!r}; there are {', '.join(POLICIES)}")
     return chosen
-
-
-def known_policies() -> Mapping[str, Any]:
-    """The package's policies by name."""
-    found: Mapping[str, Any] = getattr(policies, "POLICIES", {})
-    return found
 
 
 def policy_named(name: str, plan: RuntimePlan, limit_ms: float) -> Policy:
     """A policy that is told its limit, with the predictor of this model on this GPU."""
-    made: Policy = known_policies()[name](TablePredictor.load(plan.model), tbt_slo_ms=limit_ms)
+    gpu = device_info().name if torch.cuda.is_available() else None
+    predictor = TablePredictor.load(plan.model, gpu)
+    made: Policy = POLICIES[name](predictor=predictor, tbt_slo_ms=limit_ms)
     return made
 
 
@@ -238,7 +233,8 @@ def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Wo
         return 0
     decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
     most, running = sizes.max_tokens, workload.running
-    rows = {*plan.chunk_rows, *range(running, most + running + 1, ROWS_EVERY)}
+    rows = {*plan.chunk_rows, *(running + chunk for chunk in plan.served_chunks)}
+    rows |= {*range(running, most + running + 1, ROWS_EVERY)}
     again = [(tokens, tokens) for tokens in range(1, sizes.max_prefill + 1)]
     return compile_forwards(
         weights.config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -178,6 +179,17 @@ def test_policies_serve_by_name_and_a_resumed_run_skips_what_it_has(tmp_path, mo
         ("chunked", "60000ms"), ("chunked", "70000ms"),
         ("static_split", "60000ms"), ("static_split", "70000ms"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["temporal", "duetserve"])
+def test_any_policy_is_told_its_limit(name):
+    with open_executor(weights(), replace(SIZES, rungs=(24, 40))) as executor:
+        (cell,) = load_of(executor).row(name, 50.0, 0.02)
+    assert cell["case"]["policy"] == name
+    assert cell["case"]["limit"] == "50ms"
+    assert "50" in cell["how"]
+    assert cell["tokens_per_ms"] > 0
+    assert "setting" not in cell
 
 
 def test_no_policy_by_that_name():
