@@ -40,6 +40,17 @@ def size_chunks(chunks: Sequence[PrefillChunk]) -> tuple[Chunk, ...]:
     return tuple([Chunk(chunk.count, chunk.start) for chunk in chunks])
 
 
+def cut(remaining: int, room: int, least: int) -> int:
+    """Tokens of a prompt's next chunk; 0: none now.
+
+    No chunk has `least` tokens or fewer, unless the prompt's rest has.
+    """
+    if remaining <= room:
+        return remaining
+    count = min(room, remaining - least - 1) if least else room
+    return count if count > least else 0
+
+
 @dataclass(slots=True, eq=False)
 class Draw:
     """Tokens that a launch draws: filled in on the device's side, read when it is over.

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from smkern.errors import ArgumentError
 from smkern.runtime.device import Work
-from smkern.runtime.executor import Executor, PrefillChunk
+from smkern.runtime.executor import Executor, PrefillChunk, cut
 from smkern.runtime.in_flight import (
     AllOver,
     InFlight,
@@ -141,6 +141,22 @@ class BatchLauncher:
     def joining(self) -> int:
         """Requests whose last layers are on their way."""
         return sum(len(x.batch.requests) for x in self.in_flight.values() if x.batch is not None)
+
+    def make_way(self) -> None:
+        """Let lower priorities give way to the first that wait, where these lack rows or pages and
+        no batch is on its way that they may not preempt."""
+        queues, batch = self._queues, self.batch
+        if self.preempted is not None or not queues.is_outranked:
+            return
+        if batch is not None and batch.view().priority >= queues.waiting[0].priority:
+            return
+        gone = queues.who_yields(queues.waiting[: self._executor.max_prefill], self.free_rows)
+        if gone:
+            self.flush()
+        for request in gone:
+            self._drawn.discard(request)
+            if request.stage != "done":
+                queues.recompute(request)
 
     def decode(self, steps: int) -> int:
         """Launch decode steps of all that run; how many.
@@ -381,14 +397,3 @@ class BatchLauncher:
         self._queues.pool.commit(request, chunk.ids, over)
         request.num_computed = chunk.end
         self._queues.look_again(request)
-
-
-def cut(remaining: int, room: int, least: int) -> int:
-    """Tokens of a prompt's next chunk; 0: none now.
-
-    No chunk has `least` tokens or fewer, unless the prompt's rest has.
-    """
-    if remaining <= room:
-        return remaining
-    count = min(room, remaining - least - 1) if least else room
-    return count if count > least else 0

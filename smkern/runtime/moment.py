@@ -129,10 +129,13 @@ class Observer:
         if self._ended:
             over = tuple(self._ended)
             self._ended.clear()
+        waiting, pool = queues.views(), queues.pool
+        if waiting and waiting[0].pages > pool.num_available - len(running):
+            pool.poll()  # pages of requests that left may have come back
         return self._moment(
             now_us=now_us,
             trigger=trigger,
-            waiting=queues.views(),
+            waiting=waiting,
             prefill=None if batch is None else batch.view(),
             preempted=None if preempted is None else preempted.view(),
             running_kv=lengths,
@@ -140,7 +143,7 @@ class Observer:
             decode_queued=self._lanes.queued("decode"),
             prefill_queued=self._lanes.queued("prefill"),
             rung=rung,
-            free_pages=queues.pool.num_available,
+            free_pages=pool.num_available,
             joining=launcher.joining,
             more_waiting=max(0, len(queues.waiting) - SEEN),
             ready_rungs=self._executor.ready_rungs(lengths),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from smkern.errors import ArgumentError, OutOfPagesError, SmkernError
@@ -65,6 +65,8 @@ class RequestQueues:
         self.pool = pool
         self._queue = WaitingQueue(pool, order, failed)
         self.waiting: list[Request] = self._queue.requests
+        # Those of them that hold pages: some of their prompt is computed.
+        self._begun: dict[Request, None] = {}
         self.running: list[Request] = []
         self.paused: list[Request] = []
         self.version = 0
@@ -94,6 +96,8 @@ class RequestQueues:
         request.stage = "waiting"
         request.forget_view()
         self._queue.add(request)
+        if request.room:
+            self._begun[request] = None
 
     def run(self, request: Request) -> None:
         """A request decodes from now on."""
@@ -106,6 +110,7 @@ class RequestQueues:
         self.version += request.stage == "running"
         if request.queue_key is not None:
             self._queue.remove(request)
+            self._begun.pop(request, None)
             return
         group = {"running": self.running, "paused": self.paused}.get(request.stage)
         if group is not None:
@@ -131,6 +136,7 @@ class RequestQueues:
         request.room = self.pool.pages_for(len(request.ids)) * self.pool.page_size
         if request.cached_tokens is None:
             request.cached_tokens = cached
+        self._begun[request] = None
         self.look_again(request)
         return True
 
@@ -223,13 +229,56 @@ class RequestQueues:
             return None
         return None if self.admit(self.waiting[0]) else self.waiting[0]
 
+    @property
+    def is_outranked(self) -> bool:
+        """Whether the first that waits has a higher priority than the last that decodes."""
+        if not self.waiting:
+            return False
+        highest, running, paused = self.waiting[0].priority, self.running, self.paused
+        if running and running[-1].priority < highest:
+            return True
+        return bool(paused) and paused[-1].priority < highest
+
+    def who_yields(self, requests: Sequence[Request], free_rows: int) -> list[Request]:
+        """The last of lower priority, whose rows and pages these need, which wait.
+
+        Nobody yields to his own priority, or in vain. Pages that come back when launches are over
+        count as free.
+
+        Args:
+            requests: The first that wait.
+            free_rows: Requests that may begin.
+        """
+        coming = sum([len(pages) for _, pages in self.pool.releases])
+        free_pages = self.pool.num_available + coming - len(self.running)
+        holders = sorted((*self.running, *self.paused, *self._begun), key=lambda x: x.rank)
+        gone: list[Request] = []
+        for request in requests:
+            free_pages -= 0 if request.room else self.pool.pages_for(len(request.ids))
+            free_rows -= 1
+            last: list[Request] = []
+            while free_rows < 0 or free_pages < 0:
+                lower = [x for x in holders if x.priority < request.priority]
+                if free_rows < 0:
+                    lower = [x for x in lower if x.stage != "waiting"]
+                if not lower:
+                    return gone
+                holder = lower[-1]
+                holders.remove(holder)
+                last.append(holder)
+                # A page is kept for the growth of each that runs.
+                free_pages += holder.room // self.pool.page_size + (holder.stage == "running")
+                free_rows += holder.stage != "waiting"
+            gone += last
+        return gone
+
     def make_room(self) -> bool:
         """Where nothing runs or can be admitted: the last request with pages gives them back.
 
         Returns:
             Whether one did.
         """
-        holders = [x for x in (*self.paused, *self.waiting[1:]) if x.room]
+        holders = [*self.paused, *(x for x in self._begun if x is not self.waiting[0])]
         if not holders:
             return False
         self.recompute(max(holders, key=lambda x: x.rank))
@@ -248,8 +297,7 @@ class RequestQueues:
 
     def _make_way(self) -> bool:
         """The last by rank gives way; False where only the first of those that run is left."""
-        others = [x for x in (*self.paused, *self.waiting) if x.room]
-        candidates = [*self.running[1:], *others]
+        candidates = [*self.running[1:], *self.paused, *self._begun]
         if not candidates:
             return False
         request = max(candidates, key=lambda x: x.rank)

@@ -134,6 +134,7 @@ class Scheduler:
         trigger = self._trigger()
         if trigger is None:
             return Outcome.WAITS
+        self._launcher.make_way()
         snapshot = self.observer.look(trigger, self._rung)
         decision = self._decision(snapshot)
         self._timeline.decided(snapshot, decision)
