@@ -15,7 +15,14 @@ from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.saturation import Saturation
 from smkern.policies.search import least
-from smkern.policies.settings import Limits, order_shown, required, shown
+from smkern.policies.settings import (
+    Limits,
+    check_reachable,
+    check_splits,
+    order_shown,
+    required,
+    shown,
+)
 from smkern.policies.snapshot import Running, Snapshot, Waiting
 
 LAYERS = 4
@@ -119,6 +126,11 @@ class Bullet:
             reorder=self._reorder,
             pauses=self._pauses,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
+        check_splits("Bullet", rungs)
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next layers, and the SMs of both sides."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
 from smkern.policies.check import check_counts
@@ -9,7 +11,7 @@ from smkern.policies.decision import Decision
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Prices
 from smkern.policies.search import largest
-from smkern.policies.settings import Limits, check_predictor, order_shown, shown
+from smkern.policies.settings import Limits, check_predictor, check_reachable, order_shown, shown
 from smkern.policies.snapshot import PrefillView, Snapshot
 
 CHUNK_TOKENS = 512
@@ -95,6 +97,10 @@ class Chunked:
             steps=self._steps,
             ahead=self._ahead,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: time for its limit."""
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next forward."""

@@ -14,7 +14,14 @@ from smkern.policies.layerwise import GROUP_LAYERS, layers_left, split
 from smkern.policies.order import Order, order_named
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import Limits, order_shown, required, shown
+from smkern.policies.settings import (
+    Limits,
+    check_reachable,
+    check_splits,
+    order_shown,
+    required,
+    shown,
+)
 from smkern.policies.snapshot import Snapshot, Waiting
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
@@ -109,6 +116,11 @@ class Drift:
             max_prefill_tokens=self._max_tokens,
             join=self._join,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
+        check_splits("Drift", rungs)
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import floor
 from typing import NamedTuple
 
@@ -13,7 +14,14 @@ from smkern.policies.decision import Decision
 from smkern.policies.layerwise import layers_left
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import Limits, order_shown, required, shown
+from smkern.policies.settings import (
+    Limits,
+    check_reachable,
+    check_splits,
+    order_shown,
+    required,
+    shown,
+)
 from smkern.policies.snapshot import Snapshot
 
 TOKEN_BUDGET = 8192
@@ -107,6 +115,11 @@ class DuetServe:
             order=order_shown(self.order),
             token_budget=self._budget,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
+        check_splits("DuetServe", rungs)
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next iteration."""

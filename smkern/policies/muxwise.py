@@ -14,7 +14,14 @@ from smkern.policies.order import Order, order_named
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.search import least
-from smkern.policies.settings import Limits, order_shown, required, shown
+from smkern.policies.settings import (
+    Limits,
+    check_reachable,
+    check_splits,
+    order_shown,
+    required,
+    shown,
+)
 from smkern.policies.snapshot import Snapshot, Waiting
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
@@ -62,10 +69,10 @@ class MuxWise:
         ...     prefill_queued=0, rung=None, rungs=(16, 32, 48), num_sms=132, num_layers=36,
         ...     free_pages=500, page_size=16, max_running=8, max_prefill=4, max_tokens=8192,
         ... )
-        >>> MuxWise(TablePredictor.load("qwen3-8b"), tbt_slo_ms=20).decide(snapshot).rung
-        16
-        >>> MuxWise(TablePredictor.load("qwen3-8b"), tbt_slo_ms=8).decide(snapshot).rung
-        32
+        >>> predictor = TablePredictor.load("qwen3-8b")
+        >>> wide, tight = (MuxWise(predictor, tbt_slo_ms=limit) for limit in (30, 7))
+        >>> wide.decide(snapshot).rung < tight.decide(snapshot).rung
+        True
     """
 
     def __init__(
@@ -100,6 +107,11 @@ class MuxWise:
             steps=self._steps,
             preempt=self._preempt,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
+        check_splits("MuxWise", rungs)
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Layers of the running or the next batch, and the split for them."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from smkern.errors import ArgumentError
+from smkern.latency import Size
 from smkern.latency.predictor import Predictor
 from smkern.policies.order import Order, order_named
 from smkern.policies.snapshot import Waiting
@@ -66,6 +68,31 @@ def required(predictor: Predictor | None, tbt_slo_ms: float | None) -> Predictor
             "smkern.latency.TablePredictor.load(); give both"
         )
     return predictor
+
+
+def check_splits(name: str, rungs: Sequence[int], rung: int | None = None) -> None:
+    """Raise ArgumentError where a device has no rung, or not the one that a policy names."""
+    if not rungs:
+        raise ArgumentError(
+            f"{name} splits the device, and this one has no rungs: make it with a ladder of some, "
+            "such as smkern.ladder([16, 32]), or take Chunked"
+        )
+    if rung is not None and rung not in rungs:
+        raise ArgumentError(
+            f"{name}({rung}): this device has the rungs {list(rungs)}; take one of them"
+        )
+
+
+def check_reachable(limits: Limits, predictor: Predictor | None, num_sms: int) -> None:
+    """Raise ArgumentError for a limit that not even one request that decodes alone can meet."""
+    if predictor is None or limits.tbt_us == inf:
+        return
+    least_us = predictor.alone_us(Size(layers=1, num_layers=1, batch=1, total_kv=1), num_sms)
+    if least_us > limits.tbt_us:
+        raise ArgumentError(
+            f"tbt_slo_ms={limits.tbt_us / 1000:g}: a decode step of one request takes "
+            f"{least_us / 1000:.2f} ms on all {num_sms} SMs by the predictor; give more than that"
+        )
 
 
 def _limit_us(name: str, limit_ms: float | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from smkern.errors import ArgumentError
@@ -14,7 +14,7 @@ from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, s
 from smkern.policies.order import TOKEN_US, Order, order_named
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Prices
-from smkern.policies.settings import Limits, check_predictor, order_shown, shown
+from smkern.policies.settings import Limits, check_predictor, check_splits, order_shown, shown
 from smkern.policies.snapshot import Snapshot, Waiting
 
 MAX_PREFILL_TOKENS = 2048
@@ -120,6 +120,10 @@ class StaticSplit:
             decode_shares=self._shares or None,
             join=self._join,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: its rung."""
+        check_splits("StaticSplit", rungs, self.decode_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next group of layers, the batch that begins, or neither."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from smkern.latency.predictor import Predictor
@@ -11,7 +12,7 @@ from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, layers_left
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import Limits, check_predictor, order_shown, shown
+from smkern.policies.settings import Limits, check_predictor, check_reachable, order_shown, shown
 from smkern.policies.snapshot import Snapshot
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
@@ -77,6 +78,10 @@ class Temporal:
             max_prefill_tokens=self._max_tokens,
             steps=self._steps,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: time for its limit."""
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """A step, and the layers that run before the next."""

@@ -155,3 +155,26 @@ def test_what_splits_by_a_limit_needs_both(name: str) -> None:
         POLICIES[name](predictor=Linear())
     with pytest.raises(ArgumentError, match="without a predictor"):
         POLICIES[name](tbt_slo_ms=12.5)
+
+
+@pytest.mark.parametrize("name", ["static_split", "duetserve", "drift", "muxwise", "bullet"])
+def test_what_splits_refuses_a_device_without_rungs(name: str) -> None:
+    policy = POLICIES[name](predictor=Linear(), tbt_slo_ms=12.5)
+    policy.check_device(RUNGS, 132)
+    with pytest.raises(ArgumentError, match=r"this one has no rungs.*or take Chunked"):
+        policy.check_device((), 132)
+
+
+def test_a_rung_that_the_device_does_not_have() -> None:
+    StaticSplit(24).check_device(RUNGS, 132)
+    with pytest.raises(ArgumentError, match=r"StaticSplit\(25\): this device has the rungs \[16"):
+        StaticSplit(25).check_device(RUNGS, 132)
+
+
+@pytest.mark.parametrize("name", ["chunked", "temporal", "duetserve", "drift", "muxwise", "bullet"])
+def test_a_limit_that_one_request_exceeds_by_itself(name: str) -> None:
+    # 1,010 us * 100 / 132.
+    POLICIES[name](predictor=Linear(), tbt_slo_ms=0.77).check_device(RUNGS, 132)
+    policy = POLICIES[name](predictor=Linear(), tbt_slo_ms=0.76)
+    with pytest.raises(ArgumentError, match=r"tbt_slo_ms=0.76: .*takes 0.77 ms on all 132 SMs"):
+        policy.check_device(RUNGS, 132)
