@@ -64,6 +64,8 @@ class Chunked:
         (None, (7,), 512)
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         chunk_tokens: int | None = None,

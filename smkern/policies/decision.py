@@ -58,6 +58,9 @@ class Policy(Protocol):
     What it raises or answers in vain is replaced by a plain decision, kept in `Multiplexer.errors`
     and told once by a RuntimeWarning.
 
+    A policy whose `decodes_alone_steadily` is true answers the same, whatever the moment, while
+    requests decode, none waits and no prompt is computed: a simulation need not ask it then.
+
     A policy may have an attribute `order`, a name or a function of `smkern.policies.order`: how
     requests of one priority wait in `snapshot.waiting`. It may have a method
     `check_device(rungs, num_sms)`, called when a `Multiplexer` is made with it, that raises

@@ -67,6 +67,8 @@ class StaticSplit:
         (32, (7,), 4)
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         decode_sms: int | None = None,

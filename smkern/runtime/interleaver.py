@@ -183,6 +183,14 @@ class Interleaver:
         """Launches of a lane that no `poll` has seen over."""
         return len(self._queued[lane])
 
+    def tickets(self, lane: Lane) -> tuple[Ticket, ...]:
+        """Launches of a lane that no `poll` has seen over, in order."""
+        return tuple(self._queued[lane])
+
+    def skipped(self, count: int) -> None:
+        """So many launches were made and over without this."""
+        self._count += count
+
     def last(self, lane: Lane) -> Ticket | None:
         """The lane's last launch, if no `poll` has seen it over."""
         return self._queued[lane][-1] if self._queued[lane] else None

@@ -24,6 +24,7 @@ from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.queues import Preemption, RequestQueues, no_pages_error
 from smkern.runtime.request import Request
 from smkern.runtime.scheduler import Outcome, Scheduler
+from smkern.runtime.sim.fast_forward import fast_forward
 from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
@@ -31,8 +32,6 @@ from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, catch_up
 
 STALL_S = 60.0
 BLOCKED_US = 1e3  # between two looks where nothing is on its way and nothing can be launched
-SETTLE_S = 30e-6
-"""The timeline's records are put in order for so long between two polls."""
 
 
 class Multiplexer:
@@ -43,8 +42,7 @@ class Multiplexer:
     launched first. What fails takes its own requests along, and no others.
 
     Args:
-        executor: Runs the model: `smkern.runtime.ModelExecutor` on a GPU (or, slowly, a CPU),
-            `SimExecutor` without.
+        executor: Runs the model: a `ModelExecutor` (slow on a CPU); `SimExecutor` runs none.
         policy: Decides. None: `smkern.policies.Chunked()`.
         tokenizer: For prompts that are texts, for stop texts, and for text in outputs.
         seed: Seed for requests without one of their own.
@@ -119,6 +117,10 @@ class Multiplexer:
             executor.config, executor.pool, executor.max_context, tokenizer, Random(seed)
         )
         self._watchdog = Watchdog(stall_timeout_s)
+        self._fast_forward = fast_forward(
+            executor, policy, log is None or not timeline.is_off, self._lanes, self._queues,
+            self._launcher, self._outputs, self._scheduler, self._watchdog,
+        )  # fmt: skip
         self._future = Arrivals()
         self._count = 0
         self._preemptions = 0
@@ -193,10 +195,8 @@ class Multiplexer:
     # The loop.
 
     def run(self) -> Iterator[Output]:
-        """Serve until nothing is left; yields every token as it comes.
-
-        Requests may be submitted meanwhile. Raises as `step`.
-        """
+        """Serve until nothing is left, also of what is submitted meanwhile; yields every token as
+        it comes. Raises as `step`."""
         while not self.is_idle:
             had_none = not self._unread
             if had_none:
@@ -245,9 +245,8 @@ class Multiplexer:
 
     @property
     def control_us(self) -> Sequence[float]:
-        """Host time of the last steps that launched decode: polled, decided and launched; what is
-        done behind it, prefill's launches and the tokens of a step by which no request ends, is
-        left out."""
+        """Host time of the last steps that launched decode: polled, decided and launched; without
+        what is done behind it: prefill's launches, tokens by which no request ends."""
         return tuple(self._scheduler.control_us)
 
     def stats(self) -> Stats:
@@ -294,10 +293,10 @@ class Multiplexer:
             if not self._requests:
                 return
             until_us = self._lanes.device.now_us() + BLOCKED_US
-        end_s = perf_counter() + SETTLE_S
-        while self.timeline.settle(1):
-            if perf_counter() > end_s:
-                return
+        if not self.timeline.settle_for():
+            return
+        if self._fast_forward is not None:
+            self._fast_forward(until_us)
         self._lanes.wait(until_us)
 
     def _poll(self) -> None:

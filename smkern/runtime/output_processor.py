@@ -72,6 +72,18 @@ class OutputProcessor:
         else:
             self._launcher.settle()
 
+    def skipped(self, launch: InFlight, times_us: Sequence[float]) -> None:
+        """Launches like one on its way were made, and their tokens came at these times."""
+        self.flush()
+        assert launch.draw is not None
+        assert self._log is not None
+        first, count = self._log.add_steps(times_us), len(times_us)
+        for request in launch.draw.requests:
+            request.num_pending += count
+        rows = zip(launch.draw.requests, launch.preemptions, strict=True)
+        ended = count_tokens(rows, count, times_us[-1], self._log, first)
+        assert not ended, "requests that end by a step are looked at"
+
     def flush(self) -> None:
         """Give requests what is owed to them: launches they were not told of, tokens kept."""
         self._launcher.settle()
@@ -83,7 +95,7 @@ class OutputProcessor:
     def _deliver(self, kept: list[tuple[InFlight, Sequence[int], float]]) -> None:
         """Tokens of launches that drew for the same rows to their requests."""
         log = self._log
-        if log is not None and (draw := kept[0][0].draw) and _are_counted(draw.requests):
+        if log is not None and (draw := kept[0][0].draw) and are_counted(draw.requests):
             first = log.add_steps([seen_us for _, _, seen_us in kept])
             counted = zip(draw.requests, kept[0][0].preemptions, strict=True)
             for request in count_tokens(counted, len(kept), kept[-1][2], log, first):
@@ -109,7 +121,7 @@ class OutputProcessor:
                 self._finished(request)
 
 
-def _are_counted(requests: Sequence[Request]) -> bool:
+def are_counted(requests: Sequence[Request]) -> bool:
     """Whether no token of these is looked at: all that matters is how many there are."""
     return all(type(x.ids) is VirtualTokens and not x.to_repeat for x in requests)
 

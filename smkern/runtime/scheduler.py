@@ -54,6 +54,8 @@ class Scheduler:
     Attributes:
         errors: The last errors of the policy, with their times.
         observer: Makes snapshots.
+        steady_steps: Steps of the last decision, where there was nothing but decode and it was
+            plain; else 0.
         control_us: Host time from `began` to the launch of decode, of the last such acts.
     """
 
@@ -77,6 +79,7 @@ class Scheduler:
         self._requests = requests
         self._timeline = timeline
         self.observer = Observer(executor, lanes, queues, launcher)
+        self.steady_steps = 0
         self._rung: int | None = None
         # Decode launches that may be queued when the next is decided.
         self._depth = 0
@@ -141,6 +144,7 @@ class Scheduler:
         again_us = decision.ask_again_us
         self._again_us = None if again_us is None else snapshot.now_us + again_us
         launched = self._carry(decision, began_s)
+        self.steady_steps = decision.steps if _is_steady(snapshot, decision) else 0
         self._state()
         if launched:
             self._rests_since_us = None
@@ -281,6 +285,14 @@ class Scheduler:
             prefilling=self._launcher.prefilling,
             waiting=len(self._queues.waiting),
         )
+
+
+def _is_steady(snapshot: Snapshot, decision: Decision) -> bool:
+    """Whether there was nothing but decode, and the decision was to go on with it."""
+    others = snapshot.waiting or snapshot.prefill or snapshot.joining or snapshot.prefill_queued
+    if others or decision.layers or decision.prefill or decision.pause_decode:
+        return False
+    return decision.join == "polled" and decision.ask_again_us is None
 
 
 def _asks(decision: Decision, snapshot: Snapshot) -> bool:

@@ -78,6 +78,15 @@ class SteadyBatch:
         self.most_left -= 1
         return self.launched
 
+    def skip(self, queues: RequestQueues, steps: int) -> None:
+        """So many steps were launched, and their requests told of them; pages are plenty."""
+        self.launched += steps
+        self.least_left -= steps
+        self.most_left -= steps
+        self.count()
+        has_room = self.extend(queues, 1)
+        assert has_room, "pages of steps that were skipped"
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each when all that is launched is over."""

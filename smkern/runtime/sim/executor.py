@@ -54,6 +54,7 @@ class SimExecutor(Executor):
 
     Attributes:
         device, config, pool, max_running, max_prefill, max_tokens, max_context: See `Executor`.
+        checks: As given.
 
     Raises:
         ArgumentError: limits below 1, `end_probability` without `checks`, or a device without a
@@ -92,6 +93,7 @@ class SimExecutor(Executor):
         if not 0 <= end_probability <= 1:
             raise ArgumentError(f"end_probability={end_probability}: give a number of 0 to 1")
         self.config = config
+        self.checks = checks
         if device is None:
             device = SimDevice(132, range(16, 113, 16), ConstantRates())
         if device.predictor is None:

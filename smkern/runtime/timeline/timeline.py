@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
@@ -21,6 +22,8 @@ CAPACITY = 20_000
 """Launches that are kept: two minutes at 150 a second, about 20 MB."""
 BACKLOG = 4096
 """Records not put in order yet before recording one puts two in order: 2,000 launches' events."""
+SETTLE_S = 30e-6
+"""For so long records are put in order between two polls."""
 
 
 class Timeline:
@@ -71,6 +74,8 @@ class Timeline:
         self._state = State(0.0)
         self._readers: list[Reader] = []
         self._dropped = 0
+
+    is_off = False
 
     @staticmethod
     def off(num_sms: int) -> Timeline:
@@ -166,6 +171,14 @@ class Timeline:
             handle, record = log.popleft()
             handle(*record)
         return len(log)
+
+    def settle_for(self, seconds: float = SETTLE_S) -> bool:
+        """Put records in order for about so long, between two polls; whether none is left."""
+        end_s = perf_counter() + seconds
+        while self.settle(1):
+            if perf_counter() > end_s:
+                return False
+        return True
 
     @property
     def latest_state(self) -> State:
@@ -270,6 +283,8 @@ class Timeline:
 
 class _Off(Timeline):
     """Records nothing."""
+
+    is_off = True
 
     def launched(self, ticket: Ticket) -> None:
         pass
