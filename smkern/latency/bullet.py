@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 from smkern.errors import LatencyError, ProfileError
-from smkern.latency.cost import ELEMENT_BYTES
+from smkern.latency.cost import ELEMENT_BYTES, Load
 from smkern.latency.curve import Curve
-from smkern.latency.factors import Factors
 from smkern.latency.roofline import Bound, Roofline
 from smkern.latency.sample import Sample
 from smkern.latency.scaling import ScalingRates
@@ -28,7 +28,7 @@ class Bullet:
     C_p and D_p are `ScalingRates` of the profile. Factors are sampled at states: SMs with decode
     rows and keys of a row, or new tokens and keys that a token sees; beside a neighbour also its
     new tokens, or its decode rows. Between states a factor is interpolated over the logarithms
-    (`Factors`: every sample counts by its distance, so that the nearest decide).
+    (`Curve`), one coordinate after the other.
 
     A decode step beside prompts of sl new tokens has the bandwidth D_{p,sl} that decode steps were
     measured to have on so many SMs beside prompts of about sl tokens, and a factor of its own for
@@ -69,6 +69,9 @@ class Bullet:
         self._sizes, self._profile, self._tp = sizes, profile, tp
         self._scaling = ScalingRates.of(profile, network_tbps=network_tbps, network_sms=network_sms)
         self._roofline = Roofline(sizes.sharded(tp), profile, rates=self._rates)
+        # Steps of one batch differ by their keys, which attention alone reads.
+        self._parts: Callable[[int, int, int, int, float], _Parts]
+        self._parts = lru_cache(maxsize=4096)(self._sum_parts)
         self._share: Callable[[int, int], float] = lru_cache(maxsize=4096)(self._find_share)
         self._shares = Curve((), ())
         self._alone = self._fit_alone([sample for sample in samples if sample.alone])
@@ -76,8 +79,8 @@ class Bullet:
         decode = [s for s in beside if s.kind == "decode" and s.beside and s.beside.chunks]
         prefill = [s for s in beside if s.kind == "prefill" and s.beside and s.beside.batch]
         self._shares = self._fit_shares(decode)
-        self._decode_beside = Factors(self._beside_point(sample) for sample in decode)
-        self._prefill_beside = Factors(self._beside_point(sample) for sample in prefill)
+        self._decode_beside = _curve(self._beside_point(sample) for sample in decode)
+        self._prefill_beside = _curve(self._beside_point(sample) for sample in prefill)
 
     def alone_us(self, size: Size, num_sms: int) -> float:
         """Time of a launch with nothing beside it.
@@ -119,8 +122,24 @@ class Bullet:
 
     def _scaled_us(self, size: Size, num_sms: int, share: float) -> float:
         """T' with a share of the bandwidth."""
-        us = _sum_us(self._roofline.bounds(size, num_sms), share)
+        if size.chunks:
+            tokens, rows, keys, pairs = Load.of(size)
+            layers = self._sizes.num_layers if size.batch else size.layers
+        else:
+            tokens = rows = size.batch
+            keys = pairs = size.total_kv
+            layers = self._sizes.num_layers
+        parts = self._parts(tokens, rows, layers, num_sms, share)
+        us = parts.others_us
+        us += max(parts.activations_us + keys * parts.key_us, pairs * parts.pair_us)
         return us if self._tp == 1 else us + self._network_us(size, num_sms)
+
+    def _sum_parts(self, tokens: int, rows: int, layers: int, num_sms: int, share: float) -> _Parts:
+        others = self._roofline.others(tokens, rows, layers, num_sms)
+        activations_us, one = self._roofline.attention(tokens, rows, layers, num_sms)
+        return _Parts(
+            _sum_us(others, share), activations_us / share, one.bytes_us / share, one.flops_us
+        )
 
     def _network_us(self, size: Size, num_sms: int) -> float:
         layers = self._sizes.num_layers if size.batch else size.layers
@@ -147,7 +166,7 @@ class Bullet:
             )
         return factors.at(*_point(size, num_sms))
 
-    def _fit_alone(self, samples: list[Sample]) -> dict[Kind, Factors]:
+    def _fit_alone(self, samples: list[Sample]) -> dict[Kind, Curve]:
         points: dict[Kind, list[tuple[tuple[float, ...], float]]] = {}
         for sample in samples:
             point = _point(sample.size, sample.num_sms)
@@ -158,17 +177,16 @@ class Bullet:
                 "no launch was measured alone, so no factor is known; measure some: "
                 "smkern profile --model"
             )
-        return {kind: Factors(found) for kind, found in points.items()}
+        return {kind: _curve(found) for kind, found in points.items()}
 
     def _fit_shares(self, samples: list[Sample]) -> Curve:
         """Decode's share of its bandwidth, by SMs and the neighbour's tokens to a power of 2."""
-        found: dict[tuple[int, int], list[float]] = {}
+        points = []
         for sample in samples:
             assert sample.beside is not None
             rounded = 1 << (sample.beside.new_tokens - 1).bit_length()
-            share = self._solve(sample)
-            found.setdefault((sample.num_sms, rounded), []).append(share)
-        return Curve.of((point, sum(group) / len(group)) for point, group in found.items())
+            points.append(((sample.num_sms, rounded), self._solve(sample)))
+        return _curve(points)
 
     def _solve(self, sample: Sample) -> float:
         """The share of its bandwidth with which a decode step takes as long as it did."""
@@ -200,6 +218,16 @@ class Bullet:
         return point, sample.us / self._scaled_us(size, num_sms, share)
 
 
+class _Parts(NamedTuple):
+    """A launch's least time but for attention, and attention's: for its activations, a key, and a
+    pair, microseconds."""
+
+    others_us: float
+    activations_us: float
+    key_us: float
+    pair_us: float
+
+
 def _point(size: Size, num_sms: int) -> tuple[float, float, float]:
     """A launch's state: SMs, decode rows, keys of each; or SMs, all tokens, keys that one sees."""
     if not size.chunks:
@@ -209,6 +237,14 @@ def _point(size: Size, num_sms: int) -> tuple[float, float, float]:
         tokens += new
         pairs += new * (new + 2 * cached)
     return num_sms, tokens + size.batch, (pairs / 2 + size.total_kv) / (tokens + size.batch)
+
+
+def _curve(points: Iterable[tuple[tuple[float, ...], float]]) -> Curve:
+    """Through points, those at one place by their mean."""
+    groups: dict[tuple[float, ...], list[float]] = {}
+    for point, value in points:
+        groups.setdefault(point, []).append(value)
+    return Curve.of((point, sum(group) / len(group)) for point, group in groups.items())
 
 
 def _sum_us(bounds: tuple[Bound, ...], share: float) -> float:

@@ -43,10 +43,11 @@ class Cell(NamedTuple):
 
 
 class ContentionGuard:
-    """The largest slowdown by cell; a cell without one takes the largest of its nearest.
+    """The largest slowdown by cell; a cell reckons with its neighbours', too.
 
-    Nearest are the cells in the smallest box around it that holds any. A table of what was looked
-    up makes an answer quick; it is emptied when a slowdown grows.
+    Neighbours are the cells that touch it, or where none of these was measured those in the
+    smallest box around it that holds one: a launch lies between measured sizes, not at them. A
+    table of what was looked up makes an answer quick; it is emptied when a slowdown grows.
 
     Example:
         >>> guard = ContentionGuard()
@@ -54,8 +55,8 @@ class ContentionGuard:
         True
         >>> guard.raise_to(Cell(2, 0, 6, 0, 2), 1.3)
         True
-        >>> guard.at(Cell(1, 0, 6, 0, 2)), guard.at(Cell(0, 0, 6, 0, 2))
-        (1.3, 1.2)
+        >>> guard.at(Cell(0, 0, 6, 0, 2)), guard.at(Cell(1, 0, 6, 0, 2))
+        (1.2, 1.3)
     """
 
     __slots__ = ("_found", "_largest")
@@ -80,11 +81,13 @@ class ContentionGuard:
         """The slowdown to reckon with in a cell; of no cell at all, 1."""
         found = self._found.get(cell)
         if found is None:
-            found = self._found[cell] = self._largest.get(cell) or self._of_nearest(cell)
+            found = self._found[cell] = self._of_nearest(cell)
         return found
 
     def _of_nearest(self, cell: Cell) -> float:
-        away = [(_distance(cell, other), -largest) for other, largest in self._largest.items()]
+        away = [
+            (max(1, _distance(cell, other)), -largest) for other, largest in self._largest.items()
+        ]
         return -min(away)[1] if away else 1.0
 
 

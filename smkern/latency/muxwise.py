@@ -21,10 +21,12 @@ class MuxWise:
     The paper fills its grid by measuring 15 x 4 x 20 x 6 = 7,200 pairs: new, cached and a row's
     keys at powers of 4 from 2K to 128K (new and cached not both 128K), about 20 batch sizes, and
     partitions by 16 SMs. Here it is thinned: the cells are the same, but for batches by powers of
-    2, and some two hundred pairs are measured, so that most cells have none; such a cell takes the
-    largest slowdown of the nearest that have one. Other deviations: a slowdown is over the solo-run
+    2, and some two hundred pairs are measured, so that most cells have none: a cell takes the
+    largest slowdown of all that touch it, where the paper has that of a cell's measured corners, or
+    of the nearest that were measured. Other deviations: a slowdown is over the solo-run
     *prediction*, so that the guard covers that predictor's error too, and an observation needs no
-    second measurement; what is shorter than 2K shares the first cell; and those of `SoloRun`.
+    second measurement; what is shorter than 2K shares the first cell; pairs on partitions whose
+    solo run is not known are left out; and those of `SoloRun`.
 
     Args:
         samples: Measured launches, alone and beside each other.
@@ -40,15 +42,17 @@ class MuxWise:
         samples = list(samples)
         self._solo = SoloRun(samples)
         self._guard = ContentionGuard()
+        partitions = self._solo.partitions("decode")
         for sample in samples:
-            if sample.kind == "decode":
+            if sample.kind == "decode" and partitions[0] <= sample.num_sms <= partitions[-1]:
                 self.observe(
                     sample.size, sample.num_sms, sample.us, sample.beside, sample.beside_sms
                 )
         if not self._guard:
             raise LatencyError(
-                f"no decode step beside prompts among {len(samples)} samples, so the guard knows "
-                "no slowdown; measure pairs: smkern profile --model"
+                f"no decode step beside prompts on {partitions[0]} to {partitions[-1]} SMs among "
+                f"{len(samples)} samples, so the guard knows no slowdown; measure pairs: smkern "
+                "profile --model"
             )
 
     def alone_us(self, size: Size, num_sms: int) -> float:

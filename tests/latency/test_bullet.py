@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError, LatencyError, ProfileError
 from smkern.latency import Chunk, Size
 from smkern.latency.bullet import Bullet
-from smkern.latency.factors import Factors
 from smkern.latency.sample import Sample
 from smkern.latency.scaling import ScalingRates
 from tests.latency.small import LAYERS, SIZES
@@ -187,21 +186,6 @@ def test_with_one_factor_longer_takes_longer_and_more_sms_do_not(
     assert got.alone_us(step(batch, 10 * batch), sms + 1) <= us
 
 
-POINTS = [((16, 64), 2.0), ((32, 64), 1.0), ((32, 1024), 4.0)]
-
-
-def test_factors_come_back_and_lie_between() -> None:
-    factors = Factors(POINTS)
-    assert [factors.at(*point) for point, _ in POINTS] == [2.0, 1.0, 4.0]
-    # one octave from 2.0, two from 1.0 and more from 4.0: 2.0 counts 16 times as much as 1.0
-    near = factors.at(8, 64)
-    assert 1.9 < near < 2.0
-
-
-def test_points_that_are_alike_share_their_mean() -> None:
-    assert Factors([((100,), 1.0), ((100.1,), 3.0)]).at(100) == 2.0
-
-
-@given(st.floats(0.1, 1e6), st.floats(0.1, 1e6))
-def test_no_factor_lies_beyond_the_measured(x: float, y: float) -> None:
-    assert 1.0 <= Factors(POINTS).at(x, y) <= 4.0
+def test_samples_of_one_state_count_by_their_mean() -> None:
+    got = model(Sample(STEP, SMS, 2 * STEP_US), Sample(STEP, SMS, 3 * STEP_US))
+    assert got.alone_us(STEP, SMS) == pytest.approx(2.5 * STEP_US)

@@ -70,6 +70,10 @@ def test_of_neighbours_as_near_the_worse_one_counts() -> None:
     guard.raise_to(Cell(2, 0, 4, 0, 3), 1.2)
     guard.raise_to(Cell(1, 0, 4, 0, 5), 9.0)
     assert guard.at(Cell(1, 0, 4, 0, 3)) == 1.4
+    # a cell that was measured lies beside worse ones, too
+    assert guard.at(Cell(2, 0, 4, 0, 3)) == 1.2
+    assert guard.at(Cell(2, 0, 4, 0, 4)) == 9.0
+    assert guard.at(Cell(0, 0, 4, 0, 3)) == 1.4
     assert len(guard) == 3
 
 
@@ -124,8 +128,16 @@ def test_no_measured_pair_exceeds_its_guard(pairs: list[tuple[int, int, float]])
 
 
 def test_without_pairs_the_guard_is_missing() -> None:
-    with pytest.raises(LatencyError, match="no decode step beside prompts among 16 samples"):
+    with pytest.raises(LatencyError, match="beside prompts on 50 to 100 SMs among 16 samples"):
         MuxWise(SAMPLES)
+
+
+def test_pairs_on_a_partition_without_a_solo_run_are_left_out() -> None:
+    outside = Sample(STEP, 20, 1e9, PROMPT, 80)
+    model = MuxWise([*SAMPLES, beside(1.1), outside])
+    assert model.slowdown(STEP, 50, PROMPT, 50) == pytest.approx(1.1)
+    with pytest.raises(LatencyError, match="guard knows no slowdown"):
+        MuxWise([*SAMPLES, outside])
 
 
 def test_without_a_solo_run_there_is_no_model() -> None:
