@@ -25,6 +25,7 @@ from smkern.errors import SmkernError
 from smkern.kernels.ledger import counters
 from smkern.models import SamplingParams
 from smkern.policies import Policy
+from smkern.runtime.handle import Handle
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.timeline.timeline import Timeline
@@ -34,7 +35,7 @@ PROMPTS = 16
 """Different prompts, each of which comes again with another beginning: none is found in a cache."""
 CAPACITY = 60_000
 """Launches that are kept: two minutes of layers launched one by one."""
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 KEYS = 64
 """Step times are told by the mean keys of a row, in steps of so many."""
 
@@ -113,7 +114,7 @@ class Workload:
             options: Of the `Multiplexer`.
 
         Raises:
-            WatchError: rows that did not all decode, or grow, for two minutes.
+            WatchError: rows that did not all decode, or grow, for a minute.
         """
         serving = _Serving(self, executor, policy, clock or NoClock(), watts, options)
         with frozen():  # a pass of the collector over all that torch has takes some steps' time
@@ -229,22 +230,24 @@ class _Serving:
         self._params = workload.params(executor.max_context)
         self._once = SamplingParams(max_new_tokens=1, ignore_eos=True)
         self._coming: set[int] = set()
+        self._rows: list[Handle] = []
         self._found = Watched()
 
     def run(self, seconds: float, preheat_s: float) -> Watched:
-        self._fill()
-        compiled, counts_from = counters().compilations, perf_counter() + preheat_s
-        self._top_up()
-        while self._found.seconds < seconds:
-            self._window(counts_from)
-        self._clear()
+        try:
+            self._fill()
+            compiled, counts_from = counters().compilations, perf_counter() + preheat_s
+            self._top_up()
+            while self._found.seconds < seconds:
+                self._window(counts_from)
+        finally:
+            self._clear()
         self._found.compiled = counters().compilations - compiled
         return self._told()
 
     def _fill(self) -> None:
         """Have the rows' prompts computed, so that later they begin at once."""
-        for text in self._own:
-            self._mux.submit(text, self._once)
+        self._rows = [self._mux.submit(text, self._once) for text in self._own]
         for output in self._mux.run():
             _raise(output)
 
@@ -255,7 +258,7 @@ class _Serving:
     def _window(self, counts_from: float) -> None:
         """Replace all rows; from when they all decode on, watch them grow."""
         mux, load, found = self._mux, self._load, self._found
-        rows = [mux.submit(text, self._params, priority=1) for text in self._own]
+        rows = self._rows = [mux.submit(text, self._params, priority=1) for text in self._own]
         last = dict.fromkeys([row.id for row in rows], 0.0)
         joined = drawn = 0
         low, high = load.bounds
@@ -265,10 +268,9 @@ class _Serving:
             _raise(output)
             id_, now = output.id, perf_counter()
             if id_ in last:
-                if not last[id_]:
-                    joined += 1
-                elif counts:
+                if last[id_] and counts:
                     gaps.append(1e6 * (now - last[id_]))
+                joined += not (last[id_] or begin_us)
                 last[id_] = now
                 drawn += 1
             elif id_ in self._coming:
@@ -298,7 +300,9 @@ class _Serving:
             row.cancel()
 
     def _clear(self) -> None:
-        """Let nothing be left."""
+        """Let nothing be left, also where something went wrong."""
+        for row in self._rows:
+            row.cancel()
         for id_ in self._coming:
             self._mux.cancel(id_)
         for _ in self._mux.run():

@@ -15,7 +15,7 @@ from smkern.bench.runtime.equal import served_cells as equal_cells
 from smkern.bench.runtime.figures import Spans
 from smkern.bench.runtime.served import ablation_cells, host_cells, memory_cells
 from smkern.bench.runtime.served_load import ServedLoad, open_load, policies_named
-from smkern.bench.runtime.watch import Workload, tokens_within
+from smkern.bench.runtime.watch import WatchError, Workload, tokens_within
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor, step_rows
 from smkern.bench.suite import UnknownNameError
 from smkern.kv import KvPool, KvSizes
@@ -59,6 +59,16 @@ def test_all_policies_are_watched_over_the_same_contexts(policy):
     figures = found.figures()
     assert 0 < figures["tbt_p50_ms"] <= figures["tbt_p99_ms"] <= figures["tbt_max_ms"]
     assert figures["tokens_per_ms"] > 0
+
+
+def test_a_load_that_is_not_served_is_an_error_and_leaves_nothing(monkeypatch):
+    with open_executor(weights(), SIZES) as executor:
+        with monkeypatch.context() as patched:
+            patched.setattr("smkern.bench.runtime.watch.PATIENCE_S", 0.0)
+            with pytest.raises(WatchError, match="of 3 rows decode and have drawn 1 of"):
+                WORKLOAD.watch(executor, Chunked(chunk_tokens=8), 0.05)
+        assert executor.pool.usage.held == 0
+        assert WORKLOAD.watch(executor, Chunked(chunk_tokens=8), 0.02).seconds >= 0.02
 
 
 def test_rows_begin_with_one_token_behind_pages_that_are_found_again():
