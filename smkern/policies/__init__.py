@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+from smkern.policies.adaptive import Adaptive
 from smkern.policies.bullet import Bullet
 from smkern.policies.check import check
 from smkern.policies.chunked import Chunked
@@ -27,11 +28,13 @@ POLICIES = MappingProxyType(
         "drift": Drift,
         "muxwise": MuxWise,
         "bullet": Bullet,
+        "adaptive": Adaptive,
     }
 )
 """All policies, by the names that commands and results have for them."""
 
 __all__ = [
+    "Adaptive",
     "Bullet",
     "Chunked",
     "Drift",

@@ -59,6 +59,12 @@ class Prices:
         """A decode step with nothing beside it; 0 where nothing decodes."""
         return self._alone_us(self.step, num_sms) if self.step.batch else 0.0
 
+    def grown_step_us(self, rows: int, keys: int, num_sms: int) -> float:
+        """A decode step of so many more rows and keys, with nothing beside it."""
+        layers, step = self._snapshot.num_layers, self.step
+        size = Size((), layers, layers, False, step.batch + rows, step.total_kv + keys)
+        return self._predictor.alone_us(size, num_sms)
+
     def prompts_us(self, chunks: Iterable[tuple[int, int]], num_sms: int) -> float:
         """All layers of a batch of prompts with nothing beside them."""
         return self._alone_us(self._prompts(chunks), num_sms)

@@ -12,6 +12,7 @@ from smkern.errors import ArgumentError
 from smkern.policies import (
     ORDERS,
     POLICIES,
+    Adaptive,
     Bullet,
     Chunked,
     Decision,
@@ -47,7 +48,7 @@ def policies(draw: st.DrawFn) -> Policy:
         "ttft_slo_ms": draw(st.sampled_from((None, 1.0, 1000.0))),
         "order": draw(st.sampled_from(tuple(ORDERS))),
     }
-    if made in (DuetServe, Drift, MuxWise, Bullet):
+    if made in (Adaptive, DuetServe, Drift, MuxWise, Bullet):
         return made(Linear(), tbt_slo_ms=draw(st.sampled_from(LIMITS)), **limits)
     limit = None if predictor is None else draw(st.sampled_from((None, *LIMITS)))
     limits |= {"predictor": predictor, "tbt_slo_ms": limit}
@@ -149,7 +150,7 @@ def test_all_take_the_same_settings_and_show_them(name: str) -> None:
         made(predictor=7, tbt_slo_ms=12.5)
 
 
-@pytest.mark.parametrize("name", ["duetserve", "drift", "muxwise", "bullet"])
+@pytest.mark.parametrize("name", ["adaptive", "duetserve", "drift", "muxwise", "bullet"])
 def test_what_splits_by_a_limit_needs_both(name: str) -> None:
     with pytest.raises(ArgumentError, match=r"tbt_slo_ms=None.*give both"):
         POLICIES[name](predictor=Linear())

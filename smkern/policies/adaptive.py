@@ -1,0 +1,290 @@
+"""Ours: at every decision the way by which prompts go fastest while tokens come in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from smkern.latency.predictor import Predictor
+from smkern.policies.admission import Batch, admitted, chunks_of, ids_of
+from smkern.policies.check import check_counts
+from smkern.policies.decision import Decision
+from smkern.policies.lateness import Lateness
+from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left
+from smkern.policies.order import Order, order_named
+from smkern.policies.pricing import Chunks, Prices
+from smkern.policies.search import largest
+from smkern.policies.settings import Limits, order_shown, required, shown
+from smkern.policies.snapshot import Snapshot
+
+QUANTUM = 64
+"""Tokens that a chunk grows by."""
+MAX_PREFILL_TOKENS = 2048
+"""New tokens of a batch of prompts beside decode steps: the last of it waits for all of it."""
+LATE = 0.0085
+"""Share of tokens that may be late: p99 of all gaps stays under the limit, with a margin."""
+FIRST_AIM = 0.97
+ROOM_TO_GROW = 0.95
+"""Share of the limit that a decode step may take when requests are admitted: its rows grow."""
+
+Mode = Literal["mixed", "split", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way to go on with prompts.
+
+    Attributes:
+        mode: "mixed": a chunk in the decode forward; "split": layers beside decode steps; "turns":
+            layers and decode steps one after another on the whole device.
+        rate: New tokens a microsecond.
+        rung: SMs of the decode side, where it splits.
+        tokens: New tokens of the chunk or batch.
+        step_us: Decode step, as predicted.
+        hurry: Whether two steps of a split fit the limit, so that no request that joins is late.
+    """
+
+    mode: Mode
+    rate: float
+    rung: int | None
+    tokens: int
+    step_us: float
+    hurry: bool = False
+
+
+class Adaptive:
+    """Chunks, a split, or turns: whichever computes most prompt tokens a time under the limit.
+
+    When a batch of prompts can begin, three ways are priced: the largest chunk in the next decode
+    forward; a batch by layers on the SMs that the smallest split under the limit leaves; layers in
+    turns with decode steps on the whole device. The fastest of those that keep tokens in time is
+    taken. A batch on its way moves its split with every decode step, as rows come and keys grow.
+
+    A request that joins from a split waits for the step that runs, so its second token may be late:
+    at most twice a step. With many tokens a request that is few of all; with short outputs it is
+    not, and then the split gets so many SMs that two steps fit the limit, or prompts go in chunks.
+    What is late is counted by the device's own times (`Lateness`), up to `late` of all tokens is
+    spent, and the aim of each way follows its own steps, so predictions that are off by some
+    percent, or a chip whose clock falls, cost speed and no tokens.
+
+    A request is admitted where the decode step with it keeps the limit on the whole device.
+
+    Args:
+        predictor: Prices launches, alone and beside each other.
+        tbt_slo_ms: Limit of the time between two tokens; p99 of all is kept under it.
+        ttft_slo_ms: First token of requests that have no deadline, for the order.
+        order: In which requests wait.
+        max_prefill_tokens: New tokens of a batch beside decode steps.
+        late: Share of tokens that may be late.
+        modes: The ways that may be taken.
+
+    Raises:
+        ArgumentError: no predictor or limit, or settings that cannot be.
+
+    Source: ours; rungs by need as in MuxWise section 3.4, mixed forwards where they keep the limit
+        as in DuetServe section 4.2.
+
+    Example:
+        >>> from smkern.latency import TablePredictor
+        >>> from smkern.policies import Adaptive, Snapshot, Waiting
+        >>> snapshot = Snapshot(
+        ...     now_us=0.0, trigger="decode", waiting=(Waiting(7, 0.0, 2000),), prefill=None,
+        ...     preempted=None, running_kv=(2048,) * 64, token_age_us=0.0, decode_queued=0,
+        ...     prefill_queued=0, rung=None, rungs=(16, 32, 48), num_sms=132, num_layers=36,
+        ...     free_pages=500, page_size=16, max_running=96, max_prefill=4, max_tokens=8192,
+        ... )
+        >>> decision = Adaptive(TablePredictor.load("qwen3-8b"), tbt_slo_ms=20).decide(snapshot)
+        >>> decision.rung, decision.prefill
+        (32, (7,))
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor | None = None,
+        *,
+        tbt_slo_ms: float | None = None,
+        ttft_slo_ms: float | None = None,
+        order: str | Order = "slack",
+        max_prefill_tokens: int = MAX_PREFILL_TOKENS,
+        late: float = LATE,
+        modes: tuple[Mode, ...] = ("mixed", "split", "turns"),
+    ) -> None:
+        check_counts({"max_prefill_tokens": max_prefill_tokens})
+        self.order = order_named(order)
+        self._predictor = required(predictor, tbt_slo_ms)
+        limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
+        self.lateness = Lateness(limits.tbt_us, late, FIRST_AIM)
+        self._limit_us = limits.tbt_us
+        self._max_prefill_tokens = max_prefill_tokens
+        self._modes = modes
+        self._near = 1
+        self._mode: Mode = "mixed"
+        self._hurry = False
+        """Whether the split of the batch on its way has two steps within the limit."""
+
+    def __repr__(self) -> str:
+        return shown(
+            "Adaptive",
+            tbt_slo_ms=self._limit_us / 1000,
+            order=order_shown(self.order),
+            max_prefill_tokens=self._max_prefill_tokens,
+        )
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The next step, with as many prompt tokens as may go with it."""
+        self.lateness.see(snapshot.ended, snapshot.num_sms)
+        prices = Prices(self._predictor, snapshot)
+        if snapshot.prefill is not None:
+            return self._go_on(snapshot, prices, snapshot.prefill.chunks)
+        batch = self._admitted(snapshot, prices)
+        if not batch:
+            steps = 1 if snapshot.joining or snapshot.waiting else 2
+            return Decision(steps=steps, reason="decode alone")
+        if not snapshot.batch:
+            if snapshot.joining and snapshot.prefill_queued:
+                return Decision(reason="joining first")
+            return Decision(
+                prefill=ids_of(batch), chunk_tokens=snapshot.max_tokens, reason="prompts alone"
+            )
+        return self._begin(snapshot, prices, batch)
+
+    def _admitted(self, snapshot: Snapshot, prices: Prices) -> Batch:
+        """Requests that may begin: those whose tokens the device could draw in time, too."""
+        batch = admitted(snapshot, snapshot.max_tokens)
+        if not batch or not snapshot.batch:
+            return batch
+        most_us = ROOM_TO_GROW * self._limit_us
+        total = snapshot.num_sms
+
+        def fits(count: int) -> bool:
+            keys = sum(request.tokens + request.cached for request in batch[:count])
+            return prices.grown_step_us(snapshot.joining + count, keys, total) <= most_us
+
+        if fits(len(batch)):
+            return batch
+        if not fits(1):
+            return ()
+        return batch[: largest(fits, len(batch), 1)]
+
+    def _begin(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Decision:
+        """The fastest way that keeps tokens in time; decode alone where none does."""
+        tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
+        chunks = tuple(chunks_of(batch, tokens))
+        plans = []
+        if "mixed" in self._modes and not snapshot.prefill_queued:
+            plans.append(self._mixed(snapshot, prices, batch))
+        if "split" in self._modes:
+            plans += [self._split(snapshot, prices, chunks, hurry) for hurry in (False, True)]
+        if "turns" in self._modes and not snapshot.joining:
+            plans.append(self._turns(snapshot, prices, chunks))
+        plan = max((x for x in plans if x is not None), key=lambda x: x.rate, default=None)
+        if plan is None:
+            return Decision(reason=f"decode alone: {len(batch)} prompts would make tokens late")
+        self._mode, self._hurry = plan.mode, plan.hurry
+        why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
+        if plan.mode == "mixed":
+            begun = chunks_of(batch, plan.tokens)
+            ids = ids_of(batch[: len(begun)])
+            return Decision(prefill=ids, chunk_tokens=plan.tokens, steps=2, reason=why)
+        ids = ids_of(batch[: len(chunks)])
+        layers = self._layers(snapshot, prices, chunks, plan.rung)
+        return Decision(
+            rung=plan.rung,
+            prefill=ids,
+            chunk_tokens=tokens,
+            layers=max(1, layers),
+            steps=1 if snapshot.joining else 2,
+            reason=why,
+        )
+
+    def _go_on(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Decision:
+        """The next layers of the batch on its way."""
+        left = layers_left(snapshot)
+        if not snapshot.batch:
+            few = snapshot.prefill_queued >= GROUPS_AHEAD
+            layers = 0 if few else min(left, GROUP_LAYERS)
+            return Decision(layers=layers, reason="prompts alone")
+        rung = None
+        if self._mode == "split":
+            rung = self._rung(snapshot, prices, chunks, self._hurry)
+        layers = min(left, self._layers(snapshot, prices, chunks, rung))
+        if rung is None:
+            return Decision(layers=layers, reason="turns")
+        ends = left - layers <= layers
+        step_us = prices.step_beside_us(rung, chunks, snapshot.num_sms - rung)
+        why = f"split: step {step_us / 1000:.1f} ms"
+        return Decision(
+            rung=rung, layers=layers, steps=1 if ends or snapshot.joining else 2, reason=why
+        )
+
+    def _layers(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, rung: int | None) -> int:
+        """Layers of the next group: a decode step's time beside it, or what a turn holds."""
+        if rung is not None:
+            if snapshot.prefill_queued >= GROUPS_AHEAD:
+                return 0
+            return min(
+                prices.layers_of_a_step(chunks, rung, snapshot.num_sms - rung), snapshot.num_layers
+            )
+        if snapshot.prefill_queued:
+            return 0
+        aim_us = self.lateness.aims["turns"] * self._limit_us
+        return min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
+
+    def _mixed(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Plan | None:
+        aim_us = self.lateness.aims["mixed"] * self._limit_us
+        useful = sum(request.tokens for request in batch)
+        most = max(1, min(-(-useful // QUANTUM), snapshot.max_tokens // QUANTUM))
+
+        def mixed_us(count: int) -> float:
+            return prices.mixed_us(chunks_of(batch, count * QUANTUM))
+
+        count = largest(lambda count: mixed_us(count) <= aim_us, most, self._near)
+        self._near = max(count, self._near) if count == most else count
+        us = mixed_us(count)
+        tokens = min(count * QUANTUM, snapshot.max_tokens)
+        late = snapshot.batch if us > aim_us else 0
+        if not self.lateness.allows(late, snapshot.batch):
+            return None
+        return Plan("mixed", min(useful, tokens) / us, None, tokens, us)
+
+    def _split(
+        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool
+    ) -> Plan | None:
+        """A batch by layers beside decode steps; with `hurry`, of half the limit."""
+        rung = self._rung(snapshot, prices, chunks, hurry)
+        if rung is None:
+            return None
+        beside = snapshot.num_sms - rung
+        step_us = prices.step_beside_us(rung, chunks, beside)
+        us = prices.prompts_beside_us(chunks, beside, rung)
+        gaps = snapshot.batch * us / step_us
+        # The rest of the step that runs when its prompt ends, at any moment of it, and the next.
+        late = len(chunks) * min(max((2 * step_us - self._limit_us) / step_us, 0.0), 1.0)
+        if not self.lateness.allows(late, gaps):
+            return None
+        rate = sum(new for new, _ in chunks) / us
+        return Plan("split", rate, rung, self._max_prefill_tokens, step_us, hurry)
+
+    def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
+        aim_us = self.lateness.aims["turns"] * self._limit_us
+        step_us = prices.step_us(snapshot.num_sms)
+        us = prices.prompts_us(chunks, snapshot.num_sms)
+        layers = min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
+        turn_us = step_us + us * layers / snapshot.num_layers
+        late = snapshot.batch if turn_us > aim_us else 0
+        if not self.lateness.allows(late, snapshot.batch):
+            return None
+        turns = ceil(snapshot.num_layers / layers)
+        rate = sum(new for new, _ in chunks) / (us + turns * step_us)
+        return Plan("turns", rate, None, self._max_prefill_tokens, turn_us)
+
+    def _rung(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool) -> int | None:
+        """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
+        aim_us = self.lateness.aims["split"] * self._limit_us / (2 if hurry else 1)
+        for rung in snapshot.rungs:
+            if prices.step_us(rung) > aim_us:
+                continue
+            if prices.step_beside_us(rung, chunks, snapshot.num_sms - rung) <= aim_us:
+                return rung
+        return None

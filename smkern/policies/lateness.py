@@ -1,0 +1,91 @@
+"""How many tokens came late, as a policy sees it by the launches that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from smkern.policies.snapshot import Ended
+
+WINDOW = 20_000.0
+"""Tokens over which lateness is counted; older ones fade."""
+NEAR = 0.8
+"""Steps of at least this share of the limit say how well it is kept."""
+BACK_OFF = 0.005
+"""What a late step takes from the aim; one that is on time gives 1/400 of it back, so that about
+one step in 400 is late by its own length."""
+LEAST_AIM, MOST_AIM = 0.8, 0.99
+
+
+class Lateness:
+    """The gaps between tokens, read off the device's own times, and what follows from them.
+
+    A row's gap is from one decode launch's end to the next one's; that of a request that joins is
+    from the end of its prompt. `aim` is the share of the limit that a step may be planned for: it
+    falls where steps turn out longer than predicted, and so takes in a chip's clock.
+
+    Args:
+        limit_us: Limit of a gap.
+        allowed: Share of late gaps that is wanted at most.
+        aim: What a step is planned for at first, as a share of the limit.
+
+    Attributes:
+        aims: The aim of steps with prompts in the same forward ("mixed"), beside prompts ("split")
+            and of others ("turns").
+    """
+
+    def __init__(self, limit_us: float, allowed: float, aim: float) -> None:
+        self.aims = dict.fromkeys(("mixed", "split", "turns"), aim)
+        self._limit_us = limit_us
+        self._allowed = allowed
+        self._gaps, self._late = WINDOW / 2, 0.0
+        self._last_us: float | None = None
+        self._joined: list[tuple[float, int]] = []
+
+    @property
+    def share(self) -> float:
+        """Late gaps of the last ones."""
+        return self._late / self._gaps
+
+    def allows(self, late: float, gaps: float) -> bool:
+        """Whether so many more late gaps among so many are within what is wanted."""
+        return self._late + late <= self._allowed * (self._gaps + gaps)
+
+    def see(self, ended: Iterable[Ended], num_sms: int) -> None:
+        """Launches that ended since the last look.
+
+        Args:
+            ended: They, in the order of their ends.
+            num_sms: SMs of the whole device.
+        """
+        for launch in ended:
+            if launch.lane == "prefill":
+                if launch.size.head:
+                    self._joined.append((launch.ended_us, len(launch.size.chunks)))
+                continue
+            self._step(launch, num_sms)
+            self._last_us = launch.ended_us
+
+    def _step(self, launch: Ended, num_sms: int) -> None:
+        size = launch.size
+        come = [join for join in self._joined if join[0] <= launch.began_us]
+        self._joined = [join for join in self._joined if join[0] > launch.began_us]
+        for since_us, count in come:
+            self._count(count, launch.ended_us - since_us)
+        going_on = size.batch - sum(count for _, count in come)
+        if going_on <= 0 or self._last_us is None:
+            return
+        gap_us = launch.ended_us - self._last_us
+        self._count(going_on, gap_us)
+        mode = "mixed" if size.chunks else "split" if launch.num_sms < num_sms else "turns"
+        aim = self.aims[mode]
+        if gap_us > self._limit_us:
+            self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF)
+        elif gap_us > NEAR * self._limit_us:
+            self.aims[mode] = min(MOST_AIM, aim + BACK_OFF / 400)
+
+    def _count(self, rows: int, gap_us: float) -> None:
+        self._gaps += rows
+        self._late += rows * (gap_us > self._limit_us)
+        if self._gaps > WINDOW:
+            self._late *= WINDOW / self._gaps
+            self._gaps = WINDOW
