@@ -24,6 +24,7 @@ from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.sizes import FIRST_CONTEXT
+from smkern.runtime.model.warming import warm_sizes
 from smkern.runtime.place import Place
 
 WORKLOAD = Workload(running=64, context=2048, prompt=4096)
@@ -228,7 +229,8 @@ def open_load(
 
 
 def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload) -> int:
-    """Compile the GEMMs of decode steps, prompts, rows that come again and mixed forwards."""
+    """Compile side by side the GEMMs of decode steps, prompts, rows that come again, of what
+    `ModelExecutor.warm` runs, and of mixed forwards."""
     if not torch.cuda.is_available():
         return 0
     decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
@@ -236,6 +238,7 @@ def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Wo
     rows = {*plan.chunk_rows, *(running + chunk for chunk in plan.served_chunks)}
     rows |= {*range(running, most + running + 1, ROWS_EVERY)}
     again = [(tokens, tokens) for tokens in range(1, sizes.max_prefill + 1)]
+    again += [(tokens, min(tokens, sizes.max_prefill)) for tokens in warm_sizes(most)]
     return compile_forwards(
         weights.config,
         [
