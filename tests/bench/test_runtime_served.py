@@ -191,7 +191,7 @@ def test_policies_serve_by_name_and_a_resumed_run_skips_what_it_has(tmp_path, mo
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["temporal", "duetserve"])
+@pytest.mark.parametrize("name", ["temporal", "duetserve", "adaptive"])
 def test_any_policy_is_told_its_limit(name):
     with open_executor(weights(), replace(SIZES, rungs=(24, 40))) as executor:
         (cell,) = load_of(executor).row(name, 50.0, 0.02)
