@@ -4,6 +4,7 @@ from smkern.latency.bullet import Bullet
 from smkern.latency.correction import Corrected
 from smkern.latency.drift import Drift
 from smkern.latency.duetserve import DuetServe
+from smkern.latency.fitted import load_model, read_model
 from smkern.latency.models import MODELS
 from smkern.latency.muxwise import MuxWise
 from smkern.latency.predictor import Predictor
@@ -26,4 +27,6 @@ __all__ = [
     "Sample",
     "Size",
     "TablePredictor",
+    "load_model",
+    "read_model",
 ]
