@@ -27,7 +27,7 @@ from smkern.policies.snapshot import Running, Snapshot, Waiting
 
 LAYERS = 4
 """Layers of a step of prompts; the paper says that their number is fixed, and not what it is."""
-LOOKED = 64
+LOOKED = 32
 """Requests of the queue that are reordered at a time."""
 LOOK_AGAIN_US = 10_000.0
 """How long a percentile over all that decode is taken as it was: it costs 0.1 us a request."""
@@ -69,7 +69,7 @@ class Bullet:
         - "Arithmetic intensity reaches its peak" where twice the tokens take twice the time, to
           5%, by the predictor: that is where a roofline turns.
         - Predicted times of waiting requests are in proportion to their new tokens, from one
-          prediction, and the first 64 are looked at.
+          prediction, and the first 32 are looked at.
         - A request goes first, whatever its length, once it could not wait for another batch.
         - Balanced is the rung nearest to half of the device.
         - Near the last layer decode gets the next larger rung while prompts keep theirs: both share
@@ -91,6 +91,8 @@ class Bullet:
         >>> decision.rung, decision.prefill, decision.layers
         (16, (8,), 4)
     """
+
+    decodes_alone_steadily = True
 
     def __init__(
         self,

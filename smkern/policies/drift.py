@@ -79,6 +79,8 @@ class Drift:
         28
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         predictor: Predictor | None = None,
@@ -124,12 +126,14 @@ class Drift:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next round."""
+        running = snapshot.prefill
+        if running is None and not snapshot.waiting:
+            return split(snapshot, None, layers=0, steps=AHEAD)
         if self._join == "gang" and (snapshot.decode_queued or snapshot.prefill_queued):
             return Decision(pause_decode=True, steps=AHEAD, reason="a gang begins together")
         if snapshot.prefill_queued > 1:
             return split(snapshot, snapshot.rung, layers=0)
         prices = Prices(self._predictor, snapshot)
-        running = snapshot.prefill
         batch, tokens = self._next(snapshot, prices)
         if not batch and running is None:
             return split(snapshot, None, layers=0, steps=AHEAD)

@@ -93,6 +93,8 @@ class DuetServe:
         (16, 36, True, 'gang')
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         predictor: Predictor | None = None,

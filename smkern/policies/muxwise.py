@@ -75,6 +75,8 @@ class MuxWise:
         True
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         predictor: Predictor | None = None,

@@ -44,6 +44,8 @@ class PrefillFirst:
         ((7,), 36, True)
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         predictor: Predictor | None = None,

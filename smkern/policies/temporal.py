@@ -52,6 +52,8 @@ class Temporal:
         (None, (7,), 4)
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         predictor: Predictor | None = None,

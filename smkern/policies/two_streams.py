@@ -44,6 +44,8 @@ class TwoStreams:
         (None, True, 4)
     """
 
+    decodes_alone_steadily = True
+
     def __init__(
         self,
         predictor: Predictor | None = None,

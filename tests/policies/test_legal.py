@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,18 @@ def test_decisions_are_legal_and_go_on(policy: Policy, moments: list[Snapshot]) 
             assert goes_on(decision, snapshot)
         if not snapshot.decode_queued and not snapshot.prefill_queued:
             assert does_something(decision, snapshot)
+
+
+@given(policies(), st.lists(snapshots(), min_size=2, max_size=3))
+def test_alone_decode_goes_on_as_it_did(policy: Policy, moments: list[Snapshot]) -> None:
+    """What they promise by `decodes_alone_steadily`: simulations do not ask them then."""
+    if not getattr(policy, "decodes_alone_steadily", False):
+        return
+    alone = [
+        replace(one, waiting=(), prefill=None, preempted=None, joining=0, prefill_queued=0)
+        for one in moments
+    ]
+    assert len({policy.decide(one) for one in alone}) == 1
 
 
 def does_something(decision: Decision, snapshot: Snapshot) -> bool:
