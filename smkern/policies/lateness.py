@@ -47,8 +47,8 @@ class Lateness:
         return self._late / self._gaps
 
     def allows(self, late: float, gaps: float) -> bool:
-        """Whether so many more late gaps among so many are within what is wanted."""
-        return self._late + late <= self._allowed * (self._gaps + gaps)
+        """Whether so many more late gaps among so many may be risked; none always may."""
+        return late <= 0 or self._late + late <= self._allowed * (self._gaps + gaps)
 
     def see(self, ended: Iterable[Ended], num_sms: int) -> None:
         """Launches that ended since the last look.

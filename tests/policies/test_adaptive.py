@@ -1,0 +1,127 @@
+"""Adaptive: which way prompts go, and what makes it change its mind."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smkern.errors import ArgumentError
+from smkern.latency import Size
+from smkern.policies import Adaptive, Ended
+from smkern.policies.adaptive import Mode
+from tests.policies.snapshots import LAYERS, RUNGS, batch, moment, waiting
+
+ROWS = (500,) * 10
+NOW = moment(waiting=waiting(1000), running_kv=ROWS)
+
+
+class Shares:
+    """A step takes 8 ms on 40 SMs and more, prompts 25 us a token on all; both in one forward take
+    the sum. So on 24 SMs a step takes 13.3 ms, and 1,000 tokens beside it 30.6."""
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        step = 320_000.0 / min(num_sms, 40) if size.batch else 0.0
+        return step + 25.0 * size.new_tokens * size.layers / size.num_layers * 132 / num_sms
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        return 1.0
+
+
+def adaptive(limit_ms: float = 15.0, **options) -> Adaptive:
+    return Adaptive(Shares(), tbt_slo_ms=limit_ms, **options)
+
+
+def test_the_smallest_split_under_the_limit_where_it_is_fastest() -> None:
+    # 32.7 tokens/ms; a chunk of 256 in 14.4 ms would be 17.8, nine layers a turn 17.5
+    decision = adaptive().decide(NOW)
+    assert (decision.rung, decision.prefill, decision.layers) == (24, (0,), 16)
+    assert decision.reason.startswith("split: step 13.3 ms, 32.7 tokens/ms")
+
+
+@pytest.mark.parametrize(
+    ("modes", "tokens", "layers"), [(("mixed",), 256, 0), (("turns",), 2048, 9)]
+)
+def test_other_ways_where_they_are_asked_for(
+    modes: tuple[Mode, ...], tokens: int, layers: int
+) -> None:
+    decision = adaptive(modes=modes).decide(NOW)
+    assert (decision.rung, decision.chunk_tokens, decision.layers) == (None, tokens, layers)
+
+
+def test_chunks_where_the_limit_leaves_room() -> None:
+    # All 1,000 tokens in a forward of 33 ms: 30.3 tokens/ms; on 120 SMs beside 12 it would be 33
+    # at steps of 26.7 ms, but there is no such rung: 16 leaves 116, 35.2 tokens/ms at 20 ms.
+    assert adaptive(35.0).decide(NOW).rung == 16
+    assert adaptive(35.0, modes=("mixed", "turns")).decide(NOW).chunk_tokens == 1024
+
+
+def late(policy: Adaptive, rows: int) -> None:
+    """Tell a policy of a step in which all rows were late."""
+    size = Size((), LAYERS, LAYERS, False, rows, 500 * rows)
+    steps = [Ended("decode", 132, size, 0.0, 9e3), Ended("decode", 132, size, 9e3, 30e3)]
+    policy.lateness.see(steps, 132)
+
+
+def test_without_room_for_late_tokens_requests_do_not_join_a_long_step() -> None:
+    policy = adaptive()
+    late(policy, 100)
+    assert policy.decide(NOW).rung is None
+    # with steps of half the limit nobody is late
+    hurry = adaptive(18.0)
+    late(hurry, 100)
+    assert hurry.decide(NOW).rung == 48
+
+
+def test_nothing_begins_where_every_way_would_be_late() -> None:
+    policy = adaptive(8.3)
+    late(policy, 100)
+    decision = policy.decide(NOW)
+    assert not decision.prefill
+    assert decision.reason.startswith("decode alone")
+
+
+def test_a_request_waits_where_its_tokens_could_not_be_drawn_in_time() -> None:
+    class Rows(Shares):
+        def alone_us(self, size: Size, num_sms: int) -> float:
+            return 1000.0 * size.batch + super().alone_us(size, num_sms) / 8
+
+    policy = Adaptive(Rows(), tbt_slo_ms=14.0)
+    decision = policy.decide(moment(waiting=waiting(100, 100, 100, 100), running_kv=ROWS))
+    assert len(decision.prefill) == 2
+    full = moment(waiting=waiting(100), running_kv=(500,) * 13)
+    assert policy.decide(full).prefill == ()
+
+
+def test_a_batch_on_its_way_moves_with_its_rows() -> None:
+    policy = adaptive()
+    assert policy.decide(NOW).rung == 24
+    going = moment(prefill=batch(1000, launched=16), running_kv=ROWS, prefill_queued=1)
+    decision = policy.decide(going)
+    assert (decision.rung, decision.layers, decision.steps) == (24, 16, 1)
+    slower = Adaptive(Shares(), tbt_slo_ms=12.0)
+    assert slower.decide(NOW).rung == 32
+
+
+def test_prompts_take_all_where_nothing_decodes() -> None:
+    decision = adaptive().decide(moment(waiting=waiting(3000)))
+    assert (decision.rung, decision.prefill, decision.layers) == (None, (0,), 0)
+
+
+def test_it_needs_a_limit_and_a_predictor() -> None:
+    with pytest.raises(ArgumentError, match="give both"):
+        Adaptive(Shares())
+    with pytest.raises(ArgumentError, match="without a predictor"):
+        Adaptive(tbt_slo_ms=15.0)
+
+
+@given(st.floats(9.0, 60.0), st.floats(1.0, 2.0))
+def test_a_tighter_limit_never_gives_decode_less(limit_ms: float, factor: float) -> None:
+    tight, loose = (
+        adaptive(x, modes=("split",)).decide(NOW) for x in (limit_ms, limit_ms * factor)
+    )
+    if tight.rung is None:
+        assert not tight.prefill
+    else:
+        assert loose.rung is not None
+        assert RUNGS.index(loose.rung) <= RUNGS.index(tight.rung)

@@ -1,0 +1,93 @@
+"""How many tokens came late, read off launches that ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.latency import Chunk, Size
+from smkern.policies import Ended
+from smkern.policies.lateness import BACK_OFF, LEAST_AIM, MOST_AIM, WINDOW, Lateness
+
+LIMIT = 10_000.0
+
+
+def lateness(allowed: float = 0.01) -> Lateness:
+    return Lateness(LIMIT, allowed, 0.95)
+
+
+def step(began: float, ended: float, rows: int, *, num_sms: int = 132, chunk: int = 0) -> Ended:
+    chunks = (Chunk(chunk),) if chunk else ()
+    return Ended("decode", num_sms, Size(chunks, 4, 4, bool(chunk), rows, 100 * rows), began, ended)
+
+
+def prompts(ended: float, count: int, *, head: bool = True) -> Ended:
+    return Ended("prefill", 100, Size((Chunk(64),) * count, 4, 4, head), ended - 1, ended)
+
+
+def late_tokens(seen: Lateness) -> float:
+    return seen.share * WINDOW / 2
+
+
+def test_a_gap_is_from_one_step_to_the_next() -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 50)], 132)
+    seen.see([step(9_000, 18_000, 50), step(18_000, 28_500, 50)], 132)
+    assert seen.share == pytest.approx(50 / (WINDOW / 2 + 100))
+
+
+def test_who_joins_waits_from_the_end_of_its_prompt() -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 50)], 132)
+    # two come in the middle of a step, which is without them; their first is the next
+    seen.see([prompts(12_000, 2), step(9_000, 18_000, 50), step(18_000, 27_000, 52)], 132)
+    assert seen.share == pytest.approx(2 / (WINDOW / 2 + 102))
+
+
+def test_layers_without_a_head_bring_nobody() -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 50), prompts(9_000, 2, head=False), step(9_000, 18_000, 50)], 132)
+    assert seen.share == 0
+
+
+def test_the_first_step_after_a_pause_is_late_for_nobody() -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 1), prompts(900_000, 1), step(900_000, 909_000, 1)], 132)
+    assert seen.share == 0
+
+
+@pytest.mark.parametrize(
+    ("num_sms", "chunk", "mode"), [(132, 64, "mixed"), (32, 0, "split"), (132, 0, "turns")]
+)
+def test_the_aim_of_what_was_late_falls(num_sms: int, chunk: int, mode: str) -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 5), step(9_000, 20_000, 5, num_sms=num_sms, chunk=chunk)], 132)
+    expected = dict.fromkeys(seen.aims, 0.95) | {mode: 0.95 - BACK_OFF}
+    assert seen.aims == pytest.approx(expected)
+
+
+def test_the_aim_rises_only_by_steps_near_the_limit_and_stays_in_bounds() -> None:
+    seen = lateness()
+    seen.see([step(5_000 * i, 5_000 * (i + 1), 5) for i in range(1000)], 132)
+    assert seen.aims["turns"] == 0.95
+    seen.see([step(9_000 * i, 9_000 * (i + 1), 5) for i in range(600, 20_000)], 132)
+    assert seen.aims["turns"] == MOST_AIM
+    seen.see([step(11_000 * i, 11_000 * (i + 1), 5) for i in range(17_000, 17_100)], 132)
+    assert seen.aims["turns"] == LEAST_AIM
+
+
+def test_what_may_be_late_is_a_share_of_all() -> None:
+    seen = lateness(allowed=0.01)
+    assert seen.allows(WINDOW / 2 * 0.01, 0)
+    assert not seen.allows(WINDOW / 2 * 0.01 + 1, 0)
+    assert seen.allows(WINDOW / 2 * 0.01 + 1, 100)
+    seen.see([step(0, 9_000, 500), step(9_000, 20_000, 500)], 132)
+    assert not seen.allows(1, 0)
+    assert seen.allows(0, 0)
+
+
+def test_old_lateness_fades() -> None:
+    seen = lateness()
+    seen.see([step(11_000 * i, 11_000 * (i + 1), 100) for i in range(20)], 132)
+    before = seen.share
+    seen.see([step(9_000 * i, 9_000 * (i + 1), 100) for i in range(25, 1025)], 132)
+    assert seen.share < 0.05 * before
