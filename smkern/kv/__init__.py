@@ -1,20 +1,8 @@
 """The paged KV cache: a pool of pages, prefix reuse, numbers sent to the device."""
 
-from smkern.kv.held import PoolUsage
-from smkern.kv.page_pool import PagePool
-from smkern.kv.pool import KvPool
-from smkern.kv.prefix import BlockChain, Event
-from smkern.kv.staging import Staging
-from smkern.kv.storage import KvSizes
-from smkern.kv.virtual import VirtualTokens
+from __future__ import annotations
 
-__all__ = [
-    "KvPool",
-    "PagePool",
-    "KvSizes",
-    "BlockChain",
-    "Event",
-    "PoolUsage",
-    "Staging",
-    "VirtualTokens",
-]
+from smkern.lazy import attach_stub
+
+# A pool without memory loads no torch.
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

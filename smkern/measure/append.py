@@ -13,7 +13,7 @@ from smkern.ops.append.call import Call as Arguments
 from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import append as reference
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 from smkern.tuning.append import AppendProblem
 
 Kind = Literal["plain", "rope", "norm-rope", "fp8"]

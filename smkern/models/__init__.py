@@ -11,38 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from smkern.models.activations import ActivationBuffers, MoeBuffers, StepBuffers
-from smkern.models.architecture import MoeConfig
-from smkern.models.config import ModelConfig
-from smkern.models.decoder import Decoder
-from smkern.models.graph import DecodeGraph, DecodeInputs
-from smkern.models.layers import AttentionWeights, DenseLayer, Layer, MoeLayer
-from smkern.models.presets import preset, presets
-from smkern.models.sampling import SamplingParams
-from smkern.models.step import Step
-from smkern.models.warming import ModelCalls
-from smkern.models.weights import Weights
+from smkern.lazy import attach_stub
 
-__all__ = [
-    "ActivationBuffers",
-    "AttentionWeights",
-    "DecodeGraph",
-    "DecodeInputs",
-    "Decoder",
-    "DenseLayer",
-    "Layer",
-    "ModelCalls",
-    "ModelConfig",
-    "MoeBuffers",
-    "MoeConfig",
-    "MoeLayer",
-    "SamplingParams",
-    "Step",
-    "StepBuffers",
-    "Weights",
-    "preset",
-    "presets",
-]
+# At once: the function has its module's name.
+from smkern.models.presets import preset as preset
+from smkern.models.presets import presets as presets
+
+# Sizes of a model and how its tokens are drawn load no torch.
+_resolve, __dir__, __all__ = attach_stub(__name__, __file__)
 
 _MOVED = {
     "Arena": "smkern.models.ActivationBuffers",
@@ -55,8 +31,8 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """An error that names the new place of what is no longer here."""
+    """A name of the stub, or an error that names the new place of what is no longer here."""
     if name in _MOVED:
         # An AttributeError would lose its text in `from smkern.models import LLM`.
         raise ImportError(f"smkern.models.{name} is {_MOVED[name]} now: import it from there")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _resolve(name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 Architecture = Literal["llama", "qwen3", "qwen3_moe"]
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -17,7 +18,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """Our name of each Hugging Face model class."""
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def dtypes() -> tuple[torch.dtype, ...]:
+    """Dtypes of weights and activations, bf16 first."""
+    import torch
+
+    return torch.bfloat16, torch.float16, torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,28 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from smkern.errors import ConfigError
+from smkern.limits import HEAD_DIMS
 from smkern.models.architecture import (
     ARCHITECTURES,
-    DTYPES,
     Architecture,
     MoeConfig,
     check_count,
+    dtypes,
 )
 from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
-from smkern.ops.checks import HEAD_DIMS
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K
 from smkern.tuning.rows import MAX_WIDTH
 from smkern.tuning.sample import MAX_VOCAB
+
+if TYPE_CHECKING:
+    import torch
+
+_BF16 = cast("torch.dtype", "bf16, looked up when it is asked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ModelConfig:
     tied: bool = False
     moe: MoeConfig | None = None
     initializer_range: float = 0.02
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype = _BF16
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -99,8 +102,17 @@ class ModelConfig:
                 f"rms_eps={self.rms_eps}, initializer_range={self.initializer_range}: neither may "
                 "be below 0"
             )
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype}: there is {[str(x) for x in DTYPES]}")
+        if self.dtype is _BF16:
+            object.__delattr__(self, "dtype")
+        elif self.dtype not in dtypes():
+            raise ConfigError(f"dtype={self.dtype}: there is {[str(x) for x in dtypes()]}")
+
+    def __getattr__(self, name: str) -> Any:
+        """The default dtype, when it is first asked for: what needs sizes alone loads no torch."""
+        if name != "dtype":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        object.__setattr__(self, "dtype", dtypes()[0])
+        return self.dtype
 
     @classmethod
     def from_hf(cls, source: Any) -> ModelConfig:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models.architecture import ARCHITECTURES, DTYPES, Architecture, MoeConfig
-from smkern.ops.rope import Rope
+from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, dtypes
+from smkern.rope import Rope
+
+if TYPE_CHECKING:
+    import torch
 
 _MODEL_TYPES: Mapping[str, Architecture] = {
     "llama": "llama",
@@ -139,8 +140,8 @@ def _moe(hf: Mapping[str, Any]) -> MoeConfig:
 
 
 def _dtype(hf: Mapping[str, Any]) -> torch.dtype:
-    given = _get(hf, "dtype", _get(hf, "torch_dtype", torch.bfloat16))
-    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    given = _get(hf, "dtype", _get(hf, "torch_dtype", "bfloat16"))
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in dtypes()}
     name = str(given).removeprefix("torch.")
     if name not in names:
         raise ConfigError(f"dtype={given!r}: there is {sorted(names)}; convert the checkpoint")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import WeightsError
-from smkern.models.architecture import DTYPES
+from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.names import fused_names, is_ignorable, named_weights
@@ -144,9 +144,9 @@ def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool)
             f"{name} in {source} has shape {list(tensor.shape)}, the configuration wants "
             f"{list(place.shape)}: use the config.json that belongs to it"
         )
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in dtypes():
         raise WeightsError(
-            f"{name} in {source} is {tensor.dtype}, there is {[str(x) for x in DTYPES]}: use a "
+            f"{name} in {source} is {tensor.dtype}, there is {[str(x) for x in dtypes()]}: use a "
             "checkpoint that is not quantized"
         )
     if tensor.dtype is not place.dtype and not convert:

@@ -10,7 +10,7 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.from_hf import token_ids
 from smkern.models.hub import read_json
-from smkern.ops.rope import Llama3, Rope
+from smkern.rope import Llama3, Rope
 
 _QWEN3: dict[str, Any] = {
     "vocab_size": 151_936,

@@ -14,7 +14,6 @@ from smkern.ops.gemm import gemm
 from smkern.ops.gemm.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.moe import grouped_gemm, moe_permute, moe_unpermute, topk_softmax
 from smkern.ops.moe.warmup import MoeCalls
-from smkern.ops.rope import Linear, Llama3, Rope, Yarn
 from smkern.ops.rows import RowsCalls, add_rms_norm, embedding, rms_norm, silu_and_mul
 from smkern.ops.sample import SampleCalls, sample
 from smkern.ops.swiglu import (
@@ -24,6 +23,7 @@ from smkern.ops.swiglu import (
     gemm_swiglu_workspace_bytes,
 )
 from smkern.ops.warmup import WarmupReport, warmup
+from smkern.rope import Linear, Llama3, Rope, Yarn
 
 __all__ = [
     "AppendCalls",

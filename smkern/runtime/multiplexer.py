@@ -9,9 +9,9 @@ from random import Random
 from time import perf_counter
 
 from smkern.errors import ArgumentError, DeviceError, SmkernError
+from smkern.limits import as_int
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Tokenizer
-from smkern.ops.checks import as_int
 from smkern.policies import Chunked, Policy, order_named
 from smkern.policies.check import checked_policy
 from smkern.runtime.executor import Executor, MemoryReport

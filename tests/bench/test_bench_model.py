@@ -35,7 +35,7 @@ SIZES = {"num_layers": 2, "hidden_size": 64, "num_q_heads": 2, "num_kv_heads": 1
 
 
 def tiny(name: str = "qwen3-8b"):
-    from smkern.ops.rope import Rope
+    from smkern.rope import Rope
 
     config = preset(name)
     inner = {} if config.moe else {"intermediate_size": 96}

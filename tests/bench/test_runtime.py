@@ -28,7 +28,7 @@ from smkern.bench.runtime.steady_bench import SteadyBench
 from smkern.bench.runtime.stock_steps import StockSteps
 from smkern.bench.tables.runtime import gains_table
 from smkern.models import preset
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Place
 from tests.bench.doubles import run_suite

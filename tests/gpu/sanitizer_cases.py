@@ -100,7 +100,7 @@ def attention(kernel: str) -> None:
 
 def append() -> None:
     """Small steps of every kind; then tables, lengths, ranges and positions of garbage."""
-    from smkern.ops.rope import Rope
+    from smkern.rope import Rope
     from tests.gpu.append_support import plain_options, run, run_plain
     from tests.ops.append_cases import FP8, Case, make
 

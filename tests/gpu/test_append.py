@@ -11,7 +11,7 @@ import torch
 import smkern
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.reference import append as reference
-from smkern.ops.rope import Rope, Yarn
+from smkern.rope import Rope, Yarn
 from tests.gpu.append_support import (
     check,
     cloned,

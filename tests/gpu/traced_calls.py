@@ -24,10 +24,10 @@ from smkern.ops.moe.route import TOPK, Topk
 from smkern.ops.moe.unpermute import UNPERMUTE, Unpermute
 from smkern.ops.operator_warmup import aligned
 from smkern.ops.reference import moe as reference
-from smkern.ops.rope import Rope
 from smkern.ops.rows.call import numbers_of, problem_of
 from smkern.ops.sample import call as sampling
 from smkern.ops.sample.operators import SAMPLE
+from smkern.rope import Rope
 from smkern.tuning.append import AppendConfig
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import MoeConfig

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 from smkern.tuning.append import AppendProblem
 
 NAN = float("nan")

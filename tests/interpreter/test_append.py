@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smkern.kernels.append_launch import launch_interpreted
 from smkern.ops.reference import append as reference
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 from smkern.tuning.append import AppendConfig, Budget
 from tests.interpreter.append_support import Case, inputs
 

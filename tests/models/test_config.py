@@ -10,7 +10,7 @@ import torch
 
 from smkern.errors import ConfigError
 from smkern.models import ModelConfig, MoeConfig, preset, presets
-from smkern.ops.rope import Llama3
+from smkern.rope import Llama3
 from tests.models.peers import FAMILIES, hf_config
 
 PARAMETERS = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 
 NAN = float("nan")
 FP8 = torch.float8_e4m3fn

@@ -17,8 +17,8 @@ from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import append as reference
-from smkern.ops.rope import Rope
 from smkern.ops.streams import Streams
+from smkern.rope import Rope
 from smkern.tuning.append import APPEND_FAMILY, VECTOR, AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
 from tests.ops.conftest import FakeProfile

@@ -12,7 +12,7 @@ from torch.library import opcheck
 import smkern.ops as smkern
 from smkern.errors import ArgumentError
 from smkern.ops.reference import append as reference
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 from tests.ops.append_cases import ALL, DECODE, FP8, Case, make
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smkern.ops.reference import append as reference
-from smkern.ops.rope import Rope
+from smkern.rope import Rope
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 4, 24
 KV_LENS = [9, 3, 1, 30, 5]

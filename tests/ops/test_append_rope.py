@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smkern.errors import ArgumentError
-from smkern.ops.rope import Linear, Llama3, Rope, Yarn
+from smkern.rope import Linear, Llama3, Rope, Yarn
 
 LLAMA = Llama3(8.0, 1.0, 4.0, 8192)
 YARN = Yarn(4.0, 32768)

@@ -12,9 +12,9 @@ import torch
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.append.warmup import AppendCalls
 from smkern.ops.operator_warmup import joined, work_of
-from smkern.ops.rope import Rope
 from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
+from smkern.rope import Rope
 from smkern.tuning.append import Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
 from tests.ops.test_append_eager import FakeDevice

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor, isfinite, log, pi
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from smkern.device import torch_device
 from smkern.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 MAX_TABLE_STEP = 1 << 16
 """Positions whose fp64 angles are held at once."""
@@ -178,7 +179,7 @@ class Rope:
         self,
         max_position: int,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """[max_position, rotary_dim]: cosines of all pairs, then sines, times the attention factor.
 
@@ -187,13 +188,16 @@ class Rope:
         Args:
             max_position: positions 0 to max_position - 1.
             device: where it shall lie; None: torch's default.
-            dtype: computed in fp64 and rounded once to this.
+            dtype: computed in fp64 and rounded once to this; None: fp32.
 
         Raises:
             ArgumentError: `max_position` below 1.
         """
         if isinstance(max_position, bool) or not isinstance(max_position, int) or max_position < 1:
             raise ArgumentError(f"max_position={max_position!r}: give a whole number of at least 1")
+        import torch
+
+        dtype = torch.float32 if dtype is None else dtype
         half = self.rotary_dim // 2
         frequencies = self._frequencies()
         table = torch.empty(max_position, self.rotary_dim, dtype=dtype)
@@ -206,6 +210,8 @@ class Rope:
 
     def _frequencies(self) -> Tensor:
         """[rotary_dim / 2] fp64 on the CPU."""
+        import torch
+
         steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu")
         plain = self.theta ** (-steps / self.rotary_dim)
         if isinstance(self.scaling, Linear):
@@ -225,6 +231,8 @@ def _llama3(plain: Tensor, s: Llama3) -> Tensor:
 
 
 def _yarn(plain: Tensor, s: Yarn, rotary_dim: int, theta: float) -> Tensor:
+    import torch
+
     def dimension(turns: float) -> float:
         """Where a pair makes so many turns over the original context."""
         return rotary_dim * log(s.original_max_position / (turns * 2 * pi)) / (2 * log(theta))
