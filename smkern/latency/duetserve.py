@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from smkern.errors import ArgumentError
@@ -25,11 +26,11 @@ class DuetServe:
             F = 4 h_q q (q+c) d_h + 2 h_q q (q+c), B = 2 h_q q d_h s + 2 h_kv (q+c) d_h s
         total = L (sum of max(F / rate(S), B / bandwidth(S)) + 2 all-reduces) + classifier
 
-    Nothing is fitted: rate and bandwidth are those that the profile measured of S SMs. There is no
-    term for contention. What the text leaves open: QKV is one product of three times the hidden
-    width and the gate and up one of twice the inner one, as with each once a model would have two
-    thirds of its weights and decode could not be overpredicted, as Figure 8 has it; a norm and the
-    gate count four FLOPs a number. `corrected` mends the formulas:
+    Nothing is fitted: rate and bandwidth are the ceilings that the profile has of S SMs, or what
+    `rates` says. There is no term for contention. What the text leaves open: QKV is one product of
+    three times the hidden width and the gate and up one of twice the inner one, as with each once a
+    model would have two thirds of its weights and decode could not be overpredicted, as Figure 8
+    has it; a norm and the gate count four FLOPs a number. `corrected` mends the formulas:
 
     - attention computes the causal half of its pairs;
     - keys and values are as wide as their heads (grouped), not as the hidden width;
@@ -45,6 +46,7 @@ class DuetServe:
         sizes: The model.
         profile: The device: bandwidth and FLOP rate by SMs.
         corrected: With the formulas mended.
+        rates: TB/s and TFLOP/s of so many SMs, such as `achieved_rates`; None: the profile's.
         tp: GPUs that share the model.
         nvlink_tbps: Bandwidth of all links of a GPU in one direction, TB/s.
         startup_us: Time to start one of a ring's steps, microseconds.
@@ -70,6 +72,7 @@ class DuetServe:
         profile: Profile,
         *,
         corrected: bool = False,
+        rates: Callable[[int], tuple[float, float]] | None = None,
         tp: int = 1,
         nvlink_tbps: float = 0.45,
         startup_us: float = 3.0,
@@ -85,6 +88,7 @@ class DuetServe:
         self._startup_us = startup_us
         self._num_layers = sizes.num_layers
         self._profile = profile
+        self._rates = rates or self._ceilings
         heads, kv_heads = sizes.q_size // sizes.head_dim, sizes.kv_size // sizes.head_dim
         self._sizes = sizes.sharded(tp)
         self._masked = 0.5 if corrected else 0.0
@@ -173,7 +177,7 @@ class DuetServe:
         width = hidden // self._tp
         return linear(tokens, hidden, 3 * width), linear(tokens, width, hidden)
 
-    def _rates(self, num_sms: int) -> tuple[float, float]:
+    def _ceilings(self, num_sms: int) -> tuple[float, float]:
         return self._profile.bandwidth(num_sms), self._profile.flops(num_sms)
 
 

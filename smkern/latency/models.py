@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from smkern.latency.achieved import achieved_rates
 from smkern.latency.bullet import Bullet
 from smkern.latency.drift import Drift
 from smkern.latency.duetserve import DuetServe
@@ -26,6 +27,10 @@ def _corrected(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -
     return DuetServe(sizes, profile, corrected=True)
 
 
+def _achieved(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
+    return DuetServe(sizes, profile, rates=achieved_rates(samples, sizes, profile))
+
+
 def _drift(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
     return Drift(samples)
 
@@ -45,6 +50,7 @@ def _ignored(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> 
 MODELS: dict[str, Factory] = {
     "duetserve": _duetserve,
     "duetserve_corrected": _corrected,
+    "duetserve_achieved": _achieved,
     "bullet": Bullet,
     "drift": _drift,
     "muxwise": _muxwise,
