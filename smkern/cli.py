@@ -17,6 +17,10 @@ from smkern.errors import SmkernError
 COMMANDS = {
     "doctor": ("smkern.doctor", "What this machine can do; every partition backend tried."),
     "demo": ("smkern.examples.demo", "See it: two policies, partitions, a GEMM inside them."),
+    "replay": (
+        "smkern.bench.replay.command",
+        "A trace of requests under policies, simulated or on the GPU: attainment, goodput.",
+    ),
     "timeline": (
         "smkern.runtime.timeline.command",
         "A saved timeline of the runtime as a picture and as a page.",
@@ -50,6 +54,7 @@ SUITES = {
         "smkern.bench.runtime.suite",
         "Decode beside prefill against chunked prefill, and what the runtime costs.",
     ),
+    "replay": ("smkern.bench.replay.grid", "Goodput of every policy on real traces, simulated."),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from smkern.bench.plots import models, operators
+from smkern.bench.plots import models, operators, replay
 from smkern.bench.results import COMMITTED, Results, load_results, results_folder
 from smkern.device import has_gpu
 from smkern.errors import SmkernError
@@ -20,6 +20,7 @@ PICTURES: dict[str, Callable[[Results], Iterable[Picture]]] = {
     "ops": operators.ops,
     "model": models.model,
     "runtime": models.runtime,
+    "replay": replay.pictures,
     "cliffs": operators.cliffs,
     "partitions": operators.partitions,
 }

@@ -47,7 +47,7 @@ class Comparison:
     goodputs: dict[str, Goodput] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *_aligned(self.table()), self.verdict()])
+        return "\n".join([self.title, *aligned(self.table()), self.verdict()])
 
     def table(self) -> list[tuple[str, ...]]:
         """A row a policy under a row of names; times in ms."""
@@ -257,7 +257,8 @@ def _ms(value: float | None) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines, the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -6,17 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from smkern import policies as _policies
 from smkern.errors import ArgumentError
-from smkern.policies import Policy
+from smkern.policies import POLICIES, Policy
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
 
-POLICIES: dict[str, Any] = getattr(_policies, "POLICIES", None) or {
-    "chunked": _policies.Chunked,
-    "static_split": _policies.StaticSplit,
-}
 FIRST = {"chunked": "chunk_tokens", "static_split": "decode_sms"}
 """What a setting without a name is."""
 

@@ -62,26 +62,27 @@ def draw_comparison(result: Comparison, path: Path) -> Path:
     return _written(Picture(path.stem, heading, panels, len(panels), size), path)
 
 
-def draw_rates(title: str, attainment: Points, latency: Mapping[str, Points], path: Path) -> Path:
+def rates_picture(
+    name: str, title: str, attainment: Points, latency: Mapping[str, Points]
+) -> Picture:
     """Attainment and latencies over the rate.
 
     Args:
-        title: Above the picture.
+        name: Of the picture's file.
+        title: Above it.
         attainment: Share of gaps and first tokens that keep their limits, by policy and rate.
         latency: A panel's title and its points, ms.
-        path: The picture.
     """
     panels = [_panel("within the limits", attainment, "share", "requests/s", 0.99)]
-    panels += [_panel(name, points, "ms", "requests/s") for name, points in latency.items()]
-    return _written(Picture(path.stem, title, panels), path)
+    panels += [_panel(panel, points, "ms", "requests/s") for panel, points in latency.items()]
+    return Picture(name, title, panels)
 
 
-def draw_limits(title: str, goodputs: Mapping[str, Points], path: Path) -> Path:
+def limits_picture(name: str, title: str, goodputs: Mapping[str, Points]) -> Picture:
     """Goodput over the limit of TBT, a panel a trace."""
-    panels = [
-        _panel(name, points, "requests/s", "TBT limit, ms") for name, points in goodputs.items()
-    ]
-    return _written(Picture(path.stem, title, panels), path)
+    over = "TBT limit, ms"
+    panels = [_panel(panel, points, "requests/s", over) for panel, points in goodputs.items()]
+    return Picture(name, title, panels)
 
 
 def draw_splits(title: str, served: Sequence[Served], path: Path) -> Path:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from smkern.policies import Policy
     from smkern.runtime.multiplexer import Multiplexer
 
-LEAD_S = 0.1
-"""Between the first submission and the first arrival."""
 WARM = 0.2
 """Share of the requests, the first ones, that are not counted."""
 
@@ -54,12 +52,17 @@ class Session(Protocol):
         """The prompt of a request."""
         ...
 
+    def lead_s(self, trace: Trace) -> float:
+        """How long submitting takes, at most: the first request comes so much later."""
+        ...
+
     def now_us(self) -> float:
         """The clock that arrivals and tokens are measured with."""
         ...
 
-    def close(self, served: Served) -> None:
-        """It is over: what the runtime knows goes into `served`, what still runs is cancelled."""
+    def close(self, served: Served, live: Sequence[int]) -> None:
+        """It is over: what the runtime knows goes into `served`, and requests that are not through
+        (their numbers in the runtime) are cancelled."""
         ...
 
 
@@ -144,10 +147,12 @@ def replay(
     warm_s = records[min(int(warm * len(records)), len(records) - 1)].at_s
     session = server.open(policy, keep=keep)
     served = Served(name or repr(policy), trace, records, warm_s, records[-1].at_s)
+    loop = _Loop(session, trace, served, slo, drain)
     try:
-        _Loop(session, trace, served, slo, drain).run()
+        loop.run()
     finally:
-        session.close(served)
+        session.close(served, loop.live)
+    served.split = [(at_s - loop.begin_s, rung) for at_s, rung in served.split]
     return served
 
 
@@ -169,8 +174,17 @@ class _Loop:
         self._live: dict[int, int] = {}
         self._submitted = 0
         self._ahead = len(trace) if session.ahead is None else session.ahead
-        self._begin_us = session.now_us() + 1e6 * LEAD_S
-        self._last_us = self._begin_us + 1e6 * self._records[-1].at_s
+        self._begin_us = session.now_us() + 1e6 * session.lead_s(trace)
+
+    @property
+    def live(self) -> list[int]:
+        """Numbers in the runtime of requests that are not through."""
+        return list(self._live)
+
+    @property
+    def begin_s(self) -> float:
+        """When the trace began, on the session's clock."""
+        return 1e-6 * self._begin_us
 
     def run(self) -> None:
         """To the end of the trace, or until the verdict is certain."""

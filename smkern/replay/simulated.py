@@ -107,6 +107,9 @@ class SimSession:
         self._keep = keep
         self._page_size = sizes.page_size
 
+    def lead_s(self, trace: Trace) -> float:
+        return 0.0
+
     def now_us(self) -> float:
         return self._device.now_us()
 
@@ -118,7 +121,7 @@ class SimSession:
             size = max(size // self._page_size, 1) * self._page_size
         return VirtualTokens(request.prompt_tokens, request.blocks, block_tokens=size)
 
-    def close(self, served: Served) -> None:
+    def close(self, served: Served, live: Sequence[int]) -> None:
         if not self._keep:
             return
         served.stats = self.mux.stats()

@@ -10,7 +10,7 @@ from smkern.errors import ArgumentError
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
-RUNGS = (8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96, 112)
+RUNGS = (8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 72, 80, 96, 112)
 """SMs of the decode side: close together where decode steps still gain by more of them."""
 KV_TOKENS = 700_000
 HBM_BYTES = 141e9

@@ -10,9 +10,10 @@ import smkern
 from smkern.errors import ArgumentError, TraceError
 from smkern.latency import Size
 from smkern.models import preset
+from smkern.panels import write
 from smkern.policies import StaticSplit
 from smkern.replay import Arrival, Comparison, SimServer, Sizes, Trace, compare, replay
-from smkern.replay.plots import draw_limits, draw_rates, draw_splits
+from smkern.replay.plots import draw_splits, limits_picture, rates_picture
 
 
 class Flat:
@@ -91,8 +92,8 @@ def test_pictures(result: Comparison, tmp_path: Path) -> None:
     points = {"mixed": [(1.0, 0.9), (2.0, 0.5)]}
     found = [
         result.plot(tmp_path / "one.png"),
-        draw_rates("rates", points, {"TTFT": points}, tmp_path / "rates.png"),
-        draw_limits("limits", {"a trace": points}, tmp_path / "limits.png"),
+        write(rates_picture("rates", "title", points, {"TTFT": points}), tmp_path),
+        write(limits_picture("limits", "title", {"a trace": points}), tmp_path),
         draw_splits("splits", list(result.served.values()), tmp_path / "splits.png"),
     ]
     assert all(path.read_bytes()[1:4] == b"PNG" for path in found)

@@ -1,0 +1,142 @@
+"""What is replayed: models and their limits, traces, orders, and each policy's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from smkern.bench.suite import UnknownNameError
+from smkern.policies import ORDERS, POLICIES
+from smkern.replay import GENERATORS, Sizes, Trace, load_trace, sizes_for
+
+Cell = dict[str, Any]
+
+LIMITS_MS: dict[str, tuple[float, ...]] = {
+    "qwen3-8b": (10.0, 15.0, 30.0, 50.0),
+    "qwen3-14b": (20.0, 30.0, 50.0),
+    "qwen3-32b": (30.0, 40.0, 80.0, 100.0),
+    "qwen3-30b-a3b": (10.0, 15.0, 30.0, 50.0),
+}
+FILES = {
+    "azure-code": "azure_code_2023_first_half.csv",
+    "azure-conversation": "azure_conv_2023_first_half.csv",
+    "mooncake-conversation": "mooncake_conversation_first_half.jsonl",
+}
+TRACES = (*FILES, "openthoughts-like", "writing-like")
+"""Of the goodput table: three that were recorded, two generated ones of long outputs."""
+FOLDER = Path("build") / "traces"
+"""Where recorded traces are looked for: they are never part of the project."""
+
+SECONDS = 120.0
+LEAST_REQUESTS = 600
+"""Fewer, and 1% of them are too few to be counted."""
+OUTPUTS = 3.0
+"""A window is so many times as long as its mean output takes at the limit, so that the number of
+requests that decode has settled."""
+
+CHUNKS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+SPLITS = (16, 20, 24, 32, 40, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A cell of the table: one policy on one trace under one limit.
+
+    Attributes:
+        model: A preset's name.
+        trace: A name of `TRACES`, a generator's, or a path.
+        tbt_slo_ms: Limit of p99 of the time between tokens; None for a bound, which has no gaps.
+        order: In which order requests wait.
+        policy: A name of `POLICIES` with its settings, or "bound".
+    """
+
+    model: str
+    trace: str
+    tbt_slo_ms: float | None
+    order: str
+    policy: str
+
+    def cell(self, **about: Any) -> Cell:
+        """A cell of a results file."""
+        case: Cell = {"model": self.model, "trace": trace_name(self.trace)}
+        case |= {"tbt_slo_ms": self.tbt_slo_ms, "order": self.order}
+        return {"op": "replay", "case": case | about, "provider": self.policy}
+
+
+def trace_name(trace: str) -> str:
+    """What a cell calls a trace: the name of a file without its folder."""
+    return Path(trace).stem if Path(trace).suffix in (".csv", ".jsonl") else trace
+
+
+@lru_cache(maxsize=8)
+def trace_named(trace: str, folder: Path = FOLDER, requests: int = 6000) -> Trace:
+    """A trace by its name in tables, by a generator's, or from a path."""
+    return load_trace(folder / FILES[trace] if trace in FILES else trace, requests=requests)
+
+
+def sizes_of(model: str) -> Sizes:
+    """What serves a model in a replay."""
+    from smkern.models.presets import preset
+
+    return sizes_for(preset(model))
+
+
+def requests_for(
+    trace: Trace,
+    rate_rps: float,
+    tbt_ms: float,
+    seconds: float = SECONDS,
+    least: int = LEAST_REQUESTS,
+) -> int:
+    """Requests of a replay: of so many seconds at about a rate, or until decode has settled."""
+    output = sum(x.output_tokens for x in trace.requests) / len(trace)
+    seconds = max(seconds, OUTPUTS * output * 1e-3 * tbt_ms)
+    return max(least, round(rate_rps * seconds))
+
+
+def settings_of(policy: str, chunk: int | None = None) -> list[str]:
+    """What of a policy is tried: itself, then its settings, the likeliest first.
+
+    Args:
+        policy: A name, or a name with settings, which is all that is tried.
+        chunk: The chunk that the predictor finds under the limit; sizes far from it are left out.
+    """
+    if policy == "chunked":
+        near = [x for x in CHUNKS if chunk is None or chunk / 2.1 <= x <= 4.2 * chunk]
+        return [policy, *(f"{policy}:{size}" for size in near)]
+    if policy == "static_split":
+        return [f"{policy}:{sms}" for sms in SPLITS]
+    return [policy]
+
+
+def known(names: Iterable[str], of: Sequence[str], what: str) -> tuple[str, ...]:
+    """Names, all of them known.
+
+    Raises:
+        UnknownNameError: naming those that are not.
+    """
+    found = tuple(names)
+    unknown = [name for name in found if name not in of]
+    if unknown:
+        raise UnknownNameError(f"no {what} {', '.join(unknown)}: there is {', '.join(of)}")
+    return found
+
+
+def checked_orders(names: Iterable[str]) -> tuple[str, ...]:
+    return known(names, tuple(ORDERS), "order")
+
+
+def checked_policies(names: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(names)
+    known((name.split(":")[0] for name in found), tuple(POLICIES), "policy")
+    return found
+
+
+def checked_traces(names: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(names)
+    parts = [part for name in found if not Path(name).suffix for part in name.split("+")]
+    known(parts, (*FILES, *GENERATORS), "trace")
+    return found

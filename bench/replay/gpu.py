@@ -1,0 +1,194 @@
+"""A model on the GPU that serves replays one after another: warmed up and captured once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import smkern
+from smkern.bench.power import PowerMeter, power_meter
+from smkern.bench.replay.cases import sizes_of
+from smkern.bench.runtime.workload import PAGE_SIZE, frozen, open_executor
+from smkern.bench.runtime.workload import Sizes as ExecutorSizes
+from smkern.latency import TablePredictor
+from smkern.replay import Served, Sizes, Trace
+from smkern.replay.prompts import token_ids
+from smkern.replay.run import TokenTimes
+from smkern.replay.simulated import KEPT, split_of
+
+if TYPE_CHECKING:
+    from smkern.latency.predictor import Predictor
+    from smkern.models import Weights
+    from smkern.policies import Policy
+    from smkern.runtime import ModelExecutor
+
+RUNGS = (16, 24, 28, 32, 40, 44, 48, 64)
+"""Graphs are captured for these, and all that prompts launch beside them is compiled."""
+CONTEXTS = (2048, 8192)
+"""Keys that graphs are captured for, beside the longest context."""
+METER_S = 0.5
+SUBMIT_S = 2e-6
+"""Host time that a prompt's token takes until it is submitted, about three times what it does."""
+
+
+class GpuServer:
+    """Serves replays on an executor of the GPU, each under a runtime of its own.
+
+    Args:
+        model: Its name, for tables.
+        executor: Idle, warmed up and captured.
+        predictor: Prices launches, for policies.
+        meter: Reads the chip's clock and power; None: nothing does.
+    """
+
+    def __init__(
+        self, model: str, executor: ModelExecutor, predictor: Predictor, meter: PowerMeter | None
+    ) -> None:
+        self.name = f"{model} on the GPU"
+        self.predictor = predictor
+        self.num_sms = executor.device.num_sms
+        self.num_layers = executor.config.num_layers
+        self.kv_tokens = executor.pool.num_pages * executor.pool.page_size
+        self.max_context = executor.max_context
+        self._executor = executor
+        self._meter = meter
+
+    def open(self, policy: Policy, *, keep: bool = False) -> GpuSession:
+        """A runtime of its own over the same executor, whose cache is empty."""
+        self._executor.pool.forget_prefixes()
+        return GpuSession(self._executor, policy, self._meter)
+
+
+class GpuSession:
+    """One replay on the GPU, in real time."""
+
+    def __init__(self, executor: ModelExecutor, policy: Policy, meter: PowerMeter | None) -> None:
+        device = executor.device
+        timeline = smkern.Timeline(device.num_sms, clock=device.now_us, capacity=KEPT)
+        self.mux = smkern.Multiplexer(executor, policy=policy, timeline=timeline)
+        self.times: TokenTimes | None = None
+        self.ahead: int | None = None
+        self._device = device
+        self._vocab = executor.config.vocab_size
+        self._before = smkern.counters().compilations
+        self._missed = set(executor.graphs.missed)
+        self._executor = executor
+        self._readings = Readings(meter)
+
+    def lead_s(self, trace: Trace) -> float:
+        """Time in which all prompts are made and submitted."""
+        return 0.5 + SUBMIT_S * sum(request.prompt_tokens for request in trace.requests)
+
+    def now_us(self) -> float:
+        return self._device.now_us()
+
+    def prompt(self, trace: Trace, number: int) -> list[int]:
+        return token_ids(trace, number, self._vocab)
+
+    def close(self, served: Served, live: Sequence[int]) -> None:
+        """Cancel what still runs, and wait until the device is idle."""
+        served.stats = self.mux.stats()
+        served.split = split_of(self.mux.timeline.trace().choices)
+        missed = set(self._executor.graphs.missed) - self._missed
+        served.about = self._readings.stop() | {
+            "compiled": smkern.counters().compilations - self._before,
+            "graphs_missed": len(missed),
+            "errors": len(self.mux.errors),
+        }
+        for id in live:
+            self.mux.cancel(id)
+        for _ in self.mux.run():
+            pass
+        self._executor.synchronize()
+
+
+class Readings:
+    """Clock and power of the chip while something runs, by a thread of its own."""
+
+    def __init__(self, meter: PowerMeter | None) -> None:
+        self._meter = meter
+        self._clocks: list[float] = []
+        self._watts: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        if meter is not None:
+            self._thread.start()
+
+    def stop(self) -> dict[str, Any]:
+        """Medians so far, MHz and W; None where nothing was read."""
+        self._over.set()
+        if self._meter is not None:
+            self._thread.join()
+        return {
+            "sm_mhz": round(median(self._clocks)) if self._clocks else None,
+            "watts": round(median(self._watts)) if self._watts else None,
+        }
+
+    def _read(self) -> None:
+        assert self._meter is not None
+        while not self._over.wait(METER_S):
+            self._meter()
+            clock, watts = self._meter.last
+            if clock is not None and watts is not None:
+                self._clocks.append(clock)
+                self._watts.append(watts)
+
+
+@contextmanager
+def open_server(
+    model: str, rungs: tuple[int, ...] = RUNGS, say: Callable[[str], None] = print
+) -> Iterator[GpuServer]:
+    """A model of random weights on the GPU that is here, ready to serve.
+
+    Args:
+        model: A preset's name.
+        rungs: SMs of the decode side; policies are offered these alone.
+        say: Told how far it is.
+    """
+    from smkern.models import Weights
+    from smkern.models.presets import preset
+
+    config = preset(model)
+    predictor = TablePredictor.load(model, smkern.device_info().name)
+    weights = Weights.random(config, device="cuda")
+    with _executor(weights, replace(sizes_of(model), rungs=rungs), say) as executor, frozen():
+        yield GpuServer(model, executor, predictor, power_meter())
+
+
+@contextmanager
+def _executor(
+    weights: Weights, sizes: Sizes, say: Callable[[str], None]
+) -> Iterator[ModelExecutor]:
+    """An executor with all that it will launch compiled, loaded and captured."""
+    from smkern.models import ModelCalls
+    from smkern.runtime.cuda_device import CudaDevice
+
+    config, began = weights.config, time.monotonic()
+    held = ExecutorSizes(
+        sizes.rungs, max_running=sizes.max_running, max_prefill=sizes.max_prefill,
+        max_tokens=sizes.max_tokens, max_context=sizes.max_context, reuse=True,
+        num_pages=sizes.kv_tokens // PAGE_SIZE,
+    )  # fmt: skip
+
+    def warmed(ladder: Any) -> CudaDevice:
+        calls = ModelCalls(
+            config, PAGE_SIZE, max_tokens=held.max_tokens + held.max_running,
+            max_batch=held.max_prefill + held.max_running, max_q_len=held.max_tokens,
+        )  # fmt: skip
+        splits = [ladder.split(decode=rung) for rung in held.rungs]
+        budgets = [smkern.device_info().num_sms]
+        budgets += [side for split in splits for side in (split.decode, split.prefill)]
+        found = smkern.warmup(calls=[calls], budgets=budgets, progress=False)
+        say(f"compiled {found.compiled} kernels, {time.monotonic() - began:.0f} s")
+        return CudaDevice(ladder)
+
+    with open_executor(weights, held, warmed) as executor:
+        executor.warm()
+        count = executor.capture(None, contexts=[*CONTEXTS, held.max_context])
+        say(f"captured {count} graphs, {time.monotonic() - began:.0f} s")
+        yield executor

@@ -1,0 +1,215 @@
+"""Cells of replays: the goodput of a case, and what service was like at a rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from smkern.bench.replay.cases import (
+    FOLDER,
+    LEAST_REQUESTS,
+    SECONDS,
+    Case,
+    Cell,
+    requests_for,
+    sizes_of,
+    trace_named,
+)
+from smkern.policies import Policy
+from smkern.replay import (
+    Report,
+    Served,
+    SimServer,
+    Slo,
+    Trace,
+    capacity_rps,
+    decode_free,
+    goodput,
+    policy_named,
+    replay,
+)
+from smkern.replay.run import Server
+from smkern.replay.trace import Arrivals, Overlong
+
+BOUND = "bound"
+BOUND_MS = 1e6
+"""A limit of gaps where there are none."""
+BEATS = 1.01
+"""Another setting must be better by so much at once, or it is left."""
+
+
+PREHEAT_SEED = 1000
+FLOOR = 0.05
+"""Share of a device's capacity below which no rate is tried: 0 is the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How cases are replayed.
+
+    Attributes:
+        seeds: One search each.
+        arrivals: "poisson" or "recorded".
+        seconds: Length of a replay, about.
+        least: Requests of one, at least.
+        rungs: SMs of the decode side of each split; (): the default ones.
+        overlong: What becomes of requests longer than the context.
+        folder: Where recorded traces lie.
+        precision: Of a goodput.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    arrivals: Arrivals = "poisson"
+    seconds: float = SECONDS
+    least: int = LEAST_REQUESTS
+    rungs: tuple[int, ...] = ()
+    overlong: Overlong = "drop"
+    folder: Path = FOLDER
+    precision: float = 0.02
+
+
+@lru_cache(maxsize=4)
+def simulated(model: str, rungs: tuple[int, ...] = ()) -> SimServer:
+    """The simulated server of a model, with its default predictor; of certain rungs."""
+    sizes = sizes_of(model)
+    return SimServer(model, sizes=replace(sizes, rungs=rungs) if rungs else sizes)
+
+
+def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
+    """A case's trace as it fits the model, about how much of it a device serves a second, and the
+    requests of a replay."""
+    trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
+    rate = capacity_rps(trace, server.predictor, server.num_sms, server.num_layers)
+    return trace, rate, requests_for(trace, rate, case.tbt_slo_ms or 0.0, how.seconds, how.least)
+
+
+def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:
+    """Makes the policy of a case with some settings, a new one for each replay."""
+    if case.policy == BOUND:
+        return decode_free(case.order)
+
+    def make() -> Policy:
+        return policy_named(spec, server.predictor, tbt_slo_ms=case.tbt_slo_ms, order=case.order)
+
+    return make
+
+
+def goodput_cell(
+    case: Case, how: How, *, spec: str = "", near_rps: float | None = None,
+    least_rps: float = 0.0, server: Server | None = None,
+) -> Cell | None:  # fmt: skip
+    """The goodput of a case under one of its policy's settings.
+
+    Args:
+        case: What is replayed.
+        how: How.
+        spec: The policy's name with settings; "": the case's policy.
+        near_rps: Where the search begins: a related case's goodput.
+        least_rps: Of another setting; where this one does not keep a higher rate, None is returned
+            after one replay.
+        server: What serves; None: simulated.
+    """
+    began = time.monotonic()
+    server = server or simulated(case.model, how.rungs)
+    spec = spec or case.policy
+    trace, rate, requests = prepared(case, how, server)
+    is_bound = case.policy == BOUND
+    slo = Slo(BOUND_MS if case.tbt_slo_ms is None else case.tbt_slo_ms)
+    if is_bound:
+        trace, rate = trace.without_outputs(), 1.5 * rate
+    make = maker(case, spec, server)
+    if least_rps:
+        drawn = trace.thinned(requests, how.seeds[0])
+        timed = drawn.at_rate(BEATS * least_rps, how.arrivals, how.seeds[0])
+        if not slo.is_met(replay(timed, server, make(), slo=slo, drain=False)):
+            return None
+    found = goodput(
+        make, trace, server, slo, start_rps=near_rps or rate, seeds=how.seeds,
+        arrivals=how.arrivals, requests=requests, precision=how.precision, floor_rps=FLOOR * rate,
+    )  # fmt: skip
+    figures = [figures_of(served, slo) for served in found.served if served is not None]
+    cell = case.cell() | {"goodput_rps": round(found.rate_rps, 4)}
+    cell |= {"by_seed": [round(x, 4) for x in found.by_seed], "seeds": list(how.seeds)}
+    cell |= {"settings": spec, "arrivals": how.arrivals, "n": requests}
+    cell |= {"simulated": isinstance(server, SimServer), "confirmed": None}
+    cell |= {"overlong": trace.overlong, "replays": found.replays}
+    cell |= figures[0] if figures else {"slo_attainment": None}
+    return cell | {"host_s": round(time.monotonic() - began, 1)}
+
+
+def figures_of(served: Served, slo: Slo) -> dict[str, Any]:
+    """What service was like, as a cell has it."""
+    report = Report.of(served, slo)
+    found = report.to_json()
+    kept = min(report.tbt_kept or 0.0, report.ttft_kept)
+    taken: tuple[str, ...] = (
+        "duration_s",
+        "requests_per_s",
+        "tokens_per_s",
+        "ttft_ms",
+        "tbt_ms",
+        "worst_gap_ms",
+    )
+    taken += ("tpot_ms", "end_to_end_ms", "tbt_kept", "ttft_kept", "is_stable", "papers")
+    figures = {name: found[name] for name in taken} | {"slo_attainment": round(kept, 5)}
+    return figures | ({"runtime": found["runtime"]} if found["runtime"] else {})
+
+
+def rate_cell(
+    case: Case, how: How, rate_rps: float, *, seed: int = 0, server: Server | None = None,
+    requests: int | None = None, keep: bool = False, drain: bool = True, preheat_s: float = 0.0,
+) -> tuple[Cell, Served]:  # fmt: skip
+    """What service is like at a rate; the replay, for pictures.
+
+    Args:
+        case: What is replayed.
+        how: How; of the seeds `seed` counts.
+        rate_rps: Requests a second.
+        seed: Of requests and arrivals.
+        server: What serves; None: simulated.
+        requests: Of the replay. None: as many as come in `how.seconds`.
+        keep: Whether the runtime's figures and the split are kept; slower in the simulator.
+        drain: Whether requests are served to their last token, behind the last arrival too.
+        preheat_s: Other requests come for so long before, at the same rate: a chip is faster cold.
+    """
+    server = server or simulated(case.model, how.rungs)
+    trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
+    drawn = trace.thinned(requests or max(20, round(rate_rps * how.seconds)), seed)
+    timed = drawn.at_rate(rate_rps, how.arrivals, seed)
+    make = maker(case, case.policy, server)
+    slo = Slo(case.tbt_slo_ms or BOUND_MS)
+    if preheat_s:
+        first = trace.thinned(max(2, round(preheat_s * rate_rps)), seed + PREHEAT_SEED)
+        replay(first.at_rate(rate_rps, how.arrivals, seed), server, make(), drain=False)
+    served = replay(timed, server, make(), name=case.policy, keep=keep, drain=drain)
+    where = "simulated" if isinstance(server, SimServer) else "gpu"
+    cell = case.cell(rate_rps=round(rate_rps, 4), seed=seed, where=where)
+    cell |= {"arrivals": how.arrivals, "n": len(timed), "simulated": where == "simulated"}
+    cell |= {"overlong": trace.overlong, "is_met": slo.is_met(served)}
+    return cell | figures_of(served, slo) | dict(served.about), served
+
+
+def with_bounds(cells: Sequence[Cell]) -> list[Cell]:
+    """Goodput cells with the bound of their model, trace and order."""
+    bounds = {
+        _place(cell): cell["goodput_rps"]
+        for cell in cells
+        if cell["provider"] == BOUND and "goodput_rps" in cell
+    }
+    found = []
+    for cell in cells:
+        bound = bounds.get(_place(cell), inf)
+        if "goodput_rps" in cell and cell["provider"] != BOUND and bound < inf:
+            cell = cell | {"bound": bound}
+        found.append(cell)
+    return found
+
+
+def _place(cell: Cell) -> tuple[str, str, str]:
+    case = cell["case"]
+    return case["model"], case["trace"], case["order"]

@@ -1,0 +1,205 @@
+"""The replay benchmark: its table of cases, what is tried next, its command, its pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smkern.bench.plots.replay import pictures
+from smkern.bench.replay import command as replay_command
+from smkern.bench.replay.cases import (
+    Case,
+    checked_policies,
+    checked_traces,
+    requests_for,
+    settings_of,
+    sizes_of,
+)
+from smkern.bench.replay.grid import Grid, cases, run
+from smkern.bench.replay.measure import BOUND, How, with_bounds
+from smkern.bench.results import Results, load_results
+from smkern.bench.suite import Output, UnknownNameError
+from smkern.errors import ArgumentError, TraceError
+from smkern.replay import load_trace
+
+CASE = Case("qwen3-8b", "azure-code", 15.0, "fcfs", "chunked")
+
+
+def test_the_table_begins_with_its_bounds() -> None:
+    found = list(cases(["qwen3-8b"], ["azure-code"], [], ["fcfs", "slack"], ["chunked", "drift"]))
+    assert [case.policy for case in found[:2]] == [BOUND] * 2
+    assert [case.tbt_slo_ms for case in found[2::4]] == [10.0, 15.0, 30.0, 50.0]
+    assert len(found) == len(set(found)) == 2 + 4 * 2 * 2
+
+
+def test_settings_near_the_predictors() -> None:
+    assert settings_of("chunked", 256) == ["chunked"] + [
+        f"chunked:{n}" for n in (128, 256, 384, 512, 768, 1024)
+    ]
+    assert "chunked:8192" in settings_of("chunked")
+    assert settings_of("chunked:512") == ["chunked:512"]
+    assert settings_of("drift") == ["drift"]
+
+
+def test_long_outputs_want_longer_windows() -> None:
+    trace = load_trace("openthoughts-like", requests=200)
+    assert requests_for(trace, 10.0, 0.0) == 1200
+    assert requests_for(trace, 10.0, 30.0) > 5000
+    assert requests_for(trace, 0.1, 0.0) == 600
+
+
+def test_a_larger_model_leaves_less_for_kv() -> None:
+    assert sizes_of("qwen3-8b").kv_tokens == 700_000
+    assert 150_000 < sizes_of("qwen3-32b").kv_tokens < 300_000
+
+
+@pytest.mark.parametrize("check", [checked_policies, checked_traces])
+def test_names_that_nobody_knows(check) -> None:
+    with pytest.raises(UnknownNameError, match=r"best.*there is"):
+        check(["best"])
+
+
+def grid(*found: Case) -> Grid:
+    return Grid(Results(), found, How())
+
+
+def test_settings_follow_one_another_and_have_to_beat_the_best() -> None:
+    table = grid(CASE)
+    work = table.next()
+    assert work == (CASE, "chunked")
+    assert table.next() is None  # a case's settings are tried one by one
+    assert table.hints(work) == {"near_rps": None, "least_rps": 0.0}
+    table.add(work, CASE.cell() | {"goodput_rps": 12.0, "settings": "chunked"})
+    second = table.next()
+    assert second is not None
+    assert second[1].startswith("chunked:")
+    assert table.hints(second) == {"near_rps": 12.0, "least_rps": 12.0}
+    table.add(second, None)
+    (cell,) = table.results.cells
+    assert (cell["goodput_rps"], cell["settings"]) == (12.0, "chunked")
+    assert cell["tried"] == {"chunked": 12.0, second[1]: 0.0}
+    assert table.left() == 1
+
+
+def test_a_failure_is_kept_and_another_setting_takes_its_place() -> None:
+    table = grid(CASE)
+    work = table.next()
+    assert work is not None
+    table.add(work, None, "ValueError: no")
+    assert table.results.cells[0]["error"] == "ValueError: no"
+    second = table.next()
+    assert second is not None
+    table.add(second, CASE.cell() | {"goodput_rps": 3.0})
+    assert table.results.cells[0]["goodput_rps"] == 3.0
+    assert table.results.cells[0]["tried"]["chunked"] == "ValueError: no"
+
+
+def test_a_search_begins_at_a_related_goodput() -> None:
+    other = [
+        Case("qwen3-8b", "azure-code", 15.0, "slack", "drift"),
+        Case("qwen3-8b", "azure-code", 30.0, "fcfs", "chunked"),
+        Case("qwen3-8b", "azure-conversation", 15.0, "fcfs", "chunked"),
+        Case("qwen3-8b", "azure-code", None, "fcfs", BOUND),
+    ]
+    table = grid(CASE)
+    for number, case in enumerate(other, 1):
+        table.results.add(case.cell() | {"goodput_rps": float(number)})
+    work = table.next()
+    assert work is not None
+    assert table.hints(work)["near_rps"] == 1.0
+
+
+def test_goodputs_have_the_bound_of_their_order() -> None:
+    bound = Case("qwen3-8b", "azure-code", None, "fcfs", BOUND).cell() | {"goodput_rps": 20.0}
+    mine = CASE.cell() | {"goodput_rps": 12.0}
+    slack = Case("qwen3-8b", "azure-code", 15.0, "slack", "chunked").cell() | {"goodput_rps": 1.0}
+    found = with_bounds([bound, mine, slack])
+    assert [cell.get("bound") for cell in found] == [None, 20.0, None]
+
+
+def test_a_small_table_by_a_process_of_its_own(tmp_path: Path) -> None:
+    how = How(seconds=1.0, precision=1.0)
+    path = tmp_path / "replay.json"
+    # no such model: an error is a cell, and the run goes on
+    table = Grid(Results(), [Case("gpt", "sharegpt-like", 30.0, "fcfs", "temporal")], how)
+    run(table, Output(path), jobs=1)
+    (cell,) = load_results(path).cells
+    assert "gpt" in cell["error"]
+    assert table.left() == 0
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(replay_command.command, [str(word) for word in words])
+
+
+SMALL = ("--simulate", "--policy", "chunked,static_split:32", "--trace", "sharegpt-like")
+
+
+def test_the_command_replays_at_rates_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    words = (*SMALL, "--rate", "10,20", "--seconds", "2", "--out", out)
+    first = invoke(*words, "--plots", tmp_path)
+    assert first.exit_code == 0, first.output
+    assert "sharegpt-like 30 ms fcfs static_split:32 20/s" in first.output
+    cells = json.loads(out.read_text())["cells"]
+    assert [(x["provider"], x["case"]["rate_rps"]) for x in cells] == [
+        ("chunked", 10.0), ("chunked", 20.0), ("static_split:32", 10.0), ("static_split:32", 20.0),
+    ]  # fmt: skip
+    for cell in cells:
+        assert cell["op"] == "replay"
+        assert cell["simulated"]
+        assert 0 <= cell["slo_attainment"] <= 1
+    names = {path.name for path in tmp_path.glob("*.png")}
+    assert "replay-split.png" in names
+    assert "replay-rates-qwen3-8b-sharegpt-like-30-fcfs-simulated.png" in names
+    again = invoke(*words)
+    assert "within the limits" not in again.output
+    assert again.output.count("static_split:32") == 2  # its rows of the table
+
+
+def test_the_command_stops_in_time_and_says_what_is_left(tmp_path: Path) -> None:
+    result = invoke(*SMALL, "--rate", "5", "--seconds", "2", "--time-limit-s", "0")
+    assert "2 replays left" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "3", "--goodput"], "one of them"),
+        ([], "one of them"),
+        (["--rate", "fast"], "not a list of numbers"),
+        (["--rate", "-1"], "above 0"),
+    ],
+)
+def test_options_that_cannot_be(words: list[str], said: str) -> None:
+    result = invoke(*SMALL, *words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--policy", "best"], UnknownNameError),
+        (["--order", "last"], UnknownNameError),
+        (["--trace", "none.csv"], TraceError),
+        (["--policy", "chunked:size=3"], ArgumentError),
+    ],
+)
+def test_names_that_are_none(words: list[str], error: type[Exception]) -> None:
+    result = invoke(*SMALL, "--rate", "3", *words)
+    assert isinstance(result.exception, error)
+
+
+def test_a_picture_a_model_of_goodput_over_the_limit() -> None:
+    results = Results()
+    for limit, order, rate in ((15.0, "fcfs", 3.0), (15.0, "slack", 5.0), (30.0, "fcfs", 6.0)):
+        case = Case("qwen3-8b", "azure-code", limit, order, "chunked")
+        results.add(case.cell() | {"goodput_rps": rate})
+    results.add(Case("qwen3-8b", "azure-code", None, "fcfs", BOUND).cell() | {"goodput_rps": 9.0})
+    (picture,) = pictures(results)
+    assert picture.name == "replay-goodput-qwen3-8b"
+    assert [panel.title for panel in picture.panels] == ["azure-code"]
