@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -39,11 +40,21 @@ class LayeredModel(Protocol):
         ...
 
 
-def forward(model: LayeredModel, step: Step) -> Tensor:
-    """A whole step: embed, layers, head; makes the plan where the step has none."""
+def forward(
+    model: LayeredModel, step: Step, behind: Callable[[int], object] | None = None
+) -> Tensor:
+    """A whole step: embed, layers, head; makes the plan where the step has none.
+
+    Args:
+        model: The model.
+        step: The step.
+        behind: Called with the number of each layer when it is launched.
+    """
     if step.plan is None:
         step = step.planned()
     model.embed(step)
     for index in range(model.config.num_layers):
         model.layer(index, step)
+        if behind is not None:
+            behind(index)
     return model.head(step)

@@ -23,6 +23,8 @@ class Work:
         size: What it is made of; None: unknown, nothing is predicted of it.
         launches: Kernels (a graph is one) that it puts into the stream's queue.
         about: More for the timeline, such as the first layer and the requests.
+        left: How many of the kernels are still to be done, at most, once it is launched, by its
+            end; asked while it is its lane's first and the queue is full. None: all, to the end.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Work:
     size: Size | None = None
     launches: int = 1
     about: dict[str, Any] | None = None
+    left: Callable[[Event], int] | None = None
 
 
 class Event(Protocol):

@@ -13,6 +13,8 @@ from smkern.runtime.place import LANES, Lane, Place
 
 MAX_QUEUED_LAUNCHES = 960
 """Kernels of a lane that may wait on the device: the driver blocks the caller near 1024."""
+ROOM_US = 1000.0
+"""Between two looks whether a long forward has made room for work that found the queue full."""
 
 _FENCE = Work("fence", lambda place: None, launches=0, about={"us": 0.0})
 
@@ -122,6 +124,8 @@ class Interleaver:
         self._shared = False
         self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
         self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        # Work that found no room, and may find some before the lane's first is over.
+        self._refused: dict[Lane, Work] = {}
         self._count = 0
         # What the device reported while a poll had something to return.
         self._error: DeviceError | None = None
@@ -217,7 +221,10 @@ class Interleaver:
 
     def try_launch(self, lane: Lane, work: Work) -> Ticket | None:
         """As `launch`; None, with nothing launched, where `can_launch` would say no."""
+        self._refused.pop(lane, None)
         if not self._has_room(lane, work):
+            if self._queued[lane][0].work.left is not None:
+                self._refused[lane] = work
             return None
         place = self.place_for(lane)
         if place is None:
@@ -275,7 +282,18 @@ class Interleaver:
     def wait(self, until_us: float | None = None) -> None:
         """Let time go by until something may be over, or until a moment."""
         events = [queue[0].event for queue in self._queued.values() if queue]
+        if self._refused:
+            soon_us = self.device.now_us() + ROOM_US
+            until_us = soon_us if until_us is None else min(until_us, soon_us)
         self.device.wait(events, until_us)
+
+    def has_room_again(self) -> bool:
+        """Whether a lane could take the work now that it last refused for want of room; told
+        once."""
+        if not any(self.can_launch(lane, work) for lane, work in self._refused.items()):
+            return False
+        self._refused.clear()
+        return True
 
     def drain(self) -> list[Ticket]:
         """Wait until nothing is queued; what was over."""
@@ -294,6 +312,7 @@ class Interleaver:
         tickets = [ticket for lane in LANES for ticket in self._queued[lane]]
         left = [x for x in tickets if ticket in (None, x)]
         self._error = self.failed = None
+        self._refused.clear()
         for gone in left:  # a holder of one must not ask the device again
             gone.seen_us = self.device.now_us()
             self._queued[gone.lane].remove(gone)
@@ -311,8 +330,14 @@ class Interleaver:
 
     def _has_room(self, lane: Lane, work: Work | None) -> bool:
         """Whether the lane's queue has room for work."""
-        launches = 1 if work is None else work.launches
-        return not self._queued[lane] or self._launches[lane] + launches <= self._max_queued
+        queue = self._queued[lane]
+        launches = self._launches[lane] + (1 if work is None else work.launches)
+        if not queue or launches <= self._max_queued:
+            return True
+        left = queue[0].work.left
+        if left is None:
+            return False
+        return launches - queue[0].work.launches + left(queue[0].event) <= self._max_queued
 
     def _place_of(self, lane: Lane, rung: int | None) -> Place:
         """The one object for a lane's side of a rung: asked for in every step."""
@@ -324,6 +349,7 @@ class Interleaver:
     def _end(self, ticket: Ticket) -> Ticket:
         """A launch is over."""
         self._launches[ticket.lane] -= ticket.work.launches
+        self._refused.pop(ticket.lane, None)
         ticket.seen_us = self.device.now_us()
         if self._on_over is not None and ticket.work is not _FENCE:
             self._on_over(ticket)

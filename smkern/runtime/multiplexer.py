@@ -28,7 +28,7 @@ from smkern.runtime.sim.fast_forward import fast_forward
 from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
-from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, catch_up
+from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, catch_up, earliest
 
 STALL_S = 60.0
 BLOCKED_US = 1e3  # between two looks where nothing is on its way and nothing can be launched
@@ -245,8 +245,8 @@ class Multiplexer:
 
     @property
     def control_us(self) -> Sequence[float]:
-        """Host time of the last steps that launched decode: polled, decided and launched; without
-        what is done behind it: prefill's launches, tokens by which no request ends."""
+        """Host time of the last steps that launched decode: polled, decided and launched, without
+        what is done behind it."""
         return tuple(self._scheduler.control_us)
 
     def stats(self) -> Stats:
@@ -287,8 +287,7 @@ class Multiplexer:
         self._changed = True
 
     def _wait(self) -> None:
-        moments = [self._future.next_us, self._scheduler.again_us]
-        until_us = min([at_us for at_us in moments if at_us is not None], default=None)
+        until_us = earliest(self._future.next_us, self._scheduler.again_us)
         if not self._launcher.in_flight and until_us is None:
             if not self._requests:
                 return
@@ -309,7 +308,7 @@ class Multiplexer:
         for ticket in over:
             self._outputs.over(ticket, self._launcher.in_flight.pop(ticket))
         self._scheduler.observer.over(over)
-        self._changed = self._changed or bool(over)
+        self._changed = self._changed or bool(over) or self._lanes.has_room_again()
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
 
@@ -319,8 +318,10 @@ class Multiplexer:
     def _decide(self, began: float) -> None:
         """Let what can be launched be decided and launched."""
         try:
-            if self._scheduler.act(began) is Outcome.STUCK:
+            outcome = self._scheduler.act(began)
+            if outcome is Outcome.STUCK:
                 self._unblock(is_stuck=True)
+            self._changed = self._changed or outcome is Outcome.GOES_ON
         except LaunchError as error:
             self._outputs.flush()
             self._launcher.fence(requests=error.requests)

@@ -33,6 +33,8 @@ class Outcome(Enum):
     """What came of asking."""
 
     LAUNCHED = 1
+    GOES_ON = 4
+    """A mixed forward was launched, and another may be behind it at once."""
     WAITS = 2
     STUCK = 3
     """There is work, nothing is on its way, and not even a plain decision launches anything."""
@@ -148,7 +150,8 @@ class Scheduler:
         self._state()
         if launched:
             self._rests_since_us = None
-            return Outcome.LAUNCHED
+            goes_on = self._launcher.mixes and self._wants_decode()
+            return Outcome.GOES_ON if goes_on else Outcome.LAUNCHED
         if in_flight or not self._has_work() or self._may_rest(snapshot.now_us):
             return Outcome.WAITS
         self._again_us = self._rests_since_us = None

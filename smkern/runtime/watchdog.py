@@ -24,6 +24,11 @@ def as_time(name: str, value: float) -> float:
     return float(value)
 
 
+def earliest(*moments: float | None) -> float | None:
+    """The first of those that there are."""
+    return min([moment for moment in moments if moment is not None], default=None)
+
+
 def catch_up(executor: Executor, timeline: Timeline) -> None:
     """Nothing runs or waits: let an executor do what it has put off until then; it may wait."""
     try:

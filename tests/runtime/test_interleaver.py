@@ -6,7 +6,7 @@ import pytest
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.runtime.device import Work
-from smkern.runtime.interleaver import Interleaver, Ticket
+from smkern.runtime.interleaver import ROOM_US, Interleaver, Ticket
 from smkern.runtime.place import LANES, Place
 from tests.runtime.doubles import ManualDevice, work
 
@@ -176,6 +176,36 @@ def test_a_lanes_queue_is_bounded(device: ManualDevice) -> None:
     device.end("decode")
     lanes.poll()
     assert lanes.can_launch("decode", work(launches=3))
+
+
+def test_a_long_forward_makes_room_as_it_runs(device: ManualDevice) -> None:
+    """Its kernels that are done do not count; who found no room is told once."""
+    lanes, left = Interleaver(device, max_queued=10), [8]
+    lanes.launch("decode", Work("mixed", lambda place: None, launches=8, left=lambda end: left[0]))
+    second = work(launches=6)
+    assert lanes.try_launch("decode", second) is None
+    assert not lanes.has_room_again()
+    lanes.wait()
+    assert device.waits == [ROOM_US]  # it looks again soon, whatever ends
+    left[0] = 4
+    assert lanes.has_room_again()
+    assert not lanes.has_room_again()
+    assert lanes.try_launch("decode", second) is not None
+    lanes.wait()
+    assert device.waits[-1] is None
+    left[0] = 0
+    assert not lanes.can_launch("decode", work(launches=5))  # the second counts as a whole
+    assert lanes.can_launch("decode", work(launches=4))
+
+
+def test_room_comes_with_the_end_too(device: ManualDevice) -> None:
+    lanes = Interleaver(device, max_queued=10)
+    lanes.launch("decode", Work("mixed", lambda place: None, launches=8, left=lambda end: 8))
+    assert lanes.try_launch("decode", work(launches=6)) is None
+    device.end("decode")
+    assert lanes.poll()
+    lanes.wait()
+    assert device.waits == [None]
 
 
 def test_work_larger_than_the_bound_runs_in_an_empty_lane(device: ManualDevice) -> None:

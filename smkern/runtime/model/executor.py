@@ -18,7 +18,7 @@ from smkern.runtime.host_device import HostDevice
 from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
-from smkern.runtime.model.mixed import MixedRunner
+from smkern.runtime.model.mixed import LayerDone, MixedRunner
 from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_activations
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
@@ -252,15 +252,14 @@ class ModelExecutor(Executor):
         read = Read(self._reads, picked)
         kept = tuple(chunks)
 
-        def launch(place: Place) -> None:
-            self._mixed.run(kept, rows, lengths, update, read)
+        def launch(place: Place, behind: LayerDone | None) -> None:
+            self._mixed.run(kept, rows, lengths, update, read, behind)
             decoding.advance()
             for i in drawing:
                 self._decode_slots.drew(kept[i].request, first + i)
 
         about = {"requests": [chunk.request.index for chunk in kept]}
-        size = self._mixed.size(kept, lengths)
-        work = Work("mixed", launch, size, self._mixed.launches, about)
+        work = self._mixed.work(launch, self._mixed.size(kept, lengths), about)
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
     def ready_rungs(self, lengths: Sequence[int]) -> tuple[int | None, ...] | None:

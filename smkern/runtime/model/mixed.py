@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -11,13 +12,20 @@ from smkern.kv import Staging
 from smkern.latency import Size
 from smkern.models.layered import LayeredModel, forward
 from smkern.models.step import Caches, Step
+from smkern.runtime.device import Work
 from smkern.runtime.executor import PrefillChunk, size_chunks
+from smkern.runtime.interleaver import MAX_QUEUED_LAUNCHES
 from smkern.runtime.model import sizes
 from smkern.runtime.model.input_batch import RowUpdate
+from smkern.runtime.model.marks import Marks
 from smkern.runtime.model.prefill import PrefillBuffers, reserve
 from smkern.runtime.model.reads import Read, Source
 from smkern.runtime.model.row_state import RowState
+from smkern.runtime.place import Place
 from smkern.runtime.request import Request
+
+LayerDone = Callable[[int], object]
+"""Called with the number of a layer that was launched."""
 
 
 class MixedRunner:
@@ -61,6 +69,10 @@ class MixedRunner:
         self._kv_lens = zeros(self._max_chunks + state.max_running)
         self._cu_q_lens = zeros(self._max_chunks + state.max_running + 1)
         self._no_keys = zeros(1)[0]
+        # Only where two forwards are more than a stream's queue holds.
+        self._marks: Marks | None = None
+        if state.device.type == "cuda" and 2 * self.launches > MAX_QUEUED_LAUNCHES:
+            self._marks = Marks(model.config.num_layers, self.launches)
 
     @property
     def num_bytes(self) -> int:
@@ -86,6 +98,26 @@ class MixedRunner:
         config = self._model.config
         return config.num_layers * sizes.layer_launches(config) + 14
 
+    def work(
+        self,
+        launch: Callable[[Place, LayerDone | None], Any],
+        size: Size,
+        about: dict[str, Any],
+    ) -> Work:
+        """A forward to be launched, which tells how far it is where it is long.
+
+        Args:
+            launch: Runs it at a place, with what `run` takes as `behind`.
+            size, about: Of the work.
+        """
+        if self._marks is None:
+            return Work("mixed", lambda place: launch(place, None), size, self.launches, about)
+        mark = self._marks.next()
+        return Work(
+            "mixed", lambda place: launch(place, mark.layer_done), size, self.launches, about,
+            lambda end: mark.left(),
+        )  # fmt: skip
+
     def run(
         self,
         chunks: Sequence[PrefillChunk],
@@ -93,6 +125,7 @@ class MixedRunner:
         lengths: Sequence[int],
         update: RowUpdate,
         read: Read,
+        behind: LayerDone | None = None,
     ) -> None:
         """Launch the forward on the current stream.
 
@@ -102,11 +135,12 @@ class MixedRunner:
             lengths: Bounds of their keys.
             update: Gives both their rows.
             read: Gets the tokens: the chunks', then the slots'.
+            behind: Called with each layer that is launched.
         """
         read.reserve()  # once it has drawn, what runs has advanced: nothing may raise any more
         update.send()
         step = self._step(chunks, requests, lengths).planned_in(self._prompts.plans)
-        logits = forward(self._model, step)
+        logits = forward(self._model, step, behind)
         rows = self._state.inputs(self._state.first_slot - len(chunks), step.batch)
         rows.draw(logits, step.kv_lens, num_sms=step.num_sms)
         read.copy(Source.of(rows.token_ids))

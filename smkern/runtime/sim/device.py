@@ -153,6 +153,14 @@ class SimDevice(Device):
             )
         return not event.is_pending
 
+    def progress(self, event: Event) -> float:
+        """The part of a launch that is done, from 0 to 1."""
+        for queue in self._lanes.values():
+            for item in queue:
+                if item.event is event:
+                    return item.done_us / item.alone_us if item.alone_us else 0.0
+        return 1.0
+
     def spend(self, us: float) -> None:
         """Let the host do something else for so long."""
         self._advance(self._now + us)

@@ -8,7 +8,7 @@ from smkern.errors import ArgumentError
 from smkern.kv import PagePool
 from smkern.latency import Size
 from smkern.models.config import ModelConfig
-from smkern.runtime.device import Work
+from smkern.runtime.device import Event, Work
 from smkern.runtime.executor import (
     Draw,
     Executor,
@@ -26,6 +26,8 @@ from smkern.runtime.sim.tokens import TokenSource
 
 LAYER_LAUNCHES = 12
 """Kernels of a layer of prompts."""
+MARKS = 8
+"""Parts of a mixed forward whose ends are told."""
 
 
 class SimExecutor(Executor):
@@ -190,8 +192,13 @@ class SimExecutor(Executor):
             size_chunks(chunks), num_layers, num_layers, bool(drawing), len(rows), keys_of(rows)
         )
         about = {"requests": [chunk.request.index for chunk in chunks], "batch": len(rows)}
-        work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about)
+        work = Work("mixed", start, size, num_layers * LAYER_LAUNCHES, about, self._left)
         return work, Draw((*drawing, *rows), read)
+
+    def _left(self, event: Event) -> int:
+        """Kernels of a mixed forward that are to be done, as a GPU tells them by marks."""
+        passed = int(MARKS * self.device.progress(event))
+        return -(-self.config.num_layers * (MARKS - passed) // MARKS) * LAYER_LAUNCHES
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request."""

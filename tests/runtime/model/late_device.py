@@ -207,7 +207,12 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
         device.may_fail()
 
     def run_mixed(
-        chunks: Any, requests: Sequence[Request], lengths: Any, update: Any, read: Read
+        chunks: Any,
+        requests: Sequence[Request],
+        lengths: Any,
+        update: Any,
+        read: Read,
+        behind: Any = None,
     ) -> None:
         state, count = executor._state, len(chunks) + len(requests)
         rows = state.inputs(state.first_slot - len(chunks), count)
