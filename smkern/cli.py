@@ -67,6 +67,10 @@ SUITES = {
         "smkern.bench.latency_table",
         "Fill the predictor's tables from what the model suite measured.",
     ),
+    "latency-errors": (
+        "smkern.bench.latency_errors",
+        "How far each latency model is from launches that it was not fitted to.",
+    ),
     "plot": ("smkern.bench.plots", "Draw the pictures of committed results."),
     "merge": ("smkern.bench.results", "Join results files of one suite."),
     "readme": ("smkern.bench.readme", "Fill the tables of README.md and bench/results/README.md."),
