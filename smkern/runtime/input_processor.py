@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 from smkern.errors import OutOfPagesError, RequestError
-from smkern.kv import PagePool, VirtualTokens
-from smkern.models.config import ModelConfig
+from smkern.kv import VirtualTokens
 from smkern.models.sampling import MAX_SEED, SamplingParams
 from smkern.models.tokenizer import Detokenizer, Tokenizer
+from smkern.runtime.executor import Executor
 from smkern.runtime.request import Request
 
 Prompt = str | Sequence[int] | VirtualTokens
@@ -21,24 +21,27 @@ class InputProcessor:
     """Makes requests of prompts.
 
     Args:
-        config: The model.
-        pool: The pages that requests will need.
-        max_context: Tokens of a request, prompt included.
+        executor: Its model, pages and longest context are what requests must fit.
         tokenizer: For prompts that are texts, stop texts, and text of completions.
         seeds: For requests without a seed of their own.
+        is_repeating: Whether requests that begin anew draw the same tokens again, and are compared.
+
+    Attributes:
+        reads_tokens: Whether any prompt so far had tokens, not only their number.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
-        pool: PagePool,
-        max_context: int,
+        executor: Executor,
         tokenizer: Tokenizer | None,
         seeds: Random,
+        is_repeating: bool = False,
     ) -> None:
-        self._config = config
-        self._pool = pool
-        self._max_context = max_context
+        self.reads_tokens = False
+        self._is_repeating = is_repeating
+        self._config = executor.config
+        self._pool = executor.pool
+        self._max_context = executor.max_context
         self._tokenizer = tokenizer
         self._seeds = seeds
 
@@ -60,6 +63,7 @@ class InputProcessor:
             ids = prompt.copy()
         else:
             ids = self._token_ids(index, prompt, params)
+            self.reads_tokens = True
             self._check_tokens(index, ids)
         self._check_context(index, len(ids))
         stops = set(params.stop_token_ids)
@@ -117,6 +121,11 @@ class InputProcessor:
             raise RequestError(
                 f"prompt {index} is of virtual tokens, which a model cannot read: pass token ids, "
                 "or run a SimExecutor"
+            )
+        if self._is_repeating:
+            raise RequestError(
+                f"prompt {index} is of virtual tokens, and batch_invariant=True compares tokens "
+                "that are drawn again: leave it False"
             )
         if not params.ignore_eos or params.stop_token_ids or params.stops:
             raise RequestError(

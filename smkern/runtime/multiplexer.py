@@ -108,13 +108,13 @@ class Multiplexer:
             prepare_ahead,
         )  # fmt: skip
         self._meter = StatsMeter(timeline, config=executor.config)
-        self._outputs = OutputProcessor(self._launcher, self._meter, self._finished, log)
+        self._inputs = InputProcessor(executor, tokenizer, Random(seed), batch_invariant)
+        self._outputs = OutputProcessor(
+            self._launcher, self._meter, self._inputs, self._finished, log
+        )
         self._requests: dict[int, Request] = {}
         self._scheduler = Scheduler(
             policy, executor, self._lanes, self._queues, self._launcher, self._requests, timeline
-        )
-        self._inputs = InputProcessor(
-            executor.config, executor.pool, executor.max_context, tokenizer, Random(seed)
         )
         self._watchdog = Watchdog(stall_timeout_s)
         self._fast_forward = fast_forward(

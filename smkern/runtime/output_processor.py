@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from smkern.errors import ModelError, RequestError
-from smkern.kv import VirtualTokens
 from smkern.runtime.handle import Output
 from smkern.runtime.in_flight import InFlight, preemptions_of
+from smkern.runtime.input_processor import InputProcessor
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.request import Completion, Request
@@ -21,6 +21,7 @@ class OutputProcessor:
     Args:
         launches: Are told when requests are looked at.
         meter: Counts tokens.
+        inputs: Says whether any token is looked at.
         finished: Told each request that is finished, or has an error.
         log: Is told when tokens came; then `outputs` are the ends of requests alone, and tokens by
             which none ends are kept until somebody looks at their requests.
@@ -33,11 +34,13 @@ class OutputProcessor:
         self,
         launcher: BatchLauncher,
         meter: StatsMeter,
+        inputs: InputProcessor,
         finished: Callable[[Request], None],
         log: StepLog | None,
     ) -> None:
         self.outputs: list[Output] = []
         self._log = log
+        self._inputs = inputs
         self._launcher = launcher
         self._meter = meter
         self._finished = finished
@@ -64,6 +67,11 @@ class OutputProcessor:
             return
         self.flush()
         self._deliver([(launch, tokens, ticket.seen_us)])
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether no token is looked at: all that matters is how many there are."""
+        return not self._inputs.reads_tokens
 
     def step_over(self) -> None:
         """A step of the loop ends: its tokens go out, or, with a log, wait."""
@@ -95,7 +103,9 @@ class OutputProcessor:
     def _deliver(self, kept: list[tuple[InFlight, Sequence[int], float]]) -> None:
         """Tokens of launches that drew for the same rows to their requests."""
         log = self._log
-        if log is not None and (draw := kept[0][0].draw) and are_counted(draw.requests):
+        if log is not None and self.is_counting:
+            draw = kept[0][0].draw
+            assert draw is not None
             first = log.add_steps([seen_us for _, _, seen_us in kept])
             counted = zip(draw.requests, kept[0][0].preemptions, strict=True)
             for request in count_tokens(counted, len(kept), kept[-1][2], log, first):
@@ -119,11 +129,6 @@ class OutputProcessor:
             self._meter.delivered(ids, seen_us)
             for request in finished:
                 self._finished(request)
-
-
-def are_counted(requests: Sequence[Request]) -> bool:
-    """Whether no token of these is looked at: all that matters is how many there are."""
-    return all(type(x.ids) is VirtualTokens and not x.to_repeat for x in requests)
 
 
 def count_tokens(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -120,6 +120,7 @@ class SimDevice(Device):
         self._faults: dict[int, Fault] = {}
         self._now = 0.0
         self._lanes: dict[Lane, deque[_Item]] = {lane: deque() for lane in LANES}
+        self._places: dict[tuple[Lane, int], Place] = {}
         self._pair: tuple[_Item, _Item, float, float] | None = None
         for number, fault in (faults or {}).items():
             self.fail_at(number, fault)
@@ -205,52 +206,6 @@ class SimDevice(Device):
         self._check_alive()
         run()
 
-    def repeat(self, most: int, until_us: float) -> list[float]:
-        """Let decode steps, the only work there is, end one after another, each followed by a
-        launch like the last with a key a row more: in the times that `wait` and `launch` give.
-
-        Args:
-            most: Steps that may end.
-            until_us: Only those that end before this are let.
-
-        Returns:
-            When each ended. What is queued then are so many later steps, in the place of those that
-            were.
-        """
-        items = list(self._lanes["decode"])
-        assert 1 <= len(items) <= 2, items
-        assert self.predictor is not None
-        if self._faults or self.has_failed or not self._begin(items[0]):
-            return []
-        size, num_sms, cost = items[-1].size, items[-1].place.num_sms, self._decode_launch_us
-        assert size is not None
-        keys, now, done = size.total_kv, self._now, items[0].done_us
-        ends: list[float] = []
-        alone = [item.alone_us for item in items]
-        while len(ends) < most and (end := now + (alone[0] - done)) < until_us:
-            if len(alone) == 2 and cost >= alone[1]:
-                break  # it would be over before the host has launched the next
-            keys += size.batch
-            later = Size((), size.layers, size.num_layers, False, size.batch, keys)
-            alone = [*alone[1:], self.predictor.alone_us(later, num_sms)]
-            now = end + cost
-            # while the host launches, the one behind runs, if there is one
-            done = now - end if len(alone) == 2 else 0.0
-            ends.append(end)
-        if not ends:
-            return ends
-        for item, us in zip(items, alone, strict=True):
-            assert item.size is not None
-            item.size = replace(item.size, total_kv=item.size.total_kv + len(ends) * size.batch)
-            item.alone_us = item.launched_us = us
-            item.done_us, item.event.began_us = 0.0, None
-            item.event.number += len(ends)
-        if len(items) == 2:
-            items[0].done_us, items[0].event.began_us = done, ends[-1]
-        self._now = now
-        self.launches += len(ends)
-        return ends
-
     def wait(self, events: Sequence[Event], until_us: float | None = None) -> None:
         """Move the clock to the end of one of the events, or to a moment.
 
@@ -261,6 +216,8 @@ class SimDevice(Device):
             StalledError: nothing is launched, and no moment was given: on a GPU this waits for
                 ever.
         """
+        if self._end_head(events, until_us):
+            return
         waited = [event for event in events if isinstance(event, SimEvent)]
         if not all(event.is_pending for event in waited) or (waited and self.lost_by is not None):
             return
@@ -284,7 +241,35 @@ class SimDevice(Device):
                 "asked for): nothing runs on it any more; make another"
             )
 
+    def _end_head(self, events: Sequence[Event], until_us: float | None) -> bool:
+        """Move the clock to the end of the launch that runs and is waited for, where there is one
+        and nothing beside it: what most waits are. False, with nothing changed, elsewhere."""
+        queue, others = self._lanes["decode"], self._lanes["prefill"]
+        if others:
+            queue, others = others, queue
+        if others or not queue or len(events) != 1:
+            return False
+        item = queue[0]
+        event = item.event
+        if event is not events[0] or event.fault is not None or self.lost_by is not None:
+            return False
+        if not item.is_launched or not item.is_busy:
+            return False
+        end_us = self._now + item.left_us
+        if until_us is not None and not end_us <= until_us:
+            return False
+        if event.began_us is None:
+            event.began_us = self._now
+        item.done_us = item.launched_us
+        self._now = event.ended_us = end_us
+        queue.popleft()
+        if queue:
+            self._end_heads()
+        return True
+
     def _check_place(self, lane: Lane, place: Place) -> None:
+        if self._places.get((lane, place.rung)) == place:
+            return
         rung = None if place.side == "whole" else place.rung
         if (rung is not None and rung not in self.rungs) or place != Place.of(
             lane, rung, self.num_sms
@@ -293,6 +278,7 @@ class SimDevice(Device):
                 f"{place} on the {lane} lane: this device has {self.num_sms} SMs and the rungs "
                 f"{list(self.rungs)}; a lane runs on its own side of one, or on all"
             )
+        self._places[lane, place.rung] = place
 
     def _alone_us(self, work: Work, place: Place) -> float:
         if work.size is not None and self.predictor is not None:
@@ -309,13 +295,24 @@ class SimDevice(Device):
     def _spend_launching(self, item: _Item) -> None:
         layers = item.size.layers if item.size is not None and item.size.chunks else 0
         cost = self._prefill_launch_us if layers else self._decode_launch_us
-        if cost:
+        if cost and layers > 1 and item.event.fault is None and self._is_alone(item):
+            item.event.began_us = self._now + cost
+            # each layer is launched while the one before it runs, or after it
+            item.done_us = (layers - 1) * min(cost, item.alone_us / layers)
+            self._now += layers * cost
+        elif cost:
             for layer in range(1, layers):
                 self._advance(self._now + cost)
                 item.launched_us = item.alone_us * layer / layers
             self._advance(self._now + cost)
         item.launched_us = item.alone_us
         item.is_launched = True
+
+    def _is_alone(self, item: _Item) -> bool:
+        """Whether nothing else is on the device."""
+        return self.lost_by is None and all(
+            not queue or (len(queue) == 1 and queue[0] is item) for queue in self._lanes.values()
+        )
 
     def _advance(self, until_us: float, watched: Sequence[Event] = ()) -> bool:
         """Move the clock to a moment, or to the end of a watched event; whether that came."""

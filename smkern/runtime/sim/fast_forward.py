@@ -11,10 +11,11 @@ from smkern.runtime.device import Work
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.launcher import PLENTY, BatchLauncher
-from smkern.runtime.output_processor import OutputProcessor, are_counted
+from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.queues import RequestQueues
 from smkern.runtime.scheduler import Scheduler
 from smkern.runtime.sim.device import SimDevice
+from smkern.runtime.sim.repeat import repeat
 from smkern.runtime.steady_batch import SteadyBatch
 from smkern.runtime.watchdog import Watchdog
 
@@ -78,9 +79,9 @@ class FastForward:
         if any(x.place != target or launcher.in_flight[x].steady is not steady for x in tickets):
             return
         most = self._most(steady, launcher.in_flight[tickets[0]].number, steps)
-        if most <= 0 or not are_counted(steady.rows):
+        if most <= 0 or not self._outputs.is_counting:
             return
-        times = self._device.repeat(most, inf if until_us is None else until_us)
+        times = repeat(self._device, most, inf if until_us is None else until_us)
         if times:
             self._moved(tickets, steady, times)
 

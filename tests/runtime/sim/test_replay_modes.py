@@ -13,6 +13,8 @@ from smkern.models import SamplingParams
 from smkern.policies import Chunked, Policy
 from smkern.policies.static_split import StaticSplit
 from smkern.runtime import Multiplexer, SimDevice, SimExecutor, StepLog, Timeline
+from smkern.runtime.sim import fast_forward
+from smkern.runtime.sim.repeat import repeat
 from tests.runtime.world import RUNGS, Linear, small_config
 
 BLOCK = 8
@@ -57,13 +59,21 @@ def random_trace(seed: int, count: int) -> list[Asked]:
     return trace
 
 
-def make(policy: Policy, *, checks: bool, num_pages: int, launch_us: float, **options: Any) -> Any:
+def make(
+    policy: Policy,
+    *,
+    checks: bool,
+    num_pages: int,
+    launch_us: float,
+    reuse: bool = True,
+    **options: Any,
+) -> Any:
     device = SimDevice(
         132, RUNGS, Linear(), decode_launch_us=launch_us, prefill_launch_us=2 * launch_us
     )
     executor = SimExecutor(
         small_config(), device, num_pages=num_pages, page_size=4, max_running=6, max_prefill=4,
-        max_tokens=48, checks=checks,
+        max_tokens=48, checks=checks, reuse=reuse,
     )  # fmt: skip
     return Multiplexer(executor, policy=policy, **options)
 
@@ -133,9 +143,8 @@ POLICIES = {
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_replay_is_the_step_by_step_run(name, num_pages, launch_us, monkeypatch):
     skipped: list[float] = []
-    repeat = SimDevice.repeat
     monkeypatch.setattr(
-        SimDevice, "repeat", lambda self, *args: skipped.extend(x := repeat(self, *args)) or x
+        fast_forward, "repeat", lambda *args: skipped.extend(ends := repeat(*args)) or ends
     )
     preempted = shared = 0
     for seed in range(3):
@@ -185,6 +194,10 @@ def test_virtual_prompts_are_refused_where_tokens_are_looked_at():
         mux.submit(VirtualTokens(9), SamplingParams(max_new_tokens=5))
     with pytest.raises(RequestError, match="has 300 tokens, the context holds"):
         mux.submit(VirtualTokens(300), SamplingParams(ignore_eos=True))
+    options = {"batch_invariant": True, "reuse": False}
+    other = make(Chunked(), checks=False, num_pages=64, launch_us=0.0, **options)
+    with pytest.raises(RequestError, match="batch_invariant=True compares tokens"):
+        other.submit(VirtualTokens(9), SamplingParams(max_new_tokens=5, ignore_eos=True))
     mux._executor.pool.has_memory = True
     with pytest.raises(RequestError, match="which a model cannot read"):
         mux.submit(VirtualTokens(9), SamplingParams(max_new_tokens=5, ignore_eos=True))
