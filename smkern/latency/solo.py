@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 
 from smkern.errors import LatencyError
 from smkern.latency.least_squares import fit
@@ -15,6 +14,9 @@ from smkern.latency.work import Kind, Size
 PREFILL_TERMS = ("sum n^2", "sum n*r", "sum n", "1")
 DECODE_TERMS = ("sum r", "batch", "1")
 
+_PRODUCT = PREFILL_TERMS.index("sum n*r")
+_Rows = tuple[list[tuple[float, ...]], list[float]]
+"""Terms and times of a partition's launches."""
 _WANTED = {
     "prefill": "prompts of more lengths, with and without cached tokens",
     "decode": "steps of more batches and lengths",
@@ -46,8 +48,9 @@ class SoloRun:
 
     Deviations, where the papers say nothing: coefficients are at least 0 and errors relative
     (`smkern.latency.least_squares`); between two measured partitions a time is linear in 1/SMs; a
-    partition with too few launches for its coefficients counts as not measured; some layers of a
-    prompt take their share; a forward of prompts and decode rows, which these systems never
+    partition with too few launches for its coefficients counts as not measured, but where only
+    cached tokens are missing t2 is that of the nearest partition, inversely to SMs; some layers of
+    a prompt take their share; a forward of prompts and decode rows, which these systems never
     launch, takes as long as both after each other.
 
     Args:
@@ -97,27 +100,52 @@ class _Phase:
         names: tuple[str, ...],
     ) -> None:
         self._kind = kind
-        self._fits: dict[int, tuple[float, ...]] = {}
+        self._names = names
+        self._remedy = f"measure {_WANTED[kind]}: smkern profile --model"
         self._refused: list[str] = []
-        groups: dict[int, list[Sample]] = {}
-        for sample in sorted(samples, key=attrgetter("num_sms")):
+        groups: dict[int, _Rows] = {}
+        for sample in samples:
             if sample.kind == kind:
-                groups.setdefault(sample.num_sms, []).append(sample)
-        remedy = f"measure {_WANTED[kind]}: smkern profile --model"
-        for num_sms, group in groups.items():
-            rows = [terms(sample.size) for sample in group]
-            what = f"{kind} on {num_sms} SMs"
-            try:
-                self._fits[num_sms] = fit(
-                    rows, [sample.us for sample in group], names, what=what, remedy=remedy
-                )
-            except LatencyError as error:
-                self._refused.append(str(error))
-        if not self._fits:
-            first = self._refused[0] if self._refused else f"{kind}: none was measured; {remedy}"
-            raise LatencyError(first)
+                rows, times = groups.setdefault(sample.num_sms, ([], []))
+                rows.append(terms(sample.size))
+                times.append(sample.us)
+        fits = {sms: self._fit(sms, group, range(len(names))) for sms, group in groups.items()}
+        known = {sms: found for sms, found in fits.items() if found}
+        if kind == "prefill" and known:
+            known |= self._borrowing({s: g for s, g in groups.items() if s not in known}, known)
+        if not known:
+            none = f"{kind}: none was measured; {self._remedy}"
+            raise LatencyError(self._refused[0] if self._refused else none)
+        self._fits = {sms: known[sms] for sms in sorted(known)}
         self.measured = tuple(self._fits)
         self.at = lru_cache(maxsize=None)(self._at)
+
+    def _fit(self, num_sms: int, group: _Rows, kept: Sequence[int]) -> tuple[float, ...]:
+        """Coefficients of the terms that are kept; none where the launches do not tell them."""
+        rows, times = group
+        names = [self._names[i] for i in kept]
+        what = f"{self._kind} on {num_sms} SMs"
+        kept_rows = [[row[i] for i in kept] for row in rows]
+        try:
+            return fit(kept_rows, times, names, what=what, remedy=self._remedy)
+        except LatencyError as error:
+            self._refused.append(str(error))
+            return ()
+
+    def _borrowing(
+        self, groups: Mapping[int, _Rows], known: Mapping[int, tuple[float, ...]]
+    ) -> dict[int, tuple[float, ...]]:
+        """Partitions on which nothing cached was measured: n x r as on the nearest, by SMs."""
+        found = {}
+        for num_sms, group in groups.items():
+            if any(row[_PRODUCT] for row in group[0]):
+                continue
+            rest = self._fit(num_sms, group, [i for i in range(4) if i != _PRODUCT])
+            if rest:
+                nearest = min(known, key=lambda sms: abs(sms - num_sms))
+                borrowed = known[nearest][_PRODUCT] * nearest / num_sms
+                found[num_sms] = (*rest[:_PRODUCT], borrowed, *rest[_PRODUCT:])
+        return found
 
     def _at(self, num_sms: int) -> tuple[float, ...]:
         """Its coefficients; between two partitions linear in 1/SMs."""

@@ -105,6 +105,14 @@ def test_a_partition_with_too_few_launches_counts_as_not_measured() -> None:
         solo.alone_us(PROMPTS[0], 20)
 
 
+def test_where_nothing_cached_was_measured_the_nearest_partition_says_what_it_costs() -> None:
+    fresh = [prompts((n, 0)) for n in (8, 16, 32)]
+    solo = SoloRun(SAMPLES + [Sample(size, 20, truth(size, 20)) for size in fresh])
+    assert solo.partitions("prefill") == (20, 50, 100)
+    # all coefficients are inverse to SMs here, and 50 is nearer than 100
+    assert solo.alone_us(prompts((10, 40), (6, 0)), 20) == pytest.approx(788.0 * 50 / 20)
+
+
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
