@@ -55,6 +55,10 @@ SUITES = {
         "Decode beside prefill against chunked prefill, and what the runtime costs.",
     ),
     "replay": ("smkern.bench.replay.grid", "Goodput of every policy on real traces, simulated."),
+    "replay-confirm": (
+        "smkern.bench.replay.confirm",
+        "Simulated goodputs served on the GPU, a little below and above.",
+    ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

@@ -1,0 +1,107 @@
+"""Replays on an executor that runs a model, here a tiny one on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from smkern.bench.replay.cases import FOLDER
+from smkern.bench.replay.confirm import chosen, confirm, left_of, noted
+from smkern.bench.replay.gpu import GpuServer, Readings
+from smkern.bench.replay.measure import BOUND
+from smkern.bench.results import Results
+from smkern.bench.runtime.workload import Sizes, open_executor
+from smkern.latency import TablePredictor
+from smkern.models import Weights
+from smkern.policies import Chunked, StaticSplit
+from smkern.replay import Arrival, Trace, replay
+from tests.models.generation import tiny
+
+PROMPTS = Trace(
+    "t", tuple(Arrival(0.01 * n, 20 + n, 4, (0, 1) if n % 2 else ()) for n in range(8)), 8
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GpuServer]:
+    config = tiny(max_position=512)
+    sizes = Sizes(
+        (32,), max_running=16, max_prefill=4, max_tokens=128, max_context=256, num_pages=200,
+        reuse=True,
+    )  # fmt: skip
+    predictor = TablePredictor.load("qwen3-8b").for_model(config)
+    with open_executor(Weights.random(config), sizes) as executor:
+        yield GpuServer("tiny", executor, predictor, None)
+
+
+@pytest.mark.parametrize("policy", [Chunked(32), StaticSplit(32)], ids=["chunked", "split"])
+def test_replays_follow_one_another_on_one_executor(server: GpuServer, policy) -> None:
+    for _ in range(2):
+        served = replay(PROMPTS, server, policy, warm=0.0)
+        assert [len(record.token_s) for record in served.records] == [4] * 8
+        for record in served.records:
+            assert record.ttft_s > 0
+            assert list(record.token_s) == sorted(record.token_s)
+        assert served.about["errors"] == 0
+        assert served.about["sm_mhz"] is None
+        assert served.stats.finished == {"length": 8}
+
+
+def test_what_still_runs_is_cancelled(server: GpuServer) -> None:
+    trace = Trace("t", (Arrival(0.0, 9, 200), Arrival(0.05, 9, 1)))
+    served = replay(trace, server, Chunked(32), warm=0.0, drain=False)
+    assert served.records[1].is_finished
+    again = replay(PROMPTS, server, Chunked(32), warm=0.0)
+    assert all(record.is_finished for record in again.records)
+
+
+def test_readings_are_medians() -> None:
+    class Meter:
+        last = (1500.0, 600.0)
+
+        def __call__(self) -> None:
+            pass
+
+    assert Readings(None).stop() == {"sm_mhz": None, "watts": None}
+    found = Readings(Meter())  # type: ignore[arg-type]
+    found._clocks, found._watts = [1400.0, 1500.0, 1600.0], [500.0, 600.0, 650.0]
+    assert found.stop() == {"sm_mhz": 1500, "watts": 600}
+
+
+def goodput(policy: str, rate: float, **case: object) -> dict[str, object]:
+    at = {"model": "tiny", "trace": "sharegpt-like", "tbt_slo_ms": 30.0, "order": "fcfs"}
+    return {
+        "op": "replay", "case": at | case, "provider": policy, "goodput_rps": rate,
+        "by_seed": [rate], "seeds": [3], "settings": f"{policy}:64", "arrivals": "poisson",
+        "n": 12,
+    }  # fmt: skip
+
+
+def test_goodputs_are_chosen_by_name() -> None:
+    cells = [
+        goodput("chunked", 5.0), goodput("static_split", 4.0),
+        goodput("chunked", 3.0, order="slack"),
+        goodput(BOUND, 9.0), goodput("chunked", 0.0), goodput("chunked", 2.0, rate_rps=1.0),
+        goodput("chunked", 1.0, model="other"),
+    ]  # fmt: skip
+    everything = {"model": "tiny", "traces": (), "policies": (), "orders": (), "limits_ms": ()}
+    assert list(chosen(cells, **everything)) == cells[:3]
+    some = everything | {"policies": ("chunked",), "limits_ms": [30.0], "orders": ("fcfs",)}
+    assert list(chosen(cells, **some)) == cells[:1]
+
+
+def test_a_goodput_is_confirmed_with_its_own_requests(server: GpuServer) -> None:
+    # sharegpt-like prompts and outputs of up to 256 tokens in all fit
+    cell = goodput("chunked", 40.0)
+    found = confirm(cell, 0.5, server, FOLDER, preheat_s=0.05)
+    assert found["n"] == 12
+    assert (found["case"]["rate_rps"], found["case"]["seed"]) == (20.0, 3)
+    assert (found["provider"], found["of_policy"]) == ("chunked:64", "chunked")
+    assert (found["case"]["where"], found["simulated"]) == ("gpu", False)
+    assert found["is_expected"] == found["is_met"]
+    results = Results()
+    assert [x for *_, x in left_of([cell], [0.5, 1.05], results)] == [0.5, 1.05]
+    results.add(noted(cell, 0.5, found))
+    assert results.cells[0]["confirmed"] == {"0.5": found["is_met"]}
+    assert [x for *_, x in left_of([cell], [0.5, 1.05], results)] == [1.05]
