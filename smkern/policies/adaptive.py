@@ -9,6 +9,7 @@ from typing import Literal
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of
 from smkern.policies.check import check_counts
+from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
 from smkern.policies.lateness import Lateness
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left
@@ -18,8 +19,6 @@ from smkern.policies.search import largest
 from smkern.policies.settings import Limits, order_shown, required, shown
 from smkern.policies.snapshot import Snapshot
 
-QUANTUM = 64
-"""Tokens that a chunk grows by."""
 MAX_PREFILL_TOKENS = 2048
 """New tokens of a batch of prompts beside decode steps: the last of it waits for all of it."""
 LATE = 0.0085
@@ -118,7 +117,7 @@ class Adaptive:
         self._limit_us = limits.tbt_us
         self._max_prefill_tokens = max_prefill_tokens
         self._modes = modes
-        self._near = 1
+        self._size = ChunkSize()
         self._mode: Mode = "mixed"
         self._hurry = False
         """Whether the split of the batch on its way has two steps within the limit."""
@@ -139,8 +138,7 @@ class Adaptive:
             return self._go_on(snapshot, prices, snapshot.prefill.chunks)
         batch = self._admitted(snapshot, prices)
         if not batch:
-            steps = 1 if snapshot.joining or snapshot.waiting else 2
-            return Decision(steps=steps, reason="decode alone")
+            return self._alone(snapshot, "decode alone")
         if not snapshot.batch:
             if snapshot.joining and snapshot.prefill_queued:
                 return Decision(reason="joining first")
@@ -167,6 +165,13 @@ class Adaptive:
             return ()
         return batch[: largest(fits, len(batch), 1)]
 
+    def _alone(self, snapshot: Snapshot, why: str) -> Decision:
+        """Decode steps, on their side as long as the last layers run on the other: on the whole
+        device they would wait for these."""
+        steps = 1 if snapshot.joining or snapshot.waiting else 2
+        rung = snapshot.rung if snapshot.prefill_queued else None
+        return Decision(rung, steps=steps, reason=why)
+
     def _begin(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Decision:
         """The fastest way that keeps tokens in time; decode alone where none does."""
         tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
@@ -180,7 +185,8 @@ class Adaptive:
             plans.append(self._turns(snapshot, prices, chunks))
         plan = max((x for x in plans if x is not None), key=lambda x: x.rate, default=None)
         if plan is None:
-            return Decision(reason=f"decode alone: {len(batch)} prompts would make tokens late")
+            why = f"decode alone: {len(batch)} prompts would make tokens late"
+            return self._alone(snapshot, why)
         self._mode, self._hurry = plan.mode, plan.hurry
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
@@ -218,6 +224,11 @@ class Adaptive:
             rung=rung, layers=layers, steps=1 if ends or snapshot.joining else 2, reason=why
         )
 
+    def _aim_us(self, snapshot: Snapshot, mode: Mode) -> float:
+        """What the next step may take; where none runs, some of it has gone by."""
+        gone_us = 0.0 if snapshot.decode_queued else snapshot.token_age_us
+        return self.lateness.aims[mode] * self._limit_us - gone_us
+
     def _layers(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, rung: int | None) -> int:
         """Layers of the next group: a decode step's time beside it, or what a turn holds."""
         if rung is not None:
@@ -228,21 +239,14 @@ class Adaptive:
             )
         if snapshot.prefill_queued:
             return 0
-        aim_us = self.lateness.aims["turns"] * self._limit_us
+        aim_us = self._aim_us(snapshot, "turns")
         return min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
 
     def _mixed(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Plan | None:
-        aim_us = self.lateness.aims["mixed"] * self._limit_us
+        aim_us = self._aim_us(snapshot, "mixed")
+        most = snapshot.max_tokens
+        tokens, us = self._size.largest(snapshot, prices, batch, most, aim_us)
         useful = sum(request.tokens for request in batch)
-        most = max(1, min(-(-useful // QUANTUM), snapshot.max_tokens // QUANTUM))
-
-        def mixed_us(count: int) -> float:
-            return prices.mixed_us(chunks_of(batch, count * QUANTUM))
-
-        count = largest(lambda count: mixed_us(count) <= aim_us, most, self._near)
-        self._near = max(count, self._near) if count == most else count
-        us = mixed_us(count)
-        tokens = min(count * QUANTUM, snapshot.max_tokens)
         late = snapshot.batch if us > aim_us else 0
         if not self.lateness.allows(late, snapshot.batch):
             return None
@@ -267,7 +271,7 @@ class Adaptive:
         return Plan("split", rate, rung, self._max_prefill_tokens, step_us, hurry)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
-        aim_us = self.lateness.aims["turns"] * self._limit_us
+        aim_us = self._aim_us(snapshot, "turns")
         step_us = prices.step_us(snapshot.num_sms)
         us = prices.prompts_us(chunks, snapshot.num_sms)
         layers = min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
@@ -281,7 +285,7 @@ class Adaptive:
 
     def _rung(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool) -> int | None:
         """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
-        aim_us = self.lateness.aims["split"] * self._limit_us / (2 if hurry else 1)
+        aim_us = self._aim_us(snapshot, "split") / (2 if hurry else 1)
         for rung in snapshot.rungs:
             if prices.step_us(rung) > aim_us:
                 continue

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smkern.latency.predictor import Predictor
-from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
+from smkern.policies.admission import admitted, ids_of, taken
 from smkern.policies.check import check_counts
+from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Prices
-from smkern.policies.search import largest
 from smkern.policies.settings import Limits, check_predictor, check_reachable, order_shown, shown
 from smkern.policies.snapshot import PrefillView, Snapshot
 
 CHUNK_TOKENS = 512
 """New tokens of a forward where nothing says how many."""
-QUANTUM = 64
-"""Rows of a forward under a limit are a multiple of it, decode rows among them: one row more takes
-another tile in every GEMM."""
-LEAST = 32
-"""New tokens of a forward under a limit, at least: prompts go on even where the decode rows alone
-exceed it."""
 
 
 class Chunked:
@@ -86,8 +80,7 @@ class Chunked:
         self._chunk_tokens = chunk_tokens
         self._predictor = predictor if tbt_slo_ms is not None else None
         self._steps = steps
-        self._near = 1
-        """The last chunk under the limit, in quanta."""
+        self._size = ChunkSize()
         self._ahead = ahead
 
     def __repr__(self) -> str:
@@ -116,8 +109,10 @@ class Chunked:
             return Decision(steps=self._steps)
         reason = ""
         if snapshot.batch and self._predictor is not None:
-            most, reason = self._largest(snapshot, self._predictor, waiting, most)
+            limit_us, prices = self._limits.tbt_us, Prices(self._predictor, snapshot)
+            most, us = self._size.largest(snapshot, prices, waiting, most, limit_us)
             waiting = taken(waiting, most)
+            reason = f"chunk {most}" + (": the limit cannot be met beside it" * (us > limit_us))
         ahead = 2 if self._ahead else 1
         return Decision(prefill=ids_of(waiting), chunk_tokens=most, steps=ahead, reason=reason)
 
@@ -133,26 +128,3 @@ class Chunked:
             return Decision(layers=left)
         prices = Prices(self._predictor, snapshot)
         return Decision(layers=min(prices.layers_within(batch.chunks, self._limits.tbt_us), left))
-
-    def _largest(
-        self, snapshot: Snapshot, predictor: Predictor, waiting: Batch, most: int
-    ) -> tuple[int, str]:
-        """The most tokens whose forward the predictor holds under the limit, and why."""
-        limit_us = self._limits.tbt_us
-        prices = Prices(predictor, snapshot)
-        # The first chunk fills the tiles that the decode rows have begun.
-        first = -snapshot.batch % QUANTUM
-        first += QUANTUM * (first < LEAST)
-        useful = min(sum(request.tokens for request in waiting), most)
-
-        def mixed_us(count: int) -> float:
-            return prices.mixed_us(chunks_of(waiting, first + QUANTUM * (count - 1)))
-
-        # From forward to forward it changes little, and a prediction takes up to 70 us.
-        highest = max(1, 1 + -(-(useful - first) // QUANTUM))
-        count = largest(lambda count: mixed_us(count) <= limit_us, highest, self._near)
-        self._near = max(count, self._near) if count == highest else count
-        tokens = min(first + QUANTUM * (count - 1), most)
-        if count == 1 and mixed_us(1) > limit_us:
-            return tokens, f"chunk {tokens}: the limit cannot be met beside it"
-        return tokens, f"chunk {tokens}"
