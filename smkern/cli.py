@@ -69,7 +69,7 @@ SUITES = {
     "host": ("smkern.bench.host_cost", "Microseconds of host time an eager call costs."),
     "latency-table": (
         "smkern.bench.latency_table",
-        "Fill the predictor's tables from what the model suite measured.",
+        "Make the predictor's tables of profiles that were measured.",
     ),
     "latency-errors": (
         "smkern.bench.latency_errors",

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
 
+FULL = 0.6
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -54,6 +56,34 @@ class Curve:
         share = (x - self.xs[right - 1]) / (self.xs[right] - self.xs[right - 1])
         low = _curve(self.values[right - 1])
         return _between(low, _curve(self.values[right]), share) if share else low
+
+
+class Filled:
+    """Values over two coordinates, of which some of the first have more of the second than others.
+
+    Those with at least `FULL` of the most points give the shape, a `Curve`; what the others are
+    off by at their own points is a `Curve`, too. So a place with few points follows its neighbours
+    between and beyond them.
+
+    Args:
+        points: ((first, second), value), values above 0.
+    """
+
+    def __init__(self, points: Iterable[tuple[tuple[float, float], float]]) -> None:
+        given = list(points)
+        counts: dict[float, int] = {}
+        for (first, _), _ in given:
+            counts[first] = counts.get(first, 0) + 1
+        least = FULL * max(counts.values(), default=0)
+        self._shape = Curve.of((at, value) for at, value in given if counts[at[0]] >= least)
+        self._rest = Curve.of((at, value / self._shape.at(*at)) for at, value in given)
+
+    def __bool__(self) -> bool:
+        return bool(self._shape)
+
+    def at(self, first: float, second: float) -> float:
+        """The value at some coordinates; a coordinate below 1 counts as 1."""
+        return self._shape.at(first, second) * self._rest.at(first, second)
 
 
 def _curve(value: float | Curve) -> Curve:

@@ -10,9 +10,12 @@ from smkern.latency.drift import Drift
 from smkern.latency.duetserve import DuetServe
 from smkern.latency.muxwise import MuxWise
 from smkern.latency.predictor import Predictor
+from smkern.latency.profile_table import timings_of
 from smkern.latency.regression import ContentionIgnored, LinearRegression
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
+from smkern.latency.table import shipped_gemms
+from smkern.latency.table_predictor import TablePredictor
 from smkern.profile import Profile
 
 Factory = Callable[[Sequence[Sample], ModelSizes, Profile], Predictor]
@@ -47,7 +50,13 @@ def _ignored(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> 
     return ContentionIgnored(Bullet(samples, sizes, profile))
 
 
+def _table(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
+    gemms = shipped_gemms(sizes, profile.info.name)
+    return TablePredictor(timings_of(samples), sizes, profile, gemms)
+
+
 MODELS: dict[str, Factory] = {
+    "table": _table,
     "duetserve": _duetserve,
     "duetserve_corrected": _corrected,
     "duetserve_achieved": _achieved,
@@ -57,7 +66,7 @@ MODELS: dict[str, Factory] = {
     "linear_regression": _regression,
     "contention_ignored": _ignored,
 }
-"""The papers' models and the references; `contention_ignored` is Bullet's without its neighbours.
+"""Ours, the papers' models and the references; `contention_ignored` is Bullet without neighbours.
 
 A factory raises LatencyError where its samples do not determine it.
 """

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from smkern.latency.curve import Curve
-from smkern.latency.roofline import Bound, Roofline
+from smkern.latency.curve import Curve, Filled
+from smkern.latency.roofline import Roofline
 from smkern.latency.step_times import KEPT, UNMEASURED, StepTimes
 from smkern.latency.table import Timing
 from smkern.latency.work import Size
 
-_LOWEST, _HIGHEST = 0.05, 50.0
-"""Between which a prompt's time over its roofline is sought."""
+TILE = 16
+"""Queries by which attention's prefill path goes: what is left of the last step costs as much."""
+ATTENTION = 1.9
+"""Time of attention over its roofline, for prompts with nothing cached."""
+WHOLE_SMS = 132.0
+_LEAST_OVER, _MOST_OVER = 0.8, 8.0
+"""Bounds of what is said of attention by cells of which it is a small part."""
 
 
 class PromptTimes:
-    """Prompts take the sum over kernels of max(r_d bytes, r_p FLOPs).
+    """Prompts take c_p times their GEMMs and what goes with them, and r times attention's roofline.
 
-    r_d is what the largest decode steps take over their roofline, r_p follows from cells of prompts
-    by SMs and new tokens. A mixed forward takes at least what its decode rows take alone; cells of
-    mixed forwards correct it by SMs, all its rows and its decode rows.
+    c_p follows from cells of prompts by SMs and tokens; r from those behind cached tokens, by new
+    tokens an SM and cached ones: few tiles leave SMs idle. Without such cells c_p counts for
+    attention, too. A mixed forward adds its decode rows' attention and takes at least what these
+    rows take alone; cells of mixed forwards correct it by SMs, all its rows and its decode rows.
 
     Args:
         cells: Times with nothing beside them, us; decode steps are passed over.
@@ -30,32 +36,44 @@ class PromptTimes:
     def __init__(self, cells: Mapping[Timing, float], roofline: Roofline, steps: StepTimes) -> None:
         self._roofline, self._steps = roofline, steps
         self._kept: dict[tuple[int, int, int, int, int], _Forward] = {}
-        self._prompts, self._mixed = Curve((), ()), Curve((), ())
+        self._others, self._attention, self._mixed = Filled([]), Curve((), ()), Curve((), ())
+        self._has_cached = False
         layers = roofline.num_layers
-        # In this order: mixed forwards are told from prompts.
-        self._prompts = Curve.of(
+        # In this order: what has more to it is told from what has less.
+        prompts = {key: us for key, us in cells.items() if key.kind == "prefill"}
+        plain = {key: us for key, us in prompts.items() if not key.cached} or prompts
+        self._has_cached = len(plain) < len(prompts)
+        self._others = Filled(
             (
                 (key.num_sms, key.prompts * key.tokens),
-                self._solve(key.size(layers), key.num_sms, us),
+                self._others_over(key.size(layers), key.num_sms, us),
             )
-            for key, us in cells.items()
-            if key.kind == "prefill"
+            for key, us in plain.items()
         )
-        mixed = [
+        self._kept.clear()
+        self._attention = Curve.of(
+            (
+                (_per_sm(key.prompts * key.tokens, key.num_sms), key.cached),
+                self._attention_over(key.size(layers), key.num_sms, us),
+            )
+            for key, us in prompts.items()
+            if key not in plain
+        )
+        self._kept.clear()
+        self._mixed = Curve.of(
             (
                 (key.num_sms, key.prompts * key.tokens + key.batch, key.batch),
                 us / self.us(key.size(layers), key.num_sms),
             )
             for key, us in cells.items()
             if key.kind == "mixed"
-        ]
-        self._kept.clear()
-        self._mixed = Curve.of(mixed)
+        )
 
     def over(self, roofline: Roofline, steps: StepTimes) -> PromptTimes:
         """The same times over another model's roofline."""
         other = PromptTimes({}, roofline, steps)
-        other._prompts, other._mixed = self._prompts, self._mixed
+        other._others, other._attention, other._mixed = self._others, self._attention, self._mixed
+        other._has_cached = self._has_cached
         return other
 
     def us(self, size: Size, num_sms: int) -> float:
@@ -63,11 +81,10 @@ class PromptTimes:
         us, batch = self._forward(size, num_sms).us(size), size.batch
         if not batch:
             return us
-        us = max(us, self._steps.us(num_sms, batch, size.total_kv))
+        us += self._steps.attention_us(num_sms, batch, size.total_kv)
         if self._mixed:
-            # by all its rows: it goes up a stair wherever they fill one more tile
             us *= self._mixed.at(num_sms, size.new_tokens + batch, batch)
-        return us
+        return max(us, self._steps.us(num_sms, batch, size.total_kv))
 
     def attention_share(self, size: Size, num_sms: int) -> float:
         """Attention's part of the time of prompts' layers."""
@@ -84,53 +101,74 @@ class PromptTimes:
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            r_p = self._prompts.at(num_sms, new) if self._prompts else UNMEASURED
-            r_d = self._steps.over_bytes(num_sms)
-            found = self._kept[key] = _Forward(self._roofline, key, r_d, r_p)
+            found = self._kept[key] = self._make(*key)
         return found
 
-    def _solve(self, size: Size, num_sms: int, us: float) -> float:
-        """The r_p with which prompts take so long."""
-        bounds = self._roofline.bounds(size, num_sms)
-        r_d = self._steps.over_bytes(num_sms)
-        low, high = _LOWEST, _HIGHEST
-        for _ in range(60):
-            middle = (low + high) / 2
-            if _sum_us(bounds, r_d, middle) < us:
-                low = middle
-            else:
-                high = middle
-        return high
+    def _make(self, num_sms: int, new: int, batch: int, rows: int, layers: int) -> _Forward:
+        tokens = new + batch
+        over = self._others.at(num_sms, tokens) if self._others else UNMEASURED
+        others_us = over * self._roofline.others_us(tokens, rows, layers, num_sms)
+        fixed, by_key = self._roofline.attention(tokens, rows, layers, num_sms)
+        attention, behind = ATTENTION if self._has_cached else over, Curve((), ())
+        if self._attention:
+            behind = self._attention.slice(_per_sm(new, num_sms))
+        return _Forward(new, others_us, fixed, *by_key, attention, behind)
+
+    def _others_over(self, size: Size, num_sms: int, us: float) -> float:
+        """c_p of a prompt with nothing cached."""
+        forward = self._forward(size, num_sms)
+        attention_us = forward.attention_us(size)
+        others_us = forward.others_us / UNMEASURED
+        if not self._has_cached:
+            return us / (others_us + attention_us / UNMEASURED)
+        return max(0.2, (us - attention_us) / others_us)
+
+    def _attention_over(self, size: Size, num_sms: int, us: float) -> float:
+        """r of a prompt behind cached tokens."""
+        forward = self._forward(size, num_sms)
+        over = ATTENTION * (us - forward.others_us) / forward.attention_us(size)
+        return min(max(over, _LEAST_OVER), _MOST_OVER)
 
 
 class _Forward:
     """What is the same of all forwards of so many tokens and rows on so many SMs."""
 
-    __slots__ = ("_fixed", "_key_us", "_pair_us", "others_us")
+    __slots__ = ("_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "others_us")
 
     def __init__(
-        self, roofline: Roofline, key: tuple[int, int, int, int, int], r_d: float, r_p: float
+        self,
+        new: int,
+        others_us: float,
+        fixed: float,
+        key_us: float,
+        pair_us: float,
+        attention: float,
+        behind: Curve,
     ) -> None:
-        num_sms, new, batch, rows, layers = key
-        tokens = new + batch
-        self.others_us = _sum_us(roofline.others(tokens, rows, layers, num_sms), r_d, r_p)
-        fixed, by_key = roofline.attention(tokens, rows, layers, num_sms)
-        self._fixed = r_d * fixed
-        self._key_us, self._pair_us = r_d * by_key.bytes_us, r_p * by_key.flops_us
+        self.others_us = others_us
+        self._new, self._fixed, self._key_us, self._pair_us = new, fixed, key_us, pair_us
+        self._attention, self._behind = attention, behind
 
     def us(self, size: Size) -> float:
         return self.others_us + self.attention_us(size)
 
     def attention_us(self, size: Size) -> float:
-        keys = pairs = size.total_kv
+        """Of the chunks alone."""
+        keys = pairs = behind = 0
         new: int
         cached: int
         for new, cached in size.chunks:
+            tile = -(-new // TILE) * TILE
             keys += cached + new
-            pairs += new * cached + new * (new + 1) // 2
+            pairs += tile * cached + tile * (new + 1) // 2
+            behind += new * cached
         moved, computed = self._fixed + self._key_us * keys, self._pair_us * pairs
-        return moved if moved > computed else computed
+        us = moved if moved > computed else computed
+        if behind and self._behind:
+            return us * self._behind.at(behind / self._new)
+        return us * self._attention
 
 
-def _sum_us(bounds: tuple[Bound, ...], bytes_ratio: float, flops_ratio: float) -> float:
-    return sum(max(bytes_ratio * bound.bytes_us, flops_ratio * bound.flops_us) for bound in bounds)
+def _per_sm(tokens: int, num_sms: int) -> float:
+    """Tokens on a whole device that make as many tiles an SM."""
+    return tokens * WHOLE_SMS / num_sms

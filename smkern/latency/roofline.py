@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Size
 from smkern.profile import Profile
@@ -35,6 +36,9 @@ class Roofline:
         profile: The device: bandwidth and FLOP rate by SMs.
         rates: TB/s and TFLOP/s of so many SMs; None: the profile's bandwidth, and a FLOP rate
             proportional to SMs.
+        gemms: Times of the model's GEMMs.
+        like: Of another model on the device: its times of GEMMs over their rooflines hold for this
+            one.
     """
 
     def __init__(
@@ -43,11 +47,15 @@ class Roofline:
         profile: Profile,
         *,
         rates: Callable[[int], tuple[float, float]] | None = None,
+        gemms: GemmTimes | None = None,
+        like: Roofline | None = None,
     ) -> None:
         # The sums read nothing of a configuration but what `ModelSizes` has by the same names.
         self._config = cast("ModelConfig", sizes)
         self.num_layers = sizes.num_layers
         self._profile = profile
+        self._gemms = gemms
+        self._like = like
         self._key = self._attention(Load(0, 0, 1, 1), 1)
         """Attention's costs in a layer, of one key and of one pair."""
         # Steps of one batch differ by their keys, which attention alone reads.
@@ -65,9 +73,31 @@ class Roofline:
         moved = fixed + load.keys * by_key.bytes_us
         return (*others, Bound(moved, load.pairs * by_key.flops_us))
 
+    @property
+    def knows_gemms(self) -> bool:
+        """Whether times of the model's GEMMs are known."""
+        return self._gemms is not None or (self._like is not None and self._like.knows_gemms)
+
+    def others_us(self, tokens: int, rows: int, layers: int, num_sms: int) -> float:
+        """All kernels but attention, of so many tokens and rows of logits: the GEMMs' own times
+        where they are known, which go up a stair with the tokens, else all rooflines."""
+        if self._gemms is not None:
+            self._rates(num_sms)  # refuses more SMs than there are
+            return self._gemms.us(tokens, rows, layers, num_sms)
+        us = self._bounds_us(tokens, rows, layers, num_sms)
+        like = self._like
+        if like is None or not us:
+            return us
+        layers = like.num_layers
+        known = like.others_us(tokens, rows, layers, num_sms)
+        return us * known / like._bounds_us(tokens, rows, layers, num_sms)
+
     def others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
         """All kernels but attention, of so many tokens and rows of logits."""
         return self._others(tokens, rows, layers, num_sms)[0]
+
+    def _bounds_us(self, tokens: int, rows: int, layers: int, num_sms: int) -> float:
+        return sum(max(bound) for bound in self.others(tokens, rows, layers, num_sms))
 
     def attention(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[float, Bound]:
         """What attention moves without a key, and what it takes for each key and each pair, us."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from smkern.latency.curve import Curve
+from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
 from smkern.latency.table import Timing
 
@@ -14,13 +14,20 @@ LARGE = 1e9
 """Rows or keys beyond all that is timed."""
 KEPT = 1 << 14
 """Answers that are kept; then all are forgotten."""
+PIECE = 512
+"""Keys of a piece of attention's decode path; the last of a request's is half full in the mean."""
+UNTUNED = 1.08
+"""Time over what the cost model says of GEMMs whose rows are no power of two: nobody tuned them,
+and the best of many predictions is too good."""
 
 
 class StepTimes:
-    """A step's time over its roofline, by SMs, rows and keys of each.
+    """A step takes c times its GEMMs and what goes with them, and r_a times attention's roofline.
 
-    Between two counts of SMs or rows, and of keys, it is linear in the logarithm; beyond the cells
-    the nearest one's holds, so that steps outside grow as their roofline does.
+    c by SMs and rows and r_a by SMs follow from the cells, and what is left by SMs, rows and keys.
+    Between two counts each is linear in the logarithm; beyond the cells the nearest one's holds.
+    Where no two cells differ by their keys alone, c counts for attention, too. Lengths whose mean
+    is no multiple of a piece are taken to end anywhere in one.
 
     Args:
         cells: Times of decode steps with nothing beside them, us; other cells are passed over.
@@ -30,12 +37,15 @@ class StepTimes:
     def __init__(self, cells: Mapping[Timing, float], roofline: Roofline) -> None:
         self._roofline = roofline
         self._steps: dict[tuple[int, int], _Step] = {}
-        self._curve = Curve((), ())
+        self._others, self._attention, self._rest = Filled([]), Curve((), ()), Curve((), ())
         steps = [(key, us) for key, us in cells.items() if key.kind == "decode"]
-        self._curve = Curve.of(
+        self._attention = Curve.of(_attention_over(steps, roofline))
+        self._others = Filled(self._others_over(steps))
+        self._steps.clear()
+        self._rest = Curve.of(
             (
                 (key.num_sms, key.batch, key.context),
-                us / self.roofline_us(key.num_sms, key.batch, key.batch * key.context),
+                us / self.us(key.num_sms, key.batch, key.batch * key.context),
             )
             for key, us in steps
         )
@@ -44,7 +54,7 @@ class StepTimes:
     def over(self, roofline: Roofline) -> StepTimes:
         """The same times over another model's roofline."""
         other = StepTimes({}, roofline)
-        other._curve = self._curve
+        other._others, other._attention, other._rest = self._others, self._attention, self._rest
         return other
 
     def us(self, num_sms: int, batch: int, total_kv: int) -> float:
@@ -55,52 +65,116 @@ class StepTimes:
             batch: Rows.
             total_kv: Keys that they read together.
         """
-        if not batch:
-            return 0.0
-        step = self._step(num_sms, batch)
-        over = step.over.at(total_kv / batch) if step.over else UNMEASURED
-        return over * step.roofline_us(total_kv)
+        return self._step(num_sms, batch).us(total_kv) if batch else 0.0
 
     def attention_us(self, num_sms: int, batch: int, total_kv: int) -> float:
         """Attention's part of it."""
         if not batch:
             return 0.0
         step = self._step(num_sms, batch)
-        over = step.over.at(total_kv / batch) if step.over else UNMEASURED
-        return over * (step.roofline_us(total_kv) - step.others_us)
-
-    def roofline_us(self, num_sms: int, batch: int, total_kv: int) -> float:
-        """What it takes at least."""
-        return self._step(num_sms, batch).roofline_us(total_kv)
+        return step.attention_over * step.attention.us(batch, total_kv)
 
     def over_bytes(self, num_sms: int) -> float:
         """Time over the roofline of the largest step: what weights take that are read once."""
-        return self._curve.at(num_sms, LARGE, LARGE) if self._curve else UNMEASURED
+        return self._others.at(num_sms, LARGE) if self._others else UNMEASURED
+
+    def _others_over(
+        self, steps: Iterable[tuple[Timing, float]]
+    ) -> list[tuple[tuple[float, float], float]]:
+        """c, the mean of the cells of as many SMs and rows."""
+        found: dict[tuple[int, int], list[float]] = {}
+        for key, us in steps:
+            step, total_kv = self._step(key.num_sms, key.batch), key.batch * key.context
+            attention_us = step.attention.us(key.batch, total_kv)
+            if self._attention:
+                over = (us - step.attention_over * attention_us) / step.others_us
+            else:
+                over = us / (step.others_us + attention_us)
+            found.setdefault((key.num_sms, key.batch), []).append(max(over, 0.2))
+        return [((n, batch), sum(all_) / len(all_)) for (n, batch), all_ in found.items()]
 
     def _step(self, num_sms: int, batch: int) -> _Step:
         found = self._steps.get((num_sms, batch))
         if found is None:
             if len(self._steps) >= KEPT:
                 self._steps.clear()
-            found = self._steps[num_sms, batch] = _Step(self._roofline, self._curve, num_sms, batch)
+            found = self._steps[num_sms, batch] = self._make(num_sms, batch)
         return found
+
+    def _make(self, num_sms: int, batch: int) -> _Step:
+        roofline = self._roofline
+        others_us = roofline.others_us(batch, batch, roofline.num_layers, num_sms)
+        if roofline.knows_gemms and batch > 16 and batch & (batch - 1):
+            others_us *= UNTUNED
+        over = self._others.at(num_sms, batch) if self._others else UNMEASURED
+        attention = self._attention.at(num_sms) if self._attention else over
+        rest = self._rest.slice(num_sms).slice(batch) if self._rest else self._rest
+        return _Step(batch, others_us, over, Attention(roofline, num_sms, batch), attention, rest)
+
+
+class Attention:
+    """Attention's roofline in steps of so many rows."""
+
+    __slots__ = ("_fixed", "_key_us")
+
+    def __init__(self, roofline: Roofline, num_sms: int, batch: int) -> None:
+        layers = roofline.num_layers
+        self._fixed, by_key = roofline.attention(batch, batch, layers, num_sms)
+        self._key_us = max(by_key)  # a decode row sees all of its keys
+
+    def us(self, batch: int, total_kv: int) -> float:
+        """Of a step of so many keys."""
+        if total_kv % (PIECE * batch):
+            more = total_kv // 2
+            most = PIECE // 2 * batch
+            total_kv += more if more < most else most
+        return self._fixed + self._key_us * total_kv
 
 
 class _Step:
     """What is the same of all steps of so many rows on so many SMs."""
 
-    __slots__ = ("_fixed", "_key_bytes", "_key_flops", "others_us", "over")
+    __slots__ = ("_batch", "_fixed_us", "attention", "attention_over", "others_us", "rest")
 
-    def __init__(self, roofline: Roofline, curve: Curve, num_sms: int, batch: int) -> None:
-        layers = roofline.num_layers
-        bounds = roofline.others(batch, batch, layers, num_sms)
-        self.others_us = sum(max(bound) for bound in bounds)
-        self._fixed, by_key = roofline.attention(batch, batch, layers, num_sms)
-        self._key_bytes, self._key_flops = by_key
-        self.over = curve.slice(num_sms).slice(batch) if curve else curve
+    def __init__(
+        self,
+        batch: int,
+        others_us: float,
+        over: float,
+        attention: Attention,
+        attention_over: float,
+        rest: Curve,
+    ) -> None:
+        self._batch = batch
+        self.others_us, self._fixed_us = others_us, over * others_us
+        self.attention, self.attention_over = attention, attention_over
+        self.rest = rest
 
-    def roofline_us(self, total_kv: int) -> float:
-        moved = self._fixed + self._key_bytes * total_kv
-        # a decode row sees all of its keys
-        computed = self._key_flops * total_kv
-        return self.others_us + (moved if moved > computed else computed)
+    def us(self, total_kv: int) -> float:
+        batch = self._batch
+        us = self._fixed_us + self.attention_over * self.attention.us(batch, total_kv)
+        return us * self.rest.at(total_kv / batch) if self.rest else us
+
+
+def _attention_over(
+    steps: Iterable[tuple[Timing, float]], roofline: Roofline
+) -> list[tuple[tuple[float], float]]:
+    """r_a by SMs: how much longer steps take that differ by their keys alone, by least squares."""
+    groups: dict[int, dict[int, list[tuple[float, float]]]] = {}
+    for key, us in steps:
+        attention = Attention(roofline, key.num_sms, key.batch)
+        attention_us = attention.us(key.batch, key.batch * key.context)
+        groups.setdefault(key.num_sms, {}).setdefault(key.batch, []).append((attention_us, us))
+    found = []
+    for num_sms, by_batch in groups.items():
+        both = squares = 0.0
+        for points in by_batch.values():
+            weights = [1 / us**2 for _, us in points]
+            total = sum(weights)
+            x = sum(w * a for w, (a, _) in zip(weights, points, strict=True)) / total
+            y = sum(w * us for w, (_, us) in zip(weights, points, strict=True)) / total
+            both += sum(w * (a - x) * (us - y) for w, (a, us) in zip(weights, points, strict=True))
+            squares += sum(w * (a - x) ** 2 for w, (a, _) in zip(weights, points, strict=True))
+        if squares and both > 0:
+            found.append(((float(num_sms),), both / squares))
+    return found

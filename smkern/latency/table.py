@@ -9,12 +9,13 @@ from typing import Any
 
 from smkern.device import gpu_folder
 from smkern.errors import TableError
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Kind, Size
 from smkern.tuning.cells import CellFile, Cells, checked
 
 SHIPPED = Path(__file__).parent / "tables"
-REMEDY = "delete it and fill it from bench figures: smkern bench latency-table"
+REMEDY = "delete it and make it of a profile: smkern bench latency-table"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,6 +30,7 @@ class Timing:
         prompts: Prompts.
         tokens: New tokens of each.
         cached: Tokens in front of them.
+        layers: Layers of the prompts that ran, without the head; 0: all, and the head.
         beside_sms: SMs of the other side, kept busy meanwhile; 0: nothing ran beside it.
         beside_batch: Decode rows of the other side, where that decodes.
         beside_context: Keys of each of them, where it was written down.
@@ -43,6 +45,7 @@ class Timing:
     prompts: int = 0
     tokens: int = 0
     cached: int = 0
+    layers: int = 0
     beside_sms: int = 0
     beside_batch: int = 0
     beside_context: int = 0
@@ -57,14 +60,15 @@ class Timing:
                     f"a {self.kind} of {rows} rows and keys, {prompts} prompts, tokens"
                 )
         others = self.beside_batch, self.beside_context, self.beside_tokens, self.beside_cached
-        if self.num_sms < 1 or min(self.cached, self.beside_sms, *others) < 0:
+        if self.num_sms < 1 or min(self.cached, self.layers, self.beside_sms, *others) < 0:
             raise ValueError("counts are 0 or more, num_sms is 1 or more")
 
     def size(self, num_layers: int) -> Size:
-        """As a launch of all layers."""
+        """As a launch of a model of so many layers."""
         chunks = (Chunk(self.tokens, self.cached),) * self.prompts
         kv = self.batch * self.context
-        return Size(chunks, num_layers, num_layers, self.kind != "decode", self.batch, kv)
+        head = bool(chunks) and not self.layers
+        return Size(chunks, self.layers or num_layers, num_layers, head, self.batch, kv)
 
 
 class TimingLines:
@@ -109,3 +113,27 @@ def read_timings(path: Path) -> tuple[Cells[Timing, float], ModelSizes]:
         return cells, ModelSizes.from_json(cells.meta["sizes"])
     except (KeyError, TypeError) as error:
         raise TableError(f"{path} lacks the sizes of its model ({error!r}); {REMEDY}") from error
+
+
+def gemms_in(path: Path, cells: Cells[Timing, float]) -> GemmTimes | None:
+    """The times of the model's GEMMs in a table's provenance; None where it has none.
+
+    Raises:
+        TableError: what it has is none.
+    """
+    if "gemms" not in cells.meta:
+        return None
+    try:
+        return GemmTimes.from_json(cells.meta["gemms"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(f"{path} has broken times of GEMMs ({error!r}); {REMEDY}") from error
+
+
+def shipped_gemms(sizes: ModelSizes, gpu: str) -> GemmTimes | None:
+    """The times of a model's GEMMs on a GPU, where a shipped table has that model."""
+    for model in shipped(gpu):
+        path = shipped_path(model, gpu)
+        cells, of_table = read_timings(path)
+        if of_table == sizes:
+            return gemms_in(path, cells)
+    return None

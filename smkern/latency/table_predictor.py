@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
-from smkern.latency.curve import Curve
+from smkern.latency.contention import Pair, Slowdowns, Usage
+from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.prompt_times import PromptTimes
 from smkern.latency.roofline import Roofline
+from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
-from smkern.latency.step_times import KEPT, StepTimes
-from smkern.latency.table import Timing, read_timings, shipped, shipped_path
+from smkern.latency.stamp import kernels_hash
+from smkern.latency.step_times import StepTimes
+from smkern.latency.table import Kind, Timing, gemms_in, read_timings, shipped, shipped_path
 from smkern.latency.work import Size
 from smkern.profile import DEFAULT, Profile, load_profile
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
+STEP_TERMS, PROMPT_TERMS = 9, 1
+"""Terms of a pair in the line of a step's slowdown, and of prompts': these are told by what is
+near, as a line in shares led far off for the shortest prompts (10% against 6% in the mean)."""
 UNMEASURED_BESIDE = 1.25
 """Slowdown beside other work, where no cell says more: a long prompt's beside decode on 48 SMs."""
 
@@ -28,34 +36,29 @@ UNMEASURED_BESIDE = 1.25
 class TablePredictor:
     """Times of launches from a table of measured ones.
 
-    A launch's roofline is the sum over its kernels of the larger of bytes over bandwidth and FLOPs
-    over rate. What is measured of a launch is its time over that, and that is what is interpolated:
-    linearly in the logarithms of SMs, decode rows and keys of each, or SMs and new tokens; beyond
-    the cells the nearest one's holds, so that sizes outside scale as their roofline does. A cell's
-    own launch comes back as it was measured.
+    A launch takes a factor of what its GEMMs take by the tuned tables and the cost model, whose
+    tiles make times a stair of rows, and a factor of attention's roofline. What is measured is
+    these factors, and they are what is interpolated: linearly in the logarithms of SMs, rows and
+    keys; beyond the cells the nearest one's holds. Without times of GEMMs their rooflines serve.
 
-    - A decode step takes r_d times its roofline.
-    - Prompts, and prompts with decode rows in one forward, take the sum over kernels of
-      max(r_d bytes, r_p FLOPs), r_p from cells of prompts; a mixed forward at least what its
-      decode rows take alone, and cells of mixed forwards correct it by SMs and by all its rows,
-      where there are any.
+    - `StepTimes` has decode steps, `PromptTimes` prompts and mixed forwards.
     - Some layers of a prompt take their share; the head is computed where the launch has it.
-    - A slowdown is the time beside the other kind over the time alone, by SMs and decode rows, from
-      splits whose sides are never dry where there are such cells. It does not depend on how long
-      the other side is, and counts a side that runs as busy.
-      Launches that share SMs, as in an impatient switch, are slowed by the SMs that they would
-      need besides.
+    - A slowdown beside the other kind is told by what both take of the memory and of the FLOP
+      rate, and by the nearest pairs that were timed (`Slowdowns`). It counts a side that runs as
+      busy. Launches that share SMs, as in an impatient switch, are slowed by the SMs that they
+      would need besides.
 
     Args:
         timings: Measured times, us.
         sizes: The model that they are of.
         profile: The device.
+        gemms: Times of the model's GEMMs; None: their rooflines.
 
     Raises:
         ArgumentError: there are no timings.
 
     Source: MuxWise section 3.3 for interpolation of measured latencies and a slowdown of decode by
-        cells; the roofline under it makes few cells enough.
+        cells; Bullet section 2.2.1 for waves of tiles. What is under it makes few cells enough.
 
     Example:
         >>> from smkern.latency import Size, TablePredictor
@@ -66,7 +69,11 @@ class TablePredictor:
     """
 
     def __init__(
-        self, timings: Mapping[Timing, float], sizes: ModelSizes, profile: Profile
+        self,
+        timings: Mapping[Timing, float],
+        sizes: ModelSizes,
+        profile: Profile,
+        gemms: GemmTimes | None = None,
     ) -> None:
         if not timings:
             raise ArgumentError("no timings: a predictor from a table needs one cell at least")
@@ -74,23 +81,24 @@ class TablePredictor:
         self.profile = profile
         alone = {key: us for key, us in timings.items() if not key.beside_sms}
         beside = {key: us for key, us in timings.items() if key.beside_sms}
-        roofline, layers = Roofline(sizes, profile), sizes.num_layers
+        self._roofline = roofline = Roofline(sizes, profile, gemms=gemms)
         self._steps = StepTimes(alone, roofline)
         self._prompts = PromptTimes(alone, roofline, self._steps)
-        slowed = [
-            (key, max(1.0, us / self.alone_us(key.size(layers), key.num_sms)))
-            for key, us in beside.items()
-        ]
-        self._decode_beside = _Slowdowns(
-            (_decode_point(key), ratio, key.beside_tokens > 0)
-            for key, ratio in slowed
-            if key.kind == "decode"
-        )
-        self._prefill_beside = _Slowdowns(
-            ((key.num_sms, key.beside_batch), ratio, key.beside_context > 0)
-            for key, ratio in slowed
-            if key.kind == "prefill" and key.beside_batch
-        )
+        usage = Usage(self._steps, self._prompts, roofline, profile.info.num_sms)
+        self._decode_beside = Slowdowns(self._slowed(beside, "decode"), usage.of, STEP_TERMS)
+        self._prefill_beside = Slowdowns(self._slowed(beside, "prefill"), usage.of, PROMPT_TERMS)
+
+    def _slowed(self, beside: Mapping[Timing, float], kind: Kind) -> Iterator[tuple[Pair, float]]:
+        """Slowdowns of cells that say what their neighbour was."""
+        layers = self.sizes.num_layers
+        for key, us in beside.items():
+            sample = Sample.of(key, us, layers)
+            if key.kind != kind or sample.beside is None or sample.beside.kind == kind:
+                continue
+            yield (
+                _pair(sample.size, key.num_sms, sample.beside, key.beside_sms),
+                us / self.alone_us(sample.size, key.num_sms),
+            )
 
     @classmethod
     def load(cls, model: str = "qwen3-8b", gpu: str | None = None) -> TablePredictor:
@@ -109,8 +117,8 @@ class TablePredictor:
         path = shipped_path(model, gpu)
         if not path.exists():
             raise TableError(
-                f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Fill a table with "
-                "smkern bench latency-table, or take another model's: "
+                f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Measure with "
+                "smkern profile and smkern bench latency-table, or take another model's: "
                 'TablePredictor.load("qwen3-8b").for_model(config)'
             )
         return cls.read(path, load_profile(gpu_folder(gpu)))
@@ -128,17 +136,29 @@ class TablePredictor:
             ProfileError: no profile of that GPU.
         """
         cells, sizes = read_timings(Path(path))
+        gpu = str(cells.meta.get("gpu", DEFAULT))
         if profile is None:
-            profile = load_profile(gpu_folder(str(cells.meta.get("gpu", DEFAULT))))
-        return cls(cells.cells, sizes, profile)
+            profile = load_profile(gpu_folder(gpu))
+        elif gpu_folder(gpu) != gpu_folder(profile.info.name):
+            raise TableError(
+                f"{path} was measured on {gpu!r}, and this is {profile.info.name!r}: measure here "
+                "with smkern profile, or take a table of this GPU"
+            )
+        if (timed := cells.meta.get("kernels")) is not None:
+            _warn_if_stale(str(path), str(timed), gpu)
+        return cls(cells.cells, sizes, profile, gemms_in(Path(path), cells))
 
     def for_model(self, config: ModelConfig | ModelSizes) -> TablePredictor:
         """For a model without timings: its own rooflines, this model's times over them."""
         other = copy(self)
         other.sizes = ModelSizes.of(config)
-        roofline = Roofline(other.sizes, self.profile)
+        roofline = Roofline(other.sizes, self.profile, like=self._roofline)
+        other._roofline = roofline
         other._steps = self._steps.over(roofline)
         other._prompts = self._prompts.over(roofline, other._steps)
+        usage = Usage(other._steps, other._prompts, roofline, self.profile.info.num_sms)
+        other._decode_beside = self._decode_beside.seen_by(usage.of)
+        other._prefill_beside = self._prefill_beside.seen_by(usage.of)
         return other
 
     def alone_us(self, size: Size, num_sms: int) -> float:
@@ -170,58 +190,33 @@ class TablePredictor:
         Returns:
             At least 1.
         """
-        if size.chunks:
-            ratio = self._prefill_beside.at(num_sms, beside.batch or beside.new_tokens)
-        elif size.batch:
-            ratio = self._decode_beside.at(num_sms, size.batch, size.total_kv / size.batch)
-        else:
-            ratio = UNMEASURED_BESIDE
+        ratio = UNMEASURED_BESIDE
+        slowdowns = self._prefill_beside if size.chunks else self._decode_beside
+        if slowdowns and _is_pair(size, beside):
+            ratio = slowdowns.at(_pair(size, num_sms, beside, beside_sms))
         return ratio * max(1.0, (num_sms + beside_sms) / self.profile.info.num_sms)
 
 
-class _Slowdowns:
-    """Slowdowns by SMs from cells of two sides that were never dry, and by the other coordinates
-    from cells that were timed in bursts, whose power has not settled: these say by how much a size
-    is slowed more than that of the steady cells, not how much that is.
-
-    Args:
-        points: (coordinates, slowdown, whether it is a steady cell's); SMs come first.
-    """
-
-    def __init__(self, points: Iterable[tuple[tuple[float, ...], float, bool]]) -> None:
-        cells = list(points)
-        steady = [(point, ratio) for point, ratio, is_steady in cells if is_steady]
-        self._bursts = Curve.of(
-            (point, ratio) for point, ratio, is_steady in cells if not is_steady
+@cache
+def _warn_if_stale(path: str, timed: str, gpu: str) -> None:
+    """Say once where kernels or tuned tables are not those that were timed."""
+    if timed != kernels_hash(gpu):
+        warnings.warn(
+            f"{path} was measured with other kernels or tuned tables than these (their stamp is "
+            f"{timed}, now it is {kernels_hash(gpu)}): predictions may be off; measure again with "
+            "smkern profile",
+            stacklevel=4,
         )
-        self._size = steady[0][0][1:] if steady else ()
-        self._steady = Curve.of((point[:1], ratio) for point, ratio in steady)
-        self._kept: dict[tuple[int, int], tuple[float, Curve]] = {}
-
-    def at(self, num_sms: int, batch: int, context: float | None = None) -> float:
-        """A slowdown by SMs and decode rows, and by the keys of each where a step is slowed."""
-        found = self._kept.get((num_sms, batch))
-        if found is None:
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            found = self._kept[num_sms, batch] = self._by_context(num_sms, batch, context)
-        fixed, curve = found
-        more = fixed if not curve or context is None else fixed + curve.at(context)
-        return more if more > 1.0 else 1.0
-
-    def _by_context(self, num_sms: int, batch: int, context: float | None) -> tuple[float, Curve]:
-        """What is to be added to a curve over the keys of each row."""
-        if not self._bursts:
-            fixed = self._steady.at(num_sms) if self._steady else UNMEASURED_BESIDE
-            return fixed, self._bursts
-        fixed = 0.0
-        if self._steady:
-            fixed = self._steady.at(num_sms) - self._bursts.at(num_sms, *self._size)
-        rest = self._bursts.slice(num_sms)
-        if context is None:
-            return fixed + rest.at(batch), Curve((), ())
-        return fixed, rest.slice(batch)
 
 
-def _decode_point(key: Timing) -> tuple[float, float, float]:
-    return key.num_sms, key.batch, key.context
+def _is_pair(one: Size, other: Size) -> bool:
+    """Whether one is a decode step and the other prompts."""
+    if one.chunks:
+        one, other = other, one
+    return bool(one.batch and not one.chunks and other.new_tokens and not other.batch)
+
+
+def _pair(size: Size, num_sms: int, beside: Size, beside_sms: int) -> Pair:
+    if size.chunks:
+        return Pair.of(beside, beside_sms, size, num_sms)
+    return Pair.of(size, num_sms, beside, beside_sms)

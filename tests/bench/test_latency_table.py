@@ -1,181 +1,116 @@
-"""Tables for the predictor, from results files."""
+"""Tables for the predictor, from profiles."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from smkern.bench.latency_table import command, committed, timings_of, write_tables
-from smkern.bench.results import COMMITTED, FOLDER, load_results
-from smkern.latency import Chunk, Size, TablePredictor
-from smkern.latency.table import SHIPPED, Timing, latency_file, read_timings
+from smkern.bench.latency_table import command, committed, gemm_times, write_table
+from smkern.latency import Sample, TablePredictor
+from smkern.latency.accuracy import accuracy
+from smkern.latency.gemm_times import ROWS
+from smkern.latency.profile_file import read_profile
+from smkern.latency.sample import samples_of
+from smkern.latency.table import SHIPPED, gemms_in, read_timings
+from smkern.latency.work import Chunk, Size
+from smkern.models import preset
+from smkern.profile import load_profile
 
-META = {
-    "gpu": "NVIDIA H200", "num_sms": 132, "driver": "1", "torch": "2", "triton": "3",
-    "smkern_commit": "abc", "date": "2026-11-21", "command": "smkern bench model",
-}  # fmt: skip
-
-
-def cell(op: str, num_sms: int, us: float | None = 10.0, **case: Any) -> dict[str, Any]:
-    about = {"model": "qwen3-8b", "batch": 64, "beside": None, "overlap": True} | case
-    mode = "full" if num_sms == 132 else "green"
-    return {
-        "op": op, "case": about, "num_sms": num_sms, "mode": mode, "placement": "spread",
-        "provider": "smkern", "us": us,
-    }  # fmt: skip
+MODELS = ("qwen3-8b", "qwen3-32b")
 
 
-STEP = cell("decode_step", 16, context=2048)
-PROMPT = cell("prefill", 116, batch=2, tokens=4096, beside="decode 64x2048") | {"beside_sms": 16}
-
-READ = {
-    "a decode step": (STEP, Timing("decode", 16, 64, 2048)),
-    "beside a prompt": (
-        cell("decode_step", 16, context=2048, beside="prefill 1x8192"),
-        Timing("decode", 16, 64, 2048, beside_sms=116),
-    ),
-    "prompts": (
-        cell("prefill", 132, batch=2, tokens=4096),
-        Timing("prefill", 132, prompts=2, tokens=4096),
-    ),
-    "beside decode": (
-        PROMPT,
-        Timing("prefill", 116, prompts=2, tokens=4096, beside_sms=16, beside_batch=64),
-    ),
-    "a mixed step": (
-        cell("mixed_step", 132, context=2048, tokens=512, cached=1024),
-        Timing("mixed", 132, 64, 2048, prompts=1, tokens=512, cached=1024),
-    ),
-}
+def profile_of(model: str) -> Path:
+    (path,) = [path for path in committed() if path.name.startswith(f"{model}.")]
+    return path
 
 
-@pytest.mark.parametrize("name", READ)
-def test_cells(name: str) -> None:
-    given, wanted = READ[name]
-    assert timings_of([given], 132) == {"qwen3-8b": {wanted: 10.0}}
+@pytest.mark.parametrize("model", MODELS)
+def test_shipped_tables_are_those_of_the_committed_profiles(model: str) -> None:
+    meta, lines, sizes = read_profile(profile_of(model))
+    table, of_table = read_timings(SHIPPED / "h200" / f"{model}.json")
+    remedy = "a profile was measured again: smkern bench latency-table"
+    assert (of_table, table.meta["kernels"]) == (sizes, meta["kernels"]), remedy
+    alike = [x.sample for x in lines if not x.held_out]
+    assert sorted(map(_key, samples_of(table.cells, sizes.num_layers))) == sorted(map(_key, alike))
 
 
-FORWARD: dict[str, Any] = {
-    "op": "runtime", "case": {"model": "qwen3-8b", "name": "mixed_forward", "rows": 320},
-    "provider": "smkern", "value": 16.6, "unit": "ms", "chunk": 256,
-    "by_start_ms": {"0": 15.4, "1920": 17.0, "3840": 17.6},
-}  # fmt: skip
+def _key(sample: Sample) -> str:
+    """All that a table keeps of a sample."""
+    size, beside = sample.size, sample.beside
+    what = [size.chunks, size.chunks and size.layers, size.batch, size.total_kv, sample.num_sms]
+    other = beside and (beside.batch, beside.total_kv, beside.chunks)
+    return repr([*what, round(sample.us, 1), sample.beside_sms, other])
 
 
-def test_a_forward_of_the_runtime_suite_counts_in_the_middle_of_its_prompt() -> None:
-    wanted = Timing("mixed", 132, 64, 2048, prompts=1, tokens=256, cached=1920)
-    assert timings_of([FORWARD], 132) == {"qwen3-8b": {wanted: 17_000.0}}
+@pytest.mark.parametrize("model", MODELS)
+def test_held_out_steps_are_predicted(model: str) -> None:
+    """By the shipped table: random steps of unlike requests, also on rungs that were not timed."""
+    held_out = [line.sample for line in read_profile(profile_of(model))[1] if line.held_out]
+    found = accuracy(TablePredictor.load(model), held_out)
+    assert len(held_out) >= 100
+    assert found.refused == 0
+    assert found.solo["all"].mean < 0.04
+    assert found.beside["decode"].mean < 0.075
+    assert found.beside["prefill"].mean < 0.065
 
 
-def test_a_steady_split_is_a_step_alone_and_both_sides() -> None:
-    cell: dict[str, Any] = {
-        "op": "runtime", "case": {"model": "qwen3-8b", "name": "steady", "rung": 24},
-        "provider": "smkern", "alone_ms": 14.0, "tbt_p50_ms": 21.0, "tokens_per_ms": 32.0,
-    }  # fmt: skip
-    prompt = Timing("prefill", 108, prompts=1, tokens=4096, beside_sms=24, beside_batch=64,
-                    beside_context=2048)  # fmt: skip
-    assert timings_of([cell], 132) == {
-        "qwen3-8b": {
-            Timing("decode", 24, 64, 2048): 14_000.0,
-            Timing("decode", 24, 64, 2048, beside_sms=108, beside_tokens=4096): 21_000.0,
-            prompt: 128_000.0,
-        }
-    }
+def test_gemms_of_a_model_go_up_a_stair() -> None:
+    times = gemms_in(Path("x"), read_timings(SHIPPED / "h200" / "qwen3-8b.json")[0])
+    assert times is not None
+    assert (times.sms[0], times.sms[-1]) == (8, 132)
+    profile = load_profile("h200")
+    small = preset("qwen3-8b").replace(
+        num_layers=1, hidden_size=1024, num_q_heads=8, num_kv_heads=2, intermediate_size=3072,
+        vocab_size=32_000,
+    )  # fmt: skip
+    again = gemm_times(small, profile, [12, 100])
+    for found in (times, again):
+        assert found.us(130, 0, 1, 100) == found.us(144, 0, 1, 100)
+        assert found.us(144, 0, 36, 100) == pytest.approx(36 * found.us(144, 0, 1, 100))
+        assert found.us(144, 64, 1, 100) > found.us(144, 0, 1, 100)
+        assert found.us(4096, 0, 1, 100) < found.us(4100, 0, 1, 100) < found.us(4352, 0, 1, 100)
+        assert found.us(2 * ROWS[-1], 0, 1, 13) == pytest.approx(2 * found.us(ROWS[-1], 0, 1, 12))
 
 
-@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-32b"])
-def test_the_shipped_table_knows_the_committed_steady_state(model: str) -> None:
-    """Of both sides, on every rung that was measured: within 3%."""
-    predictor = TablePredictor.load(model)
-    layers = predictor.sizes.num_layers
-    step = Size(num_layers=layers, batch=64, total_kv=64 * 2048)
-    prompt = Size((Chunk(4096),), layers, layers, head=True)
-    cells = [
-        cell
-        for cell in load_results(FOLDER / COMMITTED / "runtime.json").cells
-        if cell["case"]["name"] == "steady" and cell["provider"] == "smkern"
-        and cell["case"]["model"] == model
-    ]  # fmt: skip
-    assert len(cells) >= 16
-    for cell in cells:
-        rung = cell["case"]["rung"]
-        other = 132 - rung
-        slower = predictor.slowdown(step, rung, prompt, other)
-        assert slower * predictor.alone_us(step, rung) == pytest.approx(
-            1e3 * cell["tbt_p50_ms"], rel=0.03
-        )
-        slower = predictor.slowdown(prompt, other, step, rung)
-        assert slower * predictor.alone_us(prompt, other) == pytest.approx(
-            1e3 * 4096 / cell["tokens_per_ms"], rel=0.03
-        )
+def beginning(model: str, count: int, path: Path) -> Path:
+    """A profile's first lines."""
+    lines = profile_of(model).read_text().split("\n")[: count + 1]
+    path.write_text("\n".join([*lines, ""]))
+    return path
 
 
-@pytest.mark.parametrize(
-    "passed_over",
-    [
-        FORWARD | {"provider": "stock"},
-        FORWARD | {"case": FORWARD["case"] | {"name": "paced"}},
-        cell("decode_kernel", 16, context=2048),
-        cell("decode_step", 16, context=2048, overlap=False),
-        cell("decode_step", 16, None, context=2048),
-        STEP | {"error": "out of memory"},
-        STEP | {"placement": "default"},
-        STEP | {"provider": "torch"},
-    ],
-)
-def test_cells_that_do_not_count(passed_over: dict[str, Any]) -> None:
-    assert timings_of([passed_over], 132) == {}
+def test_a_profile_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smkern.bench.latency_table.gemm_times", lambda *args: _Known())
+    path = write_table(beginning("qwen3-8b", 60, tmp_path / "p.jsonl"), tmp_path)
+    assert path == tmp_path / "h200" / "qwen3-8b.json"
+    predictor = TablePredictor.read(path)
+    (timed,) = [
+        line.sample
+        for line in read_profile(tmp_path / "p.jsonl")[1]
+        if line.cell == "[24,[64,2048],[],false,false]"
+    ]
+    assert predictor.alone_us(timed.size, 24) == pytest.approx(timed.us, rel=1e-3)
+    prompt = Size((Chunk(1024),), 36, 36, True)
+    assert predictor.slowdown(timed.size, 24, prompt, 108) > 1.2
 
 
-def test_measured_again_replaces_and_the_others_stay(tmp_path: Path) -> None:
-    from smkern.bench.results import Results
+class _Known:
+    """The shipped table's GEMMs."""
 
-    first = Results(meta=dict(META))
-    first.add(STEP)
-    first.add(PROMPT)
-    (path,) = write_tables(first, tmp_path)
-    second = Results(meta=META | {"date": "later"})
-    second.add(STEP | {"us": 9.0})
-    assert write_tables(second, tmp_path) == [path]
-    cells, sizes = read_timings(path)
-    assert cells.cells[Timing("decode", 16, 64, 2048)] == 9.0
-    assert len(cells.cells) == 2
-    assert sizes.num_layers == 36
-    assert cells.meta["date"] == "later"
+    def to_json(self) -> dict[str, object]:
+        text = (SHIPPED / "h200" / "qwen3-8b.json").read_text()
+        return dict(json.loads(text)["meta"]["gemms"])
 
 
-def test_shipped_tables_are_those_of_the_committed_results() -> None:
-    wanted: dict[str, dict[Timing, float]] = {}
-    for path in committed():
-        results = load_results(path)
-        for model, timings in timings_of(results.cells, results.meta["num_sms"]).items():
-            wanted.setdefault(model, {}).update(timings)
-    for model, timings in wanted.items():
-        table = latency_file(SHIPPED / "h200" / f"{model}.json").load("NVIDIA H200")
-        for timing, us in timings.items():
-            remedy = "figures were measured again: smkern bench latency-table"
-            assert table.cells.get(timing) == pytest.approx(us, abs=0.01), remedy
-
-
-def test_command(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    done = CliRunner().invoke(command, ["--out", str(path)], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert str(path / "h200" / "qwen3-8b.json") in done.output
-
-
-def test_where_tables_go_is_said() -> None:
-    done = CliRunner().invoke(command)
-    assert done.exit_code == 2
-    assert "Missing option '--out'" in done.output
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    path.write_text("{}")
-    done = CliRunner().invoke(command, [str(path), "--out", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "has no 'meta'" in done.output
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smkern.bench.latency_table.gemm_times", lambda *args: _Known())
+    path = beginning("qwen3-8b", 30, tmp_path / "p.jsonl")
+    done = CliRunner().invoke(command, [str(path), "--out", str(tmp_path)], catch_exceptions=False)
+    assert done.output == f"{tmp_path / 'h200' / 'qwen3-8b.json'}\n"
+    path.write_text("{}\n")
+    failed = CliRunner().invoke(command, [str(path), "--out", str(tmp_path)])
+    assert failed.exit_code == 1
+    assert "its format is not" in failed.output

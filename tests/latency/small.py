@@ -31,10 +31,13 @@ PROFILE = Profile(
 TIMINGS = {
     Timing("decode", 20, batch=1, context=1024): 150.0,
     Timing("decode", 20, batch=64, context=1024): 400.0,
-    Timing("decode", 20, batch=64, context=1024, beside_sms=80): 600.0,
+    Timing("decode", 20, batch=64, context=1024, beside_sms=80, beside_tokens=2048): 600.0,
     Timing("decode", 100, batch=1, context=1024): 100.0,
     Timing("decode", 100, batch=64, context=1024): 200.0,
     Timing("prefill", 80, prompts=1, tokens=2048): 3000.0,
-    Timing("prefill", 80, prompts=1, tokens=2048, beside_sms=20, beside_batch=64): 3600.0,
+    Timing(
+        "prefill", 80, prompts=1, tokens=2048, beside_sms=20, beside_batch=64, beside_context=1024
+    ): 3600.0,
+    Timing("prefill", 100, prompts=1, tokens=64): 180.0,
     Timing("prefill", 100, prompts=1, tokens=2048): 2600.0,
 }
