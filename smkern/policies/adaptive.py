@@ -157,7 +157,7 @@ class Adaptive:
 
         def fits(count: int) -> bool:
             keys = sum(request.tokens + request.cached for request in batch[:count])
-            return prices.grown_step_us(snapshot.joining + count, keys, total) <= most_us
+            return prices.grown_step_us(count, keys, total) <= most_us
 
         if fits(len(batch)):
             return batch

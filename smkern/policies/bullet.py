@@ -65,7 +65,8 @@ class Bullet:
         - Decode's SMs are rungs of the device, found greedily from the last one.
         - A request's time per output token holds until first token + limit x tokens out; "P90
           holds" is that the moment which a tenth of the requests have passed is still to come. The
-          next step must be over by then, so requests that are ahead give their time away.
+          next step must be over by then, and never takes longer than the limit: what requests
+          are ahead is kept for pauses.
         - "Arithmetic intensity reaches its peak" where twice the tokens take twice the time, to
           5%, by the predictor: that is where a roofline turns.
         - Predicted times of waiting requests are in proportion to their new tokens, from one
@@ -266,8 +267,8 @@ class Bullet:
         if room_us <= 0 and late:
             half = min(rungs, key=lambda rung: abs(2 * rung - snapshot.num_sms))
             return half, f"balanced {half}"
-        # Behind its limit, decode catches up at the pace that its limit asks for at least.
-        within_us = room_us if room_us > 0 else self._limits.tbt_us
+        # Who is behind catches up; what others are ahead is kept for a pause.
+        within_us = min(room_us, self._limits.tbt_us) if room_us > 0 else self._limits.tbt_us
 
         def fits(at: int) -> bool:
             rung = rungs[at]

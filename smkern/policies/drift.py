@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Literal
 
 from smkern.errors import ArgumentError
@@ -58,8 +59,8 @@ class Drift:
     Deviations:
         - The paper's A100 has (108, 0), (84, 24), (72, 36), (0, 108) SMs; here each split has the
           rung nearest to the same share: (132, 0), (104, 28), (88, 44), (0, 132) of an H200.
-        - As many whole blocks as are over with the step, at least one, so that a gang does not
-          lengthen it; the paper does not say how it rounds.
+        - The blocks of a round last at least as long as the step, where that meets the limit, and
+          else one less; the paper does not say how it rounds.
         - Where the whole device does not meet the limit either, the last split is taken: decode
           alone would gain nothing, and prompts go on.
         - A batch that was preempted goes on by a round before it is preempted again, so that none
@@ -205,8 +206,9 @@ class Drift:
         return [min(snapshot.rungs, key=lambda rung: abs(rung - sms)) for sms in wanted]
 
     def _blocks(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, rung: int | None) -> int:
-        """Layers that are over with a decode step; at least one."""
+        """Layers that last as long as a decode step, where the limit leaves them that time."""
         if not snapshot.batch or rung is None:
             return GROUP_LAYERS
         layer_us = prices.prompts_us(chunks, snapshot.num_sms - rung) / snapshot.num_layers
-        return max(1, int(prices.step_us(rung) / layer_us))
+        layers = ceil(prices.step_us(rung) / layer_us)
+        return layers if layers * layer_us <= self._limits.tbt_us else max(1, layers - 1)

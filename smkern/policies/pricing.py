@@ -21,7 +21,10 @@ class Prices:
         snapshot: The moment.
 
     Attributes:
-        step: The next decode step.
+        step: The next decode step, with those who join before it: whose last layers are on their
+            way, with as many keys as the others have on average. A split that just fits those who
+            decode now is late with the first step after each join: on Azure's conversations at
+            20 ms, simulated, MuxWise serves 16.0 requests/s without them, 22.3 with.
 
     Example:
         >>> from smkern.latency import TablePredictor
@@ -43,13 +46,11 @@ class Prices:
     __slots__ = ("_alone", "_predictor", "_sizes", "_snapshot", "step")
 
     def __init__(self, predictor: Predictor, snapshot: Snapshot) -> None:
-        layers = snapshot.num_layers
-        self.step = Size(
-            layers=layers,
-            num_layers=layers,
-            batch=snapshot.batch,
-            total_kv=sum(snapshot.running_kv),
-        )
+        layers, rows, keys = snapshot.num_layers, snapshot.batch, sum(snapshot.running_kv)
+        if rows:
+            keys += snapshot.joining * keys // rows
+            rows += snapshot.joining
+        self.step = Size((), layers, layers, False, rows, keys)
         self._predictor = predictor
         self._snapshot = snapshot
         self._sizes: dict[Chunks, Size] = {}

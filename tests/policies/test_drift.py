@@ -36,13 +36,14 @@ def test_where_nothing_meets_the_limit_prompts_go_on() -> None:
     assert decision.reason == "split 48: nothing meets the limit"
 
 
-def test_blocks_are_over_with_the_step() -> None:
-    # 11,000 us on 100 SMs: 306 us a layer, 11 in a step of 3,438.
-    assert drift(100.0).decide(NOW).layers == 11
+def test_blocks_last_as_long_as_the_step() -> None:
+    # 11,000 us on 100 SMs: 306 us a layer, 11.25 in a step of 3,438.
+    assert drift(100.0).decide(NOW).layers == 12
+    assert drift(3.5).decide(NOW).layers == 11  # twelve take 3,667 us
     begun = moment(prefill=batch(1000, launched=LAYERS - 2), running_kv=RUNNING)
     assert drift(100.0).decide(begun).layers == 2
     long = moment(prefill=batch(40_000), running_kv=RUNNING)
-    assert drift(100.0).decide(long).layers == 1
+    assert drift(3.5).decide(long).layers == 1
 
 
 def test_a_round_begins_when_the_last_is_over() -> None:

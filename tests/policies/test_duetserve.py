@@ -76,7 +76,7 @@ def test_the_budget_counts_decode_rows() -> None:
 @given(st.integers(1, 64), st.integers(1, 8000), st.floats(0.5, 30.0))
 def test_no_other_split_is_better(rows: int, tokens: int, limit_ms: float) -> None:
     """Algorithm 1, all of its loop."""
-    now = moment(waiting=waiting(tokens), running_kv=(500,) * rows)
+    now = moment(waiting=waiting(tokens), running_kv=(500,) * rows, max_running=99)
     decision = duetserve(limit_ms).decide(now)
     if decision.rung is None:
         assert 1000 + 10 * (tokens + rows) <= 1320 * limit_ms

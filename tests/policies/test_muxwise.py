@@ -41,6 +41,14 @@ def test_the_guard_counts_where_the_predictor_has_one() -> None:
     assert MuxWise(Guarded(), tbt_slo_ms=8.6).decide(NOW).rung == 32
 
 
+def test_who_joins_is_a_row_of_the_step() -> None:
+    """Ten rows take 5,729 us on 24 SMs; twelve 5,833 of the 5,800 allowed, on 32 4,375."""
+    alone = moment(prefill=batch(1000), running_kv=RUNNING)
+    assert muxwise(5.8).decide(alone).rung == 24
+    joined = moment(prefill=batch(1000), running_kv=RUNNING, joining=2)
+    assert muxwise(5.8).decide(joined).rung == 32
+
+
 def test_where_no_rung_does_the_largest_is_taken() -> None:
     decision = muxwise(2.8).decide(NOW)
     assert (decision.rung, decision.layers) == (48, 8)
