@@ -1,10 +1,12 @@
-"""The end of a launch on a simulated device, and what may go wrong with it."""
+"""A launch on a simulated device: how far it is, its end, and what may go wrong with it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from smkern.runtime.place import Lane
+from smkern.latency import Size
+from smkern.runtime.place import Lane, Place
 
 Fault = Literal["raise", "hang", "error", "lost"]
 """What a launch may do wrong: its `run` raises ("raise"); it never ends ("hang"); asking whether it
@@ -65,3 +67,30 @@ class SimEvent:
         if self.began_us is None or self.ended_us is None:
             return None
         return self.began_us, self.ended_us
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    """A launch in its lane; times are those that it takes alone."""
+
+    event: SimEvent
+    place: Place
+    size: Size | None
+    alone_us: float
+    launched_us: float = 0.0
+    """How much of it the host has launched: layers come one by one."""
+    done_us: float = 0.0
+    is_launched: bool = False
+
+    @property
+    def left_us(self) -> float:
+        """The part of what is launched that is not done."""
+        return self.launched_us - self.done_us
+
+    @property
+    def is_busy(self) -> bool:
+        return self.done_us < self.launched_us
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_launched and not self.is_busy and self.event.fault != "hang"

@@ -36,7 +36,7 @@ def repeat(device: SimDevice, most: int, until_us: float) -> list[float]:
             break  # it would be over before the host has launched the next
         keys += size.batch
         later = Size((), size.layers, size.num_layers, False, size.batch, keys)
-        alone = [*alone[1:], device.predictor.alone_us(later, num_sms)]
+        alone = [*alone[1:], device.predictor.alone_us(later, num_sms) + device.decode_gap_us]
         now = end + cost
         # while the host launches, the one behind runs, if there is one
         done = now - end if len(alone) == 2 else 0.0

@@ -69,7 +69,12 @@ def make(
     **options: Any,
 ) -> Any:
     device = SimDevice(
-        132, RUNGS, Linear(), decode_launch_us=launch_us, prefill_launch_us=2 * launch_us
+        132,
+        RUNGS,
+        Linear(),
+        decode_launch_us=launch_us,
+        prefill_launch_us=2 * launch_us,
+        decode_gap_us=launch_us / 2,
     )
     executor = SimExecutor(
         small_config(), device, num_pages=num_pages, page_size=4, max_running=6, max_prefill=4,

@@ -118,6 +118,14 @@ def test_a_graph_starts_once_the_host_has_launched_it() -> None:
     assert times(event) == [(5, 35)]
 
 
+def test_a_decode_step_ends_later_by_the_gap() -> None:
+    sim = device(decode_gap_us=2.0)
+    events = [sim.launch("decode", DECODE, step()) for _ in range(2)]
+    other = sim.launch("prefill", PREFILL, takes(4))
+    sim.spend(80)
+    assert times(*events, other) == [(0, 32), (32, 64), (0, 4)]
+
+
 def test_layers_run_as_they_are_launched() -> None:
     quick, slow = device(prefill_launch_us=4), device(prefill_launch_us=25)
     events = [sim.launch("prefill", WHOLE, layers(3)) for sim in (quick, slow)]
@@ -126,6 +134,19 @@ def test_layers_run_as_they_are_launched() -> None:
         sim.wait([event])
     # Slow launches: a layer begins every 25 us and takes 10.
     assert times(*events) == [(4, 34), (25, 85)]
+
+
+@pytest.mark.parametrize("cost_us", [4.0, 15.0])
+def test_layers_alone_end_as_they_do_behind_another_launch(cost_us) -> None:
+    alone, behind = device(prefill_launch_us=cost_us), device(prefill_launch_us=cost_us)
+    behind.launch("prefill", PREFILL, takes(1e-9))
+    found = [sim.launch("prefill", PREFILL, layers(4)) for sim in (alone, behind)]
+    assert alone.now_us() == 4 * cost_us
+    for sim in (alone, behind):
+        sim.spend(200)
+    first, second = times(*found)
+    assert first == pytest.approx((cost_us, max(cost_us + 40, 4 * cost_us + 10)))
+    assert second == pytest.approx(first)
 
 
 def test_the_other_lane_does_not_slow_down_while_a_slow_launch_starves_its_neighbour() -> None:
