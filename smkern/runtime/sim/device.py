@@ -101,7 +101,7 @@ class SimDevice(Device):
         self._now = 0.0
         self._lanes: dict[Lane, deque[Queued]] = {lane: deque() for lane in LANES}
         self._places: dict[tuple[Lane, int], Place] = {}
-        self._pair: tuple[Queued, Queued, float, float] | None = None
+        self._pair: tuple[Queued, Queued, list[float]] | None = None
         for number, fault in (faults or {}).items():
             self.fail_at(number, fault)
 
@@ -198,7 +198,7 @@ class SimDevice(Device):
             StalledError: nothing is launched, and no moment was given: on a GPU this waits for
                 ever.
         """
-        if self._end_head(events, until_us):
+        if self._end_first(events, until_us):
             return
         waited = [event for event in events if isinstance(event, SimEvent)]
         if not all(event.is_pending for event in waited) or (waited and self.lost_by is not None):
@@ -223,30 +223,34 @@ class SimDevice(Device):
                 "asked for): nothing runs on it any more; make another"
             )
 
-    def _end_head(self, events: Sequence[Event], until_us: float | None) -> bool:
-        """Move the clock to the end of the launch that runs and is waited for, where there is one
-        and nothing beside it: what most waits are. False, with nothing changed, elsewhere."""
-        queue, others = self._lanes["decode"], self._lanes["prefill"]
-        if others:
-            queue, others = others, queue
-        if others or not queue or len(events) != 1:
+    def _end_first(self, events: Sequence[Event], until_us: float | None) -> bool:
+        """Move the clock to the first end of what runs, where that is just what is waited for and
+        no fault is on its way: what most waits are, for less. False elsewhere: nothing ended."""
+        heads = [queue[0] for queue in self._lanes.values() if queue]
+        if not heads or len(heads) != len(events) or self.lost_by is not None:
             return False
-        item = queue[0]
-        event = item.event
-        if event is not events[0] or event.fault is not None or self.lost_by is not None:
+        now, slow = self._now, [1.0]
+        for item, event in zip(heads, events, strict=True):
+            is_plain = item.event is event and item.event.fault is None and item.is_launched
+            if not is_plain or item.done_us >= item.launched_us:
+                return False
+            if item.event.began_us is None:
+                item.event.began_us = now
+        if len(heads) == 2:
+            slow = self._slowdowns(*heads)
+        ends = [now + item.left_us * slow[i] for i, item in enumerate(heads)]
+        end_us = min(ends)
+        if until_us is not None and end_us > until_us:
             return False
-        if not item.is_launched or not item.is_busy:
-            return False
-        end_us = self._now + item.left_us
-        if until_us is not None and not end_us <= until_us:
-            return False
-        if event.began_us is None:
-            event.began_us = self._now
-        item.done_us = item.launched_us
-        self._now = event.ended_us = end_us
-        queue.popleft()
-        if queue:
-            self._end_heads()
+        for i, item in enumerate(heads):
+            done_us = item.launched_us
+            if ends[i] > end_us:
+                done_us = min(item.done_us + (end_us - now) / slow[i], done_us)
+            item.done_us = done_us
+        if len(heads) == 2 and heads[0].place.overlaps(heads[1].place):
+            self.overlap_us += end_us - now
+        self._now = end_us
+        self._end_heads()
         return True
 
     def _check_place(self, lane: Lane, place: Place) -> None:
@@ -351,10 +355,14 @@ class SimDevice(Device):
         running = [head for head in heads if head.event.fault == "hang" or head.is_busy]
         if len(running) < 2:
             return [(item, inf if item.event.fault == "hang" else 1.0) for item in running]
-        one, other = running
+        return list(zip(running, self._slowdowns(*running), strict=True))
+
+    def _slowdowns(self, one: Queued, other: Queued) -> list[float]:
+        """How many times longer than alone two launches take beside each other."""
         if self._pair is None or self._pair[0] is not one or self._pair[1] is not other:
-            self._pair = (one, other, self._slowdown(one, other), self._slowdown(other, one))
-        return [(one, self._pair[2]), (other, self._pair[3])]
+            slow = [self._slowdown(one, other), self._slowdown(other, one)]
+            self._pair = one, other, slow
+        return self._pair[2]
 
     def _slowdown(self, item: Queued, beside: Queued) -> float:
         if item.event.fault == "hang":
