@@ -41,12 +41,12 @@ def test_poll_and_read(benchmark, busy):
 
 
 def test_snapshot(benchmark, busy):
-    found = benchmark(busy.mux._scheduler._snapshot, "decode")
+    found = benchmark(busy.mux._scheduler.observer.look, "decode", None)
     assert found.batch == RUNNING
 
 
 def test_decide_and_check(benchmark, busy):
-    snapshot = busy.mux._scheduler._snapshot("decode")
+    snapshot = busy.mux._scheduler.observer.look("decode", None)
     policy = busy.mux._scheduler._policy
     assert benchmark(lambda: check(policy.decide(snapshot), snapshot)).steps == 1
 

@@ -102,13 +102,16 @@ def checked_policy(policy: object, device: Splits) -> Policy:
 def _check_types(decision: Decision) -> None:
     """Raise DecisionError for a field of a wrong type, whose value no rule could judge."""
     ids = decision.prefill
-    if not isinstance(ids, tuple | list) or not all(map(_is_count, ids)):
+    if ids != () and not (isinstance(ids, tuple | list) and all(map(_is_count, ids))):
         raise DecisionError(
             f"prefill={ids!r:.80}: give a tuple of ids of snapshot.waiting, () for none"
         )
-    for name in ("preempt", "pause_decode", "shared"):
-        if not isinstance(getattr(decision, name), bool):
-            raise DecisionError(f"{name}={getattr(decision, name)!r:.80}: give True or False")
+    # Asked about every step: a loop over names takes a microsecond.
+    are_bools = type(decision.preempt) is type(decision.pause_decode) is type(decision.shared)
+    if not are_bools or type(decision.shared) is not bool:
+        for name in ("preempt", "pause_decode", "shared"):
+            if not isinstance(getattr(decision, name), bool):
+                raise DecisionError(f"{name}={getattr(decision, name)!r:.80}: give True or False")
     if not isinstance(decision.reason, str):
         raise DecisionError(f"reason={decision.reason!r:.80}: give a text")
 

@@ -172,9 +172,9 @@ class Executor(Protocol):
         device. The draw has the chunks that draw, then the requests."""
         ...
 
-    def ready_rungs(self, lengths: Sequence[int]) -> tuple[int | None, ...] | None:
-        """Rungs, and None for the whole device, on which a decode step of requests of so many
-        tokens runs as a graph. None, as by default: all."""
+    def ready_rungs(self, batch: int, longest: int) -> tuple[int | None, ...] | None:
+        """Rungs, and None for the whole device, on which a decode step of so many requests of at
+        most so many tokens runs as a graph. None, as by default: all."""
         return None
 
     def forget(self, request: Request) -> None:

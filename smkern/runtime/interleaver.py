@@ -290,10 +290,11 @@ class Interleaver:
     def has_room_again(self) -> bool:
         """Whether a lane could take the work now that it last refused for want of room; told
         once."""
-        if not any(self.can_launch(lane, work) for lane, work in self._refused.items()):
-            return False
-        self._refused.clear()
-        return True
+        for lane, work in self._refused.items():
+            if self.can_launch(lane, work):
+                self._refused.clear()
+                return True
+        return False
 
     def drain(self) -> list[Ticket]:
         """Wait until nothing is queued; what was over."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from smkern.latency import Size
 from smkern.policies import Ended, Running, Snapshot
@@ -17,26 +16,28 @@ from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.place import Lane
 from smkern.runtime.queues import RequestQueues
 from smkern.runtime.request import Request
-from smkern.runtime.waiting_queue import SEEN
 
 ENDED = 64
 """Launches that are remembered until the policy is asked."""
 
 Item = TypeVar("Item")
+_Over = tuple[Lane, int, Size, Event]
+"""A launch that was over, whose times were not asked yet: that takes some 6 us on a GPU."""
 
 
 class MadeOnce(Sequence[Item]):
     """A sequence that is made when it is first looked at.
 
     Args:
-        make: Makes it.
+        make: Makes it, of what follows.
+        of: What `make` is called with.
     """
 
-    __slots__ = ("_items", "_make")
+    __slots__ = ("_items", "_make", "_of")
 
-    def __init__(self, make: Callable[[], tuple[Item, ...]]) -> None:
-        self._make: Callable[[], tuple[Item, ...]] | None = make
-        self._items: tuple[Item, ...] = ()
+    def __init__(self, make: Callable[[Any], tuple[Item, ...]], of: Any) -> None:
+        self._make: Callable[[Any], tuple[Item, ...]] | None = make
+        self._of = of
 
     def __len__(self) -> int:
         return len(self._all())
@@ -58,9 +59,10 @@ class MadeOnce(Sequence[Item]):
         return hash(self._all())
 
     def _all(self) -> tuple[Item, ...]:
-        make, self._make = self._make, None
+        make = self._make
         if make is not None:
-            self._items = make()
+            self._items: tuple[Item, ...] = make(self._of)
+            self._make = self._of = None
         return self._items
 
 
@@ -82,7 +84,7 @@ class Observer:
         self._lanes = lanes
         self._queues = queues
         self._launcher = launcher
-        self._ended: deque[_Over] = deque(maxlen=ENDED)
+        self._ended: list[_Over] = []
         # What stays the same of all moments.
         self._moment = partial(
             Snapshot,
@@ -101,8 +103,9 @@ class Observer:
             work = ticket.work
             if work.size is not None:
                 # Not the ticket: its work holds what it launches, such as tensors.
-                over = _Over(ticket.lane, ticket.place.num_sms, work.size, ticket.event)
-                self._ended.append(over)
+                self._ended.append((ticket.lane, ticket.place.num_sms, work.size, ticket.event))
+        if len(self._ended) > ENDED:
+            del self._ended[:-ENDED]
 
     def look(self, trigger: Trigger, rung: int | None) -> Snapshot:
         """This moment.
@@ -116,19 +119,18 @@ class Observer:
         steady = launcher.steady
         running = queues.running
         if steady is not None:
-            lengths, oldest = steady.lengths, steady.token_us
+            lengths, longest, oldest = steady.lengths, steady.longest, steady.token_us
         else:
             lengths = tuple([len(request.ids) + request.num_pending for request in running])
-            oldest = 0.0
+            longest, oldest = max(lengths, default=0), 0.0
         if not oldest:
             # A token that is on its way for the first time was never delivered.
             seen = [request.token_us for request in running if request.token_us]
             oldest = min(seen, default=now_us)
         batch, preempted = launcher.batch, launcher.preempted
-        over: tuple[_Over, ...] = ()
+        ended: Sequence[Ended] = ()
         if self._ended:
-            over = tuple(self._ended)
-            self._ended.clear()
+            ended, self._ended = MadeOnce(_times, self._ended), []
         waiting, pool = queues.views(), queues.pool
         if waiting and waiting[0].pages > pool.num_available - len(running):
             pool.poll()  # pages of requests that left may have come back
@@ -145,33 +147,24 @@ class Observer:
             rung=rung,
             free_pages=pool.num_available,
             joining=launcher.joining,
-            more_waiting=max(0, len(queues.waiting) - SEEN),
-            ready_rungs=self._executor.ready_rungs(lengths),
-            running=MadeOnce(self._running) if running else (),
-            ended=MadeOnce(partial(_times, over)) if over else (),
+            more_waiting=len(queues.waiting) - len(waiting),
+            ready_rungs=self._executor.ready_rungs(len(lengths), longest) if lengths else None,
+            running=MadeOnce(Observer._all_running, self) if running else (),
+            ended=ended,
         )
 
-    def _running(self) -> tuple[Running, ...]:
+    def _all_running(self) -> tuple[Running, ...]:
         self._launcher.flush()
         return tuple([_running(request) for request in self._queues.running])
 
 
-class _Over(NamedTuple):
-    """A launch that was over, whose times were not asked yet: that takes some 6 us on a GPU."""
-
-    lane: Lane
-    num_sms: int
-    size: Size
-    event: Event
-
-
-def _times(launches: tuple[_Over, ...]) -> tuple[Ended, ...]:
+def _times(launches: Iterable[_Over]) -> tuple[Ended, ...]:
     """The launches with the times of those that the device knows."""
     found = []
-    for launch in launches:
-        times = launch.event.times_us()
+    for lane, num_sms, size, event in launches:
+        times = event.times_us()
         if times is not None:
-            found.append(Ended(*launch[:3], *times))
+            found.append(Ended(lane, num_sms, size, *times))
     return tuple(sorted(found, key=lambda ended: ended.ended_us))
 
 

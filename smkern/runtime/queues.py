@@ -231,9 +231,7 @@ class RequestQueues:
 
     @property
     def is_outranked(self) -> bool:
-        """Whether the first that waits has a higher priority than the last that decodes."""
-        if not self.waiting:
-            return False
+        """Whether the first that waits, which there is, goes before the last that decodes."""
         highest, running, paused = self.waiting[0].priority, self.running, self.paused
         if running and running[-1].priority < highest:
             return True

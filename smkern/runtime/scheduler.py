@@ -83,6 +83,9 @@ class Scheduler:
         self.observer = Observer(executor, lanes, queues, launcher)
         self.steady_steps = 0
         self._rung: int | None = None
+        # What the lanes are aimed at, and whether they take turns there.
+        self._aimed: tuple[int | None, int | str | None, bool] = None, "same", False
+        self._overlap = True
         # Decode launches that may be queued when the next is decided.
         self._depth = 0
         self._gang = False
@@ -255,15 +258,16 @@ class Scheduler:
 
     def _aim(self, decision: Decision) -> bool:
         """Say where the lanes shall run; whether they take turns there."""
-        rung, prefill = decision.rung, decision.prefill_rung
-        if prefill == "same":
-            prefill = rung
         # Layers that begin while a mixed forward runs would write the buffers that it uses.
         shared = decision.shared and not self._launcher.mixes
-        self._lanes.aim(rung, prefill=prefill, shared=shared)
-        if shared or not decision.layers:
-            return False
-        return self._lanes.target("decode").overlaps(self._lanes.target("prefill"))
+        aimed = decision.rung, decision.prefill_rung, shared
+        if aimed != self._aimed:
+            rung, prefill, _ = self._aimed = aimed
+            lanes = self._lanes
+            lanes.aim(rung, prefill=rung if prefill == "same" else prefill, shared=shared)
+            overlap = lanes.target("decode").overlaps(lanes.target("prefill"))
+            self._overlap = overlap and not shared
+        return self._overlap and decision.layers > 0
 
     def _prefill(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:
         """Begin a batch and launch layers, as decided; whether any were launched."""

@@ -35,8 +35,8 @@ class SteadyBatch:
     """
 
     __slots__ = (
-        "_base", "_counted", "_due", "_is_plain", "_left", "_stops", "launched", "least_left",
-        "most_left", "preemptions", "requests", "rows", "token_us", "version",
+        "_base", "_counted", "_due", "_is_plain", "_left", "_longest", "_stops", "launched",
+        "least_left", "most_left", "preemptions", "requests", "rows", "token_us", "version",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class SteadyBatch:
         self.preemptions = [request.num_preemptions for request in rows]
         self._left = left
         self._base = [request.num_tokens for request in self.requests]
+        self._longest = max(self._base)
         self._counted: tuple[int, tuple[int, ...]] = 0, tuple(self._base)
         # steps that a request's pages have room for, and which request it is
         self._due = [(x.room - self._base[i], i) for i, x in enumerate(self.requests)]
@@ -86,6 +87,11 @@ class SteadyBatch:
         self.count()
         has_room = self.extend(queues, 1)
         assert has_room, "pages of steps that were skipped"
+
+    @property
+    def longest(self) -> int:
+        """The largest of `lengths`."""
+        return self._longest + self.launched
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -196,6 +196,24 @@ def test_launches_that_ended_with_the_devices_times() -> None:
     assert len(all_of - known) <= 1  # nobody is asked behind the last
 
 
+def test_rungs_with_graphs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def ready(self: SimExecutor, batch: int, longest: int) -> tuple[int | None, ...]:
+        asked.append((batch, longest))
+        return (None, 48)
+
+    monkeypatch.setattr(SimExecutor, "ready_rungs", ready)
+    policy = Scripted([], lambda s: Decision(prefill=tuple(x.id for x in s.waiting)))
+    world = World(policy, end_probability=0.0)
+    world.submit([1] * 8, 9)
+    world.submit([2] * 5, 4)
+    world.finish()
+    seen = [(s.batch, max(s.running_kv)) for s in policy.seen if s.batch]
+    assert asked == seen
+    assert all(s.ready_rungs == ((None, 48) if s.batch else None) for s in policy.seen)
+
+
 def test_reasons_are_in_the_saved_timeline(tmp_path: Path) -> None:
     policy = Scripted([], lambda s: Decision(prefill=tuple(x.id for x in s.waiting), reason="now"))
     world = World(policy)

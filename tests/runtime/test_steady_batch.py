@@ -63,6 +63,7 @@ def test_pages_are_those_that_each_would_get(seed: int):
         if draw.random() < 0.5:
             steady.count()
         assert steady.lengths == tuple(x.num_tokens for x in theirs.running)
+        assert steady.longest == max(steady.lengths)
 
 
 def test_nothing_changes_where_pages_lack():

@@ -262,9 +262,9 @@ class ModelExecutor(Executor):
         work = self._mixed.work(launch, self._mixed.size(kept, lengths), about)
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
-    def ready_rungs(self, lengths: Sequence[int]) -> tuple[int | None, ...] | None:
+    def ready_rungs(self, batch: int, longest: int) -> tuple[int | None, ...] | None:
         """Rungs whose graphs serve such a decode step; see `Executor`."""
-        return self.graphs.ready(len(lengths), max(lengths)) if lengths else None
+        return self.graphs.ready(batch, longest)
 
     def forget(self, request: Request) -> None:
         """A request has left, or gave its pages back: what is kept of it is dropped."""

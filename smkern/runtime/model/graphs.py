@@ -19,7 +19,7 @@ from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import DECODE_PRIORITY
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.sizes import batch_bucket, context_bucket
+from smkern.runtime.model.sizes import FIRST_CONTEXT, batch_bucket, context_bucket
 from smkern.runtime.place import Place
 from smkern.tuning.attention.shapes import AttentionShape
 
@@ -50,6 +50,15 @@ class _Held:
 
     graph: DecodeGraph
     num_bytes: int = 0
+
+
+class _Ready(NamedTuple):
+    """Rungs that serve a batch of requests of more than `shortest` tokens, up to `longest`."""
+
+    batch: int
+    shortest: int
+    longest: int
+    rungs: tuple[int | None, ...]
 
 
 class GraphCache:
@@ -105,8 +114,7 @@ class GraphCache:
         self._eager: dict[GraphKey, DecodeGraph] = {}
         self._instead: dict[GraphKey, GraphKey | None] = {}
         """What serves where a graph is missing; None: the operators."""
-        self._ready: dict[tuple[int, int], tuple[int | None, ...]] = {}
-        """Rungs that serve a bucket of rows and context, by these."""
+        self._asked: _Ready | None = None
         self.missed: dict[GraphKey, Place] = {}
         self.refused: dict[GraphKey, str] = {}
         self._pool: Any = None
@@ -170,12 +178,15 @@ class GraphCache:
         """
         if not self._captures:
             return None
+        asked = self._asked
+        if asked is not None and asked.batch == batch and asked.shortest < longest <= asked.longest:
+            return asked.rungs
         rows = batch_bucket(batch, self._state.max_running)
         keys = context_bucket(longest, self._max_context)
-        found = self._ready.get((rows, keys))
-        if found is None:
-            rungs = {x.rung for x in self._graphs if x.batch >= rows and x.context >= keys}
-            found = self._ready[rows, keys] = tuple(rung or None for rung in sorted(rungs))
+        rungs = {x.rung for x in self._graphs if x.batch >= rows and x.context >= keys}
+        shortest = 0 if keys <= FIRST_CONTEXT else longest - 1
+        found = tuple([rung or None for rung in sorted(rungs)])
+        self._asked = _Ready(batch, shortest, keys, found)
         return found
 
     def capture(
@@ -217,7 +228,7 @@ class GraphCache:
     def _forget_choices(self) -> None:
         """The graphs are others now."""
         self._instead.clear()
-        self._ready.clear()
+        self._asked = None
 
     def _larger(self, key: GraphKey, place: Place) -> GraphKey | None:
         """The least graph of the same place that holds more; what was missed is noted."""

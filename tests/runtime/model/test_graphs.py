@@ -173,3 +173,26 @@ def test_buckets_of_contexts() -> None:
     lengths = [1, 2048, 2049, 8192, 8193, 30_000]
     wanted = [2048, 2048, 8192, 8192, 30_000, 30_000]
     assert [context_bucket(x, 30_000) for x in lengths] == wanted
+
+
+def test_rungs_that_are_ready_have_a_graph_for_the_step() -> None:
+    cache = FakeCache()
+    assert cache.ready(4, 100) == ()
+    cache.capture([WHOLE], [8], [MAX_CONTEXT])
+    cache.capture([RUNG], [8], [2048])
+    assert cache.ready(4, 100) == (None, 32)
+    assert cache.ready(8, 2048) == (None, 32)
+    assert cache.ready(8, 2049) == cache.ready(8, 8192) == (None,)
+    assert cache.ready(8, 2048) == (None, 32)
+    assert cache.ready(9, 100) == ()
+    cache.capture([RUNG], [16], [MAX_CONTEXT])
+    assert cache.ready(9, 100) == (32,)
+    assert cache.ready(8, 3000) == (None, 32)
+    cache.close()
+    assert cache.ready(8, 3000) == ()
+
+
+def test_where_nothing_is_captured_all_rungs_are_ready() -> None:
+    cache = FakeCache()
+    cache._captures = False
+    assert cache.ready(4, 100) is None
