@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from smkern.device import gpu_folder
 from smkern.errors import ArgumentError, TableError
+from smkern.latency.confidence import Confidence
 from smkern.latency.contention import Pair, Slowdowns, Usage
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.prompt_times import PromptTimes
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 STEP_TERMS, PROMPT_TERMS = 9, 1
 """Terms of a pair in the line of a step's slowdown, and of prompts': these are told by what is
 near, as a line in shares led far off for the shortest prompts (10% against 6% in the mean)."""
+GUARD = 1.12
+"""What a step beside prompts may take over what is expected."""
 UNMEASURED_BESIDE = 1.25
 """Slowdown beside other work, where no cell says more: a long prompt's beside decode on 48 SMs."""
 
@@ -84,6 +87,7 @@ class TablePredictor:
         self._roofline = roofline = Roofline(sizes, profile, gemms=gemms)
         self._steps = StepTimes(alone, roofline)
         self._prompts = PromptTimes(alone, roofline, self._steps)
+        self._confidence = Confidence(alone)
         usage = Usage(self._steps, self._prompts, roofline, profile.info.num_sms)
         self._decode_beside = Slowdowns(self._slowed(beside, "decode"), usage.of, STEP_TERMS)
         self._prefill_beside = Slowdowns(self._slowed(beside, "prefill"), usage.of, PROMPT_TERMS)
@@ -195,6 +199,30 @@ class TablePredictor:
         if slowdowns and _is_pair(size, beside):
             ratio = slowdowns.at(_pair(size, num_sms, beside, beside_sms))
         return ratio * max(1.0, (num_sms + beside_sms) / self.profile.info.num_sms)
+
+    def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        """The longest that a launch is expected to take beside another, us.
+
+        `GUARD` times what is expected: of held-out decode steps beside prompts 94% (8B) and 97%
+        (32B) took no longer.
+
+        Args:
+            size, num_sms, beside, beside_sms: As `slowdown` has them.
+        """
+        slowdown = self.slowdown(size, num_sms, beside, beside_sms)
+        return GUARD * slowdown * self.alone_us(size, num_sms)
+
+    def confidence(self, size: Size, num_sms: int) -> float:
+        """The relative error to be expected of `alone_us`, by how far the nearest cell is.
+
+        Args:
+            size: The launch.
+            num_sms: SMs of its place.
+
+        Returns:
+            0.03 for 3%. Not for a decision's time: it looks at all cells.
+        """
+        return self._confidence.error(size, num_sms)
 
 
 @cache

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from smkern.device import gpu_folder
 from smkern.errors import DeviceError, SmkernError
-from smkern.latency.profile_file import ProfileFile
+from smkern.latency.profile_file import ProfileFile, read_profile
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
 from smkern.measure.profile_plan import Room, all_rungs, plan
@@ -155,6 +156,28 @@ def _measure(
     for name, why in profiler.skipped.items():
         click.echo(f"skipped {name:.80}: {why}", err=True)
     click.echo(f"{timed} of {len(cells)} cells in {file.path}, {time.monotonic() - began:.0f} s")
+    click.echo(errors_of(file.path))
+
+
+def errors_of(path: Path) -> str:
+    """Errors of our predictor on a profile's held-out steps, and how to have all models'.
+
+    Raises:
+        TableError: no profile.
+    """
+    from smkern.latency import MODELS
+    from smkern.latency.accuracy import error_table, format_table
+    from smkern.profile import load_profile
+
+    meta, lines, sizes = read_profile(path)
+    fitted = [line.sample for line in lines if not line.held_out]
+    held_out = [line.sample for line in lines if line.held_out]
+    predictor = MODELS["table"](fitted, sizes, load_profile(gpu_folder(meta["gpu"])))
+    table = format_table(error_table({"table": predictor}, held_out))
+    return (
+        f"Mean and worst errors on {len(held_out)} held-out launches, %; of all models and over "
+        f"the number of samples: smkern bench latency-errors\n{table}"
+    )
 
 
 def _device_sms() -> int:

@@ -19,13 +19,17 @@ COARSE = (16, 24, 32, 48, 80)
 """Rungs with all sizes; the others have some."""
 
 BATCHES = (64, 1, 16, 128, 32, 256, 8)
+PADDED = (96, 144, 48, 192, 80, 112)
+"""Rows of graphs between powers of two, whose GEMMs nobody tuned."""
 CONTEXTS = (2048, 512, 8192, 16384)
-TOKENS = (4096, 256, 1024, 64, 2048, 512, 128, 8192, 640, 192, 384, 1536, 129, 257, 768, 3072)
+TOKENS = (4096, 256, 1024, 64, 2048, 24, 512, 128, 8192, 640, 192, 384, 1536, 129, 257, 768, 3072)
 SOME_TOKENS = (1024, 256, 4096, 512)
 CACHED = (8192, 2048, 30_000)
 MIXED_TOKENS = (64, 192, 448, 960, 1984, 16, 128, 320, 704, 1472, 256, 512)
 
-PAIRED_DECODES = ((64, 2048), (16, 1024), (128, 2048), (32, 8192), (4, 2048), (192, 512))
+PAIRED_DECODES = (
+    (64, 2048), (16, 1024), (128, 2048), (32, 8192), (4, 2048), (192, 512), (1, 4096)
+)  # fmt: skip
 """(rows, keys of each)"""
 PAIRED_PROMPTS = (
     (4096, 0),
@@ -158,6 +162,7 @@ def _decodes(rungs: Sequence[int]) -> Iterator[Cell]:
     coarse = [place for place in places if place is None or place in COARSE]
     for context, batch in product(CONTEXTS[:1], BATCHES[:4]):
         yield from (Cell(place, (context,) * batch) for place in places)
+    yield from (Cell(place, (1000,) * batch) for batch in PADDED for place in places)
     for context, batch in product(CONTEXTS, BATCHES):
         yield from (Cell(place, (context,) * batch) for place in coarse)
     for context, batch in product(CONTEXTS, (1, 32, 128)):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +16,10 @@ from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError, ProfileError, TableError
 from smkern.latency import Chunk, Size, TablePredictor
+from smkern.latency.confidence import AT_A_CELL, MOST
 from smkern.latency.roofline import Roofline
 from smkern.latency.table import Timing, read_timings, shipped, shipped_path
+from smkern.latency.table_predictor import GUARD
 from tests.latency.small import LAYERS, PROFILE, SIZES, TIMINGS
 
 PREDICTOR = TablePredictor(TIMINGS, SIZES, PROFILE)
@@ -262,3 +268,49 @@ def test_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_guard_is_above_what_is_expected() -> None:
+    step, chunk = decode(64, 1024), prompt(2048)
+    expected = 1.5 * PREDICTOR.alone_us(step, 20)
+    assert PREDICTOR.worst_us(step, 20, chunk, 80) == pytest.approx(GUARD * expected)
+
+
+def test_the_nearer_the_surer() -> None:
+    near = PREDICTOR.confidence(decode(64, 1024), 20)
+    assert near == pytest.approx(AT_A_CELL)
+    assert PREDICTOR.confidence(decode(48, 1024), 20) > near
+    assert PREDICTOR.confidence(decode(256, 9000), 60) > PREDICTOR.confidence(decode(48, 1024), 20)
+    mixed = replace(decode(4, 9), chunks=(Chunk(4),), layers=LAYERS, num_layers=LAYERS)
+    assert PREDICTOR.confidence(mixed, 20) == MOST  # none was timed
+
+
+def shipped_text() -> tuple[dict[str, Any], str]:
+    head, cells = shipped_path("qwen3-8b", "h200").read_text().split("\n", 1)
+    return json.loads(head + "]}")["meta"], cells
+
+
+def test_a_table_of_other_kernels_warns_once(tmp_path: Path) -> None:
+    meta, cells = shipped_text()
+    path = tmp_path / "model.json"
+    head = {"format": "smkern-table", "version": 1, "meta": meta | {"kernels": "0123"}}
+    path.write_text(json.dumps(head)[:-1] + ', "cells": [\n' + cells)
+    with pytest.warns(UserWarning, match=r"model.json was measured with other kernels.*0123"):
+        TablePredictor.read(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TablePredictor.read(path)
+
+
+def test_a_table_of_another_gpu_is_refused() -> None:
+    with pytest.raises(TableError, match=r"was measured on 'NVIDIA H200', and this is 'small'"):
+        TablePredictor.read(shipped_path("qwen3-8b", "h200"), PROFILE)
+
+
+def test_broken_times_of_gemms(tmp_path: Path) -> None:
+    meta, cells = shipped_text()
+    path = tmp_path / "model.json"
+    head = {"format": "smkern-table", "version": 1, "meta": meta | {"gemms": {"sms": [8]}}}
+    path.write_text(json.dumps(head)[:-1] + ', "cells": [\n' + cells)
+    with pytest.raises(TableError, match="broken times of GEMMs"):
+        TablePredictor.read(path)

@@ -23,12 +23,14 @@ from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
 from smkern.measure.busy import Turns, measure
 from smkern.measure.launches import ModelLaunches
+from smkern.measure.profile_command import errors_of
 from smkern.measure.profile_plan import HELD_OUT_RUNGS, RUNGS, Cell, Room, all_rungs, plan
 from smkern.measure.profiler import Profiler, _forwards
 from smkern.models import Decoder, Weights
 from smkern.runtime.device import Device, Work
 from smkern.runtime.host_device import HostDevice
 from smkern.runtime.place import Lane, Place
+from tests.docs.pages import ROOT
 from tests.models.generation import tiny
 
 ROOM = Room(132, max_running=8, max_prefill=4, max_tokens=64, max_context=256, pool_tokens=1024)
@@ -290,6 +292,12 @@ def test_the_hash_tells_code_from_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert hashed('"""Words."""\n# more\nx  = 1  # one\n', "// words\nf(); /* or\ntwo */") == first
     assert len({first, hashed("x = 2"), hashed("x = 1", "g();"), hashed("x = 1", table="[2]")}) == 4
     stamp.kernels_hash.cache_clear()
+
+
+def test_errors_of_a_profile() -> None:
+    text = errors_of(ROOT / "bench/results/h200/qwen3-32b.profile.jsonl")
+    assert "on 100 held-out launches" in text
+    assert text.splitlines()[-1].startswith("table")
 
 
 def test_the_command_wants_a_gpu(tmp_path: Path) -> None:
