@@ -198,7 +198,7 @@ def _check_invariant(made: Weights, wanted: Equality) -> Verdict:
             executor.capture(contexts=[sizes.max_context])
             mux = Multiplexer(
                 executor,
-                policy=RandomPolicy(seed),
+                policy=RandomPolicy(seed, free=0.3 * index, again=0.1 * index),
                 batch_invariant=True,
                 preemption="recompute" if seed % 2 else "keep",
             )

@@ -69,6 +69,8 @@ def test_both_sides_run_at_once(given: Any, decode_sms: int, prefill_sms: int) -
     assert pairs
     assert {(x.place.num_sms, y.place.num_sms) for x, y in pairs} == {(decode_sms, prefill_sms)}
     overlap = decode_sms + prefill_sms > 132
+    splits = [sides for _, *sides in world.mux.timeline.trace().split()]
+    assert [decode_sms, prefill_sms] in splits
     assert (world.device.overlap_us > 0) == overlap
 
 
@@ -86,6 +88,7 @@ def test_sides_that_overlap_take_turns_where_they_may_not_share(given: Any) -> N
     world = served(sides(**given))
     assert world.device.overlap_us == 0
     assert not beside(world)
+    assert all(sum(sides) <= 132 for _, *sides in world.mux.timeline.trace().split())
     spans = sorted(world.mux.timeline.trace().spans, key=lambda span: span.begin_us)
     kinds = "".join(span.lane[0] for span in spans)
     assert "pdpdpdp" in kinds

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
 
 
+SHARED_US = 5.0
+"""Launches of two lanes that overlap by more than a clock's error share the device."""
+
+
 class Span(NamedTuple):
     """A launch on its lane.
 
@@ -214,19 +218,22 @@ class Trace:
     def split(self) -> tuple[tuple[float, int, int], ...]:
         """Moments at which the lanes' SMs changed: when, the decode side's, the prefill side's.
 
-        A lane on the whole device leaves the other none. What is on its way may not have begun.
+        A lane on the whole device leaves the other none, unless that shares it. What is on its way
+        may not have begun.
         """
         changes: list[tuple[float, int, int]] = []
         sms: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        ends: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
         ran = (span for span in self.spans if span.is_over)
         for span in sorted(ran, key=lambda span: (span.begin_us, span.number)):
             before = dict(sms)
             other: Lane = "prefill" if span.lane == "decode" else "decode"
-            sms[span.lane] = span.place.num_sms
-            if span.place.side == "whole":
-                sms[other] = 0
-            elif sms[other] in (0, self.num_sms):
-                sms[other] = self.num_sms - span.place.num_sms
+            sms[span.lane], ends[span.lane] = span.place.num_sms, span.end_us
+            if ends[other] <= span.begin_us + SHARED_US:
+                if span.place.side == "whole":
+                    sms[other] = 0
+                elif not 0 < sms[other] <= self.num_sms - span.place.num_sms:
+                    sms[other] = self.num_sms - span.place.num_sms
             if sms != before:
                 changes.append((span.begin_us, sms["decode"], sms["prefill"]))
         return tuple(changes)
