@@ -68,6 +68,7 @@ class PromptTimes:
             for key, us in cells.items()
             if key.kind == "mixed"
         )
+        self._kept.clear()
 
     def over(self, roofline: Roofline, steps: StepTimes) -> PromptTimes:
         """The same times over another model's roofline."""
@@ -78,12 +79,11 @@ class PromptTimes:
 
     def us(self, size: Size, num_sms: int) -> float:
         """Time of a launch that has chunks."""
-        us, batch = self._forward(size, num_sms).us(size), size.batch
+        forward, batch = self._forward(size, num_sms), size.batch
+        us = forward.us(size)
         if not batch:
             return us
-        us += self._steps.attention_us(num_sms, batch, size.total_kv)
-        if self._mixed:
-            us *= self._mixed.at(num_sms, size.new_tokens + batch, batch)
+        us = forward.mixed * (us + self._steps.attention_us(num_sms, batch, size.total_kv))
         return max(us, self._steps.us(num_sms, batch, size.total_kv))
 
     def attention_share(self, size: Size, num_sms: int) -> float:
@@ -112,7 +112,8 @@ class PromptTimes:
         attention, behind = ATTENTION if self._has_cached else over, Curve((), ())
         if self._attention:
             behind = self._attention.slice(_per_sm(new, num_sms))
-        return _Forward(new, others_us, fixed, *by_key, attention, behind)
+        mixed = self._mixed.at(num_sms, tokens, batch) if batch and self._mixed else 1.0
+        return _Forward(new, others_us, fixed, *by_key, attention, behind, mixed)
 
     def _others_over(self, size: Size, num_sms: int, us: float) -> float:
         """c_p of a prompt with nothing cached."""
@@ -133,7 +134,9 @@ class PromptTimes:
 class _Forward:
     """What is the same of all forwards of so many tokens and rows on so many SMs."""
 
-    __slots__ = ("_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "others_us")
+    __slots__ = (
+        "_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "mixed", "others_us",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -144,7 +147,9 @@ class _Forward:
         pair_us: float,
         attention: float,
         behind: Curve,
+        mixed: float,
     ) -> None:
+        self.mixed = mixed
         self.others_us = others_us
         self._new, self._fixed, self._key_us, self._pair_us = new, fixed, key_us, pair_us
         self._attention, self._behind = attention, behind

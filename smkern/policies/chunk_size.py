@@ -41,8 +41,14 @@ class ChunkSize:
         first += QUANTUM * (first < LEAST)
         useful = min(sum(request.tokens for request in waiting), most)
 
+        found: dict[int, float] = {}
+
         def mixed_us(count: int) -> float:
-            return prices.mixed_us(chunks_of(waiting, first + QUANTUM * (count - 1)))
+            us = found.get(count)
+            if us is None:
+                tokens = first + QUANTUM * (count - 1)
+                us = found[count] = prices.mixed_us(chunks_of(waiting, tokens))
+            return us
 
         highest = max(1, 1 + -(-(useful - first) // QUANTUM))
         count = largest(lambda count: mixed_us(count) <= limit_us, highest, self._near)

@@ -310,6 +310,9 @@ class _Off(Timeline):
     def note(self, name: str, **about: Any) -> None:
         pass
 
+    def settle_for(self, seconds: float = SETTLE_S) -> bool:
+        return True
+
     def abandoned(self, tickets: Iterable[Ticket]) -> None:
         pass
 
