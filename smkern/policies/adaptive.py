@@ -24,6 +24,10 @@ MAX_PREFILL_TOKENS = 2048
 LATE = 0.0085
 """Share of tokens that may be late: p99 of all gaps stays under the limit, with a margin."""
 FIRST_AIM = 0.97
+SPLIT_COSTS = 0.95
+"""Share of a split's predicted rate that is left after joins and pauses at its ends."""
+LEAVING = 0.9
+"""What chunks must gain over a split that could go on without a pause."""
 ROOM_TO_GROW = 0.95
 """Share of the limit that a decode step may take when requests are admitted: its rows grow."""
 
@@ -177,7 +181,7 @@ class Adaptive:
         tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
         chunks = tuple(chunks_of(batch, tokens))
         plans = []
-        if "mixed" in self._modes and not snapshot.prefill_queued:
+        if "mixed" in self._modes:
             plans.append(self._mixed(snapshot, prices, batch))
         if "split" in self._modes:
             plans += [self._split(snapshot, prices, chunks, hurry) for hurry in (False, True)]
@@ -187,6 +191,8 @@ class Adaptive:
         if plan is None:
             why = f"decode alone: {len(batch)} prompts would make tokens late"
             return self._alone(snapshot, why)
+        if plan.mode == "mixed" and snapshot.prefill_queued:
+            return self._alone(snapshot, "decode alone: a chunk comes behind the last layers")
         self._mode, self._hurry = plan.mode, plan.hurry
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
@@ -250,7 +256,10 @@ class Adaptive:
         late = snapshot.batch if us > aim_us else 0
         if not self.lateness.allows(late, snapshot.batch):
             return None
-        return Plan("mixed", min(useful, tokens) / us, None, tokens, us)
+        rate = min(useful, tokens) / us
+        if snapshot.prefill_queued:  # the prompts' side falls dry first
+            rate *= LEAVING
+        return Plan("mixed", rate, None, tokens, us)
 
     def _split(
         self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool
@@ -267,7 +276,7 @@ class Adaptive:
         late = len(chunks) * min(max((2 * step_us - self._limit_us) / step_us, 0.0), 1.0)
         if not self.lateness.allows(late, gaps):
             return None
-        rate = sum(new for new, _ in chunks) / us
+        rate = SPLIT_COSTS * sum(new for new, _ in chunks) / us
         return Plan("split", rate, rung, self._max_prefill_tokens, step_us, hurry)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
