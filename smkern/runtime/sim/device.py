@@ -367,17 +367,17 @@ class SimDevice(Device):
     def _slowdown(self, item: Queued, beside: Queued) -> float:
         if item.event.fault == "hang":
             return inf
-        shared = 1.0
+        num_sms, beside_sms, shared = item.place.num_sms, beside.place.num_sms, 1.0
         if item.place.overlaps(beside.place):
-            both = min(item.place.num_sms + beside.place.num_sms - self.num_sms, self.num_sms)
+            both = min(num_sms + beside_sms - self.num_sms, self.num_sms)
             same_side = item.place.side == beside.place.side
-            both = min(item.place.num_sms, beside.place.num_sms) if same_side else both
-            shared = item.place.num_sms / (item.place.num_sms - both / 2)
+            both = min(num_sms, beside_sms) if same_side else both
+            shared = num_sms / (num_sms - both / 2)
+            # Beside each other they are what a split that gives each its half would be.
+            num_sms, beside_sms = num_sms - both // 2, beside_sms - both // 2
         if item.size is None or beside.size is None or self.predictor is None:
             return shared
-        slow = self.predictor.slowdown(
-            item.size, item.place.num_sms, beside.size, beside.place.num_sms
-        )
+        slow = self.predictor.slowdown(item.size, num_sms, beside.size, beside_sms)
         return max(slow, 1.0) * shared
 
     def _run(self, running: list[tuple[Queued, float]], us: float) -> None:

@@ -264,3 +264,24 @@ def test_a_switch_that_waits_overlaps_nothing_and_an_impatient_one_is_bounded() 
         lanes.drain()
         assert (sim.overlap_us > 0) == impatient
         assert sim.overlap_us <= 12
+
+
+def test_launches_on_the_same_sms_are_priced_as_the_split_that_they_share() -> None:
+    """Else a predictor that knows of shared SMs would count them twice."""
+
+    class Sharing:
+        def alone_us(self, size: Size, num_sms: int) -> float:
+            return 100.0
+
+        def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+            assert (num_sms, beside_sms) in ((50, 50), (65, 35), (35, 65))
+            return 1.5 * max(1.0, (num_sms + beside_sms) / 100)
+
+    prompts, step = Size((Chunk(10),), 1, 1), Size(batch=1, total_kv=1)
+    # Half of all SMs each: 100 * 1.5 * 2. Decode on 65 of 100 is over first, after 231 us, in which
+    # prompts on 35 of 70 do 231 / 300 of their work.
+    for place, end_us in ((WHOLE, 300.0), (Place.of("prefill", 30, 100), 253.85)):
+        sim = SimDevice(100, (30,), Sharing())
+        sim.launch("decode", WHOLE, Work("step", lambda place: None, size=step))
+        sim.wait([sim.launch("prefill", place, Work("layer", lambda place: None, size=prompts))])
+        assert sim.now_us() == pytest.approx(end_us, abs=0.01)
