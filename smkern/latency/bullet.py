@@ -136,7 +136,7 @@ class Bullet:
 
     def _sum_parts(self, tokens: int, rows: int, layers: int, num_sms: int, share: float) -> _Parts:
         others = self._roofline.others(tokens, rows, layers, num_sms)
-        activations_us, one = self._roofline.attention(tokens, rows, layers, num_sms)
+        activations_us, one = self._roofline.attention(tokens, layers, num_sms)
         return _Parts(
             _sum_us(others, share), activations_us / share, one.bytes_us / share, one.flops_us
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import exp, log, log2, sqrt
+from math import dist, exp, log, log2, sqrt
 from typing import NamedTuple
 
 from smkern.latency.least_squares import fit_any_sign
@@ -153,10 +153,7 @@ class Slowdowns:
         point = self._scaled(self._terms(pair))
         total = weights = 0.0
         for other, left in self._left:
-            squares = _NEAR
-            for a, b in zip(point, other, strict=True):
-                squares += (a - b) ** 2
-            weight = 1 / squares**2
+            weight = 1 / (_NEAR + dist(point, other) ** 2) ** 2
             weights += weight
             total += weight * left
         return min(max(LEAST, exp(self._of_line(point) + total / weights)), MOST)

@@ -108,12 +108,11 @@ class PromptTimes:
         tokens = new + batch
         over = self._others.at(num_sms, tokens) if self._others else UNMEASURED
         others_us = over * self._roofline.others_us(tokens, rows, layers, num_sms)
-        fixed, by_key = self._roofline.attention(tokens, rows, layers, num_sms)
-        attention, behind = ATTENTION if self._has_cached else over, Curve((), ())
-        if self._attention:
-            behind = self._attention.slice(_per_sm(new, num_sms))
+        fixed, by_key = self._roofline.attention(tokens, layers, num_sms)
+        attention = ATTENTION if self._has_cached else over
+        behind, per_sm = self._attention, _per_sm(new, num_sms)
         mixed = self._mixed.at(num_sms, tokens, batch) if batch and self._mixed else 1.0
-        return _Forward(new, others_us, fixed, *by_key, attention, behind, mixed)
+        return _Forward(new, others_us, fixed, *by_key, attention, behind, per_sm, mixed)
 
     def _others_over(self, size: Size, num_sms: int, us: float) -> float:
         """c_p of a prompt with nothing cached."""
@@ -135,7 +134,8 @@ class _Forward:
     """What is the same of all forwards of so many tokens and rows on so many SMs."""
 
     __slots__ = (
-        "_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "mixed", "others_us",
+        "_attention", "_behind", "_fixed", "_key_us", "_new", "_pair_us", "_per_sm", "mixed",
+        "others_us",
     )  # fmt: skip
 
     def __init__(
@@ -147,12 +147,13 @@ class _Forward:
         pair_us: float,
         attention: float,
         behind: Curve,
+        per_sm: float,
         mixed: float,
     ) -> None:
         self.mixed = mixed
         self.others_us = others_us
         self._new, self._fixed, self._key_us, self._pair_us = new, fixed, key_us, pair_us
-        self._attention, self._behind = attention, behind
+        self._attention, self._behind, self._per_sm = attention, behind, per_sm
 
     def us(self, size: Size) -> float:
         return self.others_us + self.attention_us(size)
@@ -170,7 +171,7 @@ class _Forward:
         moved, computed = self._fixed + self._key_us * keys, self._pair_us * pairs
         us = moved if moved > computed else computed
         if behind and self._behind:
-            return us * self._behind.at(behind / self._new)
+            return us * self._behind.at(self._per_sm, behind / self._new)
         return us * self._attention
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from smkern.latency.cost import ATTENTION, Kernel, Load, kernels_of
+from smkern.latency.cost import ATTENTION, ELEMENT_BYTES, Kernel, Load, kernels_of
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Size
@@ -59,7 +59,7 @@ class Roofline:
         self._key = self._attention(Load(0, 0, 1, 1), 1)
         """Attention's costs in a layer, of one key and of one pair."""
         # Steps of one batch differ by their keys, which attention alone reads.
-        self._others: Callable[[int, int, int, int], tuple[tuple[Bound, ...], int]]
+        self._others: Callable[[int, int, int, int], tuple[Bound, ...]]
         self._others = lru_cache(maxsize=4096)(self._list_others)
         self._rates: Callable[[int], tuple[float, float]]
         self._rates = lru_cache(maxsize=None)(rates or self._read_rates)
@@ -68,8 +68,8 @@ class Roofline:
         """A launch's kernels."""
         load = Load.of(size)
         layers = self.num_layers if size.batch else size.layers
-        others, _ = self._others(load.tokens, load.rows, layers, num_sms)
-        fixed, by_key = self.attention(load.tokens, load.rows, layers, num_sms)
+        others = self._others(load.tokens, load.rows, layers, num_sms)
+        fixed, by_key = self.attention(load.tokens, layers, num_sms)
         moved = fixed + load.keys * by_key.bytes_us
         return (*others, Bound(moved, load.pairs * by_key.flops_us))
 
@@ -94,26 +94,23 @@ class Roofline:
 
     def others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
         """All kernels but attention, of so many tokens and rows of logits."""
-        return self._others(tokens, rows, layers, num_sms)[0]
+        return self._others(tokens, rows, layers, num_sms)
 
     def _bounds_us(self, tokens: int, rows: int, layers: int, num_sms: int) -> float:
         return sum(max(bound) for bound in self.others(tokens, rows, layers, num_sms))
 
-    def attention(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[float, Bound]:
+    def attention(self, tokens: int, layers: int, num_sms: int) -> tuple[float, Bound]:
         """What attention moves without a key, and what it takes for each key and each pair, us."""
-        _, activations = self._others(tokens, rows, layers, num_sms)
-        one = Kernel(ATTENTION, self._key.bytes_moved, self._key.flops, layers)
-        fixed = self._bound(Kernel(ATTENTION, activations, 0, layers), num_sms)
-        return fixed.bytes_us, self._bound(one, num_sms)
+        tbps, tflops = self._rates(num_sms)
+        key, bytes_us, flops_us = self._key, layers / tbps / 1e6, layers / tflops / 1e6
+        # queries and what it writes, where they exceed the L2
+        moved = ELEMENT_BYTES * 2 * tokens * self._config.q_size
+        fixed = bytes_us * moved if moved > self._profile.info.l2_bytes else 0.0
+        return fixed, Bound(bytes_us * key.bytes_moved, flops_us * key.flops)
 
-    def _list_others(
-        self, tokens: int, rows: int, layers: int, num_sms: int
-    ) -> tuple[tuple[Bound, ...], int]:
-        """All kernels but attention, and the bytes that attention moves without a key."""
-        load = Load(tokens, rows, 0, 0)
-        kernels = [k for k in self._kernels(load, layers) if k.name != ATTENTION]
-        bounds = tuple(self._bound(kernel, num_sms) for kernel in kernels)
-        return bounds, self._attention(load, layers).bytes_moved
+    def _list_others(self, tokens: int, rows: int, layers: int, num_sms: int) -> tuple[Bound, ...]:
+        kernels = self._kernels(Load(tokens, rows, 0, 0), layers)
+        return tuple(self._bound(k, num_sms) for k in kernels if k.name != ATTENTION)
 
     def _attention(self, load: Load, layers: int) -> Kernel:
         return next(k for k in self._kernels(load, layers) if k.name == ATTENTION)

@@ -119,7 +119,7 @@ class Attention:
 
     def __init__(self, roofline: Roofline, num_sms: int, batch: int) -> None:
         layers = roofline.num_layers
-        self._fixed, by_key = roofline.attention(batch, batch, layers, num_sms)
+        self._fixed, by_key = roofline.attention(batch, layers, num_sms)
         self._key_us = max(by_key)  # a decode row sees all of its keys
 
     def us(self, batch: int, total_kv: int) -> float:
