@@ -184,6 +184,7 @@ class CudaDevice(Device):
             )
         self.index = device
         self._whole = partition
+        self.can_share = partition is None  # else both lanes are one stream
         self._splits = {split.decode.num_sms: split for split in splits}
         self.rungs = tuple(sorted(self._splits))
         if partition is None:

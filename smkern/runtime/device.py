@@ -56,10 +56,16 @@ class Device(Protocol):
 
     Work of one lane runs in the order of its launches, wherever each of them runs. What has a
     default here is for devices that derive from this.
+
+    Attributes:
+        num_sms: SMs of the device.
+        rungs: SMs of the decode side of each split.
+        can_share: Whether two lanes may run at once on the same SMs.
     """
 
     num_sms: int
     rungs: tuple[int, ...]
+    can_share: bool = True
 
     def now_us(self) -> float:
         """The clock."""

@@ -85,6 +85,7 @@ class Interleaver:
 
     Attributes:
         device: As given.
+        shared: Whether the lanes run at once where their places overlap.
         failed: The launch about which the device reported an error, when a `poll` raised.
 
     Source: MuxWise section 3.2.3, DRIFT section 3.3: layer-wise prefill, events that are polled.
@@ -121,7 +122,8 @@ class Interleaver:
         self._target: dict[Lane, Place] = dict.fromkeys(LANES, whole)
         self._place: dict[Lane, Place] = dict.fromkeys(LANES, whole)
         self._aimed: tuple[int | None, int | None] = None, None
-        self._shared = False
+        self._can_share = getattr(device, "can_share", True)
+        self.shared = False
         self._queued: dict[Lane, deque[Ticket]] = {lane: deque() for lane in LANES}
         self._launches: dict[Lane, int] = dict.fromkeys(LANES, 0)
         # Work that found no room, and may find some before the lane's first is over.
@@ -138,15 +140,15 @@ class Interleaver:
             rung: SMs of the decode side. None: the whole device.
             prefill: The rung whose complement the prefill lane takes, where it differs from
                 `rung`. None: the whole device. -1: `rung`.
-            shared: Whether the lanes run at once where their places overlap; else one after
-                another.
+            shared: Whether the lanes run at once where their places overlap, on a device that
+                can; else one after another.
 
         Raises:
             ArgumentError: a rung that the device does not have.
         """
         if prefill == -1:
             prefill = rung
-        self._shared = shared
+        self.shared = shared and self._can_share
         if self._aimed == (rung, prefill):
             return
         for asked in (rung, prefill):
@@ -167,7 +169,7 @@ class Interleaver:
         """Where the lane's next launch would run; None: it must wait for the other lane."""
         queue = self._queued["prefill" if lane == "decode" else "decode"]
         target, place = self._target[lane], self._place[lane]
-        if not queue or self._shared:
+        if not queue or self.shared:
             return target
         if self._impatient and "whole" not in [target.side, *[x.place.side for x in queue]]:
             return target

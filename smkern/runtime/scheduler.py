@@ -266,7 +266,7 @@ class Scheduler:
             lanes = self._lanes
             lanes.aim(rung, prefill=rung if prefill == "same" else prefill, shared=shared)
             overlap = lanes.target("decode").overlaps(lanes.target("prefill"))
-            self._overlap = overlap and not shared
+            self._overlap = overlap and not lanes.shared
         return self._overlap and decision.layers > 0
 
     def _prefill(self, decision: Decision, wanted: Sequence[Request], tokens: int) -> bool:

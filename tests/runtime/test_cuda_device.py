@@ -181,6 +181,7 @@ def test_a_partition_is_the_whole_device(monkeypatch: pytest.MonkeyPatch):
     partition: Any = FakePartition()
     device = CudaDevice(partition=partition)
     assert (device.index, device.num_sms, device.rungs) == (0, 32, ())
+    assert not device.can_share
     place, seen = Place.whole(32), []
     assert device.partition(place) is partition
     for lane in LANES:

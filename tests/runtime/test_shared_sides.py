@@ -8,6 +8,7 @@ import pytest
 
 from smkern.policies import Decision, Snapshot
 from smkern.runtime.interleaver import Interleaver
+from smkern.runtime.sim.device import SimDevice
 from smkern.runtime.timeline.trace import Span
 from tests.runtime.doubles import ManualDevice, work
 from tests.runtime.policies import Scripted
@@ -92,6 +93,14 @@ def test_sides_that_overlap_take_turns_where_they_may_not_share(given: Any) -> N
     spans = sorted(world.mux.timeline.trace().spans, key=lambda span: span.begin_us)
     kinds = "".join(span.lane[0] for span in spans)
     assert "pdpdpdp" in kinds
+
+
+def test_where_the_lanes_are_one_stream_they_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimDevice, "can_share", False)
+    world = served(sides(shared=True))
+    assert world.device.overlap_us == 0
+    spans = sorted(world.mux.timeline.trace().spans, key=lambda span: span.begin_us)
+    assert "pdpdpdp" in "".join(span.lane[0] for span in spans)
 
 
 def test_no_layer_runs_beside_a_mixed_forward() -> None:
