@@ -15,7 +15,7 @@ SOURCES = smkern $(CHILDREN) tests setup.py
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY) ## see it: a crowd under two policies, partitions, a GEMM inside them; without a GPU simulated
+demo: $(READY) ## see it: a trace under every policy, partitions, a GEMM inside them; without a GPU simulated
 	$(RUN) -m smkern demo
 
 test: $(READY) ## all tests that this machine can run; says first how long they take

@@ -1,7 +1,7 @@
 """`smkern demo`: what smkern does, seen on this machine; the other examples one after another.
 
-With a GPU: bursts of prompts beside decode under two policies, partitions verified, our GEMM and
-cuBLAS inside them, pictures. Without one: the same bursts simulated, the plan for an H200, the
+With a GPU: a trace under every policy, partitions verified, our GEMM and
+cuBLAS inside them, pictures. Without one: the same trace simulated, the plan for an H200, the
 kernel in Triton's interpreter, the picture of committed results, and what could not run.
 """
 
@@ -78,7 +78,10 @@ def parts() -> list[Part]:
     except DeviceError:
         profile = smkern.load_profile()
         return [
-            ("two policies, simulated", lambda console, out: policies.show(console, out, None)),
+            (
+                "every policy on a trace, simulated",
+                lambda console, out: policies.show(console, out, None),
+            ),
             (
                 "the plan of a GEMM",
                 lambda console, out: console.print(gemm_budgets.plan_table(profile)),
@@ -90,7 +93,7 @@ def parts() -> list[Part]:
             ("committed results", show_committed),
         ]
     return [
-        ("two policies", lambda console, out: policies.show(console, out, info.name)),
+        ("every policy on a trace", lambda console, out: policies.show(console, out, info.name)),
         ("partitions", lambda console, out: partitions.show(console)),
         (
             "a GEMM inside partitions",
@@ -109,7 +112,7 @@ def parts() -> list[Part]:
     help="Folder for the pictures and results.",
 )
 def command(out: Path) -> None:
-    """See it: two policies serve bursts of prompts; partitions that confine, a GEMM inside them.
+    """See it: every policy serves a trace; partitions that confine, a GEMM inside them.
 
     Without a GPU: the policies simulated, the plan, the kernel interpreted, the committed results;
     and what could not run.

@@ -141,7 +141,12 @@ class Readings:
 
 @contextmanager
 def open_server(
-    model: str, rungs: tuple[int, ...] = RUNGS, say: Callable[[str], None] = print
+    model: str,
+    rungs: tuple[int, ...] = RUNGS,
+    say: Callable[[str], None] = print,
+    *,
+    sizes: Sizes | None = None,
+    layers: int | None = None,
 ) -> Iterator[GpuServer]:
     """A model of random weights on the GPU that is here, ready to serve.
 
@@ -149,14 +154,20 @@ def open_server(
         model: A preset's name.
         rungs: SMs of the decode side; policies are offered these alone.
         say: Told how far it is.
+        sizes: What it holds, the rungs included. None: what replays of the model hold.
+        layers: Layers of it, the first ones. None: all.
     """
     from smkern.models import Weights
     from smkern.models.presets import preset
 
     config = preset(model)
     predictor = TablePredictor.load(model, smkern.device_info().name)
+    if layers is not None:
+        config = config.replace(num_layers=layers)
+        predictor = predictor.for_model(config)
     weights = Weights.random(config, device="cuda")
-    with _executor(weights, replace(sizes_of(model), rungs=rungs), say) as executor, frozen():
+    sizes = replace(sizes_of(model), rungs=rungs) if sizes is None else sizes
+    with _executor(weights, sizes, say) as executor, frozen():
         yield GpuServer(model, executor, predictor, power_meter())
 
 

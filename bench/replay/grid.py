@@ -28,7 +28,7 @@ from smkern.bench.replay.cases import (
     checked_traces,
     settings_of,
 )
-from smkern.bench.replay.measure import BOUND, How, goodput_cell, with_bounds
+from smkern.bench.replay.measure import BOUND, BOUND_SETTINGS, How, goodput_cell, with_bounds
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
@@ -138,7 +138,7 @@ class Grid:
 def specs(case: Case) -> list[str]:
     """What is tried of a case's policy."""
     if case.policy == BOUND or case.tbt_slo_ms is None:
-        return [case.policy]
+        return list(BOUND_SETTINGS)
     size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
     return settings_of(case.policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
 

@@ -28,7 +28,6 @@ from smkern.replay import (
     Slo,
     Trace,
     capacity_rps,
-    decode_free,
     goodput,
     policy_named,
     replay,
@@ -37,7 +36,15 @@ from smkern.replay.run import Server
 from smkern.replay.trace import Arrivals, Overlong
 
 BOUND = "bound"
-BOUND_MS = 1e6
+BOUND_SETTINGS = (
+    "chunked:8192",
+    "static_split:16",
+    "static_split:16:preempt_shorter_than=2048",
+    "adaptive",
+)
+"""What is tried for a bound: ways to order, cut and preempt prompts where nothing decodes, so that
+all have the whole device."""
+BOUND_MS = 1e5
 """A limit of gaps where there are none."""
 BEATS = 1.01
 """Another setting must be better by so much at once, or it is left."""
@@ -90,11 +97,10 @@ def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
 
 def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:
     """Makes the policy of a case with some settings, a new one for each replay."""
-    if case.policy == BOUND:
-        return decode_free(case.order)
 
     def make() -> Policy:
-        return policy_named(spec, server.predictor, tbt_slo_ms=case.tbt_slo_ms, order=case.order)
+        limit = case.tbt_slo_ms or BOUND_MS
+        return policy_named(spec, server.predictor, tbt_slo_ms=limit, order=case.order)
 
     return make
 
@@ -116,7 +122,7 @@ def goodput_cell(
     """
     began = time.monotonic()
     server = server or simulated(case.model, how.rungs)
-    spec = spec or case.policy
+    spec = spec or (BOUND_SETTINGS[0] if case.policy == BOUND else case.policy)
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
     slo = Slo(BOUND_MS if case.tbt_slo_ms is None else case.tbt_slo_ms)

@@ -200,11 +200,10 @@ def capacity_rps(trace: Trace, predictor: Predictor, num_sms: int, num_layers: i
     return 1e6 / (us + output / ROWS * predictor.alone_us(step, num_sms))
 
 
-def decode_free(order: str = "fcfs") -> Callable[[], Policy]:
+def decode_free(order: str = "fcfs", spec: str = "chunked:8192") -> Callable[[], Policy]:
     """The policy of a bound: prompts on the whole device, in an order, and nothing else.
 
-    Replayed with `Trace.without_outputs`: what it keeps no policy can exceed that computes prompts
-    as fast, for decode takes neither SMs nor time.
+    Replayed with `Trace.without_outputs`: what it keeps no policy can exceed that orders and cuts
+    prompts alike, for decode takes neither SMs nor time.
     """
-
-    return lambda: policy_named("chunked:8192", order=order)
+    return lambda: policy_named(spec, order=order)

@@ -147,7 +147,9 @@ def test_the_command_shows_part_after_part(
     done = CliRunner().invoke(demo.command, ["--out", str(tmp_path / "new")])
     assert done.exit_code == 0, done.output
     assert seen == ([None, "interpreted", "committed"] if gpu is None else [gpu, "partitions", 132])
-    assert f"1/{4 if gpu is None else 3}: two policies" in done.output, "progress is shown"
+    assert f"1/{4 if gpu is None else 3}: every policy on a trace" in done.output, (
+        "progress is shown"
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
