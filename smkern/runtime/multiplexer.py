@@ -144,7 +144,7 @@ class Multiplexer:
         Args:
             prompt: Token ids, or a text.
             params: How its tokens are drawn. None: 128 greedy tokens.
-            priority: Higher goes first.
+            priority: Higher goes first, and takes the row and pages of a lower one that decodes.
             deadline_ms: When its first token is wanted, after its arrival; for policies.
             arrival_us: When it comes, on the device's clock; for replays. None: now.
 

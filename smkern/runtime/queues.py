@@ -249,13 +249,16 @@ class RequestQueues:
         """
         coming = sum([len(pages) for _, pages in self.pool.releases])
         free_pages = self.pool.num_available + coming - len(self.running)
-        holders = sorted((*self.running, *self.paused, *self._begun), key=lambda x: x.rank)
+        holders: list[Request] = []
         gone: list[Request] = []
         for request in requests:
             free_pages -= 0 if request.room else self.pool.pages_for(len(request.ids))
             free_rows -= 1
             last: list[Request] = []
             while free_rows < 0 or free_pages < 0:
+                if not (holders or gone or last):
+                    everyone = (*self.running, *self.paused, *self._begun)
+                    holders = sorted(everyone, key=lambda x: x.rank)
                 lower = [x for x in holders if x.priority < request.priority]
                 if free_rows < 0:
                     lower = [x for x in lower if x.stage != "waiting"]
