@@ -94,10 +94,11 @@ class Prices:
     def prompts_beside_us(
         self, chunks: Iterable[tuple[int, int]], num_sms: int, decode_sms: int
     ) -> float:
-        """All layers of a batch of prompts while decode steps run on other SMs all the time."""
+        """All layers of a batch of prompts while decode steps run on other SMs all the time; on 0:
+        while none does."""
         prompts = self._prompts(chunks)
         us = self._alone_us(prompts, num_sms)
-        if not self.step.batch:
+        if not self.step.batch or not decode_sms:
             return us
         return us * self._predictor.slowdown(prompts, num_sms, self.step, decode_sms)
 

@@ -39,6 +39,12 @@ def test_without_decode_nothing_is_beside() -> None:
     assert prices.prompts_beside_us(PROMPT, 110, 22) == prices.prompts_us(PROMPT, 110)
 
 
+def test_on_no_sms_nothing_is_beside() -> None:
+    """A predictor need not know what stands beside a launch on no SMs."""
+    prices = Prices(Linear(), moment(running_kv=(500,) * 10))
+    assert prices.prompts_beside_us(PROMPT, 132, 0) == prices.prompts_us(PROMPT, 132)
+
+
 def test_who_joins_is_a_row_with_the_keys_of_the_others() -> None:
     prices = Prices(Linear(), moment(running_kv=(100, 300), joining=3))
     assert prices.step == Size((), LAYERS, LAYERS, False, 5, 1000)
