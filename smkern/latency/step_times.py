@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import log2
 
 from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
@@ -16,6 +17,10 @@ KEPT = 1 << 14
 """Answers that are kept; then all are forgotten."""
 PIECE = 512
 """Keys of a piece of attention's decode path; the last of a request's is half full in the mean."""
+DRAWN = 1e-2
+"""Weight of the usual factor of attention, in squares of its share of a step."""
+OTHERS_DRAWN = 1e-2
+"""Weight of `UNMEASURED`, in squares of the share of a step that is not attention."""
 UNTUNED = 1.08
 """Time over what the cost model says of GEMMs whose rows are no power of two: nobody tuned them,
 and the best of many predictions is too good."""
@@ -81,17 +86,22 @@ class StepTimes:
     def _others_over(
         self, steps: Iterable[tuple[Timing, float]]
     ) -> list[tuple[tuple[float, float], float]]:
-        """c, the mean of the cells of as many SMs and rows."""
-        found: dict[tuple[int, int], list[float]] = {}
+        """c by SMs and rows, the mean of their cells; one that is mostly attention tells little."""
+        found: dict[tuple[int, int], tuple[float, float]] = {}
         for key, us in steps:
             step, total_kv = self._step(key.num_sms, key.batch), key.batch * key.context
             attention_us = step.attention.us(key.batch, total_kv)
+            over, weight = us / (step.others_us + attention_us), 1.0
             if self._attention:
                 over = (us - step.attention_over * attention_us) / step.others_us
-            else:
-                over = us / (step.others_us + attention_us)
-            found.setdefault((key.num_sms, key.batch), []).append(max(over, 0.2))
-        return [((n, batch), sum(all_) / len(all_)) for (n, batch), all_ in found.items()]
+                weight = (step.others_us / us) ** 2
+            total, weights = found.get((key.num_sms, key.batch), (0.0, 0.0))
+            found[key.num_sms, key.batch] = total + weight * over, weights + weight
+        drawn = OTHERS_DRAWN if self._attention else 0.0
+        return [
+            (at, max((total + drawn * UNMEASURED) / (weights + drawn), 0.5))
+            for at, (total, weights) in found.items()
+        ]
 
     def _step(self, num_sms: int, batch: int) -> _Step:
         found = self._steps.get((num_sms, batch))
@@ -107,7 +117,9 @@ class StepTimes:
         if roofline.knows_gemms and batch > 16 and batch & (batch - 1):
             others_us *= UNTUNED
         over = self._others.at(num_sms, batch) if self._others else UNMEASURED
-        attention = self._attention.at(num_sms) if self._attention else over
+        attention = over
+        if self._attention:
+            attention = _usual_over(num_sms) * self._attention.at(num_sms)
         rest = self._rest.slice(num_sms).slice(batch) if self._rest else self._rest
         return _Step(batch, others_us, over, Attention(roofline, num_sms, batch), attention, rest)
 
@@ -159,7 +171,10 @@ class _Step:
 def _attention_over(
     steps: Iterable[tuple[Timing, float]], roofline: Roofline
 ) -> list[tuple[tuple[float], float]]:
-    """r_a by SMs: how much longer steps take that differ by their keys alone, by least squares."""
+    """r_a over the usual, by SMs: how much longer steps take that differ by their keys alone.
+
+    Least squares, drawn to the usual where the keys of few steps differ by little.
+    """
     groups: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for key, us in steps:
         attention = Attention(roofline, key.num_sms, key.batch)
@@ -175,6 +190,15 @@ def _attention_over(
             y = sum(w * us for w, (_, us) in zip(weights, points, strict=True)) / total
             both += sum(w * (a - x) * (us - y) for w, (a, us) in zip(weights, points, strict=True))
             squares += sum(w * (a - x) ** 2 for w, (a, _) in zip(weights, points, strict=True))
-        if squares and both > 0:
-            found.append(((float(num_sms),), both / squares))
+        if squares:
+            usual = _usual_over(num_sms)
+            over = (both + DRAWN * usual) / (squares + DRAWN)
+            found.append(((float(num_sms),), min(max(over / usual, 0.5), 2.0)))
     return found
+
+
+def _usual_over(num_sms: float) -> float:
+    """r_a of an H200's steps: 1.8 on 16 SMs, which cannot draw all that the memory gives them by
+    their loads in flight, and 1.05 from 48 on."""
+    share = min(max(log2(num_sms / 16) / log2(48 / 16), 0.0), 1.0)
+    return 1.8 + share * (1.05 - 1.8)

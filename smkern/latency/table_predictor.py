@@ -203,7 +203,7 @@ class TablePredictor:
     def worst_us(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
         """The longest that a launch is expected to take beside another, us.
 
-        `GUARD` times what is expected: of held-out decode steps beside prompts 94% (8B) and 97%
+        `GUARD` times what is expected: of held-out decode steps beside prompts 94% (8B) and 90%
         (32B) took no longer.
 
         Args:
