@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from smkern.latency import Size
 from smkern.policies import Chunked
@@ -66,6 +67,9 @@ def test_none_is_launched_ahead_that_was_not_asked_for() -> None:
     assert all(b.launched_us >= a.end_us for a, b in pairwise(forwards(64, ahead=False)))
 
 
+GPU = torch.device("cuda", 1)
+
+
 class FakeEvent:
     """An event that is over when a test says so."""
 
@@ -73,7 +77,7 @@ class FakeEvent:
         self.records = 0
         self.over = True  # as one that was never recorded
 
-    def record(self) -> None:
+    def record(self, stream: object = None) -> None:
         self.records += 1
         self.over = False
 
@@ -93,12 +97,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
                 events.append(FakeEvent())
                 return events[-1]
 
+            @staticmethod
+            def current_stream(device: object) -> str:
+                return f"the stream of {device}"
+
     monkeypatch.setattr(marks, "torch", Torch)
     return events
 
 
 def test_marks_count_what_is_left(made: list[FakeEvent]) -> None:
-    ring = Marks(64, 64 * 9 + 14)
+    ring = Marks(64, 64 * 9 + 14, GPU)
     assert len(made) == RING * (MARKS - 1)
     assert all(event.records == 1 for event in made)  # before serving
     mark = ring.next()
@@ -120,7 +128,7 @@ def test_marks_count_what_is_left(made: list[FakeEvent]) -> None:
 
 
 def test_marks_of_few_layers(made: list[FakeEvent]) -> None:
-    mark = Marks(3, 30).next()
+    mark = Marks(3, 30, GPU).next()
     for layer in range(3):
         mark.layer_done(layer)
     for event in made:
@@ -129,7 +137,7 @@ def test_marks_of_few_layers(made: list[FakeEvent]) -> None:
 
 
 def test_an_error_of_the_device_leaves_all(made: list[FakeEvent]) -> None:
-    mark = Marks(16, 160).next()
+    mark = Marks(16, 160, GPU).next()
     for event in made:
         event.over = True
 

@@ -21,12 +21,16 @@ class Mark:
         layers: Layers behind which an event is recorded, ascending.
         num_layers: Layers of a forward.
         launches: Its kernels.
+        device: Where it runs.
     """
 
-    def __init__(self, layers: list[int], num_layers: int, launches: int) -> None:
+    def __init__(
+        self, layers: list[int], num_layers: int, launches: int, device: torch.device
+    ) -> None:
         self._events: dict[int, Any] = {layer: torch.cuda.Event() for layer in layers}
+        stream = torch.cuda.current_stream(device)
         for event in self._events.values():
-            event.record()  # the driver makes it now, not while it serves
+            event.record(stream)  # the driver makes it now, not while it serves
         self._num_layers = num_layers
         self._launches = launches
 
@@ -56,11 +60,12 @@ class Marks:
     Args:
         num_layers: Layers of a forward.
         launches: Its kernels.
+        device: Where they run.
     """
 
-    def __init__(self, num_layers: int, launches: int) -> None:
+    def __init__(self, num_layers: int, launches: int, device: torch.device) -> None:
         layers = sorted({num_layers * part // MARKS - 1 for part in range(1, MARKS)} - {-1})
-        self._ring = deque(Mark(layers, num_layers, launches) for _ in range(RING))
+        self._ring = deque(Mark(layers, num_layers, launches, device) for _ in range(RING))
 
     def next(self) -> Mark:
         """The mark of the next forward, whose events were another's `RING` forwards ago."""

@@ -72,7 +72,7 @@ class MixedRunner:
         # Only where two forwards are more than a stream's queue holds.
         self._marks: Marks | None = None
         if state.device.type == "cuda" and 2 * self.launches > MAX_QUEUED_LAUNCHES:
-            self._marks = Marks(model.config.num_layers, self.launches)
+            self._marks = Marks(model.config.num_layers, self.launches, state.device)
 
     @property
     def num_bytes(self) -> int:
