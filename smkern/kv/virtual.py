@@ -72,6 +72,10 @@ class VirtualTokens:
         """One more token, whichever it is."""
         self.length += 1
 
+    def pop(self) -> None:
+        """One token less."""
+        self.length -= 1
+
     def names(self, first: int, last: int, page_size: int) -> list[int]:
         """Names of the pages `first` to `last` (exclusive); each says all that is before it."""
         per_block = self.block_tokens // page_size

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import smkern.policies
 from smkern.errors import ArgumentError, RequestError
 from smkern.kv import VirtualTokens
 from smkern.models import SamplingParams
@@ -169,6 +170,16 @@ def test_the_replay_is_the_step_by_step_run(name, num_pages, launch_us, monkeypa
     assert preempted > 0 or num_pages == 200
 
 
+@pytest.mark.parametrize("name", sorted(smkern.policies.POLICIES))
+def test_under_every_policy(name):
+    """Also where a policy says that it decodes alone steadily, and is not asked at each step."""
+    make_policy: Any = smkern.policies.POLICIES[name]
+    trace = random_trace(11, 40)
+    options: dict[str, Any] = {"num_pages": 60, "launch_us": 3.0}
+    expected = step_by_step(trace, make_policy(predictor=Linear(), tbt_slo_ms=0.5), **options)
+    assert replayed(trace, make_policy(predictor=Linear(), tbt_slo_ms=0.5), **options) == expected
+
+
 def test_a_log_of_checked_requests_has_the_same_times():
     trace, log = random_trace(5, 30), StepLog()
     mux = make(POLICIES["split"](), checks=True, num_pages=40, launch_us=1.0, log=log)
@@ -176,6 +187,14 @@ def test_a_log_of_checked_requests_has_the_same_times():
     found = {output.id: list(log.token_us(output.id)) for output in mux.run()}
     expected = step_by_step(trace, POLICIES["split"](), num_pages=40, launch_us=1.0)
     assert found == expected.token_us
+
+
+def test_virtual_prompts_put_out_tokens_where_there_is_no_log():
+    mux = make(Chunked(), checks=True, num_pages=64, launch_us=0.0)
+    handle = mux.submit(VirtualTokens(9), SamplingParams(max_new_tokens=5, ignore_eos=True))
+    assert [output.token is None for output in mux.run()] == [False] * 5
+    assert handle.completion.finish_reason == "length"
+    assert (handle.completion.tokens, handle.completion.prompt_len) == ((), 9)
 
 
 def test_a_request_that_is_cancelled_keeps_the_times_that_it_had():
