@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
-from smkern.bench.tables import gemm, models, operators, overview, runtime
+from smkern.bench.tables import gemm, models, operators, overview, replay, runtime
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.errors import SmkernError
 
@@ -92,6 +92,11 @@ BLOCKS: dict[str, Block] = {
     "runtime-ablation": _cells("runtime", runtime.ablation_table),
     "runtime-served": _cells("runtime", runtime.served_table),
     "runtime-equal": _cells("runtime", runtime.equal_table),
+    "replay-goodput": _cells("replay", replay.goodput_table),
+    "replay-orders": _cells("replay", replay.orders_table),
+    "replay-confirmed": _cells("replay", replay.confirmed_table),
+    "replay-real": _cells("replay", replay.real_table),
+    "replay-plot": _pictures("replay-goodput*.png"),
 }
 """Every block of the pages: from the results to its text."""
 

@@ -12,6 +12,7 @@ from smkern.bench.replay.cases import FOLDER, Case, Cell
 from smkern.bench.replay.command import PREHEAT_S, Floats
 from smkern.bench.replay.grid import listed
 from smkern.bench.replay.measure import BOUND, How, rate_cell
+from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key, load_results
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
@@ -131,6 +132,7 @@ def command(
             made = confirm(cell, factor, server, traces_folder)
             results.add(made)
             results.add(noted(results.by_key.get(key, cell), factor, made))
+            results.summary = summarize(results.cells)
             results.save(output.path)
             left -= 1
             click.echo(_line(made))

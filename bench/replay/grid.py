@@ -29,6 +29,7 @@ from smkern.bench.replay.cases import (
     settings_of,
 )
 from smkern.bench.replay.measure import BOUND, BOUND_SETTINGS, How, goodput_cell, with_bounds
+from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
@@ -198,6 +199,7 @@ def save(results: Results, path: Path) -> None:
     """Write the file, bounds beside goodputs."""
     for cell in with_bounds(results.cells):
         results.add(cell)
+    results.summary = summarize(results.cells)
     results.save(path)
 
 

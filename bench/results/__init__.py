@@ -171,6 +171,7 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
     from smkern.bench.gemm_rows import summarize as gemm_rows
     from smkern.bench.model.rows import summarize as model_rows
     from smkern.bench.ops.rows import summarize as op_rows
+    from smkern.bench.replay.rows import summarize as replay_rows
     from smkern.bench.runtime.rows import renew
     from smkern.bench.runtime.rows import summarize as runtime_rows
 
@@ -179,7 +180,15 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
         merged.merge(load_results(part))
     renew(merged)
     cells = merged.cells
-    suites = (gemm_rows, attention_rows, append_rows, op_rows, model_rows, runtime_rows)
+    suites = (
+        gemm_rows,
+        attention_rows,
+        append_rows,
+        op_rows,
+        model_rows,
+        runtime_rows,
+        replay_rows,
+    )
     merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}
     merged.save(out)
     click.echo(f"{len(merged.by_key)} cells in {out}")

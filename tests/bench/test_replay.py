@@ -20,8 +20,10 @@ from smkern.bench.replay.cases import (
 )
 from smkern.bench.replay.grid import Grid, cases, run
 from smkern.bench.replay.measure import BOUND, How, with_bounds
+from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, load_results
 from smkern.bench.suite import Output, UnknownNameError
+from smkern.bench.tables import replay as tables
 from smkern.errors import ArgumentError, TraceError
 from smkern.replay import load_trace
 
@@ -203,3 +205,63 @@ def test_a_picture_a_model_of_goodput_over_the_limit() -> None:
     (picture,) = pictures(results)
     assert picture.name == "replay-goodput-qwen3-8b"
     assert [panel.title for panel in picture.panels] == ["azure-code"]
+
+
+def at_rate(where: str, tbt: float, ttft: float, **about: object) -> dict[str, object]:
+    case = Case("qwen3-8b", "azure-code", 15.0, "fcfs", "chunked").cell(
+        rate_rps=3.0, seed=0, where=where
+    )
+    spread = {"p50": tbt, "p99": 2 * tbt}
+    return case | {"n": 9, "tbt_ms": spread, "ttft_ms": {"p50": ttft, "p99": 9 * ttft}} | about
+
+
+def full_table() -> list[dict[str, object]]:
+    cells = [Case("qwen3-8b", "azure-code", None, "fcfs", BOUND).cell() | {"goodput_rps": 20.0}]
+    for trace, order, policy, rate in (
+        ("azure-code", "fcfs", "chunked", 10.0),
+        ("azure-code", "slack", "chunked", 12.0),
+        ("azure-code", "slack", "adaptive", 11.7),
+        ("writing-like", "slack", "chunked", 4.0),
+        ("writing-like", "slack", "adaptive", 5.0),
+        ("writing-like", "slack", "drift", 4.5),
+    ):
+        case = Case("qwen3-8b", trace, 15.0, order, policy)
+        cells.append(case.cell() | {"goodput_rps": rate})
+    served = {"factor": 0.95, "simulated_goodput_rps": 3.2, "is_met": True, "is_expected": True}
+    cells += [
+        at_rate("simulated", 10.0, 100.0),
+        at_rate("gpu", 8.0, 100.0, ttft_kept=1.0, **served),
+    ]
+    return cells
+
+
+def test_a_summary_by_hand() -> None:
+    rows = summarize(full_table())
+    assert rows["adaptive_vs_best"]["value"] == pytest.approx(11.7 / 12.0)
+    assert rows["adaptive_vs_best"]["met"] is False
+    assert rows["adaptive_vs_best"]["cells"] == 2
+    # azure-code is no load on which a gain is asked for
+    assert (rows["adaptive_over_chunked"]["value"], rows["adaptive_over_chunked"]["cells"]) == (
+        1.25,
+        1,
+    )
+    assert rows["goodput_confirmed"] == {"value": 1.0, "target": 1.0, "met": True, "cells": 1}
+    assert rows["simulated_vs_real"]["value"] == pytest.approx(0.25)
+    assert summarize([]) == {}
+
+
+def test_tables() -> None:
+    cells = full_table()
+    first, *_, last = tables.goodput_table(cells).splitlines()
+    assert first == (
+        "| requests/s (order) | chunked | drift | adaptive | decode free | adaptive / best other |"
+    )
+    assert last == (
+        "| qwen3-8b, writing-like, 15 ms | 4.00 (slack) | 4.50 (slack) | 5.00 (slack) |  | 1.11 |"
+    )
+    assert "| qwen3-8b, azure-code, 15 ms | 12.00 (slack) |  | 11.70 (slack) | 20.00 | 0.97 |" in (
+        tables.goodput_table(cells)
+    )
+    assert "| qwen3-8b, writing-like, 15 ms |  | 1.25 |" in tables.orders_table(cells)
+    assert "+25.0% | +25.0% | +0.0% | +0.0% |" in tables.real_table(cells)
+    assert "| 0.95 x 3.20 | kept | 16.0 | 100.00% | - |" in tables.confirmed_table(cells)

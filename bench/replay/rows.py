@@ -1,0 +1,117 @@
+"""What replays show: the best policy of each cell, gains over chunking, simulated against real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from smkern.bench.replay.cases import Cell
+from smkern.bench.replay.measure import BOUND
+from smkern.bench.rows import target_row, worst_row
+
+OURS, CHUNKED = "adaptive", "chunked"
+GAIN_AT = {"qwen3-8b": 15.0, "qwen3-32b": 40.0}
+"""Limits at which our policy is held against chunking, ms."""
+GAIN_ON = ("azure-conversation", "mooncake-conversation", "openthoughts-like", "writing-like")
+FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
+"""What a simulated replay is held against a real one by."""
+
+Place = tuple[str, str, float]
+"""Model, trace, limit."""
+
+
+def goodputs(cells: Sequence[Cell]) -> dict[Place, dict[str, dict[str, Cell]]]:
+    """Goodput cells by place, policy and order; bounds left out."""
+    found: dict[Place, dict[str, dict[str, Cell]]] = {}
+    for cell in cells:
+        case = cell["case"]
+        if cell["op"] != "replay" or "rate_rps" in case or cell["provider"] == BOUND:
+            continue
+        if cell.get("goodput_rps") is not None:
+            place = case["model"], case["trace"], case["tbt_slo_ms"]
+            found.setdefault(place, {}).setdefault(cell["provider"], {})[case["order"]] = cell
+    return found
+
+
+def best(by_order: dict[str, Cell]) -> Cell:
+    """Of a policy in several orders the highest goodput."""
+    return max(by_order.values(), key=lambda cell: cell["goodput_rps"])
+
+
+def against_best(cells: Sequence[Cell]) -> list[Cell]:
+    """Our goodput over the best of all others, each in its best order."""
+    found = []
+    for (model, trace, limit), policies in goodputs(cells).items():
+        others = [best(by_order) for name, by_order in policies.items() if name != OURS]
+        rate = max((cell["goodput_rps"] for cell in others), default=0.0)
+        if OURS in policies and rate:
+            ratio = best(policies[OURS])["goodput_rps"] / rate
+            case = {"model": model, "trace": trace, "tbt_slo_ms": limit}
+            found.append({"case": case, "ratio": ratio})
+    return found
+
+
+def over_chunked(cells: Sequence[Cell]) -> list[Cell]:
+    """Our goodput over chunking's in the same order, where decode is heavy and limits are tight."""
+    found = []
+    for (model, trace, limit), policies in goodputs(cells).items():
+        if GAIN_AT.get(model) != limit or trace not in GAIN_ON:
+            continue
+        ours, chunked = policies.get(OURS, {}), policies.get(CHUNKED, {})
+        for order in ours.keys() & chunked.keys():
+            if chunked[order]["goodput_rps"]:
+                ratio = ours[order]["goodput_rps"] / chunked[order]["goodput_rps"]
+                case = {"model": model, "trace": trace, "tbt_slo_ms": limit, "order": order}
+                found.append({"case": case, "ratio": ratio})
+    return found
+
+
+def pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
+    """(simulated, real) replays of the same requests."""
+    known: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        case = dict(cell["case"])
+        where = case.pop("where", None)
+        if where is not None:
+            key = (cell["provider"], cell.get("n"), *sorted(case.items()))
+            known.setdefault(key, {})[where] = cell
+    for both in known.values():
+        if len(both) == 2:
+            yield both["simulated"], both["gpu"]
+
+
+def errors(simulated: Cell, real: Cell) -> dict[str, float]:
+    """Simulated over real less 1, by figure."""
+    found = {}
+    for name, part in FIGURES:
+        ours, its = simulated[name][part], real[name][part]
+        if ours and its:
+            found[f"{name.removesuffix('_ms')} {part}"] = ours / its - 1.0
+    return found
+
+
+def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Rows of what is there."""
+
+    def named(cell: Cell) -> dict[str, Any]:
+        return dict(cell["case"])
+
+    found: dict[str, Any] = {}
+    if ratios := against_best(cells):
+        found["adaptive_vs_best"] = worst_row(ratios, lambda cell: cell["ratio"], 0.98, named)
+    if gains := over_chunked(cells):
+        found["adaptive_over_chunked"] = worst_row(gains, lambda cell: cell["ratio"], 1.25, named)
+    served = [cell for cell in cells if "is_expected" in cell]
+    if served:
+        kept = sum(cell["is_expected"] for cell in served) / len(served)
+        found["goodput_confirmed"] = target_row(kept, 1.0, len(served))
+    off = [
+        {"case": real["case"] | {"figure": name}, "provider": real["provider"], "error": error}
+        for simulated, real in pairs(cells)
+        for name, error in errors(simulated, real).items()
+    ]
+    if off:
+        found["simulated_vs_real"] = worst_row(
+            off, lambda cell: abs(cell["error"]), 0.10, named, at_most=True
+        )
+    return found

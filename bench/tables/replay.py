@@ -1,0 +1,94 @@
+"""Tables of replays: `replay.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smkern.bench.replay.measure import BOUND
+from smkern.bench.replay.rows import CHUNKED, OURS, best, errors, goodputs, pairs
+from smkern.bench.tables.markdown import rows_or_none
+from smkern.policies import POLICIES
+
+Cell = dict[str, Any]
+
+
+def goodput_table(cells: Sequence[Cell]) -> str:
+    """Requests/s within the limits, each policy in its best order; a row a trace and limit."""
+    found = goodputs(cells)
+    bounds: dict[tuple[str, str], float] = {}
+    for cell in cells:
+        if cell["provider"] == BOUND:
+            place = cell["case"]["model"], cell["case"]["trace"]
+            bounds[place] = max(bounds.get(place, 0.0), cell["goodput_rps"])
+    names = [name for name in POLICIES if any(name in policies for policies in found.values())]
+    rows = []
+    for (model, trace, limit), policies in found.items():
+        row = [f"{model}, {trace}, {limit:g} ms"]
+        for name in names:
+            row.append(_best(policies[name]) if name in policies else "")
+        bound = bounds.get((model, trace))
+        others = [best(x)["goodput_rps"] for name, x in policies.items() if name != OURS]
+        row += ["" if bound is None else f"{bound:.2f}", _ratio(policies.get(OURS), others)]
+        rows.append(row)
+    head = ["requests/s (order)", *names, "decode free", f"{OURS} / best other"]
+    return rows_or_none(head, rows)
+
+
+def orders_table(cells: Sequence[Cell]) -> str:
+    """Our policy over chunking in the same order; a row a trace and limit, a column an order."""
+    found = goodputs(cells)
+    orders = list(
+        dict.fromkeys(o for policies in found.values() for x in policies.values() for o in x)
+    )
+    rows = []
+    for (model, trace, limit), policies in found.items():
+        ours, chunked = policies.get(OURS, {}), policies.get(CHUNKED, {})
+        if ours.keys() & chunked.keys():
+            row = [f"{model}, {trace}, {limit:g} ms"]
+            for order in orders:
+                both = (ours.get(order), chunked.get(order))
+                row.append(_over(*both))
+            rows.append(row)
+    return rows_or_none([f"{OURS} / {CHUNKED}", *orders], rows)
+
+
+def real_table(cells: Sequence[Cell]) -> str:
+    """Simulated over real replays of the same requests, less 1."""
+    rows = []
+    for simulated, real in pairs(cells):
+        case, off = real["case"], errors(simulated, real)
+        at = f"{case['model']}, {case['trace']}, {case['rate_rps']:g}/s, {case['tbt_slo_ms']:g} ms"
+        rows.append([f"{at}, {real['provider']}", *(f"{x:+.1%}" for x in off.values())])
+    return rows_or_none(["simulated / real - 1", "TBT p50", "p99", "TTFT p50", "p99"], rows)
+
+
+def confirmed_table(cells: Sequence[Cell]) -> str:
+    """Goodputs served on the GPU: whether the limits were kept at parts of them."""
+    rows = []
+    for cell in cells:
+        if "factor" in cell:
+            case = cell["case"]
+            at = f"{case['model']}, {case['trace']}, {case['tbt_slo_ms']:g} ms, {case['order']}"
+            kept = "kept" if cell["is_met"] else "not kept"
+            rate = f"{cell['factor']:g} x {cell['simulated_goodput_rps']:.2f}"
+            row = [f"{at}, {cell['provider']}", rate, kept]
+            row += [f"{cell['tbt_ms']['p99']:.1f}", f"{cell['ttft_kept']:.2%}"]
+            rows.append([*row, str(cell.get("sm_mhz") or "-")])
+    return rows_or_none(["on the GPU", "requests/s", "limits", "TBT p99", "TTFT", "MHz"], rows)
+
+
+def _best(by_order: dict[str, Cell]) -> str:
+    cell = best(by_order)
+    return f"{cell['goodput_rps']:.2f} ({cell['case']['order']})"
+
+
+def _ratio(ours: dict[str, Cell] | None, others: Sequence[float]) -> str:
+    most = max(others, default=0.0)
+    return "" if ours is None or not most else f"{best(ours)['goodput_rps'] / most:.2f}"
+
+
+def _over(ours: Cell | None, chunked: Cell | None) -> str:
+    if ours is None or chunked is None or not chunked["goodput_rps"]:
+        return ""
+    return f"{ours['goodput_rps'] / chunked['goodput_rps']:.2f}"
