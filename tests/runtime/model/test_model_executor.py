@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk
-from smkern.runtime.host_device import HostDevice
+from smkern.runtime.host_device import HostDevice, HostEvent
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
@@ -190,6 +191,22 @@ def test_a_mixed_forward_without_memory_for_its_tokens_leaves_the_rows(
     while len(run.drawn[first]) < NEW:
         run.decode([first], 1)
     assert run.drawn[first] == alone[0]
+
+
+def test_a_long_mixed_forward_tells_how_far_it_is(prompts: list[list[int]]):
+    """Each layer that is launched is told to the forward's own mark."""
+    layers: list[int] = []
+    run = Run(prompts)
+    mark = SimpleNamespace(layer_done=layers.append, left=lambda: 7)
+    short, _ = run.executor.mixed([run.chunk(run.requests[0])], [])
+    assert short.left is None
+    run.executor._mixed._marks = SimpleNamespace(next=lambda: mark)  # type: ignore[assignment]
+    work, _ = run.executor.mixed([run.chunk(run.requests[0])], [])
+    assert not layers
+    run.launch("decode", work)
+    assert layers == list(range(run.executor.config.num_layers))
+    assert work.left is not None
+    assert work.left(HostEvent(0.0, 1.0)) == 7
 
 
 def test_random_orders(prompts: list[list[int]], alone: list[list[int]]):
