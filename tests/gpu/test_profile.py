@@ -1,0 +1,33 @@
+"""A short profile on the GPU: two layers of an 8B model, a cell of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from smkern.latency import Chunk
+from smkern.latency.profile_file import ProfileFile
+from smkern.measure.profile_command import open_launches
+from smkern.measure.profile_plan import Cell
+from smkern.measure.profiler import Profiler
+from smkern.measure.sm_clock import SmClock
+from smkern.models import preset
+
+CELLS = [
+    Cell(24, (2048,) * 64),
+    Cell(24, (), (Chunk(1024),)),
+    Cell(24, (2048,) * 64, (Chunk(1024),)),
+    Cell(None, (2048,) * 64, (Chunk(192, 512),), mixed=True),
+]
+
+
+def test_cells_of_every_kind_are_timed(tmp_path: Path) -> None:
+    config = preset("qwen3-8b").replace(num_layers=2)
+    with open_launches(config, [24]) as (launches, _):
+        profiler = Profiler(launches, ProfileFile(tmp_path / "unused"), SmClock(), patience=0.3)
+        lines = [line for cell in CELLS for line in profiler.cell(cell)]
+    step, prompt, step_beside, prompt_beside, mixed = (line.sample.us for line in lines)
+    assert step_beside > step
+    assert prompt_beside > 0.95 * prompt
+    assert mixed > 0
+    for line in lines:
+        assert 500 < line.about["mhz"] < 2200
