@@ -142,7 +142,14 @@ class _Runner:
                 continue
             cell = goodput_cell(case, self._how, server=server)
             assert cell is not None
-            self._keep(cell, f"{cell['goodput_rps']:.2f} requests/s, {cell['replays']} replays")
+            said = f"{cell['goodput_rps']:.2f} requests/s, {cell['replays']} replays"
+            if not cell["goodput_rps"]:
+                said = (
+                    f"keeps its limits at no rate: at {cell['lowest_rps']:.2f}/s, "
+                    f"{cell['lowest_stopped'] or 'to the end'}, p99 TBT was "
+                    f"{cell['lowest_tbt_p99_ms']} ms; give a longer limit, or another order"
+                )
+            self._keep(cell, said)
 
     def rates(
         self, cases: Sequence[Case], rates: Sequence[float], server: Server, drain: bool
@@ -168,6 +175,9 @@ class _Runner:
         click.echo(
             f"{case['trace']} {case['tbt_slo_ms']:g} ms {case['order']} {cell['provider']} {said}"
         )
+        if cell["overlong"]:
+            what = "dropped" if self._how.overlong == "drop" else "cut"
+            click.echo(f"  {cell['overlong']} requests longer than the context were {what}")
         self._results.add(cell)
         if self._out is not None:
             self._results.save(self._out)

@@ -22,6 +22,7 @@ from smkern.bench.replay.cases import (
 )
 from smkern.policies import Policy
 from smkern.replay import (
+    Goodput,
     Report,
     Served,
     SimServer,
@@ -144,8 +145,22 @@ def goodput_cell(
     cell |= {"settings": spec, "arrivals": how.arrivals, "n": requests}
     cell |= {"simulated": isinstance(server, SimServer), "confirmed": None}
     cell |= {"overlong": trace.overlong, "replays": found.replays}
-    cell |= figures[0] if figures else {"slo_attainment": None}
+    cell |= figures[0] if figures else _unmet(found, slo)
     return cell | {"host_s": round(time.monotonic() - began, 1)}
+
+
+def _unmet(found: Goodput, slo: Slo) -> dict[str, Any]:
+    """What the lowest rate that was tried was like, where none keeps the limits."""
+    lowest = found.failed[0]
+    if lowest is None:
+        return {"slo_attainment": None}
+    report = Report.of(lowest, slo)
+    return {
+        "slo_attainment": None,
+        "lowest_rps": round(lowest.trace.rate_rps, 4),
+        "lowest_tbt_p99_ms": report.to_json()["tbt_ms"]["p99"],
+        "lowest_stopped": lowest.stopped,
+    }
 
 
 def figures_of(served: Served, slo: Slo) -> dict[str, Any]:

@@ -167,6 +167,28 @@ def test_the_command_stops_in_time_and_says_what_is_left(tmp_path: Path) -> None
     assert "2 replays left" in result.output
 
 
+def test_a_limit_that_nothing_keeps_is_said_with_what_could() -> None:
+    words = ("--simulate", "--policy", "chunked:512", "--trace", "sharegpt-like")
+    result = invoke(*words, "--goodput", "--tbt-ms", "0.5", "--seconds", "1")
+    assert result.exit_code == 0, result.output
+    assert "keeps its limits at no rate: at" in result.output
+    assert "give a longer limit" in result.output
+
+
+def test_overlong_requests_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "two.jsonl"
+    rows = [(9, [1]), (60_000, list(range(118)))] + [(9 + n, [1]) for n in range(30)]
+    lines = [
+        {"timestamp": n, "input_length": tokens, "output_length": 3, "hash_ids": blocks}
+        for n, (tokens, blocks) in enumerate(rows)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    for overlong, what in (("drop", "dropped"), ("truncate", "cut")):
+        words = ("--simulate", "--policy", "chunked", "--trace", path, "--rate", "5")
+        result = invoke(*words, "--seconds", "2", "--overlong", overlong)
+        assert f"1 requests longer than the context were {what}" in result.output, result.output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
