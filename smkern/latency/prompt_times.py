@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
@@ -61,12 +61,13 @@ class PromptTimes:
         )
         self._kept.clear()
         self._mixed = Curve.of(
-            (
-                (key.num_sms, key.prompts * key.tokens + key.batch, key.batch),
-                us / self.us(key.size(layers), key.num_sms),
+            self._mixed_over(
+                [
+                    (key, us / self.us(key.size(layers), key.num_sms))
+                    for key, us in cells.items()
+                    if key.kind == "mixed"
+                ]
             )
-            for key, us in cells.items()
-            if key.kind == "mixed"
         )
         self._kept.clear()
 
@@ -111,8 +112,27 @@ class PromptTimes:
         fixed, by_key = self._roofline.attention(tokens, layers, num_sms)
         attention = ATTENTION if self._has_cached else over
         behind, per_sm = self._attention, _per_sm(new, num_sms)
-        mixed = self._mixed.at(num_sms, tokens, batch) if batch and self._mixed else 1.0
+        mixed = self._mixed.at(num_sms, batch, tokens) if batch and self._mixed else 1.0
         return _Forward(new, others_us, fixed, *by_key, attention, behind, per_sm, mixed)
+
+    def _mixed_over(
+        self, ratios: Iterable[tuple[Timing, float]]
+    ) -> Iterator[tuple[tuple[float, float, float], float]]:
+        """Times of mixed forwards over those predicted, by SMs, decode rows and all rows.
+
+        Where times of GEMMs have the stair, what is left is of decode rows, none without any: their
+        mean, as single forwards are 4% off to both sides.
+        """
+        if not self._roofline.knows_gemms:
+            for key, ratio in ratios:
+                yield (key.num_sms, key.batch, key.prompts * key.tokens + key.batch), ratio
+            return
+        found: dict[tuple[int, int], list[float]] = {}
+        for key, ratio in ratios:
+            found.setdefault((key.num_sms, key.batch), []).append(ratio)
+            found.setdefault((key.num_sms, 1), [1.0])
+        for (num_sms, batch), all_ in found.items():
+            yield (num_sms, batch, 1.0), sum(all_) / len(all_)
 
     def _others_over(self, size: Size, num_sms: int, us: float) -> float:
         """c_p of a prompt with nothing cached."""
