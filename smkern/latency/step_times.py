@@ -11,8 +11,6 @@ from smkern.latency.table import Timing
 
 UNMEASURED = 1.25
 """Time over the roofline, where no cell of a kind says more: what decode steps take on 48 SMs."""
-LARGE = 1e9
-"""Rows or keys beyond all that is timed."""
 KEPT = 1 << 14
 """Answers that are kept; then all are forgotten."""
 PIECE = 512
@@ -78,10 +76,6 @@ class StepTimes:
             return 0.0
         step = self._step(num_sms, batch)
         return step.attention_over * step.attention.us(batch, total_kv)
-
-    def over_bytes(self, num_sms: int) -> float:
-        """Time over the roofline of the largest step: what weights take that are read once."""
-        return self._others.at(num_sms, LARGE) if self._others else UNMEASURED
 
     def _others_over(
         self, steps: Iterable[tuple[Timing, float]]

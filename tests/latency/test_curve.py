@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.latency.curve import Curve
+from smkern.latency.curve import Curve, Filled
 
 LINE = Curve.of([((4.0,), 10.0), ((1.0,), 2.0), ((16.0,), 10.0)])
 
@@ -44,3 +44,13 @@ def test_a_slice_is_the_curve_at_one_coordinate(
     wanted = pytest.approx(curve.at(x, y, z))
     assert curve.slice(x).at(y, z) == wanted
     assert curve.slice(x).slice(y).at(z) == wanted
+
+
+def test_a_place_with_few_points_follows_its_neighbours() -> None:
+    """On 2 the shape between 1 and 4, times what its only point is over that."""
+    shape = {(n, x): n * x for n in (1.0, 4.0) for x in (1.0, 4.0, 16.0)}
+    filled = Filled([*shape.items(), ((2.0, 4.0), 12.0)])
+    assert all(filled.at(*at) == pytest.approx(value) for at, value in shape.items())
+    assert filled.at(2, 4) == pytest.approx(12.0)
+    assert filled.at(2, 16) / filled.at(2, 4) == pytest.approx((16 + 64) / (4 + 16))
+    assert not Filled([])
