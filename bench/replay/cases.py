@@ -25,8 +25,8 @@ FILES = {
     "azure-conversation": "azure_conv_2023_first_half.csv",
     "mooncake-conversation": "mooncake_conversation_first_half.jsonl",
 }
-TRACES = (*FILES, "openthoughts-like", "writing-like")
-"""Of the goodput table: three that were recorded, two generated ones of long outputs."""
+TRACES = (*FILES, "openthoughts-like", "writing-like", "rewriting-like")
+"""Of the goodput table: three that were recorded, and generated ones of long outputs."""
 FOLDER = Path("build") / "traces"
 """Where recorded traces are looked for: they are never part of the project."""
 

@@ -12,7 +12,13 @@ from smkern.bench.rows import target_row, worst_row
 OURS, CHUNKED = "adaptive", "chunked"
 GAIN_AT = {"qwen3-8b": 15.0, "qwen3-32b": 40.0}
 """Limits at which our policy is held against chunking, ms."""
-GAIN_ON = ("azure-conversation", "mooncake-conversation", "openthoughts-like", "writing-like")
+GAIN_ON = (
+    "azure-conversation",
+    "mooncake-conversation",
+    "openthoughts-like",
+    "writing-like",
+    "rewriting-like",
+)
 FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
 """What a simulated replay is held against a real one by."""
 

@@ -113,6 +113,12 @@ LOADS = {
         Lengths(32, 1560, 8192),
         "prompts of sharegpt-like; outputs eight times as long: chosen, no paper's",
     ),
+    "rewriting-like": Load(
+        Lengths(200, 2500, 12_000),
+        Lengths(100, 900, 4000),
+        "documents and outputs of a third their length: chosen, no paper's, so that prompts and "
+        "decode take about as long",
+    ),
 }
 
 CONVERSATION_OUTPUT = Lengths(1, 342, 2000)
