@@ -15,7 +15,7 @@ from smkern.policies.lateness import Lateness
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.search import largest
+from smkern.policies.search import largest, least
 from smkern.policies.settings import Limits, order_shown, required, shown
 from smkern.policies.snapshot import Snapshot
 
@@ -122,6 +122,8 @@ class Adaptive:
         self._max_prefill_tokens = max_prefill_tokens
         self._modes = modes
         self._size = ChunkSize()
+        self._nearest = [0, 0]
+        """The rungs that splits took last, without hurry and with."""
         self._mode: Mode = "mixed"
         self._hurry = False
         """Whether the split of the batch on its way has two steps within the limit."""
@@ -180,11 +182,13 @@ class Adaptive:
         """The fastest way that keeps tokens in time; decode alone where none does."""
         tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
         chunks = tuple(chunks_of(batch, tokens))
-        plans = []
+        plans: list[Plan | None] = []
         if "mixed" in self._modes:
             plans.append(self._mixed(snapshot, prices, batch))
         if "split" in self._modes:
-            plans += [self._split(snapshot, prices, chunks, hurry) for hurry in (False, True)]
+            # Without the hurry it is faster, where its late tokens may be risked.
+            split = self._split(snapshot, prices, chunks, hurry=False)
+            plans.append(split or self._split(snapshot, prices, chunks, hurry=True))
         if "turns" in self._modes and not snapshot.joining:
             plans.append(self._turns(snapshot, prices, chunks))
         plan = max((x for x in plans if x is not None), key=lambda x: x.rate, default=None)
@@ -295,9 +299,18 @@ class Adaptive:
     def _rung(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool) -> int | None:
         """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
         aim_us = self._aim_us(snapshot, "split") / (2 if hurry else 1)
-        for rung in snapshot.rungs:
+        rungs, total = snapshot.rungs, snapshot.num_sms
+
+        def fits(index: int) -> bool:
+            rung = rungs[index]
             if prices.step_us(rung) > aim_us:
-                continue
-            if prices.step_beside_us(rung, chunks, snapshot.num_sms - rung) <= aim_us:
-                return rung
-        return None
+                return False
+            return prices.step_beside_us(rung, chunks, total - rung) <= aim_us
+
+        if not rungs:
+            return None
+        found = least(fits, len(rungs), min(self._nearest[hurry], len(rungs) - 1))
+        if found == len(rungs):
+            return None
+        self._nearest[hurry] = found
+        return rungs[found]
