@@ -49,7 +49,8 @@ def limits_picture(cells: Sequence[Cell]) -> Iterator[Picture]:
     models: dict[str, dict[str, dict[str, dict[float, float]]]] = {}
     for cell in cells:
         case, rate = cell["case"], cell.get("goodput_rps")
-        if rate is None or "rate_rps" in case or case["tbt_slo_ms"] is None:
+        is_other = {"rate_rps", "requests"} & case.keys()
+        if rate is None or is_other or case["tbt_slo_ms"] is None:
             continue
         line = models.setdefault(case["model"], {}).setdefault(case["trace"], {})
         points = line.setdefault(cell["provider"], {})

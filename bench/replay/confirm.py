@@ -61,6 +61,11 @@ def confirm(
     return found | about | {"is_expected": found["is_met"] == (factor < 1.0)}
 
 
+def short(cell: Cell) -> Cell:
+    """A goodput of a window that a GPU serves, told from the table's by its requests."""
+    return cell | {"case": cell["case"] | {"requests": cell["n"]}}
+
+
 def noted(cell: Cell, factor: float, found: Cell) -> Cell:
     """A goodput's cell that says at which parts of it the GPU kept the limits."""
     before = cell.get("confirmed") or {}
@@ -117,7 +122,7 @@ def command(
         orders=listed(orders, ()),
         limits_ms=[float(x) for x in limits_ms or ()],
     )
-    cells = list(found)
+    cells = [short(cell) for cell in found]
     cells = cells[:1] if output.quick else cells
     results = output.open(resume=True)
     todo = left_of(cells, factors, results)

@@ -27,11 +27,12 @@ Place = tuple[str, str, float]
 
 
 def goodputs(cells: Sequence[Cell]) -> dict[Place, dict[str, dict[str, Cell]]]:
-    """Goodput cells by place, policy and order; bounds left out."""
+    """Goodput cells by place, policy and order, without bounds and goodputs of short windows."""
     found: dict[Place, dict[str, dict[str, Cell]]] = {}
     for cell in cells:
         case = cell["case"]
-        if cell["op"] != "replay" or "rate_rps" in case or cell["provider"] == BOUND:
+        is_other = "rate_rps" in case or "requests" in case or cell["provider"] == BOUND
+        if cell["op"] != "replay" or is_other:
             continue
         if cell.get("goodput_rps") is not None:
             place = case["model"], case["trace"], case["tbt_slo_ms"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from smkern.bench.replay.cases import FOLDER
-from smkern.bench.replay.confirm import chosen, confirm, left_of, noted
+from smkern.bench.replay.confirm import chosen, confirm, left_of, noted, short
 from smkern.bench.replay.gpu import GpuServer, Readings
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.results import Results
@@ -93,7 +93,8 @@ def test_goodputs_are_chosen_by_name() -> None:
 
 def test_a_goodput_is_confirmed_with_its_own_requests(server: GpuServer) -> None:
     # sharegpt-like prompts and outputs of up to 256 tokens in all fit
-    cell = goodput("chunked", 40.0)
+    cell = short(goodput("chunked", 40.0))
+    assert cell["case"]["requests"] == 12
     found = confirm(cell, 0.5, server, FOLDER, preheat_s=0.05)
     assert found["n"] == 12
     assert (found["case"]["rate_rps"], found["case"]["seed"]) == (20.0, 3)
