@@ -7,7 +7,7 @@ from math import ceil
 from typing import Literal
 
 from smkern.latency.predictor import Predictor
-from smkern.policies.admission import Batch, admitted, chunks_of, ids_of
+from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
 from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
@@ -148,8 +148,10 @@ class Adaptive:
         if not snapshot.batch:
             if snapshot.joining and snapshot.prefill_queued:
                 return Decision(reason="joining first")
+            # Who comes meanwhile waits for all of it.
+            tokens = min(self._max_prefill_tokens, snapshot.max_tokens)
             return Decision(
-                prefill=ids_of(batch), chunk_tokens=snapshot.max_tokens, reason="prompts alone"
+                prefill=ids_of(taken(batch, tokens)), chunk_tokens=tokens, reason="prompts alone"
             )
         return self._begin(snapshot, prices, batch)
 
