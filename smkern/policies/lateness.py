@@ -13,7 +13,7 @@ NEAR = 0.8
 BACK_OFF = 0.005
 """What a late step takes from the aim; one that is on time gives 1/400 of it back, so that about
 one step in 400 is late by its own length."""
-LEAST_AIM, MOST_AIM = 0.8, 0.99
+LEAST_AIM, MOST_AIM = 0.8, 0.998
 
 
 class Lateness:
