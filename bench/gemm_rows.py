@@ -31,7 +31,7 @@ def settled_ratio(cell: Cell) -> float:
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """The issue's rows over the cells of `gemm`: value, target, whether it is met, how many cells.
+    """Targets over the cells of `gemm`: value, target, whether it is met, how many cells.
 
     A row with no cells has a value of None and is neither met nor missed.
     """

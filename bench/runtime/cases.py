@@ -16,7 +16,7 @@ OURS, STOCK = "smkern", "stock"
 
 STEADY, PACED, AGGREGATED = "steady", "paced", "aggregated"
 ALONE, QUEUES = "prefill_alone", "shared_queue"
-"""Names of the cells that the issue's rows are computed from."""
+"""Names of the cells that the summary's rows are computed from."""
 OVERHEAD, HOST, SWITCH = "layerwise_overhead_fraction", "host_us_per_step", "switch_us"
 MIXED_IDLE, MIXED = "mixed_idle_fraction", "mixed_forward"
 HANDOVER, MEMORY = "switch_handover_us", "graph_memory_mib"

@@ -13,13 +13,13 @@ import torch
 from smkern.bench.power import power_meter
 from smkern.bench.runtime.cases import OURS, SERVED_RATE, SERVED_TRY, Cell, RuntimePlan
 from smkern.bench.runtime.rows import of
-from smkern.bench.runtime.stamps import Clock, clock_on
 from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
 from smkern.bench.suite import UnknownNameError
 from smkern.device import device_info
 from smkern.latency import TablePredictor
 from smkern.measure.forwards import compile_forwards
+from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
 from smkern.runtime.model.executor import ModelExecutor

@@ -17,9 +17,10 @@ from smkern.bench.runtime.cases import OURS, STOCK_RUNGS, Cell, RuntimePlan
 from smkern.bench.runtime.figures import SETTLE, Spans, common, rate, settled, tbt
 from smkern.bench.runtime.model_steps import ModelSteps
 from smkern.bench.runtime.smkern_steps import SmkernSteps
-from smkern.bench.runtime.stamps import Clock, Stamps, clock_on, stamps_on, ticking
+from smkern.bench.runtime.stamps import Stamps, stamps_on
 from smkern.device import Budget, device_info
 from smkern.measure.forwards import compile_forwards
+from smkern.measure.sm_clock import Clock, clock_on, ticking
 from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Device, Work

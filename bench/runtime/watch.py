@@ -19,10 +19,10 @@ from typing import Any
 from smkern.bench.ops.sampling import TEMPERATURE, TOP_K, TOP_P
 from smkern.bench.power import Reading
 from smkern.bench.runtime.figures import percentile
-from smkern.bench.runtime.stamps import Clock, NoClock, ticking
 from smkern.bench.runtime.workload import PAGE_SIZE, frozen
 from smkern.errors import SmkernError
 from smkern.kernels.ledger import counters
+from smkern.measure.sm_clock import Clock, NoClock, ticking
 from smkern.models import SamplingParams
 from smkern.policies import Policy
 from smkern.runtime.handle import Handle

@@ -138,14 +138,16 @@ def _measure(
     minutes: float,
     warm_only: bool,
 ) -> None:
+    import torch
+
     from smkern.measure.profiler import Profiler, compile_cells
-    from smkern.measure.sm_clock import SmClock
+    from smkern.measure.sm_clock import clock_on
 
     cells = plan(room_of(launches, launches.pool_tokens), seed=meta["seed"])
     count = compile_cells(
         launches.config, cells, launches.max_running, _budgets(splits, launches.device.num_sms)
     )
-    profiler = Profiler(launches, file, SmClock())
+    profiler = Profiler(launches, file, clock_on(torch.device("cuda")))
     profiler.warm(cells)
     click.echo(f"warm after {time.monotonic() - began:.0f} s: {count} GEMMs compiled", err=True)
     if warm_only:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -18,6 +17,7 @@ from smkern.measure.busy import Steady, Turns, measure
 from smkern.measure.forwards import Forwards, compile_forwards
 from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_plan import Cell
+from smkern.measure.sm_clock import Clock
 from smkern.models import ModelConfig
 from smkern.runtime.device import Work
 from smkern.runtime.model.sizes import batch_bucket
@@ -53,14 +53,6 @@ MIXED = Patience(0.2, 0.1, 4)
 PAIR = Patience(0.3, 0.2, 4)
 
 
-class ClockProbe(Protocol):
-    """Reads the clock of the SMs; `smkern.measure.sm_clock.SmClock` is one."""
-
-    def start(self) -> None: ...
-
-    def mhz(self) -> float | None: ...
-
-
 @dataclass(slots=True)
 class Profiler:
     """Times cells and writes them down.
@@ -75,7 +67,7 @@ class Profiler:
 
     launches: ModelLaunches
     file: ProfileFile
-    clock: ClockProbe | None = None
+    clock: Clock | None = None
     patience: float = 1.0
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -185,7 +177,7 @@ class Profiler:
             settle_s=self.patience * patience.settle_s,
             seconds=self.patience * patience.seconds,
             turns=patience.turns,
-            while_busy=(lambda: None) if self.clock is None else self.clock.start,
+            while_busy=(lambda: None) if self.clock is None else self.clock.read,
         )
 
     def warm(self, cells: Sequence[Cell]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from smkern.latency.predictor import Predictor
-from smkern.policies.admission import admitted, ids_of
+from smkern.policies.admission import ids_of, whole_prompts
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
+from smkern.policies.layerwise import layers_left
 from smkern.policies.order import Order, order_named
 from smkern.policies.settings import Limits, check_predictor, order_shown, shown
 from smkern.policies.snapshot import Snapshot
@@ -73,17 +74,12 @@ class PrefillFirst:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """All layers of the next batch, else decode steps."""
-        running = snapshot.prefill
-        if running is not None:
-            left = snapshot.num_layers - running.layers_launched
-            return Decision(layers=left, pause_decode=True, reason="prompts first")
+        if snapshot.prefill is not None:
+            return Decision(layers=layers_left(snapshot), pause_decode=True, reason="prompts first")
         most = snapshot.max_tokens
         if self._max_tokens is not None:
             most = min(most, self._max_tokens)
-        batch = admitted(snapshot, most)
-        # The last is not cut: it comes whole in the next batch, unless it fills one by itself.
-        if len(batch) > 1 and sum(request.tokens for request in batch) > most:
-            batch = batch[:-1]
+        batch, _ = whole_prompts(snapshot, most)
         if not batch:
             return Decision(steps=1 if snapshot.joining else self._steps)
         return Decision(

@@ -22,8 +22,6 @@ from smkern.replay.trace import Arrivals, Overlong, Trace
 
 Choice = str | Policy | Callable[[], Policy]
 """A policy by its name and settings, itself, or what makes it."""
-SAME = 0.01
-"""Figures no further apart are the same."""
 LOAD = 0.7
 """Share of a trace's estimated capacity at which policies are compared where no rate is given."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smkern.replay.records import Served
@@ -63,14 +62,6 @@ class SimServer:
         self.num_sms, self.num_layers = self.sizes.num_sms, self.config.num_layers
         self.kv_tokens = self.sizes.kv_tokens
         self.max_context = self.sizes.max_context
-
-    def with_predictor(self, predictor: Predictor) -> SimServer:
-        """The same with other times."""
-        decode_us, prefill_us = self._launch_us
-        return SimServer(
-            self.config, predictor=predictor, sizes=replace(self.sizes),
-            decode_launch_us=decode_us, prefill_launch_us=prefill_us,
-        )  # fmt: skip
 
     def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
         """A session on a device of its own."""

@@ -49,7 +49,7 @@ def suites_with_results() -> list[str]:
 def test_every_suite_that_measures_asks_the_device() -> None:
     measured = {
         "gemm", "attention", "append", "ops", "model", "runtime", "ceilings", "partitions",
-        "cliffs", "batch-invariant", "host", "untuned",
+        "cliffs", "batch-invariant", "host", "untuned", "replay", "replay-confirm",
     }  # fmt: skip
     assert set(suites_with_results()) == measured
 
@@ -59,7 +59,11 @@ def test_every_suite_that_measures_asks_the_device() -> None:
 def test_the_default_file_is_named_by_the_device(suite, info, monkeypatch) -> None:
     gpus.install(monkeypatch, info)
     bench = cli.get_command(click.Context(cli), "bench")
-    context = bench.get_command(click.Context(bench), suite).make_context(suite, [])
+    command = bench.get_command(click.Context(bench), suite)
+    asked = [
+        word for param in command.params if param.required for word in (param.opts[0], __file__)
+    ]
+    context = command.make_context(suite, asked)
     out = context.params["out"]
     assert out.parts[:3] == ("bench", "results", gpu_folder(info.name))
     assert out.stem == suite.replace("-", "_")

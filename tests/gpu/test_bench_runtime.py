@@ -11,10 +11,10 @@ import smkern
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.equal import served_cells
 from smkern.bench.runtime.served_load import ServedLoad, open_load
-from smkern.bench.runtime.stamps import clock_on
 from smkern.bench.runtime.watch import Workload
 from smkern.bench.runtime.workload import Sizes
 from smkern.device import device_info
+from smkern.measure.sm_clock import clock_on
 from smkern.models import Weights, preset
 from smkern.policies import Chunked, Policy, StaticSplit
 

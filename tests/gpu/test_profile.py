@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from smkern.latency import Chunk
 from smkern.latency.profile_file import ProfileFile
 from smkern.measure.profile_command import open_launches
 from smkern.measure.profile_plan import Cell
 from smkern.measure.profiler import Profiler
-from smkern.measure.sm_clock import SmClock
+from smkern.measure.sm_clock import clock_on
 from smkern.models import preset
 
 CELLS = [
@@ -23,7 +25,8 @@ CELLS = [
 def test_cells_of_every_kind_are_timed(tmp_path: Path) -> None:
     config = preset("qwen3-8b").replace(num_layers=2)
     with open_launches(config, [24]) as (launches, _):
-        profiler = Profiler(launches, ProfileFile(tmp_path / "unused"), SmClock(), patience=0.3)
+        clock = clock_on(torch.device("cuda"))
+        profiler = Profiler(launches, ProfileFile(tmp_path / "unused"), clock, patience=0.3)
         lines = [line for cell in CELLS for line in profiler.cell(cell)]
     step, prompt, step_beside, prompt_beside, mixed = (line.sample.us for line in lines)
     assert step_beside > step

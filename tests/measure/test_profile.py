@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from smkern.latency.profile_file import Measured, ProfileFile, read_profile
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.stamp import kernels_hash
+from smkern.measure import profiler
 from smkern.measure.busy import Turns, measure
 from smkern.measure.launches import ModelLaunches
 from smkern.measure.profile_command import errors_of
@@ -93,7 +95,10 @@ CELLS = {
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_cell_on_cpu_tensors(kind: str, launches: ModelLaunches) -> None:
+def test_a_cell_on_cpu_tensors(
+    kind: str, launches: ModelLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "WHOLE_US", inf)  # however slow this host is
     cell = CELLS[kind]
     lines = Profiler(launches, ProfileFile("unused"), patience=0).cell(cell)
     layers = launches.config.num_layers
@@ -109,6 +114,14 @@ def test_a_cell_on_cpu_tensors(kind: str, launches: ModelLaunches) -> None:
     assert found == wanted
     assert all(x.held_out is cell.held_out and x.sample.us > 0 for x in lines)
     assert all(x.about["worst_us"] >= x.sample.us and x.about["turns"] >= 2 for x in lines)
+
+
+def test_long_prompts_are_timed_by_some_of_their_layers(
+    launches: ModelLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "WHOLE_US", 0.0)
+    (line,) = Profiler(launches, ProfileFile("unused"), patience=0).cell(CELLS["prefill"])
+    assert not line.sample.size.head
 
 
 def test_a_run_stops_in_time_and_is_resumed(launches: ModelLaunches, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smkern.policies import Decision, DuetServe
@@ -74,6 +74,7 @@ def test_the_budget_counts_decode_rows() -> None:
 
 @pytest.mark.slow
 @given(st.integers(1, 64), st.integers(1, 8000), st.floats(0.5, 30.0))
+@example(rows=64, tokens=1, limit_ms=1.0)
 def test_no_other_split_is_better(rows: int, tokens: int, limit_ms: float) -> None:
     """Algorithm 1, all of its loop."""
     now = moment(waiting=waiting(tokens), running_kv=(500,) * rows, max_running=99)
