@@ -14,7 +14,7 @@ from smkern.replay.metrics import (
 from smkern.replay.named import policy_named
 from smkern.replay.records import Record, Served
 from smkern.replay.run import replay
-from smkern.replay.search import Goodput, capacity_rps, decode_free, goodput, highest
+from smkern.replay.search import Goodput, capacity_rps, goodput, highest
 from smkern.replay.simulated import SimServer
 from smkern.replay.sizes import Sizes, sizes_for
 from smkern.replay.slo import Slo
@@ -39,7 +39,6 @@ __all__ = [
     "Trace",
     "capacity_rps",
     "compare",
-    "decode_free",
     "generated",
     "goodput",
     "highest",

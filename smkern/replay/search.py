@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from smkern.errors import ArgumentError, TraceError
 from smkern.latency import Chunk, Size
 from smkern.policies import Policy
-from smkern.replay.named import policy_named
 from smkern.replay.records import Served
 from smkern.replay.run import Server, replay
 from smkern.replay.slo import Slo
@@ -198,12 +197,3 @@ def capacity_rps(trace: Trace, predictor: Predictor, num_sms: int, num_layers: i
     step = Size((), num_layers, num_layers, False, ROWS, ROWS * round(prompt + output / 2))
     us = predictor.alone_us(prompts, num_sms)
     return 1e6 / (us + output / ROWS * predictor.alone_us(step, num_sms))
-
-
-def decode_free(order: str = "fcfs", spec: str = "chunked:8192") -> Callable[[], Policy]:
-    """The policy of a bound: prompts on the whole device, in an order, and nothing else.
-
-    Replayed with `Trace.without_outputs`: what it keeps no policy can exceed that orders and cuts
-    prompts alike, for decode takes neither SMs nor time.
-    """
-    return lambda: policy_named(spec, order=order)
