@@ -26,9 +26,8 @@ from smkern.bench.replay.cases import (
     checked_orders,
     checked_policies,
     checked_traces,
-    settings_of,
 )
-from smkern.bench.replay.measure import BOUND, BOUND_SETTINGS, How, goodput_cell, with_bounds
+from smkern.bench.replay.measure import BOUND, How, goodput_cell, specs, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
@@ -38,9 +37,6 @@ from smkern.policies import ORDERS, POLICIES
 Work = tuple[Case, str]
 """A case and the settings of its policy that are tried."""
 GRACE_S = 45.0
-CHUNK_AT_MS = 15.0
-"""Chunks are tried near what fits about: 256 tokens at this limit of an 8B model, and in
-proportion."""
 
 
 def cases(
@@ -134,14 +130,6 @@ class Grid:
             far += 4 * (its["tbt_slo_ms"] != mine["tbt_slo_ms"])
             found.append((far, cell["goodput_rps"]))
         return min(found)[1] if found else None
-
-
-def specs(case: Case) -> list[str]:
-    """What is tried of a case's policy."""
-    if case.policy == BOUND or case.tbt_slo_ms is None:
-        return list(BOUND_SETTINGS)
-    size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
-    return settings_of(case.policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
 
 
 def run(grid: Grid, output: Output, jobs: int) -> None:

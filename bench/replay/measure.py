@@ -17,9 +17,11 @@ from smkern.bench.replay.cases import (
     Case,
     Cell,
     requests_for,
+    settings_of,
     sizes_of,
     trace_named,
 )
+from smkern.bench.replay.stock import STOCK, stock_predictor
 from smkern.policies import Policy
 from smkern.replay import (
     Goodput,
@@ -51,6 +53,9 @@ BEATS = 1.01
 """Another setting must be better by so much at once, or it is left."""
 
 
+CHUNK_AT_MS = 15.0
+"""Chunks are tried near what fits about: 256 tokens at this limit of an 8B model, and in
+proportion."""
 PREHEAT_SEED = 1000
 FLOOR = 0.05
 """Share of a device's capacity below which no rate is tried: 0 is the result."""
@@ -82,10 +87,13 @@ class How:
 
 
 @lru_cache(maxsize=4)
-def simulated(model: str, rungs: tuple[int, ...] = ()) -> SimServer:
-    """The simulated server of a model, with its default predictor; of certain rungs."""
+def simulated(model: str, rungs: tuple[int, ...] = (), *, is_stock: bool = False) -> SimServer:
+    """The simulated server of a model, of certain rungs, with its default predictor's times or
+    those of stock kernels."""
     sizes = sizes_of(model)
-    return SimServer(model, sizes=replace(sizes, rungs=rungs) if rungs else sizes)
+    predictor = stock_predictor(model) if is_stock else None
+    sizes = replace(sizes, rungs=rungs) if rungs else sizes
+    return SimServer(model, predictor=predictor, sizes=sizes)
 
 
 def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
@@ -106,6 +114,16 @@ def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:
     return make
 
 
+def specs(case: Case) -> list[str]:
+    """What is tried of a case's policy."""
+    if case.policy == BOUND or case.tbt_slo_ms is None:
+        return list(BOUND_SETTINGS)
+    if case.policy == STOCK:
+        return ["chunked"]
+    size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
+    return settings_of(case.policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
+
+
 def goodput_cell(
     case: Case, how: How, *, spec: str = "", near_rps: float | None = None,
     least_rps: float = 0.0, server: Server | None = None,
@@ -122,8 +140,8 @@ def goodput_cell(
         server: What serves; None: simulated.
     """
     began = time.monotonic()
-    server = server or simulated(case.model, how.rungs)
-    spec = spec or (BOUND_SETTINGS[0] if case.policy == BOUND else case.policy)
+    server = server or simulated(case.model, how.rungs, is_stock=case.policy == STOCK)
+    spec = spec or specs(case)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
     slo = Slo(BOUND_MS if case.tbt_slo_ms is None else case.tbt_slo_ms)

@@ -1,0 +1,57 @@
+"""Chunked prefill on stock kernels' times, beside the policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smkern.bench.replay.cases import Case, checked_policies
+from smkern.bench.replay.measure import simulated, specs
+from smkern.bench.replay.stock import STOCK, stock_predictor, stock_timings
+from smkern.errors import TableError
+from smkern.latency import Chunk, Size, TablePredictor
+from smkern.latency.table import Timing
+
+PATH = Path("runtime.json")
+
+
+def cell(name: str, value: float, provider: str = "stock", **about: object) -> dict:
+    case = {"model": "qwen3-8b", "name": name}
+    return {"op": "runtime", "case": case, "provider": provider, "value": value, **about}
+
+
+def test_cells_become_times_of_the_suites_own_batch() -> None:
+    cells = [
+        cell("prefill_alone", 40.0, decode_ms=10.0),
+        cell("mixed_forward", 12.0, chunk=64, by_start_ms={"0": 11.0, "2016": 12.0}),
+        cell("mixed_forward", 9.0, provider="smkern", chunk=64, by_start_ms={"0": 9.0}),
+        cell("steady", 30.0),
+    ]
+    assert stock_timings("qwen3-8b", cells, 132, PATH) == {
+        Timing("prefill", 132, prompts=1, tokens=4096): 102_400.0,
+        Timing("decode", 132, batch=64, context=2048): 10_000.0,
+        Timing("mixed", 132, 64, 2048, 1, 64): 11_000.0,
+        Timing("mixed", 132, 64, 2048, 1, 64, 2016): 12_000.0,
+    }
+
+
+def test_a_model_without_forwards_is_refused_with_the_command_that_measures_it() -> None:
+    with pytest.raises(TableError, match=r"runtime\.json has no forwards.*--only stock"):
+        stock_timings("qwen3-8b", [cell("prefill_alone", 40.0, decode_ms=10.0)], 132, PATH)
+
+
+@pytest.mark.parametrize(("model", "layers"), [("qwen3-8b", 36), ("qwen3-32b", 64)])
+def test_committed_times_come_back(model: str, layers: int) -> None:
+    stock, ours = stock_predictor(model), TablePredictor.load(model)
+    forward = Size((Chunk(448),), layers, layers, True, 64, 64 * 2048)
+    assert stock.alone_us(forward, 132) > ours.alone_us(forward, 132)
+
+
+def test_it_is_a_policy_of_the_grid_alone() -> None:
+    assert checked_policies([STOCK, "chunked:64"]) == (STOCK, "chunked:64")
+    case = Case("qwen3-8b", "azure-code", 15.0, "fcfs", STOCK)
+    assert specs(case) == ["chunked"]
+    stock, ours = simulated("qwen3-8b", is_stock=True), simulated("qwen3-8b")
+    assert stock.predictor is stock_predictor("qwen3-8b")
+    assert stock.sizes == ours.sizes
