@@ -70,13 +70,14 @@ class Adaptive:
     not, and then the split gets so many SMs that two steps fit the limit, or prompts go in chunks.
     What is late is counted by the device's own times (`Lateness`), up to `late` of all tokens is
     spent, and the aim of each way follows its own steps, so predictions that are off by some
-    percent, or a chip whose clock falls, cost speed and no tokens.
+    percent, or a chip whose clock falls, cost speed rather than late tokens.
 
     A request is admitted where the decode step with it keeps the limit on the whole device.
 
     Args:
         predictor: Prices launches, alone and beside each other.
-        tbt_slo_ms: Limit of the time between two tokens; p99 of all is kept under it.
+        tbt_slo_ms: Limit of the time between two tokens, for p99 of all by the device's times; what
+            the host adds is not seen.
         ttft_slo_ms: First token of requests that have no deadline, for the order.
         order: In which requests wait.
         max_prefill_tokens: New tokens of a batch beside decode steps.
