@@ -21,7 +21,7 @@ from smkern.bench.replay.cases import (
     sizes_of,
     trace_named,
 )
-from smkern.bench.replay.stock import STOCK, stock_predictor
+from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
 from smkern.policies import Policy
 from smkern.replay import (
     Goodput,
@@ -118,8 +118,8 @@ def specs(case: Case) -> list[str]:
     """What is tried of a case's policy."""
     if case.policy == BOUND or case.tbt_slo_ms is None:
         return list(BOUND_SETTINGS)
-    if case.policy == STOCK:
-        return ["chunked"]
+    if case.policy in ON_STOCK:
+        return [case.policy.removeprefix(STOCK)]
     size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
     return settings_of(case.policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
 
@@ -140,7 +140,7 @@ def goodput_cell(
         server: What serves; None: simulated.
     """
     began = time.monotonic()
-    server = server or simulated(case.model, how.rungs, is_stock=case.policy == STOCK)
+    server = server or simulated(case.model, how.rungs, is_stock=case.policy in ON_STOCK)
     spec = spec or specs(case)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND

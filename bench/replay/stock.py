@@ -1,8 +1,9 @@
-"""Chunked prefill on stock kernels, as its own policy of the table: what users have today."""
+"""Policies on stock kernels, beside the table's: chunked prefill is what users have today."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from smkern.latency.table import Timing
 from smkern.models.presets import preset
 from smkern.profile import load_profile
 
-STOCK = "stock_chunked"
-"""The name that it has beside the policies; it is `chunked` on the times of `stock_predictor`."""
+STOCK = "stock_"
+"""In front of a policy's name: it is served with the times of `stock_predictor`."""
+ON_STOCK = tuple(STOCK + name for name in ("chunked", "adaptive"))
+"""What the table has: what users have, and what a split would give them without our kernels."""
 GPU = "h200"
 PROMPT = 4096
 """Tokens of the prompts that the runtime suite times alone."""
@@ -25,10 +28,11 @@ PROMPT = 4096
 
 @lru_cache(maxsize=2)
 def stock_predictor(model: str) -> TablePredictor:
-    """How long stock kernels take on the whole device (cuBLAS, FlashInfer, elementwise torch).
+    """How long stock kernels take (cuBLAS, FlashInfer, elementwise torch).
 
-    The runtime suite times a decode step, a prompt and forwards of chunks beside one decode batch;
-    sizes elsewhere follow from these by the table's own rules, as for smkern's kernels.
+    The runtime suite times one decode batch and prompts of 4,096: both alone, in one forward, and
+    beside each other on some rungs. Other sizes follow from these by the table's own rules, as for
+    smkern's kernels.
 
     Raises:
         TableError: the results have no such times of this model.
@@ -55,6 +59,8 @@ def stock_timings(
             )
             step = Timing("decode", num_sms, batch=plan.batch, context=plan.context)
             found[step] = 1e3 * cell["decode_ms"]
+        elif case["name"] == "steady":
+            found |= _beside(cell, plan.batch, plan.context, num_sms)
         elif case["name"] == "mixed_forward":
             for start, ms in cell["by_start_ms"].items():
                 both = Timing(
@@ -67,3 +73,20 @@ def stock_timings(
             f"runtime --models {model} --only stock"
         )
     return found
+
+
+def _beside(cell: dict[str, Any], batch: int, context: int, num_sms: int) -> dict[Timing, float]:
+    """A decode step alone on a rung and beside prompts, and these."""
+    rung = cell["case"]["rung"]
+    rest = num_sms - rung
+    step = Timing("decode", rung, batch=batch, context=context)
+    slowed = replace(step, beside_sms=rest, beside_tokens=PROMPT)
+    prompt = Timing(
+        "prefill", rest, prompts=1, tokens=PROMPT, beside_sms=rung, beside_batch=batch,
+        beside_context=context,
+    )  # fmt: skip
+    return {
+        step: 1e3 * cell["alone_ms"],
+        slowed: 1e3 * cell["tbt_p50_ms"],
+        prompt: 1e3 * PROMPT / cell["value"],
+    }

@@ -8,7 +8,7 @@ import pytest
 
 from smkern.bench.replay.cases import Case, checked_policies
 from smkern.bench.replay.measure import simulated, specs
-from smkern.bench.replay.stock import STOCK, stock_predictor, stock_timings
+from smkern.bench.replay.stock import ON_STOCK, stock_predictor, stock_timings
 from smkern.errors import TableError
 from smkern.latency import Chunk, Size, TablePredictor
 from smkern.latency.table import Timing
@@ -26,13 +26,25 @@ def test_cells_become_times_of_the_suites_own_batch() -> None:
         cell("prefill_alone", 40.0, decode_ms=10.0),
         cell("mixed_forward", 12.0, chunk=64, by_start_ms={"0": 11.0, "2016": 12.0}),
         cell("mixed_forward", 9.0, provider="smkern", chunk=64, by_start_ms={"0": 9.0}),
-        cell("steady", 30.0),
+        cell("steady", 20.0, alone_ms=18.0, tbt_p50_ms=25.0),
     ]
+    cells[-1]["case"]["rung"] = 32
     assert stock_timings("qwen3-8b", cells, 132, PATH) == {
         Timing("prefill", 132, prompts=1, tokens=4096): 102_400.0,
         Timing("decode", 132, batch=64, context=2048): 10_000.0,
         Timing("mixed", 132, 64, 2048, 1, 64): 11_000.0,
         Timing("mixed", 132, 64, 2048, 1, 64, 2016): 12_000.0,
+        Timing("decode", 32, batch=64, context=2048): 18_000.0,
+        Timing("decode", 32, 64, 2048, beside_sms=100, beside_tokens=4096): 25_000.0,
+        Timing(
+            "prefill",
+            100,
+            prompts=1,
+            tokens=4096,
+            beside_sms=32,
+            beside_batch=64,
+            beside_context=2048,
+        ): 204_800.0,
     }
 
 
@@ -48,10 +60,11 @@ def test_committed_times_come_back(model: str, layers: int) -> None:
     assert stock.alone_us(forward, 132) > ours.alone_us(forward, 132)
 
 
-def test_it_is_a_policy_of_the_grid_alone() -> None:
-    assert checked_policies([STOCK, "chunked:64"]) == (STOCK, "chunked:64")
-    case = Case("qwen3-8b", "azure-code", 15.0, "fcfs", STOCK)
-    assert specs(case) == ["chunked"]
+@pytest.mark.parametrize("name", ON_STOCK)
+def test_they_are_policies_of_the_grid_alone(name: str) -> None:
+    assert checked_policies([name, "chunked:64"]) == (name, "chunked:64")
+    case = Case("qwen3-8b", "azure-code", 15.0, "fcfs", name)
+    assert specs(case) == [name.removeprefix("stock_")]
     stock, ours = simulated("qwen3-8b", is_stock=True), simulated("qwen3-8b")
     assert stock.predictor is stock_predictor("qwen3-8b")
     assert stock.sizes == ours.sizes
