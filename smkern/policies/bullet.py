@@ -200,6 +200,9 @@ class Bullet:
                 [request for request in waiting if request not in others], key=_tokens
             )
         batch, tokens = whole_prompts(snapshot, tokens, order)
+        if not batch and not snapshot.batch:
+            # The first may need pages that one behind it kept; nothing else gives any back.
+            batch, tokens = whole_prompts(snapshot, tokens, waiting)
         return batch, tokens, late > 0.1 * len(waiting)
 
     def _is_late(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> bool:

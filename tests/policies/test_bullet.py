@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from smkern.latency import Size
@@ -92,6 +94,16 @@ def test_shortest_first_where_no_deadline_breaks() -> None:
     for deadline_us, chosen in ((16_100.0, (1, 2)), (15_900.0, (0,))):
         urgent = (Waiting(0, 0.0, 900, deadline_us=deadline_us), *queue[1:])
         assert bullet().decide(moment(waiting=urgent, running_kv=RUNNING)).prefill == chosen
+
+
+def test_as_they_wait_where_the_first_has_no_pages_and_nothing_runs() -> None:
+    """One that was stopped keeps pages: with a more urgent one in front neither would ever run."""
+    stopped = Waiting(0, 0.0, 1, pages=0)
+    urgent = Waiting(1, 1.0, 900, pages=60, deadline_us=0.0)
+    short_of_pages = moment(waiting=(stopped, urgent), free_pages=5)
+    assert bullet().decide(short_of_pages).prefill == (0,)
+    # While others decode their pages come free, and it waits for them.
+    assert not bullet().decide(replace(short_of_pages, running_kv=(500,))).prefill
 
 
 def test_a_long_prompt_comes_whole_and_alone() -> None:
