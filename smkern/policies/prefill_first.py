@@ -75,7 +75,10 @@ class PrefillFirst:
     def decide(self, snapshot: Snapshot) -> Decision:
         """All layers of the next batch, else decode steps."""
         if snapshot.prefill is not None:
-            return Decision(layers=layers_left(snapshot), pause_decode=True, reason="prompts first")
+            left = layers_left(snapshot)
+            if not left and not snapshot.prefill_queued:
+                return Decision()  # they are over: nothing is left to wait for
+            return Decision(layers=left, pause_decode=True, reason="prompts first")
         most = snapshot.max_tokens
         if self._max_tokens is not None:
             most = min(most, self._max_tokens)

@@ -28,6 +28,11 @@ def test_decode_waits_for_prompts_and_nothing_else() -> None:
     begun = moment(prefill=batch(3000, launched=6), running_kv=RUNNING)
     assert PrefillFirst().decide(begun).layers == LAYERS - 6
     assert PrefillFirst().decide(begun).pause_decode
+    for queued in (0, 1):
+        ends = moment(
+            prefill=batch(3000, launched=LAYERS), running_kv=RUNNING, prefill_queued=queued
+        )
+        assert PrefillFirst().decide(ends).pause_decode == bool(queued)
     assert PrefillFirst(steps=3).decide(moment(running_kv=RUNNING)) == Decision(steps=3)
     assert PrefillFirst(steps=3).decide(moment(running_kv=RUNNING, joining=1)) == Decision()
     full = moment(waiting=waiting(3000), running_kv=RUNNING, max_running=10)
