@@ -94,6 +94,7 @@ BLOCKS: dict[str, Block] = {
     "runtime-equal": _cells("runtime", runtime.equal_table),
     "replay-goodput": _cells("replay", replay.goodput_table),
     "replay-orders": _cells("replay", replay.orders_table),
+    "replay-kernels": _cells("replay", replay.kernels_table),
     "replay-confirmed": _cells("replay", replay.confirmed_table),
     "replay-real": _cells("replay", replay.real_table),
     "replay-plot": _pictures("replay-goodput*.png"),

@@ -37,7 +37,7 @@ def goodputs(cells: Sequence[Cell]) -> dict[Place, dict[str, dict[str, Cell]]]:
         if cell.get("goodput_rps") is not None:
             place = case["model"], case["trace"], case["tbt_slo_ms"]
             found.setdefault(place, {}).setdefault(cell["provider"], {})[case["order"]] = cell
-    return found
+    return dict(sorted(found.items()))
 
 
 def best(by_order: dict[str, Cell]) -> Cell:

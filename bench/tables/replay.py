@@ -7,6 +7,7 @@ from typing import Any
 
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.replay.rows import CHUNKED, OURS, best, errors, goodputs, pairs
+from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.tables.markdown import rows_or_none
 from smkern.policies import POLICIES
 
@@ -51,6 +52,22 @@ def orders_table(cells: Sequence[Cell]) -> str:
                 row.append(_over(*both))
             rows.append(row)
     return rows_or_none([f"{OURS} / {CHUNKED}", *orders], rows)
+
+
+def kernels_table(cells: Sequence[Cell]) -> str:
+    """Stock kernels and ours, chunks and our policy, order by order: where a gain comes from."""
+    rows = []
+    for (model, trace, limit), policies in goodputs(cells).items():
+        if not policies.keys() >= set(ON_STOCK):
+            continue
+        for order in policies[ON_STOCK[0]]:
+            row = [f"{model}, {trace}, {limit:g} ms, {order}"]
+            for name in (*ON_STOCK, CHUNKED, OURS):
+                cell = policies.get(name, {}).get(order)
+                row.append("" if cell is None else f"{cell['goodput_rps']:.2f}")
+            rows.append(row)
+    head = ["requests/s", *(name.replace("_", " ") for name in ON_STOCK), CHUNKED, OURS]
+    return rows_or_none(head, rows)
 
 
 def real_table(cells: Sequence[Cell]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,15 +73,20 @@ def rates_picture(
         attainment: Share of gaps and first tokens that keep their limits, by policy and rate.
         latency: A panel's title and its points, ms.
     """
-    panels = [_panel("within the limits", attainment, "share", "requests/s", 0.99)]
-    panels += [_panel(panel, points, "ms", "requests/s") for panel, points in latency.items()]
+    styles = _styles([attainment, *latency.values()])
+    panels = [_panel("within the limits", attainment, styles, "share", "requests/s", 0.99)]
+    panels += [
+        _panel(panel, points, styles, "ms", "requests/s") for panel, points in latency.items()
+    ]
     return Picture(name, title, panels)
 
 
 def limits_picture(name: str, title: str, goodputs: Mapping[str, Points]) -> Picture:
     """Goodput over the limit of TBT, a panel a trace."""
-    over = "TBT limit, ms"
-    panels = [_panel(panel, points, "requests/s", over) for panel, points in goodputs.items()]
+    over, styles = "TBT limit, ms", _styles(goodputs.values())
+    panels = [
+        _panel(panel, points, styles, "requests/s", over) for panel, points in goodputs.items()
+    ]
     return Picture(name, title, panels)
 
 
@@ -97,8 +102,19 @@ def draw_splits(title: str, served: Sequence[Served], path: Path) -> Path:
     return _written(Picture(path.stem, title, panels, legend=False), path)
 
 
-def _panel(title: str, points: Points, unit: str, over: str, limit: float | None = None) -> Panel:
-    styles = looks(list(points))
+def _styles(panels: Iterable[Points]) -> dict[str, dict[str, Any]]:
+    """A policy looks the same in all panels, for they share a legend."""
+    return looks(list(dict.fromkeys(name for points in panels for name in points)))
+
+
+def _panel(
+    title: str,
+    points: Points,
+    styles: Mapping[str, Mapping[str, Any]],
+    unit: str,
+    over: str,
+    limit: float | None = None,
+) -> Panel:
     marks: list[Mark] = [curve(pairs, **styles[name]) for name, pairs in points.items()]
     if limit is not None:
         marks.append(level(limit))

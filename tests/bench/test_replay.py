@@ -21,6 +21,7 @@ from smkern.bench.replay.cases import (
 from smkern.bench.replay.grid import Grid, cases, run
 from smkern.bench.replay.measure import BOUND, How, with_bounds
 from smkern.bench.replay.rows import summarize
+from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.results import Results, load_results
 from smkern.bench.suite import Output, UnknownNameError
 from smkern.bench.tables import replay as tables
@@ -286,4 +287,11 @@ def test_tables() -> None:
     )
     assert "| qwen3-8b, writing-like, 15 ms |  | 1.25 |" in tables.orders_table(cells)
     assert "+25.0% | +25.0% | +0.0% | +0.0% |" in tables.real_table(cells)
+    on_stock = [
+        Case("qwen3-8b", "azure-code", 15.0, "slack", name).cell() | {"goodput_rps": 3.5}
+        for name in ON_STOCK
+    ]
+    row = "| qwen3-8b, azure-code, 15 ms, slack | 3.50 | 3.50 | 12.00 | 11.70 |"
+    assert row in tables.kernels_table([*cells, *on_stock])
+    assert "Not measured yet" in tables.kernels_table(cells)
     assert "| 0.95 x 3.20 | kept | 16.0 | 100.00% | - |" in tables.confirmed_table(cells)

@@ -126,3 +126,15 @@ def test_policies_that_are_none(policies, error, words, server: SimServer) -> No
 def test_a_trace_that_is_none(server: SimServer) -> None:
     with pytest.raises(TraceError, match="nowhere"):
         compare(["chunked"], "nowhere.csv", server=server)
+
+
+def test_a_policy_looks_the_same_in_every_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, set[str]] = {}
+    monkeypatch.setattr(
+        "smkern.replay.plots.curve",
+        lambda points, **style: drawn.setdefault(style["label"], set()).add(style["color"]),
+    )
+    line = [(1.0, 2.0), (2.0, 3.0)]
+    limits_picture("limits", "title", {"one": {"a": line, "b": line}, "two": {"b": line}})
+    assert len(drawn["a"]) == len(drawn["b"]) == 1
+    assert drawn["a"] != drawn["b"]
