@@ -33,6 +33,7 @@ from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
 from smkern.policies import ORDERS, POLICIES
+from smkern.profile import DEFAULT, load_profile
 
 Work = tuple[Case, str]
 """A case and the settings of its policy that are tried."""
@@ -184,7 +185,8 @@ def _take(grid: Grid, work: Work, future: Future[Cell | None]) -> None:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write the file, bounds beside goodputs."""
+    """Write the file, bounds beside goodputs, named after the GPU whose tables time it."""
+    results.meta["gpu"] = load_profile(DEFAULT).info.name
     for cell in with_bounds(results.cells):
         results.add(cell)
     results.summary = summarize(results.cells)

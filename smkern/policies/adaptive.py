@@ -24,6 +24,7 @@ MAX_PREFILL_TOKENS = 2048
 LATE = 0.0085
 """Share of tokens that may be late: p99 of all gaps stays under the limit, with a margin."""
 FIRST_AIM = 0.985
+"""Share of the limit that steps are planned for before any was seen."""
 WITH_PAUSES = 0.88
 """Share of the predicted rate that splits and turns keep after joins and the pauses at their ends;
 chunks have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms."""

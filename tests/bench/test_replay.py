@@ -129,8 +129,10 @@ def test_a_small_table_by_a_process_of_its_own(tmp_path: Path) -> None:
     # no such model: an error is a cell, and the run goes on
     table = Grid(Results(), [Case("gpt", "sharegpt-like", 30.0, "fcfs", "temporal")], how)
     run(table, Output(path), jobs=1)
-    (cell,) = load_results(path).cells
+    found = load_results(path)
+    (cell,) = found.cells
     assert "gpt" in cell["error"]
+    assert found.meta["gpu"] == "NVIDIA H200"
     assert table.left() == 0
 
 
