@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -16,7 +17,7 @@ from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.search import largest, least
-from smkern.policies.settings import Limits, order_shown, required, shown
+from smkern.policies.settings import Limits, check_reachable, order_shown, required, shown
 from smkern.policies.snapshot import Snapshot
 
 MAX_PREFILL_TOKENS = 2048
@@ -119,9 +120,9 @@ class Adaptive:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         self.order = order_named(order)
         self._predictor = required(predictor, tbt_slo_ms)
-        limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.lateness = Lateness(limits.tbt_us, late, FIRST_AIM)
-        self._limit_us = limits.tbt_us
+        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
+        self.lateness = Lateness(self._limits.tbt_us, late, FIRST_AIM)
+        self._limit_us = self._limits.tbt_us
         self._max_prefill_tokens = max_prefill_tokens
         self._modes = modes
         self._size = ChunkSize()
@@ -138,6 +139,10 @@ class Adaptive:
             order=order_shown(self.order),
             max_prefill_tokens=self._max_prefill_tokens,
         )
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: time for its limit."""
+        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next step, with as many prompt tokens as may go with it."""

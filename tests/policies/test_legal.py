@@ -185,7 +185,9 @@ def test_a_rung_that_the_device_does_not_have() -> None:
         StaticSplit(25).check_device(RUNGS, 132)
 
 
-@pytest.mark.parametrize("name", ["chunked", "temporal", "duetserve", "drift", "muxwise", "bullet"])
+@pytest.mark.parametrize(
+    "name", ["adaptive", "chunked", "temporal", "duetserve", "drift", "muxwise", "bullet"]
+)
 def test_a_limit_that_one_request_exceeds_by_itself(name: str) -> None:
     # 1,010 us * 100 / 132.
     POLICIES[name](predictor=Linear(), tbt_slo_ms=0.77).check_device(RUNGS, 132)
