@@ -13,7 +13,7 @@ from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
 from smkern.policies.lateness import Lateness
-from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left
+from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
 from smkern.policies.order import Order, order_named
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.search import largest, least
@@ -46,16 +46,16 @@ class Plan:
             layers and decode steps one after another on the whole device.
         rate: New tokens a microsecond.
         rung: SMs of the decode side, where it splits.
-        tokens: New tokens of the chunk or batch.
         step_us: Decode step, as predicted.
+        chunk: New tokens of a mixed forward, at most.
         hurry: Whether two steps of a split fit the limit, so that no request that joins is late.
     """
 
     mode: Mode
     rate: float
     rung: int | None
-    tokens: int
     step_us: float
+    chunk: int = 0
     hurry: bool = False
 
 
@@ -197,8 +197,8 @@ class Adaptive:
             plans.append(self._mixed(snapshot, prices, batch))
         if "split" in self._modes:
             # Without the hurry it is faster, where its late tokens may be risked.
-            split = self._split(snapshot, prices, chunks, hurry=False)
-            plans.append(split or self._split(snapshot, prices, chunks, hurry=True))
+            calm = self._split(snapshot, prices, chunks, hurry=False)
+            plans.append(calm or self._split(snapshot, prices, chunks, hurry=True))
         if "turns" in self._modes and not snapshot.joining:
             plans.append(self._turns(snapshot, prices, chunks))
         plan = max((x for x in plans if x is not None), key=lambda x: x.rate, default=None)
@@ -210,9 +210,8 @@ class Adaptive:
         self._mode, self._hurry = plan.mode, plan.hurry
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
-            begun = chunks_of(batch, plan.tokens)
-            ids = ids_of(batch[: len(begun)])
-            return Decision(prefill=ids, chunk_tokens=plan.tokens, steps=2, reason=why)
+            ids = ids_of(taken(batch, plan.chunk))
+            return Decision(prefill=ids, chunk_tokens=plan.chunk, steps=2, reason=why)
         ids = ids_of(batch[: len(chunks)])
         layers = self._layers(snapshot, prices, chunks, plan.rung)
         return Decision(
@@ -237,12 +236,9 @@ class Adaptive:
         layers = min(left, self._layers(snapshot, prices, chunks, rung))
         if rung is None:
             return Decision(layers=layers, reason="turns")
-        ends = left - layers <= layers
         step_us = prices.step_beside_us(rung, chunks, snapshot.num_sms - rung)
         why = f"split: step {step_us / 1000:.1f} ms"
-        return Decision(
-            rung=rung, layers=layers, steps=1 if ends or snapshot.joining else 2, reason=why
-        )
+        return split(snapshot, rung, layers=layers, steps=2, move=False, reason=why)
 
     def _aim_us(self, snapshot: Snapshot, mode: Mode) -> float:
         """What the next step may take; where none runs, some of it has gone by."""
@@ -273,7 +269,7 @@ class Adaptive:
         rate = min(useful, tokens) / us
         if snapshot.prefill_queued:  # the prompts' side falls dry first
             rate *= LEAVING
-        return Plan("mixed", rate, None, tokens, us)
+        return Plan("mixed", rate, None, us, chunk=tokens)
 
     def _split(
         self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool
@@ -291,7 +287,7 @@ class Adaptive:
         if not self.lateness.allows(late, gaps):
             return None
         rate = WITH_PAUSES * sum(new for new, _ in chunks) / us
-        return Plan("split", rate, rung, self._max_prefill_tokens, step_us, hurry)
+        return Plan("split", rate, rung, step_us, hurry=hurry)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
         aim_us = self._aim_us(snapshot, "turns")
@@ -304,7 +300,7 @@ class Adaptive:
             return None
         turns = ceil(snapshot.num_layers / layers)
         rate = WITH_PAUSES * sum(new for new, _ in chunks) / (us + turns * step_us)
-        return Plan("turns", rate, None, self._max_prefill_tokens, turn_us)
+        return Plan("turns", rate, None, turn_us)
 
     def _rung(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool) -> int | None:
         """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
