@@ -19,7 +19,7 @@ from smkern.bench.replay.cases import (
     checked_traces,
 )
 from smkern.bench.replay.grid import listed
-from smkern.bench.replay.measure import How, goodput_cell, rate_cell, simulated
+from smkern.bench.replay.measure import How, goodput_cell, name_gpu, rate_cell, simulated
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
 from smkern.measure.options import IntList
@@ -179,6 +179,8 @@ class _Runner:
             what = "dropped" if self._how.overlong == "drop" else "cut"
             click.echo(f"  {cell['overlong']} requests longer than the context were {what}")
         self._results.add(cell)
+        if cell["simulated"]:
+            name_gpu(self._results)
         if self._out is not None:
             self._results.save(self._out)
 

@@ -27,13 +27,12 @@ from smkern.bench.replay.cases import (
     checked_policies,
     checked_traces,
 )
-from smkern.bench.replay.measure import BOUND, How, goodput_cell, specs, with_bounds
+from smkern.bench.replay.measure import BOUND, How, goodput_cell, name_gpu, specs, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.results import Results, cell_key
 from smkern.bench.suite import SAVE_EVERY_S, TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
 from smkern.policies import ORDERS, POLICIES
-from smkern.profile import DEFAULT, load_profile
 
 Work = tuple[Case, str]
 """A case and the settings of its policy that are tried."""
@@ -186,7 +185,7 @@ def _take(grid: Grid, work: Work, future: Future[Cell | None]) -> None:
 
 def save(results: Results, path: Path) -> None:
     """Write the file, bounds beside goodputs, named after the GPU whose tables time it."""
-    results.meta["gpu"] = load_profile(DEFAULT).info.name
+    name_gpu(results)
     for cell in with_bounds(results.cells):
         results.add(cell)
     results.summary = summarize(results.cells)

@@ -22,7 +22,9 @@ from smkern.bench.replay.cases import (
     trace_named,
 )
 from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
+from smkern.bench.results import Results
 from smkern.policies import Policy
+from smkern.profile import DEFAULT, load_profile
 from smkern.replay import (
     Goodput,
     Report,
@@ -94,6 +96,11 @@ def simulated(model: str, rungs: tuple[int, ...] = (), *, is_stock: bool = False
     predictor = stock_predictor(model) if is_stock else None
     sizes = replace(sizes, rungs=rungs) if rungs else sizes
     return SimServer(model, predictor=predictor, sizes=sizes)
+
+
+def name_gpu(results: Results) -> None:
+    """Name a file of simulated replays after the GPU whose tables time them."""
+    results.meta["gpu"] = load_profile(DEFAULT).info.name
 
 
 def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
