@@ -158,7 +158,11 @@ class ModelConfig:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token takes in the caches of all layers."""
-        return 2 * self.num_layers * self.kv_size * self.dtype.itemsize
+        try:
+            element_bytes = object.__getattribute__(self, "dtype").itemsize
+        except AttributeError:  # the default, that nobody has asked for: loads no torch
+            element_bytes = 2
+        return 2 * self.num_layers * self.kv_size * element_bytes
 
     @property
     def num_parameters(self) -> int:

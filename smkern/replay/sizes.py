@@ -54,25 +54,14 @@ def kv_tokens_beside(config: ModelConfig) -> int:
     Raises:
         ArgumentError: the weights leave no room.
     """
-    left = USED * HBM_BYTES - BF16_BYTES * num_parameters(config)
+    left = USED * HBM_BYTES - BF16_BYTES * config.num_parameters
     tokens = int(left / config.kv_bytes_per_token) // 10_000 * 10_000
     if tokens <= 0:
         raise ArgumentError(
-            f"the weights take {BF16_BYTES * num_parameters(config) / 1e9:.0f} GB: an H200 has "
+            f"the weights take {BF16_BYTES * config.num_parameters / 1e9:.0f} GB: an H200 has "
             f"{HBM_BYTES / 1e9:.0f}, and no room for KV is left; replay a smaller model"
         )
     return min(KV_TOKENS, tokens)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Weights of a decoder, embedding and head apart, norms left out."""
-    attention = config.hidden_size * (config.qkv_size + config.q_size)
-    if config.moe is None:
-        mlp = 3 * config.hidden_size * config.intermediate_size
-    else:
-        moe = config.moe
-        mlp = config.hidden_size * moe.num_experts * (3 * moe.intermediate_size + 1)
-    return config.num_layers * (attention + mlp) + 2 * config.vocab_size * config.hidden_size
 
 
 def sizes_for(config: ModelConfig) -> Sizes:

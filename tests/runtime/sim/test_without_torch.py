@@ -11,6 +11,7 @@ from smkern.kv import VirtualTokens
 from smkern.latency import TablePredictor
 from smkern.models import SamplingParams, preset, presets
 from smkern.policies import StaticSplit
+from smkern.replay import SimServer
 from smkern.runtime import Multiplexer, SimDevice, SimExecutor, StepLog, Timeline
 
 predictor = TablePredictor.load("qwen3-8b")
@@ -21,6 +22,7 @@ mux = Multiplexer(executor, policy=policy, log=log, timeline=Timeline.off(132))
 mux.submit(VirtualTokens(900, (1,)), SamplingParams(max_new_tokens=9, ignore_eos=True))
 assert [log.num_tokens(output.id) for output in mux.run()] == [9]
 assert callable(presets)
+assert SimServer("qwen3-8b", predictor=predictor).kv_tokens == 700_000
 assert "torch" not in sys.modules, sorted(name for name in sys.modules if "smkern" in name)
 assert str(preset("qwen3-8b").dtype) == "torch.bfloat16"
 """
