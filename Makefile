@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
+HOURS ?= 1
 export PYTHON VENV
 
 # PYTHONPATH: a venv over the system's packages (a GPU machine) installs nothing of smkern.
@@ -9,7 +10,7 @@ READY = $(VENV)/.ready
 CHILDREN = autotune bench examples
 SOURCES = smkern $(CHILDREN) tests setup.py
 
-.PHONY: demo test test-quick test-gpu bench bench-cpu lint types format readme clean help
+.PHONY: demo test test-quick test-gpu fuzz bench bench-cpu lint types format readme clean help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -26,6 +27,9 @@ test-quick: $(READY) ## without those that compile kernels, generate tokens or i
 
 test-gpu: $(READY) ## the tests that need a GPU, and nothing else
 	$(PYTEST) tests/gpu
+
+fuzz: $(READY) ## the fuzzers of tests/fuzz with new seeds, HOURS=1 of them
+	SMKERN_FUZZ_HOURS=$(HOURS) $(PYTEST) tests/fuzz
 
 bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes hours)
 	$(RUN) -m smkern bench ceilings
