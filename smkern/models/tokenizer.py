@@ -27,10 +27,11 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a local folder; nothing is downloaded.
+    """The tokenizer of a local folder; nothing is downloaded, and none of its code is run.
 
     Raises:
-        ConfigError: transformers is not installed, or the files are no tokenizer.
+        ConfigError: transformers is not installed, the files are no tokenizer, or the tokenizer is
+            code of the folder's own.
     """
     try:
         from transformers import AutoTokenizer
@@ -40,11 +41,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             "smkern[models], or pass token ids"
         ) from None
     try:
-        made: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
+        # Left out, trust_remote_code is asked for on standard input.
+        made: Any = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as reason:  # noqa: BLE001  a parser's of foreign files, which raise anything
+        code = "trust_remote_code" in str(reason)
         raise ConfigError(
-            f"{folder} holds no tokenizer that transformers reads ({reason}): copy the model's "
-            "tokenizer files there, pass tokenizer=<folder>, or pass token ids"
+            f"{folder} holds no tokenizer that transformers reads "
+            f"({'it is code of the folder, which is never run' if code else reason}): copy "
+            "files of a tokenizer that transformers has there, pass tokenizer=<folder>, or pass "
+            "token ids"
         ) from None
     return made
 

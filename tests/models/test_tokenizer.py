@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,51 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path: Path, config: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(ConfigError, match="holds no tokenizer that transformers reads"):
         load_tokenizer(tmp_path)
+
+
+TOKENIZER = {"auto_map": {"AutoTokenizer": ["planted.Planted", "planted.Planted"]}}
+CONFIG = {"auto_map": {"AutoConfig": "planted.Planted", **TOKENIZER["auto_map"]}}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "planted", None])
+@pytest.mark.parametrize(
+    ("config", "tokenizer"),
+    [(CONFIG, TOKENIZER), (CONFIG, {}), ({}, TOKENIZER), ({}, {"auto_map": ["planted.Planted"]})],
+)
+def test_no_code_of_a_folder_runs_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, config: dict, tokenizer: dict
+) -> None:
+    mark, asked = tmp_path / "mark", []
+    monkeypatch.setattr("builtins.input", lambda *said: asked.append(said) or "yes")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Planted: pass\n"
+    model = {"architectures": ["LlamaForCausalLM"], "model_type": model_type, **config}
+    for name, text in (("planted.py", code), ("config.json", json.dumps(model)),
+                       ("tokenizer_config.json", json.dumps(tokenizer)),
+                       ("tokenizer.json", "{}")):  # fmt: skip
+        (folder / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"(?s)holds no tokenizer.*pass token ids"):
+        load_tokenizer(folder)
+    assert not asked
+    assert not mark.exists()
+
+
+def test_whatever_loads_by_name_refuses_code_of_the_folder() -> None:
+    root = Path(__file__).resolve().parents[2]
+    calls = [
+        (path.name, node.lineno, node.keywords)
+        for room in ("smkern", "autotune", "bench", "examples")
+        for path in (root / room).rglob("*.py")
+        if "from_pretrained(" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained"
+    ]
+    assert calls
+    for name, line, keywords in calls:
+        told = {x.arg: ast.unparse(x.value) for x in keywords}
+        assert told.get("trust_remote_code") == "False", (name, line)
 
 
 def test_text_comes_token_by_token() -> None:
