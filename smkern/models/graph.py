@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,41 @@ from smkern.partition import Partition
 
 WARMUP_RUNS = 2
 """The first run loads kernels; the second finds all workspaces in place, as replays will."""
+
+
+def captured(
+    run: Callable[[], None],
+    device: torch.device,
+    *,
+    partition: Partition | None = None,
+    pool: Any = None,
+    stream: Any = None,
+) -> Any:
+    """What `run` launches as a graph, captured behind runs that load its kernels.
+
+    Args:
+        run: Launches on the current stream.
+        device: Where.
+        partition: Where the graph runs. None: on the whole device.
+        pool: Memory pool of torch's graphs to capture in.
+        stream: Stream to capture on without a partition. None: a new one.
+    """
+    if partition is not None:
+        stream = partition.stream
+    elif stream is None:
+        stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP_RUNS):
+            run()
+    stream.synchronize()
+    if partition is not None:
+        with partition.capture(pool) as confined:
+            run()
+        return confined
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        run()
+    return graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,24 +331,10 @@ class DecodeGraph:
         kept = inputs.finished.clone(), inputs.token_ids.clone()
         inputs.finished.fill_(True)
         torch.cuda.synchronize(device)
-        if partition is not None:
-            stream = partition.stream
-        elif stream is None:
-            stream = torch.cuda.Stream(device)
         try:
-            with torch.cuda.stream(stream):
-                for _ in range(WARMUP_RUNS):
-                    self.run_eagerly()
-            stream.synchronize()
-            if partition is None:
-                self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(
-                    self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-                ):
-                    self.run_eagerly()
-            else:
-                with partition.capture(pool) as self._graph:
-                    self.run_eagerly()
+            self._graph = captured(
+                self.run_eagerly, device, partition=partition, pool=pool, stream=stream
+            )
         finally:  # also without memory for a graph: other graphs read the same rows
             inputs.finished.copy_(kept[0])
             inputs.token_ids.copy_(kept[1])

@@ -52,9 +52,16 @@ def forward(
     """
     if step.plan is None:
         step = step.planned()
+    all_layers(model, step, behind)
+    return model.head(step)
+
+
+def all_layers(
+    model: LayeredModel, step: Step, behind: Callable[[int], object] | None = None
+) -> None:
+    """A planned step without its head: embed and layers; arguments as of `forward`."""
     model.embed(step)
     for index in range(model.config.num_layers):
         model.layer(index, step)
         if behind is not None:
             behind(index)
-    return model.head(step)

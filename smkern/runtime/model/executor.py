@@ -15,10 +15,12 @@ from smkern.partition import Ladder
 from smkern.runtime.device import Device, Work
 from smkern.runtime.executor import Draw, Executor, MemoryReport, PrefillChunk, PrefillRun
 from smkern.runtime.host_device import HostDevice
+from smkern.runtime.model import sizes
 from smkern.runtime.model.decode_slots import DecodeBatch, DecodeSlots
 from smkern.runtime.model.graphs import MIB, GraphCache
 from smkern.runtime.model.input_batch import InputBatch, PrefillRow, RowUpdate
 from smkern.runtime.model.mixed import LayerDone, MixedRunner
+from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_activations
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
@@ -151,8 +153,8 @@ class ModelExecutor(Executor):
             model, caches, self._state, self._prefill_table, self._slots, self._reads,
             self.max_context,
         )  # fmt: skip
-        self._mixed = MixedRunner(
-            model, caches, self._state, self._slots[0], max_tokens, self.max_context
+        self._inputs = MixedInputs(
+            self._state, caches, self._activations[0], max_tokens, self.max_context, num_sms
         )
         self.graphs = GraphCache(
             model,
@@ -163,7 +165,9 @@ class ModelExecutor(Executor):
             max_context=self.max_context,
             num_sms=num_sms,
             limit_bytes=graph_limit_bytes,
+            mixed=self._inputs,
         )
+        self._mixed = MixedRunner(model, self._inputs, self._state, self._slots[0], self.graphs)
         self.synchronize()  # the buffers are made on this stream, and used on others
 
     def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
@@ -253,13 +257,14 @@ class ModelExecutor(Executor):
         kept = tuple(chunks)
 
         def launch(place: Place, behind: LayerDone | None) -> None:
-            self._mixed.run(kept, rows, lengths, update, read, behind)
+            self._mixed.run(place, kept, rows, lengths, update, read, behind)
             decoding.advance()
             for i in drawing:
                 self._decode_slots.drew(kept[i].request, first + i)
 
         about = {"requests": [chunk.request.index for chunk in kept]}
-        work = self._mixed.work(launch, self._mixed.size(kept, lengths), about)
+        longest = max([*(chunk.end for chunk in kept), *lengths])
+        work = self._mixed.work(launch, self._mixed.size(kept, lengths), longest, about)
         return work, Draw((*(kept[i].request for i in drawing), *rows), read)
 
     def ready_rungs(self, batch: int, longest: int) -> tuple[int | None, ...] | None:
@@ -277,22 +282,25 @@ class ModelExecutor(Executor):
         batches: Iterable[int] | None = None,
         contexts: Iterable[int] | None = None,
     ) -> int:
-        """Capture decode graphs ahead; waits for the device. On a CPU there are none.
+        """Capture graphs ahead, of mixed forwards too if the whole device is asked for; waits for
+        the device. On a CPU there are none.
 
         Args:
             rungs: None in it is the whole device. None: that, and all of the ladder.
-            batches: Rows that must be served. None: every bucket.
+            batches: Decode rows that must be served. None: every bucket.
             contexts: Keys of a request that must be served. None: `max_context`.
 
         Returns:
             How many were captured.
         """
-        places = [
-            Place.of("decode", rung, self.device.num_sms)
-            for rung in ((None, *self.device.rungs) if rungs is None else rungs)
-        ]
+        asked = [None, *self.device.rungs] if rungs is None else list(rungs)
+        places = [Place.of("decode", rung, self.device.num_sms) for rung in asked]
         wanted = range(1, self.max_running + 1) if batches is None else batches
-        return self.graphs.capture(places, wanted, contexts or [self.max_context])
+        lengths = list(contexts or [self.max_context])
+        count = self.graphs.capture(places, wanted, lengths)
+        if None in asked:
+            count += self.graphs.capture_mixed(sizes.mixed_rows(self._inputs.max_rows), lengths)
+        return count
 
     def warm(self) -> None:
         """Run empty prompts wherever prompts run; waits for the device.
@@ -303,7 +311,7 @@ class ModelExecutor(Executor):
         Nothing may run or wait.
         """
         self._prefill.warm()
-        self._mixed.warm()
+        self._inputs.reserve()
         self.synchronize()
         places = prefill_places(self.device.rungs, self.device.num_sms)
         lanes: list[tuple[Lane, Place]] = [("prefill", place) for place in places]
@@ -325,7 +333,7 @@ class ModelExecutor(Executor):
     def memory_report(self) -> MemoryReport:
         """Device memory of the runtime."""
         graphs = self.graphs
-        buffers = self._mixed.num_bytes + sum(slot.num_bytes for slot in self._slots)
+        buffers = self._inputs.num_bytes + sum(slot.num_bytes for slot in self._slots)
         rows = self._table.nbytes + self._prefill_table.nbytes - self._state.nbytes
         return MemoryReport(
             graphs=len(graphs),

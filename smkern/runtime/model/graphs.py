@@ -18,37 +18,29 @@ from smkern.models.step import Caches
 from smkern.ops.workspace import Scratch
 from smkern.partition import Partition
 from smkern.runtime.cuda_device import DECODE_PRIORITY
+from smkern.runtime.model.mixed_graph import MixedGraph, MixedInputs
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.sizes import FIRST_CONTEXT, batch_bucket, context_bucket
+from smkern.runtime.model.sizes import (
+    FIRST_CONTEXT,
+    GraphKey,
+    batch_bucket,
+    context_bucket,
+    mixed_bucket,
+    mixed_rows,
+)
 from smkern.runtime.place import Place
 from smkern.tuning.attention.shapes import AttentionShape
 
 MIB = 1 << 20
-
-
-class GraphKey(NamedTuple):
-    """What a graph is for.
-
-    Attributes:
-        rung: SMs of the decode side that it runs on; 0 for the whole device.
-        batch: Its rows.
-        context: Keys of a request, at most.
-    """
-
-    rung: int
-    batch: int
-    context: int
-
-    def __str__(self) -> str:
-        where = f"{self.rung} SMs" if self.rung else "whole"
-        return f"{where}, {self.batch} rows, {self.context} keys"
+_WHOLE = Place.whole(0)
+"""Where mixed forwards have graphs; how many SMs that is, they ask themselves."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
     """A step that can be launched, and what it takes of the device."""
 
-    graph: DecodeGraph
+    graph: DecodeGraph | MixedGraph
     num_bytes: int = 0
 
 
@@ -62,7 +54,8 @@ class _Ready(NamedTuple):
 
 
 class GraphCache:
-    """Decode steps of a model, one for each place, bucket of rows and bucket of context.
+    """Decode steps of a model, one for each place, bucket of rows and bucket of context; layers of
+    mixed forwards on the whole device, one for each bucket of rows and of context.
 
     All are launched from one stream, so they share activations, attention's plan, workspaces and a
     memory pool: a graph has little more than its nodes for itself. In the serving loop nothing is
@@ -79,6 +72,7 @@ class GraphCache:
         num_sms: SMs of every operator. None: all that the place has.
         limit_bytes: Limit of the graphs' memory, without what they share; those unused longest go
             first.
+        mixed: What mixed forwards read. None: there are none.
 
     Attributes:
         missed: What was asked for and not there.
@@ -96,6 +90,7 @@ class GraphCache:
         max_context: int,
         limit_bytes: int,
         num_sms: int | None = None,
+        mixed: MixedInputs | None = None,
     ) -> None:
         rows, device = state.max_running, model.device
         self._model = model
@@ -106,6 +101,7 @@ class GraphCache:
         self._max_context = max_context
         self._limit_bytes = limit_bytes
         self._num_sms = num_sms
+        self._mixed = mixed
         self._captures = device.type == "cuda"
         self.activations = ActivationBuffers(model.config, rows, rows, device)
         self.plans = PlanMemory(device)
@@ -168,6 +164,24 @@ class GraphCache:
         self._graphs.move_to_end(found)
         self._graphs[found].graph.launch()
 
+    def mixed(self, rows: int, longest: int) -> MixedGraph | None:
+        """The layers of a mixed forward of so many rows, or some more; None: there is no graph.
+
+        Args:
+            rows: New tokens of prompts and rows that decode.
+            longest: A bound of the keys of each request.
+        """
+        key = self._mixed_key(rows, longest)
+        if key is None:
+            return None
+        found = key if key in self._graphs else self._larger(key, _WHOLE)
+        if found is None:
+            return None
+        self._graphs.move_to_end(found)
+        graph = self._graphs[found].graph
+        assert isinstance(graph, MixedGraph)
+        return graph
+
     def ready(self, batch: int, longest: int) -> tuple[int | None, ...] | None:
         """Rungs, and None for the whole device, that have a graph for a decode step; None: all,
         since there are no graphs on a CPU.
@@ -183,7 +197,9 @@ class GraphCache:
             return asked.rungs
         rows = batch_bucket(batch, self._state.max_running)
         keys = context_bucket(longest, self._max_context)
-        rungs = {x.rung for x in self._graphs if x.batch >= rows and x.context >= keys}
+        rungs = {
+            x.rung for x in self._graphs if x.batch >= rows and x.context >= keys and not x.mixed
+        }
         shortest = 0 if keys <= FIRST_CONTEXT else longest - 1
         found = tuple([rung or None for rung in sorted(rungs)])
         self._asked = _Ready(batch, shortest, keys, found)
@@ -210,6 +226,19 @@ class GraphCache:
             with suppress(torch.OutOfMemoryError):  # then the captures tell
                 self.plans.reserve(self._plan_shape(largest))
         return sum(self._capture(key, place) for key, place in keys.items())
+
+    def capture_mixed(self, rows: Iterable[int], contexts: Iterable[int]) -> int:
+        """Capture the graphs of all these mixed forwards that are missing; waits for the device.
+
+        Returns:
+            How many are there now that were not.
+        """
+        keys = [
+            self._mixed_key(count, context)
+            for context in sorted(contexts, reverse=True)
+            for count in sorted(rows, reverse=True)
+        ]
+        return sum(self._capture(key, _WHOLE) for key in keys if key is not None)
 
     def capture_missed(self) -> int:
         """Capture what was asked for and not there, while nothing runs; how many."""
@@ -239,7 +268,8 @@ class GraphCache:
                 other
                 for other in self._graphs
                 if other.rung == key.rung
-                and other.batch >= key.batch
+                and other.mixed == key.mixed
+                and (other.batch == key.batch if key.mixed else other.batch >= key.batch)
                 and other.context >= key.context
             ]
             least = min(fits, key=lambda other: (other.batch, other.context), default=None)
@@ -269,7 +299,7 @@ class GraphCache:
             self._pool = _new_pool(self._model.device)
         before = self._used_bytes() - self.shared_bytes
         try:
-            graph = self._make(key, place, capture=True)
+            graph = self._made(key, place)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
@@ -282,6 +312,25 @@ class GraphCache:
         self._forget_choices()
         self._evict()
         return True
+
+    def _mixed_key(self, rows: int, longest: int) -> GraphKey | None:
+        """The bucket of a mixed forward; None: it has no graph."""
+        if not self._captures or self._mixed is None:
+            return None
+        bucket = mixed_bucket(rows)
+        if bucket not in mixed_rows(self._mixed.max_rows):
+            return None
+        return GraphKey(0, bucket, context_bucket(longest, self._max_context), mixed=True)
+
+    def _made(self, key: GraphKey, place: Place) -> DecodeGraph | MixedGraph:
+        """A graph, captured."""
+        if not key.mixed:
+            return self._make(key, place, capture=True)
+        assert self._mixed is not None
+        return MixedGraph(
+            self._model, self._mixed, key.batch, key.context, plan_memory=self.plans,
+            scratch=self.scratch, pool=self._pool, stream=self._stream,
+        )  # fmt: skip
 
     def _make(self, key: GraphKey, place: Place, *, capture: bool) -> DecodeGraph:
         return DecodeGraph(

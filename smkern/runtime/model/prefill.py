@@ -33,9 +33,12 @@ def prompt_activations(
     max_prefill: int,
     max_tokens: int,
 ) -> list[ActivationBuffers]:
-    """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1."""
+    """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1.
+
+    A graph of a mixed forward has one request more, which is its padding.
+    """
     return [
-        ActivationBuffers(config, max_tokens + max_running, max_prefill + max_running, device),
+        ActivationBuffers(config, max_tokens + max_running, 1 + max_prefill + max_running, device),
         ActivationBuffers(config, max_tokens, max_prefill, device),
     ]
 

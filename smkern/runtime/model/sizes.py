@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from smkern.latency import Size
 from smkern.models.config import ModelConfig
@@ -36,6 +36,49 @@ def context_bucket(length: int, max_context: int) -> int:
     return min(bucket, max_context)
 
 
+MIXED_ROWS = 64
+"""Rows of a mixed forward's graph are a multiple of it; policies fill tiles of as many."""
+MAX_MIXED_ROWS = 2048
+"""Rows of the largest graph of a mixed forward: larger ones take the device longer than the host
+takes to launch them one by one."""
+
+
+def mixed_bucket(rows: int) -> int:
+    """Rows of the graph that serves a mixed forward."""
+    return -(-rows // MIXED_ROWS) * MIXED_ROWS
+
+
+def mixed_rows(most: int) -> range:
+    """Rows of all graphs of mixed forwards, where one has at most so many."""
+    return range(MIXED_ROWS, min(most, MAX_MIXED_ROWS) + 1, MIXED_ROWS)
+
+
+def query_bucket(tokens: int) -> int:
+    """A bound of a request's new tokens: what takes attention's decode path keeps taking it."""
+    return max(DECODE_MAX_Q, 1 << (tokens - 1).bit_length())
+
+
+class GraphKey(NamedTuple):
+    """What a graph is for.
+
+    Attributes:
+        rung: SMs of the decode side that it runs on; 0 for the whole device.
+        batch: Its rows.
+        context: Keys of a request, at most.
+        mixed: Whether its rows are a mixed forward's, else a decode step's.
+    """
+
+    rung: int
+    batch: int
+    context: int
+    mixed: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.rung} SMs" if self.rung else "whole"
+        what = "mixed rows" if self.mixed else "rows"
+        return f"{where}, {self.batch} {what}, {self.context} keys"
+
+
 class Bounds(TypedDict):
     """What `Step.make` sizes attention's plan by."""
 
@@ -48,12 +91,12 @@ def bounds(counts: Sequence[int], lengths: Sequence[int], most: int) -> Bounds:
     """Bounds of a forward.
 
     Args:
-        counts: New tokens of requests; what takes attention's decode path keeps taking it.
+        counts: New tokens of requests.
         lengths: Lengths of all requests, rows that decode included.
         most: The largest length possible.
     """
     return {
-        "max_q_len": max(DECODE_MAX_Q, 1 << (max(counts) - 1).bit_length()),
+        "max_q_len": query_bucket(max(counts)),
         "max_kv_len": min(-(-max(lengths) // LENGTHS) * LENGTHS, most),
         "max_total_kv": -(-sum(lengths) // TOTALS) * TOTALS,
     }

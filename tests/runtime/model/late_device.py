@@ -207,6 +207,7 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
         device.may_fail()
 
     def run_mixed(
+        place: Place,
         chunks: Any,
         requests: Sequence[Request],
         lengths: Any,
@@ -219,7 +220,7 @@ def make_late(executor: ModelExecutor, device: LateDevice, patch: pytest.MonkeyP
 
         def run() -> None:
             check_rows(executor, requests, max(lengths, default=0))
-            step = mixed._step(chunks, requests, lengths).planned_in(mixed._prompts.plans)
+            step = mixed._inputs.write(chunks, lengths).planned_in(mixed._prompts.plans)
             rows.draw(forward(mixed._model, step), step.kv_lens)
 
         update.send()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from smkern.errors import DeviceError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import Decoder, Weights
 from smkern.runtime.model.graphs import MIB, GraphCache, GraphKey
+from smkern.runtime.model.mixed_graph import MixedGraph
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.sizes import batch_bucket, context_bucket
 from smkern.runtime.place import Place
@@ -32,6 +35,16 @@ class FakeGraph:
         self.cache.closed.append(self.key)
 
 
+class FakeMixed(MixedGraph):
+    """The layers of a mixed forward that are never launched."""
+
+    def __init__(self, cache: FakeCache, key: GraphKey) -> None:
+        self.rows, self.cache, self.key = key.batch, cache, key
+
+    def close(self) -> None:
+        self.cache.closed.append(self.key)
+
+
 class FakeCache(GraphCache):
     """Captures nothing, a MiB each."""
 
@@ -49,6 +62,7 @@ class FakeCache(GraphCache):
             max_context=MAX_CONTEXT,
             limit_bytes=limit_bytes,
         )
+        self._mixed = SimpleNamespace(max_rows=200)  # type: ignore[assignment]
         self._captures = True
         self.launched: list[tuple[GraphKey, bool]] = []
         self.closed: list[GraphKey] = []
@@ -61,8 +75,18 @@ class FakeCache(GraphCache):
         self.made += capture
         return FakeGraph(self, key, capture)
 
+    def _made(self, key: GraphKey, place: Place) -> FakeGraph | FakeMixed:
+        if not key.mixed:
+            return self._make(key, place, capture=True)
+        self.made += 1
+        return FakeMixed(self, key)
+
     def _used_bytes(self) -> int:
         return self.made * MIB
+
+    def mixed_rows(self, rows: int, longest: int) -> int | None:
+        graph = self.mixed(rows, longest)
+        return None if graph is None else graph.rows
 
     def run(self, place: Place, batch: int, longest: int) -> tuple[GraphKey, bool]:
         self.launch(place, batch, longest)
@@ -109,6 +133,28 @@ def test_what_is_missing_is_served_and_captured_later():
     assert cache.run(RUNG, 3, 100) == (GraphKey(32, 4, 2048), True)
     assert cache.run(WHOLE, 3, 100) == (GraphKey(0, 4, 2048), True)
     assert cache.capture_missed() == 0
+
+
+def test_mixed_forwards_have_a_graph_by_rows():
+    """Padding costs time, so a graph of many more rows serves none of few."""
+    cache = FakeCache()
+    cache.capture([WHOLE], [16], [2048])
+    assert cache.capture_mixed([64, 192], [2048]) == 2
+    assert cache.mixed_rows(10, 100) == cache.mixed_rows(64, 2048) == 64
+    assert cache.mixed_rows(129, 100) == 192
+    assert not cache.missed
+    assert cache.mixed_rows(65, 100) is None
+    assert cache.mixed_rows(64, 2049) is None
+    assert cache.mixed_rows(193, 100) is None, "more than the buffers hold"
+    missed = {GraphKey(0, 128, 2048, mixed=True), GraphKey(0, 64, MAX_CONTEXT, mixed=True)}
+    assert set(cache.missed) == missed
+    assert cache.capture_missed() == 2
+    assert cache.mixed_rows(65, 100) == 128
+    assert cache.mixed_rows(192, 100) == 192
+    assert cache.ready(32, 100) == (), "they are no decode steps"
+    assert cache.run(WHOLE, 20, 100) == (GraphKey(0, 32, 2048), False)
+    cache.close()
+    assert len(cache.closed) == 5
 
 
 def test_the_longest_unused_go():

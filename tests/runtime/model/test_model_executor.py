@@ -17,6 +17,7 @@ from smkern.runtime.executor import Draw, PrefillChunk
 from smkern.runtime.host_device import HostDevice, HostEvent
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
+from smkern.runtime.model.mixed_graph import MixedGraph
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.place import Lane
 from smkern.runtime.request import Request
@@ -131,13 +132,41 @@ def test_chunks_and_a_batch_that_preempts(prompts: list[list[int]], alone: list[
     assert run.tokens()[:4] == alone[:4]
 
 
+def give_mixed_graphs(run: Run, quantum: int) -> list[int]:
+    """Mixed forwards have their layers in one piece, of rows that are a multiple; the padding of
+    each that was launched."""
+    executor, paddings = run.executor, []
+    context = executor.max_context
+
+    def mixed(rows: int, longest: int) -> MixedGraph:
+        padded = -(-rows // quantum) * quantum
+        paddings.append(padded - rows)
+        graphs = executor.graphs
+        return MixedGraph(
+            executor._model, executor._inputs, padded, context, plan_memory=graphs.plans,
+            scratch=graphs.scratch, capture=False,
+        )  # fmt: skip
+
+    executor.graphs.mixed = mixed  # type: ignore[method-assign]
+    return paddings
+
+
+@pytest.mark.parametrize("quantum", [None, 1, 24])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 @pytest.mark.parametrize("chunk_tokens", [5, 16, 64])
 def test_mixed_steps_ahead_of_the_host(
-    chunk_tokens: int, ahead: int, prompts: list[list[int]], alone: list[list[int]]
+    chunk_tokens: int,
+    ahead: int,
+    quantum: int | None,
+    prompts: list[list[int]],
+    alone: list[list[int]],
 ):
-    """Whole generations, of which the host hears `ahead` launches late."""
+    """Whole generations, of which the host hears `ahead` launches late; padded or not."""
     run = Run(prompts)
+    paddings = [] if quantum is None else give_mixed_graphs(run, quantum)
+    pool = run.executor.pool
+    free = sorted({*range(pool.num_pages)}.difference(*map(pool.pages, run.requests)))
+    pool.storage[:, :, free] = 7
     waiting = list(run.requests)
     done: dict[Request, int] = dict.fromkeys(waiting, 0)
     left: dict[Request, int] = dict.fromkeys(waiting, NEW)
@@ -169,6 +198,8 @@ def test_mixed_steps_ahead_of_the_host(
     for draw in late:
         run.take(draw)
     assert run.tokens() == alone
+    assert (pool.storage[:, :, free] == 7).all(), "padding was written to a page"
+    assert (max(paddings, default=0) > 0) == (quantum == 24)
 
 
 def test_a_mixed_forward_without_memory_for_its_tokens_leaves_the_rows(

@@ -1,0 +1,206 @@
+"""The layers of a mixed forward as one CUDA graph, and the inputs that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from smkern.kv import Staging
+from smkern.models.activations import ActivationBuffers
+from smkern.models.graph import captured
+from smkern.models.layered import LayeredModel, all_layers
+from smkern.models.plan_memory import PlanMemory
+from smkern.models.step import Caches, Step
+from smkern.ops.workspace import Scratch
+from smkern.runtime.executor import PrefillChunk
+from smkern.runtime.model import sizes
+from smkern.runtime.model.prefill import reserve
+from smkern.runtime.model.row_state import RowState
+
+
+class MixedInputs:
+    """What mixed forwards read, at fixed addresses: padding, chunks, a token of each slot.
+
+    The padding is a request without keys in front of the chunks: it fills the rows of a graph,
+    reads no key and writes no page. Rows of `kv_lens` and `cu_q_lens` are the padding's, one for
+    each chunk that may be, and the slots'; those that a forward does not use have no tokens.
+
+    Args:
+        state: The rows.
+        caches: A (k_cache, v_cache) a layer.
+        activations: Activation buffers of mixed forwards.
+        max_tokens: New tokens of prompts.
+        max_context: Tokens of a request.
+        num_sms: SMs of every operator. None: all that the stream's partition has.
+    """
+
+    def __init__(
+        self,
+        state: RowState,
+        caches: Caches,
+        activations: ActivationBuffers,
+        max_tokens: int,
+        max_context: int,
+        num_sms: int | None = None,
+    ) -> None:
+        self.max_chunks = state.max_prefill // 2
+        self.max_rows = max_tokens + state.max_running
+        self._state = state
+        self._caches = caches
+        self._activations = activations
+        self._max_context = max_context
+        self._num_sms = num_sms
+        self._staging = Staging(state.device)
+
+        def zeros(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=state.device)
+
+        self._token_ids = zeros(self.max_rows)
+        self._kv_lens = zeros(1 + self.max_chunks + state.max_running)
+        self._cu_q_lens = zeros(len(self._kv_lens) + 1)
+        self._no_keys = zeros(1)[0]
+        self._slots = state.inputs(state.first_slot, state.max_running)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._token_ids.nbytes + self._kv_lens.nbytes + self._cu_q_lens.nbytes
+
+    def reserve(self) -> None:
+        """Take the pinned memory of the longest forward, as often as several are on their way."""
+        reserve(self._staging, self._token_ids)
+
+    def write(
+        self, chunks: Sequence[PrefillChunk], lengths: Sequence[int], padding: int = 0
+    ) -> Step:
+        """Send a forward's numbers on the current stream.
+
+        Args:
+            chunks: The chunks.
+            lengths: Bounds of the keys of each slot that decodes.
+            padding: Rows in front that belong to nobody.
+
+        Returns:
+            The forward of the chunks and the slots alone, whose rows begin behind the padding.
+        """
+        state, spare = self._state, 1 + self.max_chunks - len(chunks)
+        counts, batch = [chunk.count for chunk in chunks], len(lengths)
+        ends = [chunk.end for chunk in chunks]
+        split = padding + sum(counts)
+        behind = split + batch
+        cu_q_lens = [0, *accumulate([*counts, *[1] * batch], initial=padding)]
+        cu_q_lens[1:1] = [padding] * (spare - 1)
+        cu_q_lens += [behind] * (state.max_running - batch)
+        self._staging.send(
+            [
+                (self._token_ids[padding:split], [id_ for chunk in chunks for id_ in chunk.ids]),
+                (self._kv_lens[: 1 + self.max_chunks], [0] * spare + ends),
+                (self._cu_q_lens, cu_q_lens),
+            ]
+        )
+        slots = self._slots
+        self._token_ids[split:behind].copy_(slots.token_ids[:batch])
+        # a row that has finished, maybe since the host last heard, reads and writes no keys
+        torch.where(
+            slots.finished, self._no_keys, slots.kv_lens,
+            out=self._kv_lens[1 + self.max_chunks :],
+        )  # fmt: skip
+        rows = slice(spare, spare + len(chunks) + batch)
+        most = sizes.bounds(counts, [*ends, *lengths], self._max_context)
+        return self._step(behind, rows, state.first_slot - len(chunks), most)
+
+    def padded(self, rows: int, context: int) -> Step:
+        """The forward of all rows: what a graph is captured of.
+
+        Args:
+            rows: Tokens, padding included.
+            context: Keys of a request, at most.
+        """
+        everyone = slice(0, len(self._kv_lens))
+        first = self._state.first_slot - self.max_chunks - 1
+        most = sizes.Bounds(
+            max_q_len=sizes.query_bucket(rows),
+            max_kv_len=context,
+            max_total_kv=context * len(self._kv_lens),
+        )
+        return self._step(rows, everyone, first, most)
+
+    def clear(self, rows: int) -> None:
+        """Give all rows to the padding."""
+        self._kv_lens.zero_()
+        self._cu_q_lens.fill_(rows)
+        self._cu_q_lens[0] = 0
+
+    def _step(self, tokens: int, rows: slice, first: int, most: sizes.Bounds) -> Step:
+        return Step.make(
+            self._activations,
+            token_ids=self._token_ids[:tokens],
+            kv_lens=self._kv_lens[rows],
+            page_table=self._state.page_table[first : first + rows.stop - rows.start],
+            caches=self._caches,
+            cu_q_lens=self._cu_q_lens[rows.start : rows.stop + 1],
+            num_sms=self._num_sms,
+            **most,
+        )
+
+
+class MixedGraph:
+    """All layers of a mixed forward of so many rows on the whole device, captured once.
+
+    The head and the draws are launched behind it: they are for the rows that there are.
+
+    Args:
+        model: The model.
+        inputs: What it reads; nothing of it may be on its way.
+        rows: Tokens, padding included.
+        context: Keys of a request, at most.
+        plan_memory: Memory of attention's plan, shared by graphs that never run at the same time.
+        scratch: Workspaces of its operators, shared likewise.
+        pool: Memory pool of torch's graphs to capture in.
+        stream: Stream to capture on.
+        capture: Whether to capture; otherwise a launch calls the operators.
+
+    Attributes:
+        rows: As given.
+    """
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        inputs: MixedInputs,
+        rows: int,
+        context: int,
+        *,
+        plan_memory: PlanMemory,
+        scratch: Scratch,
+        pool: Any = None,
+        stream: Any = None,
+        capture: bool = True,
+    ) -> None:
+        self.rows = rows
+        self._model = model
+        self._scratch = scratch
+        self._step = inputs.padded(rows, context).planned_in(plan_memory)
+        self._graph: Any = None
+        if capture:
+            inputs.clear(rows)
+            torch.cuda.synchronize(model.device)
+            self._graph = captured(self._run, model.device, pool=pool, stream=stream)
+
+    def launch(self) -> None:
+        """Launch the layers on the current stream."""
+        if self._graph is None:
+            self._run()
+        else:
+            self._graph.replay()
+
+    def close(self) -> None:
+        """Destroy the graph; its last launch must be over. Closing twice is fine."""
+        if self._graph is not None:
+            self._graph.reset()
+
+    def _run(self) -> None:
+        with self._scratch.on():
+            all_layers(self._model, self._step.planned(out=self._step.plan))
