@@ -17,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
+from smkern.atomic import write_whole
 from smkern.autotune import raw
 from smkern.autotune.raw import GemmMeasurement
 from smkern.measure.gemm import SHAPES
@@ -244,8 +245,7 @@ def save(path: Path, constants: CostConstants, meta: Mapping[str, Any]) -> None:
     }
     lines = ",\n".join(f"  {json.dumps(key)}: {pair}" for key, pair in variants.items())
     head = json.dumps({"meta": dict(meta), "constants": numbers}, indent=1).removesuffix("\n}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head},\n "variants": {{\n{lines}\n }}\n}}\n')
+    write_whole(path, f'{head},\n "variants": {{\n{lines}\n }}\n}}\n')
 
 
 @click.command("fit")

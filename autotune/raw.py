@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from smkern.device import Budget
 from smkern.errors import TableError
+from smkern.strict_json import parse
 from smkern.tuning import cells
 from smkern.tuning.config import GemmConfig, GemmProblem
 from smkern.tuning.table import DEFAULT_CONFIG, config_from_json
@@ -91,7 +92,7 @@ def load(path: Path) -> list[GemmMeasurement]:
         lines = file.read().splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse(line)
             epilogue = parse_epilogue(row["epilogue"])
             found.append(
                 Measurement(
@@ -105,7 +106,7 @@ def load(path: Path) -> list[GemmMeasurement]:
                     bool(row.get("contended", False)),
                 )
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines):
                 break
             raise TableError(

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from smkern.atomic import write_whole
 from smkern.device import Confinement, DeviceInfo, device_info, gpu_folder, has_gpu
 from smkern.errors import DeviceError, ProfileError
+from smkern.strict_json import parse
 
 Placement = Literal["spread", "default"]
 Source = Literal["measured", "shipped", "scaled"]
@@ -284,7 +285,7 @@ def save_profile(profile: Profile, path: Path | None = None) -> Path:
 
 def _read(path: Path, source: Source) -> Profile:
     try:
-        text: dict[str, Any] = json.loads(path.read_text())
+        text: dict[str, Any] = parse(path.read_text())
         if text["format"] != FORMAT:
             raise ProfileError(f"{path} has format {text['format']}, not {FORMAT}: {_REMEDY}")
         info = text["info"]

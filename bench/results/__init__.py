@@ -18,6 +18,7 @@ import click
 from smkern.atomic import write_whole
 from smkern.device import device_info, gpu_folder
 from smkern.errors import DeviceError, SmkernError
+from smkern.strict_json import parse
 
 JsonDict = dict[str, Any]
 
@@ -105,8 +106,8 @@ def load_results(path: Path) -> Results:
     """
     remedy = "delete it, or measure into another file with --out"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        data = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ResultsError(f"{path} is not a results file ({error}); {remedy}") from error
     shape = {"meta": dict, "cells": list, "summary": dict}
     for name, kind in shape.items():

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import write_whole
 from smkern.errors import SmkernError, TableError
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Size
+from smkern.limits import as_int
+from smkern.strict_json import parse
+from smkern.tuning.cells import checked, time_us
 
 FORMAT = "smkern-profile"
 VERSION = 1
@@ -55,10 +59,10 @@ class Measured:
         beside = rest.pop("beside", None)
         sample = Sample(
             size_from_json(rest.pop("size")),
-            int(rest.pop("num_sms")),
-            float(rest.pop("us")),
+            as_int("num_sms", rest.pop("num_sms"), 1),
+            time_us(rest.pop("us")),
             None if beside is None else size_from_json(beside),
-            int(rest.pop("beside_sms", 0)),
+            as_int("beside_sms", rest.pop("beside_sms", 0), 0),
         )
         cell, held_out = str(rest.pop("cell")), bool(rest.pop("held_out", False))
         return cls(cell, sample, held_out, {name: float(x) for name, x in rest.items()})
@@ -78,9 +82,11 @@ def size_to_json(size: Size) -> dict[str, Any]:
 
 def size_from_json(row: Mapping[str, Any]) -> Size:
     """The launch of a line; TypeError or ValueError where it is none."""
-    chunks = tuple(Chunk(int(new), int(cached)) for new, cached in row.get("chunks", ()))
-    rest = {name: value for name, value in row.items() if name != "chunks"}
-    return Size(chunks=chunks, **rest)
+    rest = dict(row)
+    chunks = tuple(
+        checked(Chunk, {"new": new, "cached": cached}) for new, cached in rest.pop("chunks", ())
+    )
+    return replace(checked(Size, rest), chunks=chunks)
 
 
 class ProfileFile:
@@ -116,16 +122,15 @@ class ProfileFile:
         found = []
         for number, line in enumerate(lines[1:], 2):
             try:
-                found.append(Measured.from_json(json.loads(line)))
+                found.append(Measured.from_json(parse(line)))
             except (KeyError, TypeError, ValueError, SmkernError) as error:
                 raise self._error(f"line {number} is no launch ({error!r}): {line:.120}") from error
         return meta, found
 
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Begin the file anew with its provenance."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"format": FORMAT, "version": VERSION, "meta": dict(meta)}
-        self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+        write_whole(self.path, json.dumps(head) + "\n")
 
     def resume(self, meta: Mapping[str, Any]) -> list[Measured]:
         """What is there, of the same GPU, model and kernels; a line that was cut short is removed.
@@ -144,7 +149,7 @@ class ProfileFile:
                 )
         text = self.path.read_text(encoding="utf-8")
         if not text.endswith("\n"):
-            self.path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+            write_whole(self.path, text[: text.rfind("\n") + 1])
         return found
 
     def add(self, lines: list[Measured]) -> None:
@@ -157,8 +162,8 @@ class ProfileFile:
 
     def _meta(self, line: str) -> dict[str, Any]:
         try:
-            head = json.loads(line)
-        except json.JSONDecodeError as error:
+            head = parse(line)
+        except ValueError as error:
             raise self._error(f"does not begin with its provenance ({error})") from error
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise self._error(f"is not a profile of smkern: its format is not {FORMAT!r}")
@@ -184,5 +189,5 @@ def read_profile(path: Path | str) -> tuple[dict[str, Any], list[Measured], Mode
         raise TableError(f"{path} is not there or holds no launch; {REMEDY}")
     try:
         return meta, lines, ModelSizes.from_json(meta["sizes"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"{path} lacks the sizes of its model ({error!r}); {REMEDY}") from error

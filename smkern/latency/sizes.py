@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
+from smkern.tuning.cells import checked
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
@@ -45,9 +46,13 @@ class ModelSizes:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ModelSizes:
-        """The sizes in a table; KeyError or TypeError where there are none."""
-        moe = values.get("moe")
-        return cls(**{**values, "moe": None if moe is None else ExpertSizes(**moe)})
+        """The sizes in a table; KeyError, TypeError or ValueError where there are none."""
+        rest = dict(values)
+        moe = rest.pop("moe", None)
+        made = replace(checked(cls, rest), moe=None if moe is None else checked(ExpertSizes, moe))
+        if min(made.num_layers, made.hidden_size, made.head_dim, made.kv_size) < 1:
+            raise ValueError(f"{made} has sizes of 0")
+        return made
 
     def sharded(self, tp: int) -> ModelSizes:
         """A GPU's part of the model where `tp` of them share it: heads, widths and vocabulary.

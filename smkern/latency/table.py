@@ -12,7 +12,7 @@ from smkern.errors import TableError
 from smkern.latency.gemm_times import GemmTimes
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Kind, Size
-from smkern.tuning.cells import CellFile, Cells, checked
+from smkern.tuning.cells import CellFile, Cells, checked, time_us
 
 SHIPPED = Path(__file__).parent / "tables"
 REMEDY = "delete it and make it of a profile: smkern bench latency-table"
@@ -79,10 +79,9 @@ class TimingLines:
 
     def decode(self, row: Mapping[str, Any]) -> tuple[Timing, float]:
         """KeyError, TypeError or ValueError when the row is no cell."""
-        us = float(row["us"])
-        if not us > 0:
-            raise ValueError(f"us is {us}")
-        return checked(Timing, {name: value for name, value in row.items() if name != "us"}), us
+        key = dict(row)
+        us = time_us(key.pop("us"))
+        return checked(Timing, key), us
 
 
 def latency_file(path: Path) -> CellFile[Timing, float]:
@@ -111,7 +110,7 @@ def read_timings(path: Path) -> tuple[Cells[Timing, float], ModelSizes]:
         raise TableError(f"{path} is not there or has no cell; {REMEDY}")
     try:
         return cells, ModelSizes.from_json(cells.meta["sizes"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"{path} lacks the sizes of its model ({error!r}); {REMEDY}") from error
 
 

@@ -38,7 +38,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
     moe = _moe(hf) if architecture == "qwen3_moe" else None
     try:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
-    except (ArgumentError, AttributeError, TypeError, ValueError, OverflowError) as reason:
+    except (ArgumentError, AttributeError, TypeError, ValueError, ArithmeticError) as reason:
         raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
     return {
         "architecture": architecture,

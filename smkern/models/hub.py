@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from smkern.errors import ConfigError, SmkernError
+from smkern.strict_json import parse
 
 CONFIG = "config.json"
 
@@ -19,7 +19,7 @@ def read_json(path: Path, error: type[SmkernError]) -> Mapping[str, Any]:
         error: no such file, or no JSON object in it.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(path.read_text(encoding="utf-8"))
     except OSError as reason:
         raise error(f"{path} cannot be read ({reason.strerror}): pass a model's folder") from None
     except ValueError as reason:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from smkern.errors import TraceError
 from smkern.replay.generate import GENERATORS, generated
 from smkern.replay.trace import Arrival, Trace
+from smkern.strict_json import parse
 
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -119,8 +119,8 @@ def _mooncake(text: str) -> Iterator[Row]:
         if not words.strip():
             continue
         try:
-            row = json.loads(words)
-        except json.JSONDecodeError as error:
+            row = parse(words)
+        except ValueError as error:
             raise _Bad(f"line {line}: it is no JSON ({error})") from None
         if not isinstance(row, dict):
             raise _Bad(f"line {line}: it is no object but {words[:40]!r}")

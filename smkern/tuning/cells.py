@@ -16,11 +16,15 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 from smkern.atomic import write_whole
 from smkern.device import gpu_folder
 from smkern.errors import TableError
+from smkern.limits import MAX_SIZE
+from smkern.strict_json import parse
 
 FORMAT = "smkern-table"
 VERSION = 1
 PROVENANCE = ("gpu", "driver", "torch", "triton", "smkern_commit", "date", "command")
 SHIPPED = Path(__file__).parent / "tables"
+MAX_US = 1e10
+"""Longer than any launch: hours."""
 _REMEDY = "delete it or tune again: smkern autotune --out {path}"
 
 K = TypeVar("K")
@@ -101,8 +105,8 @@ class CellFile(Generic[K, V]):
 
     def _parse(self, text: str, gpu: str | None) -> Cells[K, V]:
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = parse(text)
+        except ValueError as error:
             raise self._error(f"is not valid JSON, perhaps half-written ({error})") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise self._error(f"is not a table of smkern: its format is not {FORMAT!r}")
@@ -151,9 +155,7 @@ class FlatCodec(Generic[K, C]):
         return {**asdict(key), "us": round(value.us, 3), "config": config}  # type: ignore[call-overload]
 
     def decode(self, row: Mapping[str, Any]) -> tuple[K, Tuned[C]]:
-        us = float(row["us"])
-        if not us > 0:
-            raise ValueError(f"us is {us}")
+        us = time_us(row["us"])
         names = [item.name for item in fields(self.key)]  # type: ignore[arg-type]
         key = checked(self.key, {name: row[name] for name in names})
         config = checked(type(self.default), {**asdict(self.default), **row["config"]})  # type: ignore[call-overload]
@@ -171,7 +173,10 @@ def config_to_json(config: Any, default: Any) -> dict[str, Any]:
 
 
 def checked(kind: type[K], values: Mapping[str, Any]) -> K:
-    """The flat dataclass of these values; TypeError or ValueError for a value of another type."""
+    """The flat dataclass of these values; TypeError or ValueError for a value of another type.
+
+    Whole numbers are counts: 0 to 2**31 - 1.
+    """
     any_kind: Any = kind
     hints = _hints(any_kind)
     for name, value in dict(values).items():  # TypeError unless the line has an object here
@@ -179,7 +184,17 @@ def checked(kind: type[K], values: Mapping[str, Any]) -> K:
         literal = get_origin(wanted) is Literal
         if not (value in get_args(wanted) if literal else type(value) is wanted):
             raise ValueError(f"{name} is {value!r}")
+        if wanted is int and not 0 <= value <= MAX_SIZE:
+            raise ValueError(f"{name} is {value}, of 0 to {MAX_SIZE}")
     return kind(**values)
+
+
+def time_us(value: Any) -> float:
+    """A measured time of a line, microseconds; TypeError or ValueError for anything else."""
+    us = float(value)
+    if not 0 < us <= MAX_US:
+        raise ValueError(f"us is {us}, of more than 0 and at most {MAX_US:g}")
+    return us
 
 
 @cache

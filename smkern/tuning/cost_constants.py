@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -11,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from smkern.errors import TableError
+from smkern.strict_json import parse
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.config import GemmConfig, Kernel
+
+MAX_CONSTANT = 1e5
+"""Constants are of this to one over it: the least digit that the fit writes."""
+MAX_LOG = 10
+"""A variant's time is at most e^10 times the model's, or as much less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class CostConstants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostConstants:
-        """Read a file's `constants` and `variants`; unknown names raise KeyError."""
+        """Read a file's `constants` and `variants`; KeyError, TypeError or ValueError if none."""
         numbers = data["constants"]
         unknown = sorted(set(numbers) - set(NAMES))
         if unknown:
@@ -93,7 +98,14 @@ class CostConstants:
         variants = {
             str(key): (float(whole), float(cut)) for key, (whole, cut) in data["variants"].items()
         }
-        return cls(**{name: float(value) for name, value in numbers.items()}, variants=variants)
+        constants = {name: float(value) for name, value in numbers.items()}
+        for name, value in constants.items():
+            if not 1 / MAX_CONSTANT <= value <= MAX_CONSTANT:
+                raise ValueError(f"{name} is {value}, of {1 / MAX_CONSTANT:g} to {MAX_CONSTANT:g}")
+        for name, logs in variants.items():
+            if max(map(abs, logs)) > MAX_LOG:
+                raise ValueError(f"{name} is {logs}, of -{MAX_LOG} to {MAX_LOG}")
+        return cls(**constants, variants=variants)
 
     def knows(self, config: GemmConfig) -> bool:
         """Whether a configuration's variant may be chosen; always true for kernels not fitted."""
@@ -148,6 +160,6 @@ def read_constants(path: Path, which: str, remedy: str) -> CostConstants:
         TableError: the file is missing or holds none; names those wanted and the remedy.
     """
     try:
-        return CostConstants.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return CostConstants.from_json(parse(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(f"{path} holds no constants {which} ({error}); {remedy}") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from smkern.tuning.cells import checked, config_to_json
+from smkern.tuning.cells import checked, config_to_json, time_us
 from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import (
     Capability,
@@ -190,11 +190,9 @@ class GemmCodec:
 
     def decode(self, row: Mapping[str, Any]) -> tuple[CellKey, Cell]:
         key = checked(CellKey, {item.name: row[item.name] for item in fields(CellKey)})
-        config, us = config_from_json(row["config"]), float(row["us"])
+        config, us = config_from_json(row["config"]), time_us(row["us"])
         own = config_from_json(row["own"]) if "own" in row else config
-        if not us > 0:
-            raise ValueError(f"us is {us}")
-        return key, Cell(config, us, own, float(row.get("own_us", us)))
+        return key, Cell(config, us, own, time_us(row.get("own_us", us)))
 
 
 def config_from_json(values: Mapping[str, Any]) -> GemmConfig:

@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.runtime.place import LANES, Place
 from smkern.runtime.timeline.trace import Choice, Note, Span, State, Trace
+from smkern.strict_json import parse
+from smkern.tuning.cells import checked
 
 FORMAT = "smkern-timeline-1"
 PID = 1
@@ -51,7 +54,7 @@ def load(path: Path) -> Trace:
     """
     try:
         data = path.read_bytes()
-        return from_json(json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
+        return from_json(parse(gzip.decompress(data) if path.suffix == ".gz" else data))
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"{path} is not a timeline ({type(error).__name__}: {error}); give a file that "
@@ -196,13 +199,14 @@ def _to_span(event: Event, origin_us: float) -> Span:
     args, size = event["args"], event["args"].get("size")
     if size is not None:
         chunks = tuple(Chunk(*chunk) for chunk in size.pop("chunks"))
-        size = Size(chunks, **size)
-    lane = next(lane for lane in LANES if THREADS[lane] == event["tid"])
+        size = replace(checked(Size, size), chunks=chunks)
+    predicted_us = args.get("predicted_us")
+    lane = {THREADS[lane]: lane for lane in LANES}[event["tid"]]
     begin_us = event["ts"] + origin_us
     return Span(
         args["number"],
         lane,
-        Place(args["side"], args["rung"], args["num_sms"]),
+        checked(Place, {name: args[name] for name in ("side", "rung", "num_sms")}),
         event["name"],
         args["launched_us"] + origin_us,
         begin_us,
@@ -213,7 +217,7 @@ def _to_span(event: Event, origin_us: float) -> Span:
         args["launches"],
         size,
         args.get("about"),
-        args.get("predicted_us"),
+        None if predicted_us is None else float(predicted_us),
     )
 
 
@@ -227,4 +231,4 @@ def _to_state(event: Event, origin_us: float) -> State:
     args = dict(event["args"])
     for name in ("is_blocked", "is_split"):
         args[name] = bool(args[name])
-    return State(at_us=event["ts"] + origin_us, **args)
+    return checked(State, args)._replace(at_us=event["ts"] + origin_us)
