@@ -13,11 +13,11 @@ from smkern.autotune.family import MeasuredFamily, Tasks
 from smkern.autotune.measure import Tuner
 from smkern.autotune.raw import GemmMeasurement
 from smkern.autotune.shortlist import shortlist
-from smkern.device import Budget
+from smkern.device import Budget, DeviceInfo
 from smkern.measure.gemm import GemmOperands
 from smkern.measure.partitions import Place
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.profile import Profile
+from smkern.profile import Profile, profile_for
 from smkern.tuning import constraints
 from smkern.tuning.config import Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import load_constants
@@ -187,7 +187,7 @@ def listed(
         problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt
     )
     if problem.epilogue != Epilogue():
-        today = (table or _table_of(profile.info.name)).lookup(
+        today = (table or _table_of(profile.info)).lookup(
             problem, budget, False, profile.info.capability
         )
         if today is not None and today.kernel in kernels and today not in found:
@@ -195,8 +195,10 @@ def listed(
     return found
 
 
-_table_of = cache(GEMM_FAMILY.load)
-"""As it was when the command began: what it adds meanwhile has been measured."""
+@cache
+def _table_of(info: DeviceInfo) -> Table:
+    """As it was when the command began: what it adds meanwhile has been measured."""
+    return GEMM_FAMILY.load(profile_for(info))
 
 
 def _dispatcher(index: int) -> Dispatcher:

@@ -36,7 +36,7 @@ def gemm_times(
         sms: Counts of SMs; None: every even one from 8 on, which takes some 20 s.
     """
     total = profile.info.num_sms
-    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile.info.name))
+    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
 
     def us(rows: int, num_sms: int) -> tuple[float, float]:
         budget = Budget(num_sms, "mask", clusters=2 * num_sms > total)

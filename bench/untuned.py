@@ -33,6 +33,7 @@ from smkern.errors import TableError
 from smkern.measure.compiling import dispatcher_of
 from smkern.measure.gemm import BUDGETS, Shape
 from smkern.measure.timing import geomean
+from smkern.profile import load_profile
 from smkern.tuning.cells import shipped_path
 from smkern.tuning.cost_constants import CostConstants, read_constants
 from smkern.tuning.select import GEMM_FAMILY
@@ -197,7 +198,7 @@ def command(output: Output, *, left_out: Path | None, again: bool) -> None:
         suite, again = left_out_suite(left_out), False
     else:
         groups = untuned_groups(info.num_sms)
-        tuned = {(key.n, key.k) for key in GEMM_FAMILY.load(info.name).cells}
+        tuned = {(key.n, key.k) for key in GEMM_FAMILY.load(load_profile()).cells}
         check_unseen(shapes(), tuned, "this GPU's table")
         check_unseen(shapes(), fitted_shapes(info.name), "the cost model's fit")
         suite = GemmChoice(BACKENDS, context=False).suite(summarize, {"smkern:model": UNDER})

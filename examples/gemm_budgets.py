@@ -32,7 +32,7 @@ def plan_table(profile: Profile, ms: Sequence[int] = MS, shape: tuple[int, int] 
     """What dispatch picks for each M and SM budget of a device that may be absent."""
     n, k = shape
     name = profile.info.name
-    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(name))
+    dispatcher = offline_dispatcher(profile, GEMM_FAMILY.load(profile))
     table = Table(title=f"smkern.gemm, n {n}, k {k}, bf16, as planned for an {name}", box=None)
     for column in ("M", "SMs", "kernel", "tile", "K split", "waves", "us", "TFLOP/s", "chosen by"):
         left = column in ("kernel", "tile", "K split", "chosen by")

@@ -60,9 +60,7 @@ def selection(ops: AppendOperands, place: Place) -> dict[str, Any]:
 
     problem = of_step(problem_of_case(ops))
     profile = append_dispatcher(ops.kv_lens.get_device()).profile
-    found = APPEND_FAMILY.select(
-        problem, place.budget, profile, APPEND_FAMILY.load(profile.info.name)
-    )
+    found = APPEND_FAMILY.select(problem, place.budget, profile, APPEND_FAMILY.load(profile))
     config = found.config
     expected_us = predict_us(problem, config, place.budget, profile)
     words = f"warps={config.num_warps}:ctas_per_sm={config.ctas_per_sm}"

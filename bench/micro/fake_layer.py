@@ -147,7 +147,6 @@ class FakeLayer:
     def __init__(self, num_sms: int = 92) -> None:
         self.config = preset("qwen3-8b")
         profile = load_profile("h200")
-        gpu = profile.info.name
         budget = Budget(num_sms, "mask", True)
         streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: budget, lambda: False)
         space = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
@@ -155,13 +154,13 @@ class FakeLayer:
             profile, lambda: RowsKernels(CAPABILITY), partial(choose, profile=profile), of_step
         )
         gemms = Dispatcher(
-            profile, GEMM_FAMILY.load(gpu), lambda: GemmKernels(0, CAPABILITY), _no_library,
-            load_constants(gpu), lambda: RowsSilu(rows),
+            profile, GEMM_FAMILY.load(profile), lambda: GemmKernels(0, CAPABILITY), _no_library,
+            load_constants(profile.info.name), lambda: RowsSilu(rows),
         )  # fmt: skip
         self.gemm = EagerOperator(GEMM, -1, gemms, streams, space)
         self.swiglu = EagerOperator(GEMM_SWIGLU, -1, gemms, streams, space)
         self.norm = EagerOperator(RMS_NORM, -1, rows, streams, space)
-        append_table = APPEND_FAMILY.load(gpu)
+        append_table = APPEND_FAMILY.load(profile)
         appends: Any = OperatorDispatcher(
             profile,
             lambda: AppendKernels(CAPABILITY),
@@ -171,7 +170,7 @@ class FakeLayer:
         self.append = EagerOperator(APPEND, -1, appends, streams)
         attentions = AttentionDispatcher(
             profile, lambda: AttentionKernels(0, CAPABILITY), select_attention, cuda.violations,
-            ATTENTION_FAMILY.load(gpu),
+            ATTENTION_FAMILY.load(profile),
         )  # fmt: skip
         self.attention = EagerOperator(ATTENTION, -1, attentions, streams)
         self.plans = EagerPlans(-1, attentions, streams)

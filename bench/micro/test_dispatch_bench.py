@@ -22,7 +22,7 @@ def profile():
 
 @pytest.fixture(scope="module")
 def tables(profile):
-    return GEMM_FAMILY.load(profile.info.name)
+    return GEMM_FAMILY.load(profile)
 
 
 def test_choice_seen_before(benchmark, profile, tables):

@@ -212,6 +212,9 @@ class AppendKey(Key):
 APPEND_FAMILY: BucketFamily[AppendProblem, AppendConfig] = BucketFamily(
     name="append",
     key=AppendKey,
+    problems=lambda key: (
+        AppendProblem(key.tokens, 1, key.num_q_heads, key.num_kv_heads, key.head_dim, 16),
+    ),
     default=AppendConfig(),
     candidates=lambda problem, budget, profile: candidates(problem, budget),
     predict_us=predict_us,

@@ -10,6 +10,7 @@ from math import ceil, isqrt
 from smkern.tuning.config import STREAM_K, Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.constraints import (
     AVAILABLE,
+    MAX_GROUP,
     MAX_STAGES,
     SWAPPED_COLUMNS,
     WS_SWAPPED_COLUMNS,
@@ -35,7 +36,7 @@ def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
     """
     if config.swap:
         return 1
-    wanted = min(16, max(1, isqrt(num_sms * config.block_n // config.block_m)))
+    wanted = min(MAX_GROUP, max(1, isqrt(num_sms * config.block_n // config.block_m)))
     rows = max(1, ceil(m / config.block_m))
     return ceil(rows / ceil(rows / wanted))
 

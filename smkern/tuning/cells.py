@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -62,12 +62,18 @@ class CellFile(Generic[K, V]):
         self.codec = codec
         self.remedy = remedy
 
-    def load(self, gpu: str | None = None) -> Cells[K, V]:
+    def load(
+        self, gpu: str | None = None, broken: Callable[[K, V], str] | None = None
+    ) -> Cells[K, V]:
         """The file's cells, or none when there is no file.
 
+        Args:
+            gpu: Name of the GPU that they are for. None: any.
+            broken: Says which constraint a cell breaks, "" where none. None: nobody launches them.
+
         Raises:
-            TableError: the file is not a valid table, has another version, or with `gpu` given,
-                belongs to another GPU.
+            TableError: the file is not a valid table, has another version, belongs to another GPU,
+                or has a cell that cannot run.
         """
         try:
             text = self.path.read_text(encoding="utf-8")
@@ -75,7 +81,7 @@ class CellFile(Generic[K, V]):
             return Cells()
         except (OSError, UnicodeDecodeError) as error:
             raise self._error(f"cannot be read ({error})") from error
-        return self._parse(text, gpu)
+        return self._parse(text, gpu, broken)
 
     def merge(self, cells: Mapping[K, V], meta: Mapping[str, Any]) -> Cells[K, V]:
         """Add `cells`, replacing those with the same key, and rewrite the file atomically.
@@ -103,7 +109,9 @@ class CellFile(Generic[K, V]):
         head = {"format": FORMAT, "version": VERSION, "meta": table.meta}
         return json.dumps(head)[:-1] + ', "cells": [\n' + ",\n".join(lines) + "\n]}\n"
 
-    def _parse(self, text: str, gpu: str | None) -> Cells[K, V]:
+    def _parse(
+        self, text: str, gpu: str | None, broken: Callable[[K, V], str] | None
+    ) -> Cells[K, V]:
         try:
             data = parse(text)
         except ValueError as error:
@@ -121,8 +129,10 @@ class CellFile(Generic[K, V]):
         for row in rows:
             try:
                 key, cell = self.codec.decode(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise self._error(f"has an invalid cell ({error}): {row!r:.120}") from error
+                if broken is not None and (constraint := broken(key, cell)):
+                    raise ValueError(f"it breaks {constraint}")
+            except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+                raise self._error(f"has an invalid cell ({error}): {row!r:.1000}") from error
             cells[key] = cell
         return Cells(meta, cells)
 
@@ -214,11 +224,12 @@ def shipped_path(gpu: str, op: str = "gemm") -> Path:
     return SHIPPED / gpu_folder(gpu) / f"{op}.json"
 
 
-def load_cells(gpu: str, op: str, codec: Codec[K, V]) -> Cells[K, V]:
+def load_cells(gpu: str, op: str, codec: Codec[K, V], broken: Callable[[K, V], str]) -> Cells[K, V]:
     """An operator's shipped cells for the GPU of that name, overridden by the user's own.
 
     Raises:
-        TableError: a file is corrupt, from another GPU or of another version.
+        TableError: a file is corrupt, from another GPU or of another version, or has a cell that
+            cannot run.
     """
-    shipped = CellFile(shipped_path(gpu, op), codec).load(gpu)
-    return shipped.merged(CellFile(user_path(gpu, op), codec).load(gpu))
+    shipped = CellFile(shipped_path(gpu, op), codec).load(gpu, broken)
+    return shipped.merged(CellFile(user_path(gpu, op), codec).load(gpu, broken))

@@ -40,6 +40,8 @@ SWAPPED_ROWS = (64, 128, 256)
 SWAPPED_COLUMNS = (16, 32, 64, 128)
 WS_SWAPPED_COLUMNS = (48, 80, 96, 160, 192)
 MAX_STAGES = 12
+MAX_GROUP = 16
+"""Row tiles of a raster group."""
 
 
 def tiles_of(kernel: Kernel, swap: bool) -> tuple[tuple[int, int], ...]:
@@ -236,7 +238,11 @@ def has_release(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 
 
 def has_residency(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    return 1 <= config.ctas_per_sm <= 3
+    return 1 <= config.ctas_per_sm <= 3 and config.max_ctas >= 0
+
+
+def has_groups(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
+    return 1 <= config.group_m <= MAX_GROUP
 
 
 def has_pieces(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
@@ -289,6 +295,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     has_stages,
     has_release,
     has_residency,
+    has_groups,
     fits_shared,
     fits_registers,
     has_pieces,

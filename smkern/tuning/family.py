@@ -61,13 +61,22 @@ class Family(ABC, Generic[P, C]):
         """The table's file at a path."""
         return CellFile(path, self.codec)
 
-    def load(self, gpu: str) -> Any:
-        """The shipped table for the GPU of that name plus the user's own cells; may be empty.
+    @abstractmethod
+    def broken(self, key: Any, cell: Any, profile: Profile) -> str:
+        """Name of a constraint that a cell breaks, so that it must not be launched; "" if none."""
+
+    def load(self, profile: Profile) -> Any:
+        """The shipped table for the profile's GPU plus the user's own cells; may be empty.
 
         Raises:
-            TableError: a file is corrupt, from another GPU or of another version.
+            TableError: a file is corrupt, from another GPU or of another version, or has a cell
+                that breaks a constraint of the tuner's.
         """
-        return self.table_of(load_cells(gpu, self.name, self.codec))
+
+        def broken(key: Any, cell: Any) -> str:
+            return "num_sms" if key.num_sms < 1 else self.broken(key, cell, profile)
+
+        return self.table_of(load_cells(profile.info.name, self.name, self.codec, broken))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +88,7 @@ class BucketFamily(Family[P, C]):
     Args:
         name: Name of the table's file, without its suffix.
         key: Key class of the cells.
+        problems: The problems at both ends of a key's buckets: what one of them may run is legal.
         default: Default configuration; a line holds its first field and those that differ from it.
         candidates: The configurations to measure and to choose from.
         predict_us: The model's time for a configuration with cold caches, us.
@@ -89,6 +99,7 @@ class BucketFamily(Family[P, C]):
 
     name: str
     key: type[Key]
+    problems: Callable[[Any], Sequence[P]]
     default: C
     candidates: Callable[[P, Budget, Profile], Sequence[C]]
     predict_us: Callable[[P, C, Budget, Profile], float]
@@ -105,6 +116,11 @@ class BucketFamily(Family[P, C]):
 
     def table_of(self, cells: Cells[Any, Tuned[C]]) -> BucketTable[Any, C]:
         return BucketTable.of(cells)
+
+    def broken(self, key: Any, cell: Tuned[C], profile: Profile) -> str:
+        budget = Budget(key.num_sms, key.confined)
+        served = (self.is_legal(x, cell.config, budget, profile) for x in self.problems(key))
+        return "" if any(served) else "every candidate's constraints"
 
     def is_legal(self, problem: P, config: C, budget: Budget, profile: Profile) -> bool:
         """Whether kernels exist for a configuration in this budget."""
@@ -158,5 +174,5 @@ class BucketFamily(Family[P, C]):
         Raises:
             TableError: a file is corrupt, from another GPU or of another version.
         """
-        table = self.load(profile.info.name)
+        table = self.load(profile)
         return lambda problem, budget: self.config(problem, budget, profile, table)

@@ -141,7 +141,7 @@ def is_legal(problem: GroupedProblem, config: GroupedConfig, capability: int) ->
     """Whether a kernel exists for a configuration, whatever its overlap and CTAs per SM."""
     wanted = _code(config)
     return any(
-        _code(made) == wanted and config.ctas_per_sm <= made.ctas_per_sm
+        _code(made) == wanted and 1 <= config.ctas_per_sm <= made.ctas_per_sm
         for made in configs_of(problem, capability)
     )
 
@@ -284,6 +284,10 @@ def _capability(profile: Profile) -> int:
 GROUPED_FAMILY: BucketFamily[GroupedProblem, GroupedConfig] = BucketFamily(
     name="grouped_gemm",
     key=GroupedKey,
+    problems=lambda key: tuple(
+        GroupedProblem(key.rows, key.num_experts, key.n, key.k, key.swiglu, key.dtype, aligned)
+        for aligned in (True, False)
+    ),
     default=GroupedConfig(),
     candidates=lambda problem, budget, profile: configs_of(problem, _capability(profile)),
     predict_us=predict_us,

@@ -249,9 +249,20 @@ class MoeKey(Key):
     BUCKETED = ("tokens",)
 
 
+def _problems(key: MoeKey) -> tuple[MoeProblem, ...]:
+    """Problems of the most and the least tokens of a key."""
+    ends = key.tokens, key.tokens // 2 + 1
+    if key.op == "topk_softmax":
+        return tuple(TopkProblem(tokens, key.num_experts, key.top_k) for tokens in ends)
+    if key.op == "moe_unpermute":
+        return tuple(UnpermuteProblem(tokens, key.top_k, key.hidden) for tokens in ends)
+    return tuple(PermuteProblem(tokens, key.top_k, key.num_experts, key.hidden) for tokens in ends)
+
+
 MOE_FAMILY: BucketFamily[MoeProblem, MoeConfig] = BucketFamily(
     name="moe",
     key=MoeKey,
+    problems=_problems,
     default=MoeConfig(),
     candidates=lambda problem, budget, profile: candidates(problem, budget),
     predict_us=predict_us,

@@ -185,6 +185,7 @@ class SampleKey(Key):
 SAMPLE_FAMILY: BucketFamily[SampleProblem, SampleConfig] = BucketFamily(
     name="sample",
     key=SampleKey,
+    problems=lambda key: (SampleProblem(key.rows, key.vocab, key.dtype),),
     default=SampleConfig(),
     candidates=lambda problem, budget, profile: candidates(problem, budget),
     predict_us=predict_us,

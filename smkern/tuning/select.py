@@ -278,6 +278,14 @@ class GemmFamily(Family[GemmProblem, GemmConfig]):
     def key_of(self, problem: GemmProblem, budget: Budget) -> CellKey:
         return CellKey.of(problem, budget)
 
+    def broken(self, key: CellKey, cell: Cell, profile: Profile) -> str:
+        problem, budget, capability = key.problem, key.budget, profile.info.capability
+        for config in dict.fromkeys((cell.config, cell.own)):
+            for constraint in constraints.CONSTRAINTS:
+                if not constraint(problem, config, budget, capability):
+                    return constraint.__name__
+        return "own" if cell.own.kernel in constraints.LIBRARIES else ""
+
     def table_of(self, cells: Cells[CellKey, Cell]) -> Table:
         return Table(cells.meta, cells.cells)
 

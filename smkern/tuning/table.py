@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from typing import Any
 
 from smkern.tuning.cells import checked, config_to_json, time_us
@@ -20,6 +21,14 @@ from smkern.tuning.constraints import (
 DEFAULT_CONFIG = GemmConfig("tma", 0, 0, 0)
 """A line holds the kernel and the fields that differ from these defaults."""
 _Cells = dict["CellKey", "Cell"]
+EPILOGUES = {
+    each.key: each
+    for each in (
+        Epilogue(swiglu=True),
+        *(Epilogue(*of) for of in product((False, True), (False, True), (None, "silu", "gelu"))),
+    )
+}
+"""All epilogues by the names that lines have."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,6 +51,15 @@ class CellKey:
             "gemm", problem.n, problem.k, problem.m, problem.dtype, problem.epilogue.key,
             budget.num_sms, budget.confined, budget.clusters,
         )  # fmt: skip
+
+    @property
+    def problem(self) -> GemmProblem:
+        """The problem that was tuned; KeyError for an epilogue that is none."""
+        return GemmProblem(self.m, self.n, self.k, self.dtype, EPILOGUES[self.epilogue])
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.num_sms, self.confined, self.clusters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +215,4 @@ class GemmCodec:
 
 def config_from_json(values: Mapping[str, Any]) -> GemmConfig:
     """The configuration of a line; TypeError or ValueError if it is not one."""
-    config = checked(GemmConfig, values)
-    if min(config.block_m, config.block_n) < 1:
-        raise ValueError(f"{config} does not name a kernel of smkern")
-    return config
+    return checked(GemmConfig, values)

@@ -69,8 +69,12 @@ def some(path: Path, count: int = 12) -> list[Any]:
 
 def use_table(family: Any) -> Callable[[Path], object]:
     def use(path: Path) -> None:
-        file = family.file(path)
+        own = cells.user_path(GPU, family.name)
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(path.read_bytes())
+        file = family.file(own)
         file.dump(file.load(GPU))
+        family.load(H200)
 
     return use
 
@@ -187,7 +191,10 @@ LOADERS = list(documents())
 
 
 @pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: loader.name)
-def test_a_spoiled_file_is_read_or_refused_by_name(cases, tmp_path: Path, loader: Loader) -> None:
+def test_a_spoiled_file_is_read_or_refused_by_name(
+    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / loader.name
     lines = [json.dumps(line) for line in loader.lines]
     path.write_text("\n".join(lines) + "\n")

@@ -15,6 +15,7 @@ from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.moe.grouped import grouped_dispatcher
 from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.ops.sample.operators import sample_dispatcher
+from smkern.profile import profile_for
 from smkern.tuning import constraints
 from smkern.tuning.append import AppendProblem
 from smkern.tuning.attention import constraints as attention_constraints
@@ -117,7 +118,7 @@ def test_a_small_operator_knows_its_own_device(info, family, monkeypatch) -> Non
 
 @every_gpu
 def test_no_table_of_another_gpu_is_found(info) -> None:
-    assert not any(family.load(info.name).cells for family in FAMILIES)
+    assert not any(family.load(profile_for(info)).cells for family in FAMILIES)
     constants = load_constants(info.name, info.capability)
     hopper = info.capability[0] == 9
     assert constants == (load_constants("NVIDIA H200") if hopper else DEFAULTS)
@@ -132,7 +133,7 @@ def test_a_table_of_another_gpu_in_this_ones_place_is_refused_and_left() -> None
     store.merge({key: Cell(config, 1.0, config, 1.0)}, meta | {"gpu": "NVIDIA H200"})
     before = path.read_bytes()
     with pytest.raises(TableError, match=r"tuned on 'NVIDIA H200', and this is 'NVIDIA A100"):
-        GEMM_FAMILY.load(gpus.A100.name)
+        GEMM_FAMILY.load(profile_for(gpus.A100))
     with pytest.raises(TableError, match="tuned on 'NVIDIA H200'"):
         store.merge({key: Cell(config, 2.0, config, 2.0)}, meta | {"gpu": gpus.A100.name})
     assert path.read_bytes() == before

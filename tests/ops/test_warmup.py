@@ -146,7 +146,7 @@ def test_the_bar(shown):
 @pytest.mark.parametrize("num_sms", [34, 60, 66, 100])
 def test_every_row_count_runs_what_the_warmup_visited(num_sms):
     """By the shipped tables, whose cells serve down to half of their rows, and between them."""
-    dispatcher = offline_dispatcher(load_profile("h200"), GEMM_FAMILY.load("NVIDIA H200"))
+    dispatcher = offline_dispatcher(load_profile("h200"), GEMM_FAMILY.load(load_profile("h200")))
     budget = Budget(num_sms, "mask", False)
     calls = GemmCalls([(6144, 4096), (4096, 12288)], 1100, ["bf16"], [Epilogue()], [False])
     visited = {

@@ -59,6 +59,7 @@ BROKEN = {
     "has_stages": (PROBLEM, replace(GOOD, num_stages=1), BUDGET, SM_90),
     "has_release": (PROBLEM, replace(GOOD, kernel="tma", eager=True), BUDGET, SM_90),
     "has_residency": (PROBLEM, replace(GOOD, ctas_per_sm=4), BUDGET, SM_90),
+    "has_groups": (PROBLEM, replace(GOOD, group_m=17), BUDGET, SM_90),
     "fits_shared": (PROBLEM, replace(GOOD, num_stages=8), BUDGET, SM_90),
     "fits_registers": (PROBLEM, replace(GOOD, ctas_per_sm=2, num_stages=2), BUDGET, SM_90),
     "has_pieces": (PROBLEM, replace(GOOD, split=65), BUDGET, SM_90),

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 
 from smkern.errors import TableError
+from smkern.profile import load_profile
 from smkern.tuning import cells, constraints
 from smkern.tuning.attention.select import ATTENTION_FAMILY
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape
@@ -22,7 +23,7 @@ from smkern.tuning.table import Cell, CellKey
 
 META = dict.fromkeys(cells.PROVENANCE, "x") | {"gpu": "NVIDIA H200"}
 BUDGET = Budget(32, "mask", False)
-CONFIG = GemmConfig("ws", 64, 128, 64, 4, 6, ctas_per_sm=2, split=0, group_m=4, max_ctas=30)
+CONFIG = GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=2, split=0, group_m=4, max_ctas=30)
 TWO = AttentionConfig("cuda", teams=2)
 
 
@@ -210,8 +211,49 @@ def test_users_cells_count_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / "user.json")
     GEMM_FAMILY.file(tmp_path / "shipped.json").merge({key(8): cell(1), key(16): cell(2)}, META)
     GEMM_FAMILY.file(tmp_path / "user.json").merge({key(16): cell(3)}, META)
-    found = GEMM_FAMILY.load("NVIDIA H200")
+    found = GEMM_FAMILY.load(load_profile("h200"))
     assert {k.m: c.us for k, c in found.cells.items()} == {8: 1.0, 16: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"split": -3}, "split is -3"),
+        ({"block_k": 0}, "has_tile"),
+        ({"num_stages": 0}, "has_stages"),
+        ({"num_warps": 6}, "has_warps"),
+        ({"ctas_per_sm": 0}, "has_residency"),
+        ({"num_stages": 6}, "fits_shared"),
+        ({"split": 4096}, "has_pieces"),
+        ({"group_m": 0}, "has_groups"),
+        ({"max_ctas": 2**40}, "max_ctas is"),
+        ({"kernel": "unfused", "block_k": 0}, "division"),
+        ({"kernel": "unfused"}, "serves_swiglu"),
+        ({"kernel": "cublaslt"}, "serves_library"),
+    ],
+)
+def test_a_cell_that_the_tuner_would_not_make_is_refused(tmp_path, monkeypatch, changes, broken):
+    monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / "user.json")
+    GEMM_FAMILY.file(tmp_path / "user.json").merge({key(64): cell(2)}, META)
+    assert key(64) in GEMM_FAMILY.load(load_profile("h200")).cells
+    line = GEMM_FAMILY.codec.encode(key(64), cell(2))
+    line["config"] |= changes
+    head, _, *rest = (tmp_path / "user.json").read_text().split("\n")
+    (tmp_path / "user.json").write_text("\n".join([head, json.dumps(line), *rest]))
+    with pytest.raises(TableError, match=f"invalid cell.*{broken}.*tune again"):
+        GEMM_FAMILY.load(load_profile("h200"))
+
+
+def test_a_librarys_cell_names_our_own_fastest_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "user_path", lambda gpu, op: tmp_path / "user.json")
+    wide = CellKey.of(GemmProblem(64, 6144, 4096), Budget(32, "mask", True))
+    file = GEMM_FAMILY.file(tmp_path / "user.json")
+    found = Cell(constraints.CUBLASLT, 5.0, CONFIG, 6.0)
+    file.merge({wide: found}, META)
+    assert GEMM_FAMILY.load(load_profile("h200")).cells[wide] == found
+    file.merge({wide: Cell(constraints.CUBLASLT, 5.0, constraints.CUBLASLT, 5.0)}, META)
+    with pytest.raises(TableError, match="breaks own"):
+        GEMM_FAMILY.load(load_profile("h200"))
 
 
 def test_folders_are_named_by_gpu():

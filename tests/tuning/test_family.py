@@ -10,6 +10,8 @@ import pytest
 from smkern.errors import BudgetError, TableError
 from smkern.profile import load_profile
 from smkern.tuning.append import APPEND_FAMILY, AppendConfig, AppendProblem
+from smkern.tuning.attention.select import ATTENTION_FAMILY
+from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 from smkern.tuning.cells import PROVENANCE, Cells, Tuned
 from smkern.tuning.config import Budget
 from smkern.tuning.families import FAMILIES
@@ -118,6 +120,44 @@ def test_what_is_written_is_what_dispatch_takes(
 
 
 @EACH
+def test_what_no_problem_of_a_cell_may_run_is_refused(
+    case: Case, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("smkern.tuning.cells.user_path", lambda gpu, op: tmp_path / f"{op}.json")
+    key = case.family.key_of(case.problem, BUDGET)
+    file = case.family.file(tmp_path / f"{case.family.name}.json")
+    good = Tuned(case.tuned, 4.25)
+    for wrong in (Tuned(case.illegal, 4.25), Tuned(replace(case.tuned, ctas_per_sm=0), 4.25)):
+        file.merge({key: wrong}, META)
+        with pytest.raises(TableError, match=r"invalid cell.*every candidate's constraints"):
+            case.family.load(PROFILE)
+    file.merge({replace(key, num_sms=0): good, key: good}, META)
+    with pytest.raises(TableError, match="breaks num_sms"):
+        case.family.load(PROFILE)
+
+
+@EACH
+@pytest.mark.parametrize("size", [1, 3, 100, 129, 513, 1000, 1025, 5000])
+def test_whatever_the_tuner_may_measure_is_legal_in_its_cell(case: Case, size: int) -> None:
+    problem = replace(case.problem, **{case.size: size})
+    for budget in (BUDGET, Budget(32, "grid")):
+        key = case.family.key_of(problem, budget)
+        for config in case.family.candidates(problem, budget, PROFILE):
+            assert not case.family.broken(key, Tuned(config, 1.0), PROFILE), config
+
+
+@pytest.mark.parametrize("q_len", [1, 2, 3, 5, 8, 9, 100, 4096])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (64, 2, 64), (16, 16, 256), (24, 1, 96)])
+def test_attention_may_measure_what_its_cells_may_hold(q_len: int, heads: Any) -> None:
+    shape = AttentionShape(5, *heads, 16, q_len, 3000, 5 * q_len, 15_000)
+    problem, family = AttentionProblem(shape), ATTENTION_FAMILY
+    for budget in (BUDGET, Budget(32, "grid")):
+        for config in family.candidates(problem, budget, PROFILE):
+            key = family.key_of(problem, budget)
+            assert not family.broken(key, Tuned(config, 1.0), PROFILE), config
+
+
+@EACH
 def test_no_budget(case: Case) -> None:
     with pytest.raises(BudgetError, match="num_sms is 0"):
         case.family.config(case.problem, Budget(0, "mask"), PROFILE)
@@ -125,5 +165,6 @@ def test_no_budget(case: Case) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_what_ships_loads_and_an_unknown_gpu_has_nothing(family: Any) -> None:
-    assert all(cell.us > 0 for cell in family.load("NVIDIA H200").cells.values())
-    assert not family.load("NVIDIA Nothing").cells
+    assert all(cell.us > 0 for cell in family.load(PROFILE).cells.values())
+    unknown = replace(PROFILE, info=replace(PROFILE.info, name="NVIDIA Nothing"))
+    assert not family.load(unknown).cells

@@ -251,5 +251,5 @@ def _dispatcher(profile: Profile, kernels: Callable[[], Kernels]) -> AttentionDi
     from smkern.kernels.attention.cuda import violations
     from smkern.tuning.attention.select import ATTENTION_FAMILY, select_attention
 
-    table = ATTENTION_FAMILY.load(profile.info.name)
+    table = ATTENTION_FAMILY.load(profile)
     return AttentionDispatcher(profile, kernels, select_attention, violations, table)

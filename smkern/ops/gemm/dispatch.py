@@ -390,7 +390,7 @@ def gemm_dispatcher(index: int) -> Dispatcher:
     gpu = profile.info.name
     return Dispatcher(
         profile,
-        GEMM_FAMILY.load(gpu),
+        GEMM_FAMILY.load(profile),
         kernels,
         library,
         load_constants(gpu, profile.info.capability),

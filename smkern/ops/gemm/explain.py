@@ -31,7 +31,7 @@ def _shipped_dispatcher() -> Dispatcher:
     from smkern.tuning.select import GEMM_FAMILY
 
     profile = load_profile()
-    return offline_dispatcher(profile, GEMM_FAMILY.load(profile.info.name))
+    return offline_dispatcher(profile, GEMM_FAMILY.load(profile))
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:

@@ -17,6 +17,7 @@ from smkern.tuning.attention.shapes import (
     AttentionConfig,
     AttentionKernel,
     AttentionProblem,
+    AttentionShape,
     Budget,
 )
 from smkern.tuning.bucket_table import BucketTable
@@ -202,9 +203,25 @@ def _candidates(
     return candidates(problem, budget, capability, kernel) if kernel else []
 
 
+def _problems(key: AttentionKey) -> tuple[AttentionProblem, ...]:
+    """Problems of the longest and the shortest queries of a key."""
+    return tuple(
+        AttentionProblem(
+            AttentionShape(
+                key.batch, key.num_q_heads, key.num_kv_heads, key.head_dim, key.page_size, q_len,
+                key.kv_len, key.batch * q_len, key.batch * key.kv_len,
+            ),
+            key.dtype,
+            key.cache_dtype,
+        )
+        for q_len in (key.q_len, key.q_len // 2 + 1)
+    )  # fmt: skip
+
+
 ATTENTION_FAMILY: BucketFamily[AttentionProblem, AttentionConfig] = BucketFamily(
     name="attention",
     key=AttentionKey,
+    problems=_problems,
     default=AttentionConfig(),
     candidates=_candidates,
     predict_us=predict_us,
