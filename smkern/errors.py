@@ -75,3 +75,7 @@ class StalledError(SmkernError, RuntimeError):
 
 class ModelError(SmkernError, RuntimeError):
     """A model that raised while its work was launched; the requests of that launch have failed."""
+
+
+class EngineDeadError(SmkernError, RuntimeError):
+    """A runtime that something stopped midway: its requests have ended, and it takes no more."""

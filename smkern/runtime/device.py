@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smkern.errors import DeviceError
 from smkern.latency import Size
 from smkern.runtime.place import Lane, Place
 
@@ -49,6 +50,34 @@ class Event(Protocol):
     def times_us(self) -> tuple[float, float] | None:
         """When it began and ended on the device, on the device's clock; None: not known (yet)."""
         ...
+
+
+def is_over(event: Event) -> bool:
+    """`Event.query`; DeviceError for whatever it raises, and for what is no bool."""
+    try:
+        answer = event.query()
+    except DeviceError:
+        raise
+    except Exception as reason:
+        raise DeviceError(
+            f"{type(reason).__name__} when a launch was asked whether it is over ({reason}): its "
+            "requests fail; look at the device's events"
+        ) from reason
+    if type(answer) is not bool:
+        raise DeviceError(
+            f"query() of a launch's event answered {answer!r:.80}: its requests fail; let it "
+            "return True or False"
+        )
+    return answer
+
+
+def times_us(event: Event) -> tuple[float, float] | None:
+    """`Event.times_us`; None also for what is no two times: they are for statistics alone."""
+    try:
+        begin_us, end_us = event.times_us()  # type: ignore[misc]
+        return float(begin_us), float(end_us)
+    except Exception:  # noqa: BLE001  as if they were not known
+        return None
 
 
 class Device(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from smkern.errors import DeviceError, ModelError
 from smkern.policies import PrefillView
-from smkern.runtime.device import Event
+from smkern.runtime.device import Event, is_over
 from smkern.runtime.executor import Draw, PrefillRun
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.request import Request
@@ -80,7 +80,7 @@ class AllOver:
 
 def _is_over(event: Event) -> bool:
     try:
-        return event.query()
+        return is_over(event)
     except DeviceError:
         return True
 
@@ -96,8 +96,10 @@ class Written:
 
 
 class LaunchError(ModelError):
-    """A launch raised; `requests` are those that have failed by it."""
+    """A launch raised, or the read of its tokens; `requests` are those that have failed by it."""
 
-    def __init__(self, requests: Iterable[Request], reason: Exception) -> None:
-        super().__init__(f"{type(reason).__name__} while work was launched: {reason}")
+    def __init__(
+        self, requests: Iterable[Request], reason: Exception, when: str = "work was launched"
+    ) -> None:
+        super().__init__(f"{type(reason).__name__} while {when}: {reason}")
         self.requests = list(requests)

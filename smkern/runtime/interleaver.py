@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
-from smkern.runtime.device import Device, Event, Work
+from smkern.runtime.device import Device, Event, Work, is_over
 from smkern.runtime.place import LANES, Lane, Place
 
 MAX_QUEUED_LAUNCHES = 960
@@ -54,7 +54,7 @@ class Ticket:
         if self.seen_us is not None or self.error is not None:
             return True
         try:
-            return self.event.query()
+            return is_over(self.event)
         except DeviceError as error:
             self.error = error
             return True
@@ -269,7 +269,7 @@ class Interleaver:
                     self.failed = head = queue[0]
                     if head.error is not None:
                         raise head.error
-                    if not head.event.query():
+                    if not is_over(head.event):
                         break
                     ended = self._end(queue.popleft())
                     if ended.work is not _FENCE:
@@ -320,13 +320,15 @@ class Interleaver:
             gone.seen_us = self.device.now_us()
             self._queued[gone.lane].remove(gone)
             self._launches[gone.lane] -= gone.work.launches
+        if ticket is not None and ticket.work is not _FENCE:  # the device may run it all the same
+            self._keep_place(ticket.lane)
         return [gone for gone in left if gone.work is not _FENCE]
 
     def _keep_place(self, lane: Lane) -> None:
         """A launch raised: the lane is not free before what it has put on the device is over."""
         with suppress(Exception):  # a device that takes nothing more runs nothing either
             event = self.fence(lane)
-            if not event.query():
+            if not is_over(event):
                 now_us = self.device.now_us()
                 ticket = Ticket(-1, lane, self._place[lane], _FENCE, now_us, event)
                 self._queued[lane].append(ticket)

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from smkern.errors import ArgumentError
+from smkern.runtime.answers import begun_batch, decode_steps, layers_of, mixed_forward
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Executor, PrefillChunk, cut
 from smkern.runtime.in_flight import (
-    AllOver,
     InFlight,
     LaunchError,
     PrefillBatch,
@@ -18,7 +18,7 @@ from smkern.runtime.in_flight import (
     preemptions_of,
 )
 from smkern.runtime.interleaver import Interleaver, Ticket
-from smkern.runtime.place import LANES, Lane
+from smkern.runtime.place import Lane
 from smkern.runtime.queues import RequestQueues
 from smkern.runtime.request import Request
 from smkern.runtime.steady_batch import SteadyBatch
@@ -118,7 +118,8 @@ class BatchLauncher:
             return
         steady.count()
         if is_rich and steady.extend(self._queues, count) and self._prepares_ahead:
-            self._executor.prepare_next(steady.requests, count)
+            with suppress(Exception):  # `decode` prepares what this did not, or says why not
+                self._executor.prepare_next(steady.requests, count)
 
     @property
     def free_rows(self) -> int:
@@ -178,7 +179,7 @@ class BatchLauncher:
             requests, left = self._decoding()
         if not requests or not count:
             return 0
-        works = self._call(requests, self._executor.decode, tuple(requests), count)
+        works = self._call(requests, decode_steps, self._executor, tuple(requests), count)
         preemptions: list[int] = []
         for work, draw in works:
             ticket = self._launch("decode", work, requests)
@@ -196,9 +197,8 @@ class BatchLauncher:
         if self._owed:
             self.settle()
         requests = steady.requests
-        works = self._call(requests, self._executor.decode, requests, steps)
+        works = self._call(requests, decode_steps, self._executor, requests, steps, steady.rows)
         for work, draw in works:
-            assert draw.requests == steady.rows, "requests have changed their rows"
             ticket = self._launch("decode", work, requests)
             if ticket is None:
                 break
@@ -232,7 +232,7 @@ class BatchLauncher:
         # Requests that are not part of it have no row from here on, launched or not.
         self._steady = None
         self._drawn.intersection_update(running)
-        work, draw = self._call(chosen, self._executor.mixed, chunks, running)
+        work, draw = self._call(chosen, mixed_forward, self._executor, chunks, running)
         ticket = self._launch("decode", work, chosen)
         if ticket is None:
             return None
@@ -261,7 +261,7 @@ class BatchLauncher:
         if not chunks:
             return False
         slot = 0 if self.batch is None else 1 - self.batch.run.slot
-        run = self._call(chosen, self._executor.begin, chunks, slot)
+        run = self._call(chosen, begun_batch, self._executor, chunks, slot)
         assert preempt or self.batch is None
         self.preempted = self.batch
         self.batch = PrefillBatch(run, chosen, self._lanes.device.now_us())
@@ -280,7 +280,7 @@ class BatchLauncher:
         if batch is None:
             return 0
         count = min(count, self._num_layers - batch.layers)
-        work = self._call(batch.requests, self._executor.prefill, batch.run, batch.layers, count)
+        work = self._call(batch.requests, layers_of, self._executor, batch.run, batch.layers, count)
         ticket = self._launch("prefill", work, batch.requests)
         if ticket is None:
             return 0
@@ -308,24 +308,11 @@ class BatchLauncher:
             else:
                 self._queues.wait(request)
 
-    def fence(self, tickets: Iterable[Ticket] = (), requests: Iterable[Request] = ()) -> bool:
-        """Launches have failed: what of them runs is over behind both lanes.
-
-        Args:
-            tickets: Launches on their way.
-            requests: Requests of a launch that raised.
-
-        Returns:
-            Whether the device still takes work; one that does not runs nothing either.
-        """
-        everyone = {*requests}.union(*[self.in_flight[ticket].requests for ticket in tickets])
-        end: AllOver | None = None
-        with suppress(Exception):
-            end = AllOver(tuple([self._lanes.fence(lane) for lane in LANES]))
-        if end is not None:
-            for request in everyone:
-                request.last_use = end
-        return end is not None
+    def reset(self) -> None:
+        """Forget all that is on its way, and all batches."""
+        self.in_flight.clear()
+        self._owed.clear()
+        self.batch = self.preempted = self._steady = None
 
     def lose(self, requests: Iterable[Request]) -> list[Request]:
         """Forget the batches of requests that have failed; these, and all others of the batches:

@@ -32,6 +32,7 @@ from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.request import Completion
+from smkern.runtime.watchdog import catch_up
 
 CPU_CONTEXT = 1024
 """Tokens that a CPU's pool holds for each request of the largest batch, unless told otherwise."""
@@ -143,17 +144,10 @@ class LLM:
             device=self.decoder.device,
             reuse=prefix_cache,
         )
-        self._executor = ModelExecutor(
-            self.decoder,
-            self.pool,
-            device=None if partition is None else _device_in(partition, self.decoder.device),
-            max_context=max_context,
-            num_sms=num_sms,
-            **largest,
-        )
-        if on_gpu:
-            self._executor.warm()
-            self._executor.capture()
+        self._partition = partition
+        self._sizes = {"max_context": max_context, "num_sms": num_sms, **largest}
+        self._executor: ModelExecutor | None = None
+        self._opened()
         self._max_step_tokens = max_step_tokens
         self._seeds = Random(seed)
         self._is_busy = False
@@ -218,11 +212,33 @@ class LLM:
 
     def memory_report(self) -> MemoryReport:
         """Device memory of graphs, activations, state and pages."""
-        return self._executor.memory_report()
+        return self._opened().memory_report()
 
     def close(self) -> None:
         """Destroy the graphs, so that a partition can close. Closing twice is fine."""
-        self._executor.close()
+        if self._executor is not None:
+            self._executor.close()
+
+    def _opened(self) -> ModelExecutor:
+        """The executor; another one where a call was stopped midway, as by an interrupt.
+
+        Raises:
+            PoolCorruptError: the pool was, too.
+        """
+        if self._executor is None:
+            self.pool.check()
+            device, partition = self.decoder.device, self._partition
+            executor = ModelExecutor(
+                self.decoder,
+                self.pool,
+                device=None if partition is None else _device_in(partition, device),
+                **self._sizes,
+            )
+            if device.type == "cuda":
+                executor.warm()
+                executor.capture()
+            self._executor = executor
+        return self._executor
 
     def _submit(
         self,
@@ -236,7 +252,7 @@ class LLM:
         if is_text and self._unread_tokenizer is not None:
             load_tokenizer(self._unread_tokenizer)  # says what is missing
         mux = Multiplexer(
-            self._executor,
+            self._opened(),
             # Prompts take all that a forward holds: a batch job has no reader between two tokens.
             # Nothing is launched ahead, so batches do not follow from timing: the same call on the
             # same pool draws the same tokens.
@@ -264,14 +280,19 @@ class LLM:
                     cause = error.__cause__ if isinstance(error, ModelError) else None
                     raise cause or error
                 yield output
-            self._executor.idle()  # graphs that this call missed are there for the next one
+            # Graphs that this call missed are there for the next one.
+            catch_up(self._opened(), mux.timeline)
         finally:
             self._is_busy = False
-            for index in range(count):
-                mux.cancel(index)
-            for _ in mux.run():
-                pass
-            self.pool.poll()
+            if mux.dead is None:
+                for index in range(count):
+                    mux.cancel(index)
+                for _ in mux.run():
+                    pass
+                self.pool.poll()
+            else:
+                self._executor = None
+                mux.close()
 
 
 def _weights(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from smkern.latency import Size
 from smkern.policies import Ended, Running, Snapshot
 from smkern.policies.snapshot import Trigger
-from smkern.runtime.device import Event
+from smkern.runtime.device import Event, times_us
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.launcher import BatchLauncher
@@ -162,7 +162,7 @@ def _times(launches: Iterable[_Over]) -> tuple[Ended, ...]:
     """The launches with the times of those that the device knows."""
     found = []
     for lane, num_sms, size, event in launches:
-        times = event.times_us()
+        times = times_us(event)
         if times is not None:
             found.append(Ended(lane, num_sms, size, *times))
     return tuple(sorted(found, key=lambda ended: ended.ended_us))

@@ -8,20 +8,22 @@ from math import inf
 from random import Random
 from time import perf_counter
 
-from smkern.errors import ArgumentError, DeviceError, SmkernError
+from smkern.errors import ArgumentError, DeviceError, EngineDeadError, SmkernError, StalledError
 from smkern.limits import as_int
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Tokenizer
 from smkern.policies import Chunked, Policy, order_named
 from smkern.policies.check import checked_policy
 from smkern.runtime.executor import Executor, MemoryReport
+from smkern.runtime.finisher import Finisher
 from smkern.runtime.handle import Handle, Output
 from smkern.runtime.in_flight import LaunchError
 from smkern.runtime.input_processor import InputProcessor, Prompt
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
 from smkern.runtime.output_processor import OutputProcessor
-from smkern.runtime.queues import Preemption, RequestQueues, no_pages_error
+from smkern.runtime.owner import Owner
+from smkern.runtime.queues import Preemption, RequestQueues
 from smkern.runtime.request import Request
 from smkern.runtime.scheduler import Outcome, Scheduler
 from smkern.runtime.sim.fast_forward import fast_forward
@@ -37,9 +39,11 @@ BLOCKED_US = 1e3  # between two looks where nothing is on its way and nothing ca
 class Multiplexer:
     """Serves requests on one GPU that prefill and decode share as a policy says.
 
-    One thread: `step` polls the device, hands out the tokens that came, asks the policy where
-    something can be launched, carries its decision out, and returns without waiting. Decode is
-    launched first. What fails takes its own requests along, and no others.
+    One thread, the first that calls it: `step` polls the device, hands out the tokens that came,
+    asks the policy where something can be launched, carries its decision out, and returns without
+    waiting. Decode is launched first. What fails takes its own requests along, and no others; what
+    leaves it half changed, as an interrupt in the middle of a step or a pool that raises, ends all
+    with `EngineDeadError`.
 
     Args:
         executor: Runs the model: a `ModelExecutor` (slow on a CPU); `SimExecutor` runs none.
@@ -110,7 +114,7 @@ class Multiplexer:
         self._meter = StatsMeter(timeline, config=executor.config)
         self._inputs = InputProcessor(executor, tokenizer, Random(seed), batch_invariant)
         self._outputs = OutputProcessor(
-            self._launcher, self._meter, self._inputs, self._finished, log
+            self._launcher, self._meter, self._inputs, lambda x: self._finisher.finished(x), log
         )
         self._requests: dict[int, Request] = {}
         self._scheduler = Scheduler(
@@ -121,12 +125,16 @@ class Multiplexer:
             executor, policy, log is None or not timeline.is_off, self._lanes, self._queues,
             self._launcher, self._outputs, self._scheduler, self._watchdog,
         )  # fmt: skip
+        self._owner = Owner()
+        self._finisher = Finisher(
+            executor, self._lanes, self._queues, self._launcher, self._scheduler, self._outputs,
+            self._meter, timeline, self._owner, self._requests,
+        )  # fmt: skip
         self._future = Arrivals()
         self._count = 0
         self._preemptions = 0
-        self._changed = False
         self._unread: deque[Output] = deque()
-        self._is_closed = False
+        self._is_closed = self._is_clean = False
 
     # Requests.
 
@@ -151,30 +159,40 @@ class Multiplexer:
         Raises:
             RequestError: a prompt or values that cannot be served.
             OutOfPagesError: it could not fit even alone.
-            ArgumentError: the runtime is closed, or a priority or time that is no number.
+            ArgumentError: the runtime is closed, another thread's, or in the middle of a step; or a
+                priority or time that is no number.
+            EngineDeadError: something has stopped it midway.
         """
         if self._is_closed:
             raise ArgumentError("this Multiplexer is closed: make another")
-        priority = as_int("priority", priority, -(2**31), 2**31)
-        now_us = self._lanes.device.now_us()
-        come_us = now_us if arrival_us is None else as_time("arrival_us", arrival_us)
-        wait_ms = inf if deadline_ms in (None, inf) else as_time("deadline_ms", deadline_ms)
-        request = self._inputs.process(self._count, prompt, params)
-        request.priority, request.arrival_us = priority, come_us
-        request.deadline_us = come_us + 1e3 * wait_ms
-        self._requests[self._count] = request
-        self._count += 1
-        if come_us <= now_us:
-            self._arrive(request)
-        else:
-            self._future.add(request)
+        self._owner.enter("submit")
+        try:
+            priority = as_int("priority", priority, -(2**31), 2**31)
+            come_us = None if arrival_us is None else as_time("arrival_us", arrival_us)
+            wait_ms = inf if deadline_ms in (None, inf) else as_time("deadline_ms", deadline_ms)
+            request = self._inputs.process(self._count, prompt, params)
+            request.priority = priority
+            with self._finisher.guard("submit"):
+                now_us = self._lanes.device.now_us()
+                request.arrival_us = now_us if come_us is None else come_us
+                request.deadline_us = request.arrival_us + 1e3 * wait_ms
+                self._requests[self._count] = request
+                self._count += 1
+                if request.arrival_us <= now_us:
+                    self._arrive(request)
+                else:
+                    self._future.add(request)
+        finally:
+            self._owner.is_inside = False
         return Handle(request, self.cancel)
 
     def cancel(self, request: Handle | int) -> None:
         """Want no more tokens of a request; one that has ended is left as it is.
 
         Raises:
-            ArgumentError: no such request, or another runtime's.
+            ArgumentError: no such request, another runtime's or thread's, or in the middle of a
+                step.
+            EngineDeadError: something has stopped the runtime midway, and it has not ended.
         """
         if isinstance(request, Handle) and not request.is_of(self.cancel):
             raise ArgumentError(f"{request} is of another Multiplexer: call its own cancel()")
@@ -182,15 +200,22 @@ class Multiplexer:
         if type(id_) is not int or not 0 <= id_ < self._count:
             raise ArgumentError(f"request {id_!r}: this Multiplexer has had {self._count} of them")
         found = self._requests.get(id_)
-        if found is not None:
-            self._outputs.flush()
-            found.is_cancelled = True
-            self._end(found)
+        if found is None:
+            return
+        self._owner.enter("cancel")
+        try:
+            with self._finisher.guard("cancel"):
+                self._outputs.flush()
+                found.is_cancelled = True
+                self._finisher.end(found)
+        finally:
+            self._owner.is_inside = False
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, runs, or is on its way."""
-        return not (self._requests or self._launcher.in_flight or self._unread)
+        outputs = self._unread or self._outputs.outputs
+        return not (self._requests or self._launcher.in_flight or outputs)
 
     # The loop.
 
@@ -204,7 +229,7 @@ class Multiplexer:
             while self._unread:  # one by one: a caller that stops finds the rest next time
                 had_none = False
                 yield self._unread.popleft()
-            if had_none and not self._changed:
+            if had_none and not self._scheduler.has_news:
                 self._wait()
 
     def step(self) -> list[Output]:
@@ -217,26 +242,29 @@ class Multiplexer:
         Raises:
             StalledError: nothing that was launched has ended for `stall_timeout_s`, or nothing
                 could be launched; the timeline so far is there.
+            ArgumentError: another thread's call, or one in the middle of another.
+            EngineDeadError: something has stopped an earlier step midway.
         """
         began = perf_counter()
+        self._owner.enter("step")
         try:
-            if self._future:
-                for request in self._future.due(self._lanes.device.now_us()):
-                    self._arrive(request)
-            self._poll()
-            if self._changed or self._scheduler.is_due:
-                self._changed = False
-                if self._launcher.steady is None or self._queues.paused:
-                    self._outputs.flush()
-                self._queues.resume()
-                self._decide(began)
-            elif not self._launcher.in_flight and not self._scheduler.rests:
-                self._unblock() if self._requests else catch_up(self._executor, self.timeline)
-        finally:
+            try:
+                self._advance(began)
+            except StalledError:
+                self._outputs.step_over()
+                raise
             self._outputs.step_over()
-        outputs, self._outputs.outputs = [*self._unread, *self._outputs.outputs], []
-        self._unread.clear()
-        return outputs
+            return self._take()
+        except BaseException as error:  # noqa: BLE001  what is to be raised is
+            self._finisher.caught(error)
+            return self._take()
+        finally:
+            self._owner.is_inside = False
+
+    @property
+    def dead(self) -> EngineDeadError | None:
+        """What ended the runtime itself; None: it serves."""
+        return self._owner.dead
 
     @property
     def errors(self) -> Sequence[tuple[float, SmkernError]]:
@@ -263,81 +291,100 @@ class Multiplexer:
         """Device memory of graphs, partitions, activations, state and pages."""
         return self._executor.memory_report()
 
-    def close(self) -> None:
-        """Cancel everything, wait for what is launched, destroy the graphs. Twice is fine."""
-        if self._is_closed and not self._launcher.in_flight:
+    def close(self, *, force: bool = False) -> None:
+        """Cancel everything, wait for what is launched, destroy the graphs. Twice is fine.
+
+        Args:
+            force: Give up what does not end for `stall_timeout_s`, as on a device that hangs: its
+                pages come back if it ever does, and the executor stays open.
+
+        Raises:
+            StalledError: what is launched does not end, without `force`; call it again with it.
+            ArgumentError, EngineDeadError: as `step`; the pool or the executor raised, and all else
+                was given back.
+        """
+        if self._is_clean:
             return
-        self._is_closed = True
-        self._outputs.flush()
-        for request in list(self._requests.values()):
-            request.is_cancelled = True
-            self._end(request)
-        while self._launcher.in_flight:
-            self._poll()
-            if self._launcher.in_flight:
-                self._lanes.wait()
-        for batch in (self._launcher.batch, self._launcher.preempted):
-            for request in () if batch is None else batch.requests:
-                self._queues.release(request)
-        self._executor.close()
+        self._owner.enter("close", is_last=True)
+        try:
+            self._is_closed = True
+            self._finisher.cancel_all()
+            self._take()
+            self._is_clean = self._finisher.clean(self._watchdog, force=force)
+        finally:
+            self._owner.is_inside = False
 
     def _arrive(self, request: Request) -> None:
         self._queues.wait(request)
         self._meter.arrived(request.index, request.arrival_us, prompt_tokens=request.prompt_len)
-        self._changed = True
+        self._scheduler.has_news = True
+
+    def _take(self) -> list[Output]:
+        """What is to be handed out."""
+        outputs, self._outputs.outputs = [*self._unread, *self._outputs.outputs], []
+        self._unread.clear()
+        return outputs
+
+    def _advance(self, began: float) -> None:
+        """Poll; let what can be launched be decided and launched."""
+        scheduler = self._scheduler
+        if self._future:
+            for request in self._future.due(self._lanes.device.now_us()):
+                self._arrive(request)
+        self._poll()
+        if scheduler.has_news or scheduler.is_due:
+            scheduler.has_news = False
+            if self._launcher.steady is None or self._queues.paused:
+                self._outputs.flush()
+            self._queues.resume()
+            try:
+                outcome = scheduler.act(began)
+                if outcome is Outcome.STUCK:
+                    self._finisher.unblock(is_stuck=True)
+                scheduler.has_news = scheduler.has_news or outcome is Outcome.GOES_ON
+            except LaunchError as error:
+                self._finisher.launch_failed(error)
+        elif not self._launcher.in_flight and not scheduler.rests:
+            self._finisher.unblock() if self._requests else catch_up(self._executor, self.timeline)
 
     def _wait(self) -> None:
-        until_us = earliest(self._future.next_us, self._scheduler.again_us)
-        if not self._launcher.in_flight and until_us is None:
-            if not self._requests:
+        """Let time go by."""
+        is_whole = True
+        try:
+            until_us = earliest(self._future.next_us, self._scheduler.again_us)
+            if not self._launcher.in_flight and until_us is None:
+                if not self._requests:
+                    return
+                until_us = self._lanes.device.now_us() + BLOCKED_US
+            if not self.timeline.settle_for():
                 return
-            until_us = self._lanes.device.now_us() + BLOCKED_US
-        if not self.timeline.settle_for():
-            return
-        if self._fast_forward is not None:
-            self._fast_forward(until_us)
-        self._lanes.wait(until_us)
+            if self._fast_forward is not None:
+                is_whole = False
+                self._fast_forward(until_us)
+                is_whole = True
+            self._lanes.wait(until_us)
+        except BaseException as error:  # noqa: BLE001  what is to be raised is
+            self._finisher.caught(error, is_whole=is_whole)
+            self._unread += self._take()
 
     def _poll(self) -> None:
         """What is over: its tokens to their requests."""
         try:
             over = self._lanes.poll()
         except DeviceError as error:
-            self._device_failed(error)
+            self._finisher.device_failed(error)
             return
         for ticket in over:
-            self._outputs.over(ticket, self._launcher.in_flight.pop(ticket))
-        self._scheduler.observer.over(over)
-        self._changed = self._changed or bool(over) or self._lanes.has_room_again()
+            launch = self._launcher.in_flight.pop(ticket)
+            try:
+                self._outputs.over(ticket, launch)
+            except LaunchError as error:
+                self._finisher.launch_failed(error)
+        scheduler = self._scheduler
+        scheduler.observer.over(over)
+        scheduler.has_news = scheduler.has_news or bool(over) or self._lanes.has_room_again()
         now_us, in_flight = self._lanes.device.now_us(), self._launcher.in_flight
         self._watchdog.look(now_us, bool(over), in_flight, self._queues.has_any)
-
-    def _finished(self, request: Request) -> None:
-        self._end(request) if request.error is None else self._fail([request], request.error)
-
-    def _decide(self, began: float) -> None:
-        """Let what can be launched be decided and launched."""
-        try:
-            outcome = self._scheduler.act(began)
-            if outcome is Outcome.STUCK:
-                self._unblock(is_stuck=True)
-            self._changed = self._changed or outcome is Outcome.GOES_ON
-        except LaunchError as error:
-            self._outputs.flush()
-            self._launcher.fence(requests=error.requests)
-            self._fail(error.requests, error)
-
-    # What goes wrong.
-
-    def _unblock(self, *, is_stuck: bool = False) -> None:
-        """Pages stand in the way of all, or nothing was asked yet: give some back and ask again."""
-        self._outputs.flush()
-        batch, pool = self._launcher.batch, self._queues.pool
-        self._changed = not is_stuck or (batch is None and not pool.poll())
-        if batch is None:
-            request = self._queues.unblock(is_stuck=is_stuck)
-            if request is not None:
-                self._fail([request], no_pages_error(request, pool))
 
     def _gave_way(self, request: Request, begins_anew: bool) -> None:
         """Pages were short: a request pauses, or begins anew."""
@@ -345,56 +392,3 @@ class Multiplexer:
         self.timeline.note("preempted", request=request.index, begins_anew=begins_anew)
         if begins_anew:
             self._executor.forget(request)
-
-    def _fail(self, requests: Sequence[Request], error: SmkernError) -> None:
-        """These requests, and those of their batches, end with an error; the others go on."""
-        requests = self._launcher.lose(requests)
-        for request in requests:
-            if request.stage != "done":
-                request.error = error
-                self._outputs.outputs.append(Output(request.index, None, error=error))
-                self._end(request, computing=False)
-            else:  # cancelled before
-                self._queues.release(request)
-                self._executor.forget(request)
-        self.timeline.note(
-            "failed", error=str(error), requests=[request.index for request in requests]
-        )
-        self._changed = True
-
-    def _device_failed(self, error: DeviceError) -> None:
-        """The device reported an error of a launch: it has failed; after an error that stays, as
-        CUDA's do, all that is on its way has."""
-        self._outputs.flush()
-        gone = self._lanes.abandon(self._lanes.failed)
-        if not self._launcher.fence(gone):
-            gone += self._lanes.abandon()
-        self.timeline.abandoned(gone)
-        in_flight = [self._launcher.in_flight.pop(ticket) for ticket in gone]
-        lost = dict.fromkeys(request for launch in in_flight for request in launch.requests)
-        self._fail(list(lost), error)
-        self._queues.pool.forget_prefixes()  # what was to be written is named already
-
-    def _end(self, request: Request, *, computing: bool = True) -> None:
-        """A request leaves; its pages come back once nothing reads or writes them.
-
-        Args:
-            request: The request.
-            computing: Whether a batch that it is part of still writes its pages.
-        """
-        if request.stage == "done":
-            return
-        in_batch = request.stage == "prefill" and computing
-        self._queues.commit(request)
-        self._queues.drop(request)
-        request.stage = "done"
-        if not in_batch:  # else `BatchLauncher.joined` releases it
-            self._queues.release(request)
-            self._executor.forget(request)
-        del self._requests[request.index]
-        reason = "failed" if request.error else "cancelled" if request.is_cancelled else None
-        if reason is None:
-            assert request.completion is not None
-            reason = request.completion.finish_reason
-        self._meter.finished(request.index, self._lanes.device.now_us(), reason)
-        self._changed = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from smkern.errors import ModelError, RequestError
+from smkern.runtime.answers import tokens_error
 from smkern.runtime.handle import Output
-from smkern.runtime.in_flight import InFlight, preemptions_of
+from smkern.runtime.in_flight import InFlight, LaunchError, preemptions_of
 from smkern.runtime.input_processor import InputProcessor
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.launcher import BatchLauncher
@@ -47,7 +48,11 @@ class OutputProcessor:
         self._kept: list[tuple[InFlight, Sequence[int], float]] = []
 
     def over(self, ticket: Ticket, launch: InFlight) -> None:
-        """A launch is over; its tokens are kept if all go on as they did."""
+        """A launch is over; its tokens are kept if all go on as they did.
+
+        Raises:
+            LaunchError: they could not be read; it names those that they were for.
+        """
         if launch.batch is not None:
             self._launcher.joined(launch.batch)
         draw, steady = launch.draw, launch.steady
@@ -56,12 +61,19 @@ class OutputProcessor:
         if launch.batch is not None:
             launch.preemptions = preemptions_of(draw.requests)
         assert ticket.seen_us is not None
-        tokens = draw.read()
-        if (
-            steady is not None
-            and steady is self._launcher.steady
-            and steady.stays(tokens, launch.number)
-        ):
+        try:
+            tokens: Sequence[int] = draw.read()
+            stays = (
+                steady is not None
+                and steady is self._launcher.steady
+                and len(tokens) == len(draw.requests)
+                and steady.stays(tokens, launch.number)
+            )
+        except Exception as reason:
+            rows = zip(draw.requests, launch.preemptions, strict=True)
+            lost = [x for x, preemptions in rows if x.num_preemptions == preemptions]
+            raise LaunchError(lost, reason, "its tokens were read") from reason
+        if stays and steady is not None:
             steady.token_us = ticket.seen_us
             self._kept.append((launch, tokens, ticket.seen_us))
             return
@@ -115,7 +127,8 @@ class OutputProcessor:
         for launch, tokens, seen_us in kept:
             assert launch.draw is not None
             rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=False)
-            outputs, finished = deliver(rows, seen_us)
+            error = tokens_error(tokens, len(launch.draw.requests))
+            outputs, finished = deliver(rows, seen_us) if error is None else fail(launch, error)
             if launch.steady is None:  # a first token never comes from a step like the one before
                 for request in launch.draw.requests:
                     request.first_token_us = request.first_token_us or request.token_us
@@ -163,6 +176,16 @@ def count_tokens(
             )
             finished.append(request)
     return finished
+
+
+def fail(launch: InFlight, error: ModelError) -> tuple[list[Output], list[Request]]:
+    """No token for those that a launch drew for: they are finished by an error."""
+    assert launch.draw is not None
+    rows = zip(launch.draw.requests, launch.preemptions, strict=True)
+    finished = [x for x, n in rows if x.num_preemptions == n and x.stage != "done"]
+    for request in finished:
+        request.error = error
+    return [], finished
 
 
 def deliver(

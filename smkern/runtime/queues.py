@@ -29,6 +29,7 @@ class RequestQueues:
         waiting: Requests in the order in which they are served.
         running, paused: Requests by rank.
         version: Counts requests that begin to run, and that stop running.
+        holders: Requests that may hold pages: also those of which a call that raised left it open.
 
     Args:
         pool: The pages.
@@ -70,6 +71,7 @@ class RequestQueues:
         self.running: list[Request] = []
         self.paused: list[Request] = []
         self.version = 0
+        self.holders: set[Request] = set()
         self._preemption = preemption
         self._restart = restart
         self._max_running = max_running
@@ -127,9 +129,11 @@ class RequestQueues:
             return False
         if request.chain is None:
             request.chain = self.pool.chain(request.ids)
+        self.holders.add(request)
         try:
             cached = self.pool.allocate(request, request.chain)
         except OutOfPagesError:
+            self.holders.discard(request)
             return False
         request.chain = None
         request.num_computed = cached
@@ -172,6 +176,7 @@ class RequestQueues:
             request.room = 0
             self.look_again(request)
             self.pool.release(request, request.last_use)
+            self.holders.discard(request)
             request.last_use = None  # a launch holds what it ran
 
     def recompute(self, request: Request) -> None:

@@ -56,6 +56,7 @@ class Scheduler:
     Attributes:
         errors: The last errors of the policy, with their times.
         observer: Makes snapshots.
+        has_news: Whether anything has come, ended or become free since the policy was asked.
         steady_steps: Steps of the last decision, where there was nothing but decode and it was
             plain; else 0.
         control_us: Host time from `began` to the launch of decode, of the last such acts.
@@ -82,6 +83,7 @@ class Scheduler:
         self._timeline = timeline
         self.observer = Observer(executor, lanes, queues, launcher)
         self.steady_steps = 0
+        self.has_news = False
         self._rung: int | None = None
         # What the lanes are aimed at, and whether they take turns there.
         self._aimed: tuple[int | None, int | str | None, bool] = None, "same", False

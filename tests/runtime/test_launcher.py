@@ -65,7 +65,7 @@ def test_who_was_left_out_of_a_mixed_forward_that_raised_goes_on_from_its_own_to
     with pytest.raises(LaunchError):
         launcher.mixed([waiting], 64)
     decoder.layer = layer  # type: ignore[method-assign]
-    mux._fail([waiting], ModelError("planted"))
+    mux._finisher.fail([waiting], ModelError("planted"))
     end.is_over = True
     assert launcher.decode(1) == 0
     for _ in mux.run():

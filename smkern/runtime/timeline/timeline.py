@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
+from smkern.runtime.device import times_us
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane
 from smkern.runtime.timeline.trace import Choice, Note, Reader, Span, State, Trace, predicted
@@ -222,7 +223,7 @@ class Timeline:
         self, number: int, lane: Lane, place: Any, name: str, launched_us: float, seen_us: float,
         event: Any, launches: int, size: Any, about: Any,
     ) -> None:  # fmt: skip
-        times = event.times_us()
+        times = times_us(event)
         begin_us, end_us = times or (max(launched_us, self._ends[lane]), seen_us)
         self._add(
             Span(
