@@ -95,10 +95,16 @@ class InputProcessor:
                     f"prompt {index} is {prompt!r}: pass a text or a list of token ids; a tensor's "
                     "are its tolist()"
                 )
-            return [*prompt]
+            try:
+                return [*prompt]
+            except Exception as reason:
+                raise RequestError(
+                    f"prompt {index} raised {type(reason).__name__} when it was read ({reason}): "
+                    "pass a text or a list of token ids"
+                ) from reason
         assert self._tokenizer is not None
         try:
-            return self._tokenizer.encode(prompt)
+            return [*self._tokenizer.encode(prompt)]
         except Exception as reason:
             raise RequestError(
                 f"prompt {index}: its tokenizer raised {type(reason).__name__}: {reason}; pass "

@@ -26,7 +26,7 @@ from smkern.ops.warming import Bar
 from smkern.partition import Partition
 from smkern.policies import Chunked
 from smkern.runtime.executor import MemoryReport
-from smkern.runtime.handle import Output
+from smkern.runtime.handle import Handle, Output
 from smkern.runtime.input_processor import Prompt
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
@@ -167,11 +167,13 @@ class LLM:
             progress: Draw a progress bar.
 
         Returns:
-            A completion for each prompt, in their order.
+            A completion for each prompt, in their order. Where the tokenizer raised at a text it is
+            what there is of that one, with `finish_reason="error"` and the error.
 
         Raises:
             RequestError: naming the prompt: empty, longer than the context, tokens outside the
-                vocabulary, text without a tokenizer, or sampling values out of range. Nothing ran.
+                vocabulary, text without a tokenizer or that it raises at, or sampling values out of
+                range. Nothing ran.
             OutOfPagesError: a request that could not fit even alone. Nothing ran.
 
         Example:
@@ -179,14 +181,14 @@ class LLM:
             >>> llm.generate("Once upon a time")[0].text                       # doctest: +SKIP
         """
         finished: dict[int, Completion] = {}
-        mux, count = self._submit(prompts, params)
-        with closing(self._run(mux, count)) as outputs, Bar(progress) as bar:
-            show = bar.step("generate", count)
+        mux, requests = self._submit(prompts, params)
+        with closing(self._run(mux, requests)) as outputs, Bar(progress) as bar:
+            show = bar.step("generate", len(requests))
             for output in outputs:
                 if output.completion is not None:
                     finished[output.id] = output.completion
                     show(len(finished))
-        return [finished[index] for index in range(count)]
+        return [finished[index] for index in range(len(requests))]
 
     def stream(
         self,
@@ -194,6 +196,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Output]:
         """Generate, and yield every token when it is drawn; an output's `id` is the prompt's index.
+        One whose tokenizer raises ends with an `error` beside its completion.
 
         Closing the iterator early gives all pages back. One runs at a time.
 
@@ -244,8 +247,8 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> tuple[Multiplexer, int]:
-        """A runtime for the requests of this call alone, and how many they are; nothing runs."""
+    ) -> tuple[Multiplexer, list[Handle]]:
+        """A runtime for the requests of this call alone, and these; nothing runs."""
         given = _as_list(prompts)
         each = _for_each(params, len(given))
         is_text = any(isinstance(x, str) for x in given) or any(x.stop for x in each)
@@ -259,13 +262,14 @@ class LLM:
             policy=Chunked(chunk_tokens=self._max_step_tokens, steps=1, ahead=False),
             tokenizer=self._tokenizer,
         )
+        handles: list[Handle] = []
         for prompt, wanted in zip(given, each, strict=True):
             if wanted.seed is None:
                 wanted = replace(wanted, seed=self._seeds.randint(0, MAX_SEED))
-            mux.submit(prompt, wanted)
-        return mux, len(given)
+            handles.append(mux.submit(prompt, wanted))
+        return mux, handles
 
-    def _run(self, mux: Multiplexer, count: int) -> Generator[Output, None, None]:
+    def _run(self, mux: Multiplexer, handles: list[Handle]) -> Generator[Output, None, None]:
         """Serve to the end; one that is left early, or that raises, gives all pages back."""
         if self._is_busy:
             raise ArgumentError(
@@ -275,7 +279,9 @@ class LLM:
         try:
             for output in mux.run():
                 error = output.error
-                if error is not None:
+                if isinstance(error, RequestError):  # of this one alone
+                    output = output._replace(completion=handles[output.id]._request.became("error"))
+                elif error is not None:
                     # What the model raised comes out as it was.
                     cause = error.__cause__ if isinstance(error, ModelError) else None
                     raise cause or error
@@ -285,8 +291,8 @@ class LLM:
         finally:
             self._is_busy = False
             if mux.dead is None:
-                for index in range(count):
-                    mux.cancel(index)
+                for handle in handles:
+                    mux.cancel(handle)
                 for _ in mux.run():
                     pass
                 self.pool.poll()

@@ -14,7 +14,7 @@ from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Detokenizer
 from smkern.policies import Waiting
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 Stage = Literal["future", "waiting", "prefill", "running", "paused", "done"]
 
 
@@ -29,8 +29,10 @@ class Completion:
             whose tokens are only counted, none is kept.
         text: What they add to the prompt's text, without special tokens, the ending token and the
             stop text. None without a tokenizer.
-        finish_reason: "stop" (a stop token or text) or "length".
+        finish_reason: "stop" (a stop token or text), "length", or of `LLM` "error": then tokens and
+            text are those so far.
         cached_tokens: Tokens of the prompt whose keys and values were in the pool already.
+        error: Why it failed, where it did.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Completion:
     text: str | None
     finish_reason: FinishReason
     cached_tokens: int
+    error: SmkernError | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -169,11 +172,16 @@ class Request:
             return text, None
         if detokenizer is not None:
             text = (text or "") + detokenizer.finish()
-        return text, Completion(
+        return text, self.became(self.finish_reason)
+
+    def became(self, reason: FinishReason) -> Completion:
+        """What it is now, as what it became."""
+        return Completion(
             self.index,
             self.prompt_len,
             tuple(self.ids[self.prompt_len :]) if isinstance(self.ids, list) else (),
-            None if detokenizer is None else detokenizer.text,
-            self.finish_reason,
+            None if self.detokenizer is None else self.detokenizer.text,
+            reason,
             self.cached_tokens or 0,
+            self.error,
         )

@@ -74,6 +74,45 @@ def test_an_ending_token_is_not_in_the_text() -> None:
     assert chr(ord("a") + last) not in (done.text or "")
 
 
+class Torn(Letters):
+    """Raises at the text of one token, and at a prompt."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        if self._token in token_ids:
+            raise UnicodeError("planted")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_tokenizer_that_raises_ends_its_own_request_alone() -> None:
+    prompts = [ids_of("hello"), ids_of("world"), ids_of("again")]
+    whole = make_llm().generate(prompts, greedy(12))
+    others = {token for x in (*whole[:1], *whole[2:]) for token in (*prompts[x.index], *x.tokens)}
+    bad = next(token for token in whole[1].tokens if token not in others)
+    llm = make_llm(tokenizer=Torn(bad))
+    done = llm.generate(prompts, greedy(12))
+    assert [x.finish_reason for x in done] == ["length", "error", "length"]
+    assert [x.tokens for x in (done[0], done[2])] == [x.tokens for x in (whole[0], whole[2])]
+    at = whole[1].tokens.index(bad)
+    assert done[1].tokens == whole[1].tokens[: at + 1]
+    assert len(done[1].text or "") <= at
+    assert isinstance(done[1].error, RequestError)
+    assert "its tokenizer raised UnicodeError" in str(done[1].error)
+    ends = [x for x in llm.stream(prompts, greedy(12)) if x.completion is not None]
+    assert [x.error is not None for x in sorted(ends, key=lambda x: x.id)] == [False, True, False]
+    assert llm.pool.usage.held == 0
+
+
+def test_a_prompt_that_a_tokenizer_answers_in_vain_is_named() -> None:
+    for answer in (None, 7, ["a"], [-1]):
+        tokenizer = Letters()
+        tokenizer.encode = lambda text: answer  # type: ignore  # noqa: B023
+        with pytest.raises(RequestError, match="prompt 0"):
+            make_llm(tokenizer=tokenizer).generate("hello", greedy(2))
+
+
 def _save_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
