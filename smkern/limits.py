@@ -10,33 +10,59 @@ from smkern.errors import ArgumentError
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
 MAX_SIZE = 2**31 - 1
+MAX_REQUESTS = 16_384
+"""The most requests of an attention plan: starts of their row blocks are in shared memory."""
 MAX_FLOAT = (2 - 2**-23) * 2.0**127
 """The largest of fp32."""
+MIN_FLOAT = 2.0**-126
+"""The smallest of fp32 that has all its bits, and whose inverse fp32 holds too."""
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: not at length, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - an integer of 5,000 digits, a tensor without memory
+        text = f"{type(value).__name__} that cannot be shown"
+    return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> int:
     """A whole number in [least, most]; ArgumentError for anything else."""
     try:
         number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"{name}={value!r} is no whole number: pass an int") from None
+    except (TypeError, RuntimeError):  # RuntimeError: of a tensor without memory
+        raise ArgumentError(f"{name}={shown(value)} is no whole number: pass an int") from None
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         upper = "" if most is None else f" and at most {most}"
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least {least}{upper}")
+        raise ArgumentError(
+            f"{name}={shown(value)}: give a whole number of at least {least}{upper}"
+        )
     return number
 
 
 def as_float(name: str, value: Any, *, positive: bool = False) -> float:
     """A number that fp32 holds (above 0 where wanted); ArgumentError for anything else."""
     try:
+        if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", None):
+            raise TypeError  # float() would take some of them
         number = float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{name}={value!r} is no number: pass a float, or None") from None
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor without memory
+        raise ArgumentError(f"{name}={shown(value)} is no number: pass a float, or None") from None
     except OverflowError:  # of a whole number
         number = float("inf")
-    if not abs(number) <= MAX_FLOAT or (positive and number <= 0):
+    if not abs(number) <= MAX_FLOAT or (positive and number < MIN_FLOAT):
         wanted = "a finite number above 0" if positive else "a finite number"
         if MAX_FLOAT < abs(number) < float("inf"):
             wanted += f" of at most {MAX_FLOAT:g}, the largest of fp32"
+        elif 0 < number < MIN_FLOAT:
+            wanted += f" of at least {MIN_FLOAT:g}, the smallest of fp32"
         raise ArgumentError(f"{name}={number!r}: pass {wanted}, or None")
     return number
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """True or False (1 and 0 too); ArgumentError for anything else, which would count as True."""
+    if not (isinstance(value, int) and value in (0, 1)):
+        raise ArgumentError(f"{name}={shown(value)}: pass True or False")
+    return bool(value)

@@ -199,6 +199,7 @@ class FakeLayer:
                 "q": b.q, "k_cache": self.k_cache, "v_cache": self.v_cache,
                 "page_table": self.table, "kv_lens": self.lens, "cu_q_lens": self.starts,
                 "max_q_len": m, "causal": True, "plan": plans[0], "out": b.attended,
+                "return_lse": False, "check": False,
             }  # fmt: skip
             return self.attention(AttentionCall(**given))
 

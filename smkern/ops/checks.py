@@ -12,8 +12,10 @@ from smkern.device import Budget
 from smkern.errors import ArgumentError, BudgetError, DeviceError
 from smkern.limits import HEAD_DIMS as HEAD_DIMS
 from smkern.limits import MAX_FLOAT as MAX_FLOAT
+from smkern.limits import MAX_REQUESTS, shown
 from smkern.limits import MAX_SIZE as MAX_SIZE
 from smkern.limits import PAGE_SIZES as PAGE_SIZES
+from smkern.limits import as_flag as as_flag
 from smkern.limits import as_float as as_float
 from smkern.limits import as_int as as_int
 from smkern.tuning.config import Dtype
@@ -22,14 +24,27 @@ FP8 = torch.float8_e4m3fn
 MIN_CAPABILITY = (8, 0)
 
 
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise ArgumentError unless a value is None or one of these names."""
+    if value is not None and not (isinstance(value, str) and value in choices):
+        raise ArgumentError(f"{name}={shown(value)}: use None or one of {list(choices)}")
+
+
+def check_kind(name: str, x: Any) -> None:
+    """Raise ArgumentError unless x is a dense tensor."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is {type(x).__name__}, not a torch.Tensor: pass a tensor")
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "nested" if x.is_nested else str(x.layout)
+        raise ArgumentError(f"{name} is a {kind} tensor: pass a dense one of all its elements")
+
+
 def check_tensor(name: str, x: Any, dims: int, layout: str) -> Tensor:
     """Raise ArgumentError unless x is a strided tensor of so many dimensions."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is {type(x).__name__}, not a torch.Tensor")
-    if x.layout is not torch.strided or x.dim() != dims:
+    check_kind(name, x)
+    if x.dim() != dims:
         raise ArgumentError(
-            f"{name} has shape {list(x.shape)} ({x.layout}), wanted {layout}: pass a dense tensor "
-            f"of {dims} dimensions"
+            f"{name} has shape {list(x.shape)}, wanted {layout}: pass a tensor of {dims} dimensions"
         )
     if x.numel() and max(x.shape) > MAX_SIZE:
         raise ArgumentError(f"{name} has shape {list(x.shape)}, the largest size is {MAX_SIZE}")
@@ -70,6 +85,14 @@ def check_lengths(kv_lens: Any, cu_q_lens: Any) -> int:
         check_vector("cu_q_lens", cu_q_lens, batch + 1, torch.int32, "[batch + 1]")
         check_device("cu_q_lens", cu_q_lens, kv_lens.device, "kv_lens")
     return batch
+
+
+def check_requests(batch: int) -> None:
+    """Raise ArgumentError for more requests than a plan holds."""
+    if batch > MAX_REQUESTS:
+        raise ArgumentError(
+            f"kv_lens has {batch} requests: at most {MAX_REQUESTS} fit a plan; split the batch"
+        )
 
 
 def check_head_counts(num_q_heads: Any, num_kv_heads: Any, head_dim: Any) -> None:
@@ -137,13 +160,28 @@ def check_scale(
         )
     if not isinstance(value, Tensor):
         as_float(name, value, positive=positive)
-    elif value.numel() != 1 or value.dtype is not torch.float32:
+        return
+    check_kind(name, value)
+    if value.numel() != 1 or value.dtype is not torch.float32:
         raise ArgumentError(
             f"{name} has shape {list(value.shape)} and is {value.dtype}: pass a float, or one "
             "torch.float32 on the device"
         )
-    else:
-        check_device(name, value, owner[1].device, owner[0])
+    check_device(name, value, owner[1].device, owner[0])
+
+
+def check_writable(name: str, x: Tensor) -> None:
+    """Raise ArgumentError for a tensor that torch lets nobody write into."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{name} requires a gradient, and is written: call under torch.no_grad(), or pass "
+            f"{name}.detach()"
+        )
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"{name} was made in torch.inference_mode(), and is written outside it: call inside, "
+            f"or pass {name}.clone()"
+        )
 
 
 def writable(out: Tensor) -> bool:
@@ -186,16 +224,18 @@ def check_capability(device: torch.device, capability: tuple[int, int]) -> None:
 
 
 def as_num_sms(num_sms: Any) -> int:
-    """`num_sms` as an int; BudgetError for anything that is no whole number of at least 1."""
+    """`num_sms` as an int; BudgetError for anything that is no whole number in [1, MAX_SIZE]."""
     try:
         count = operator.index(num_sms)
-    except TypeError:
+    except (TypeError, RuntimeError):  # RuntimeError: of a tensor without memory
         raise BudgetError(
-            f"num_sms={num_sms!r} is no whole number: pass an int, or None for the stream's own"
+            f"num_sms={shown(num_sms)} is no whole number: pass an int, or None for the stream's "
+            "own"
         ) from None
-    if isinstance(num_sms, bool) or count < 1:
+    if isinstance(num_sms, bool) or not 1 <= count <= MAX_SIZE:
         raise BudgetError(
-            f"num_sms={num_sms!r}: a budget is at least 1 SM; pass None for all that the stream has"
+            f"num_sms={shown(num_sms)}: a budget is at least 1 SM and at most {MAX_SIZE}; pass "
+            "None for all that the stream has"
         )
     return count
 

@@ -145,6 +145,8 @@ class Operator(Generic[P]):
     kept_in_capture: bool = True
     in_place_name: str = ""
     through_library: Callable[[Any], Any] | None = None
+    flags: tuple[str, ...] = field(init=False)
+    """Arguments that are True or False."""
     required: tuple[str, ...] = field(init=False)
     """Tensor arguments that every call has."""
     mixed: tuple[str, ...] = field(init=False)
@@ -177,6 +179,7 @@ class Operator(Generic[P]):
         )
         given: dict[str, Any] = {
             "anchor": self.anchor or self.call._fields[0],
+            "flags": tuple(name for kind, name in words if kind == "bool"),
             "required": tuple(
                 name for name, kind in kinds.items() if kind[-1] != "?" and name in tensors
             ),
@@ -193,7 +196,7 @@ class Operator(Generic[P]):
         owner, _, attribute = name.partition(".")
         x = getattr(call, owner)
         if attribute and x is not None:
-            x = getattr(x, attribute)
+            x = getattr(x, attribute, None)
         return x if isinstance(x, Tensor) else None
 
     def addresses(self, call: Any) -> tuple[int, ...]:

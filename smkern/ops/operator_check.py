@@ -18,6 +18,8 @@ def check_operator(op: Operator[Any], call: Any) -> Shapes:
     Raises:
         ArgumentError: naming the argument, its value, what is wanted and what to do.
     """
+    for name in op.flags:
+        checks.as_flag(name, getattr(call, name))
     op.check(call)
     shapes = op.shapes(call)
     for name, wanted in zip(op.results, shapes, strict=True):
@@ -37,14 +39,30 @@ def check_operator(op: Operator[Any], call: Any) -> Shapes:
     return shapes
 
 
-def refuse_others(op: Operator[Any], call: Any) -> None:
-    """Raise ArgumentError where something that has to be a tensor is none."""
-    for name in op.tensors:
-        x = getattr(call, name.partition(".")[0])
+def check_kinds(op: Operator[Any], call: Any) -> None:
+    """Raise ArgumentError where something that has to be a tensor is none, or lies elsewhere.
+
+    It is all that torch's own dispatcher has to know before it can find an implementation.
+    """
+    for name in (*op.tensors, "workspace"):
+        x: Any = getattr(call, name.partition(".")[0], None)
         absent = x is None and name not in op.required
-        if not (absent or name in op.mixed or "." in name or isinstance(x, Tensor)):
-            check_operator(op, call)
-            raise ArgumentError(f"{name} is {type(x).__name__}: pass a tensor")
+        number = name in op.mixed and not isinstance(x, Tensor)
+        if absent or number or "." in name:
+            continue
+        if not isinstance(x, Tensor):
+            check_operator(op, call)  # may know what to pass instead
+        checks.check_kind(name, x)
+        if isinstance(getattr(call, op.anchor), Tensor):
+            checks.check_device(name, x, op.device_of(call), op.anchor)
+
+
+def check_written(op: Operator[Any], call: Any) -> None:
+    """Raise ArgumentError where torch lets nobody write what a call writes."""
+    for name in (*op.results, *op.changed):
+        x = op.tensor_of(call, name)
+        if x is not None:
+            checks.check_writable(name, x)
 
 
 def _check_result(name: str, x: Any, shape: Any, dtype: torch.dtype) -> None:

@@ -13,7 +13,7 @@ from smkern.ops import checks
 from smkern.ops.aliasing import check_disjoint, check_overlap, span_bytes
 from smkern.ops.bounded_cache import keep
 from smkern.ops.operator import Bound, Operator, Shapes
-from smkern.ops.operator_check import check_operator, refuse_others
+from smkern.ops.operator_check import check_kinds, check_operator, check_written
 from smkern.ops.operator_dispatch import Launch, P
 from smkern.ops.operator_source import eager_function
 from smkern.ops.streams import Streams, runtime_streams
@@ -77,7 +77,6 @@ class EagerOperator(Generic[P]):
 
     def __call__(self, call: Any) -> Any:
         """Run a call and return its result, a tuple of several, or None without any."""
-        refuse_others(self.op, call)
         return self._run(self.state, *call)
 
     def on_device(self, call: Any) -> Any:
@@ -107,6 +106,11 @@ class EagerOperator(Generic[P]):
         launch = dispatcher.launch(problem, budget, capturing=capturing)
         numbers = op.numbers(with_results(op, call, op.shapes(call), "meta"))
         return Bound(launch, numbers, op.workspace(problem, budget) if op.workspace else 0)
+
+    def refuse(self, call: Any) -> None:
+        """Raise ArgumentError for a call of which not even a key could be made."""
+        check_kinds(self.op, call)
+        check_operator(self.op, call)
 
     def check_overlap(self, call: Any) -> None:
         """Raise ArgumentError where something written shares an address with something else."""
@@ -154,6 +158,7 @@ def run_on_cpu(op: Operator[Any], call: Any) -> Any:
     check_operator(op, call)
     if call.num_sms is not None:
         checks.as_num_sms(call.num_sms)
+    check_written(op, call)
     check_overlap(op, call)
     if op.check_memory is not None and call.check:
         op.check_memory(call)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smkern.ops.aliasing import same_view
 from smkern.ops.operator import Operator
-from smkern.ops.operator_check import check_operator, refuse_others
+from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_eager import run_here, states_of
 from smkern.ops.operator_source import library_function
 
@@ -77,8 +77,6 @@ def through_library(op: Operator[Any], call: Any) -> Any:
     if op.through_library is not None:
         return op.through_library(call)
     compiling = torch.compiler.is_compiling()
-    if not compiling:
-        refuse_others(op, call)
     positional, _, keywords = op.schema.partition("*, ")
     values = call._asdict()
     rows = [values[name] for name in _names(positional)]
@@ -144,7 +142,10 @@ def _fake(op: Operator[Any], call: Any) -> Any:
 
 def _checked(op: Operator[Any], call: Any) -> Any:
     """The results' shapes; symbolic sizes are held to nothing here, they are checked in the run."""
-    tensors = [x for x in call if isinstance(x, Tensor)]
-    if all(type(n) is int for x in tensors for n in (*x.shape, *x.stride())):
-        return check_operator(op, call)
-    return op.shapes(call)
+    return check_operator(op, call) if is_static(op, call) else op.shapes(call)
+
+
+def is_static(op: Operator[Any], call: Any) -> bool:
+    """Whether all sizes of a call's tensors are plain numbers."""
+    tensors = [x for x in (op.tensor_of(call, name) for name in op.tensors) if x is not None]
+    return all(type(n) is int for x in tensors for n in (*x.shape, *x.stride()))

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from smkern.ops.checks import as_num_sms
 from smkern.ops.operator import Operator
-from smkern.ops.operator_check import refuse_others
+from smkern.ops.operator_check import check_kinds, check_operator
 from smkern.ops.operator_eager import run_here, states_of
-from smkern.ops.operator_library import through_library
+from smkern.ops.operator_library import is_static, through_library
 from smkern.ops.operator_source import PLAIN, entry_function
 
 
@@ -22,7 +23,7 @@ def entry(op: Operator[Any]) -> Callable[..., Any]:
 def run(op: Operator[Any], call: Any) -> Any:
     """Directly where plain tensors meet no mode, else by torch's dispatcher."""
     if not torch.compiler.is_compiling():
-        refuse_others(op, call)
+        check_kinds(op, call)
         plain = all(getattr(call, name.partition(".")[0]).__class__ in PLAIN for name in op.tensors)
         if (
             (plain or op.parts)
@@ -31,4 +32,8 @@ def run(op: Operator[Any], call: Any) -> Any:
             and op.device_of(call).type in ("cuda", "cpu")
         ):
             return run_here(op, call)
+        if is_static(op, call):
+            check_operator(op, call)
+        if call.num_sms is not None:
+            as_num_sms(call.num_sms)
     return through_library(op, call)

@@ -150,18 +150,26 @@ def _body(op: Operator[Any]) -> list[str]:
         "_stream = _current_stream(_index)",
         "_budget = _budget_of(_stream, _index)",
     ]
+    keyed: list[str] = []
     key: list[str] = []
     for name in op.call._fields:
         found, parts = _address(op, name, name in compared)
-        lines += found
+        keyed += found
         key += parts
     low = " | ".join(f"{name}_ptr" for name in op.vectors) or "0"
     key += ["num_sms.__class__", "_budget.num_sms", "_budget.confined", "_budget.clusters"]
-    lines += [
+    keyed += [
         f"_aligned = not ({low}) & 15",
         "_key = (",
         *(f"    {part}," for part in (*key, "_aligned")),
         ")",
+    ]
+    lines += [
+        "try:",
+        *_indented(keyed),
+        "except Exception:",  # nothing to make a key of: no tensor, a nested one, a sparse one
+        f"    _own.refuse({call})",
+        "    raise",
         "try:",
         "    _record = _find(_key)",
         "except TypeError:",

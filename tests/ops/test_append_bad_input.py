@@ -192,7 +192,7 @@ def test_check_reads_memory_and_names_the_row(changes, match):
 
 def test_check_of_a_scale_on_the_device():
     case = replace(ALL, cache_dtype=FP8)
-    with pytest.raises(ArgumentError, match=r"v_scale is 0.0: it must be above 0"):
+    with pytest.raises(ArgumentError, match=r"v_scale=0.0: pass a finite number above 0"):
         call(case, v_scale=torch.zeros(1), check=True)
 
 

@@ -217,8 +217,8 @@ def _check_options(call: Call) -> None:
                 f"q_norm is {call.q_norm.dtype}, k is {dtype}: weights have k's dtype or "
                 "torch.float32; convert them"
             )
-        if checks.as_float("eps", call.eps) < 0:
-            raise ArgumentError(f"eps={call.eps!r}: pass a number of at least 0")
+    if checks.as_float("eps", call.eps) < 0:
+        raise ArgumentError(f"eps={call.eps!r}: pass a number of at least 0")
     if call.cos_sin is not None:
         _check_cos_sin(call.cos_sin, dim, dtype)
     elif call.positions is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops.append.call import Call
 from smkern.ops.attention.check import first
+from smkern.ops.checks import as_float
 from smkern.ops.reference.append import Places, locate
 
 
@@ -29,6 +30,12 @@ def check_memory(call: Call) -> None:
     tokens, batch = call.k.shape[0], lens.shape[0]
     starts = torch.arange(batch + 1) if call.cu_q_lens is None else call.cu_q_lens.cpu().long()
     _check_ranges(starts, tokens)
+    for name in ("k_scale", "v_scale"):
+        scale = getattr(call, name)
+        if isinstance(scale, Tensor):
+            as_float(name, scale.item(), positive=True)
+    if not batch:  # tokens of no request, if any
+        return
     q_lens = starts.diff()
     request = first((lens < q_lens) & ((lens != 0) | (call.cu_q_lens is not None)))
     if request is not None:
@@ -44,10 +51,6 @@ def check_memory(call: Call) -> None:
     )  # fmt: skip
     _check_places(call, places)
     _check_positions(call, places)
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(call, name)
-        if isinstance(scale, Tensor) and not float(scale) > 0:
-            raise ArgumentError(f"{name} is {float(scale)}: it must be above 0; correct it")
 
 
 def _check_ranges(starts: Tensor, tokens: int) -> None:

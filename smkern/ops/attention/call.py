@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
-from smkern.ops.attention.plan import Plan, differences
+from smkern.ops.attention.plan import Plan, check_plan_device, differences
 from smkern.ops.checks import FP8
 from smkern.ops.operator import Shapes
 from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
@@ -57,10 +57,10 @@ def check_call(call: Call) -> None:
 
     All is checked but `num_sms`, addresses and what lies on the device.
     """
-    if call.backend is not None and call.backend not in BACKENDS:
-        raise ArgumentError(f"backend={call.backend!r}: use None or one of {list(BACKENDS)}")
+    checks.check_choice("backend", call.backend, BACKENDS)
     _check_q_and_caches(call.q, call.k_cache, call.v_cache)
     batch = checks.check_lengths(call.kv_lens, call.cu_q_lens)
+    checks.check_requests(batch)
     checks.check_table(call.page_table, call.page_indptr, batch)
     pages, columns = call.k_cache.shape[0], call.page_table.shape[-1]
     if batch and not (pages and columns):
@@ -207,9 +207,9 @@ def _shape(call: Call) -> AttentionShape:
                 f"q has {tokens} tokens for {batch} requests: without cu_q_lens each request has "
                 "one; pass cu_q_lens and max_q_len"
             )
-        if most not in (None, 1):
+        if most is not None and checks.as_int("max_q_len", most, 1) != 1:
             raise ArgumentError(
-                f"max_q_len={most!r} without cu_q_lens: one query token a request is meant; pass "
+                f"max_q_len={most} without cu_q_lens: one query token a request is meant; pass "
                 "cu_q_lens, or leave max_q_len at None"
             )
         most = 1
@@ -247,6 +247,7 @@ def _check_plan(plan: Any, shape: AttentionShape, q: Tensor) -> None:
         raise ArgumentError(
             f"plan is {type(plan).__name__}, not a smkern.Plan: pass what plan_attention returned"
         )
+    check_plan_device(plan, q.device, "plan")
     theirs = plan.shape
     bounds = ("max_kv_len", "max_total_kv", "max_tokens")
     mine = AttentionShape(

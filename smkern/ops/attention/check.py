@@ -100,8 +100,9 @@ def check_memory(call: Call) -> None:
             "whole"
         )
     for name in ("k_scale", "v_scale"):
-        if isinstance(getattr(call, name), Tensor):
-            as_float(name, getattr(call, name), positive=name == "k_scale")
+        scale = getattr(call, name)
+        if isinstance(scale, Tensor):
+            as_float(name, scale.item(), positive=name == "k_scale")
     _check_table(call)
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.attention.call import BACKENDS, Call, check_call
+from smkern.ops.attention.call import BACKENDS, Call
 from smkern.ops.attention.plan import Plan, plan_from_numbers
+from smkern.ops.checks import check_choice
 from smkern.ops.operator_library import NAMESPACE, define
 
 _TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
@@ -75,8 +76,6 @@ def _options(call: Call) -> dict[str, Any]:
 def through_library(call: Call) -> tuple[Tensor, Tensor | None]:
     """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
     tensors = (call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens)
-    if not torch.compiler.is_compiling() and not all(isinstance(x, Tensor) for x in tensors):
-        check_call(call)
     options = _options(call)
     if call.out is None and call.lse is None:
         out, lse = torch.ops.smkern.paged_attention(*tensors, **options, return_lse=call.return_lse)
@@ -91,8 +90,7 @@ def through_library(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out=None) -> None:
     """Shape rules that symbolic sizes can be held to; the rest is checked when it runs."""
-    if backend is not None and backend not in BACKENDS:
-        raise ArgumentError(f"backend={backend!r}: use None or one of {list(BACKENDS)}")
+    check_choice("backend", backend, BACKENDS)
     torch._check(q.dim() == 3, lambda: f"q {q.shape} is not [tokens, q_heads, head_dim]")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         torch._check(cache.dim() == 4, lambda name=name: f"{name} must have four dimensions")

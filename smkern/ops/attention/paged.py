@@ -21,6 +21,7 @@ from smkern.ops.attention.dispatch import AttentionDispatcher, attention_dispatc
 from smkern.ops.attention.plan import Plan, PlanNumbers, check_place, shape_of_plan
 from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_cpu
 from smkern.ops.attention.plan_library import plan_through_library
+from smkern.ops.checks import as_flag
 from smkern.ops.operator import Bound, Operator, Part
 from smkern.ops.operator_eager import run_here
 from smkern.ops.operator_run import entry
@@ -67,12 +68,16 @@ def by_reference(call: Call) -> tuple[Tensor, Tensor | None]:
     shape = shape_of(call)
     if call.plan is not None:
         check_place(call.plan, host_budget(call.num_sms), call.q.device, "plan")
+    numbers: dict[str, Any] = {
+        name: x if x is None or isinstance(x, Tensor) else float(x)
+        for name, x in call._asdict().items()
+        if name in ("scale", "softcap", "k_scale", "v_scale")
+    }
     out, lse = reference.paged_attention(
         call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens,
         page_indptr=call.page_indptr, cu_q_lens=call.cu_q_lens, max_q_len=shape.max_q_len,
-        max_kv_len=shape.max_kv_len, causal=shape.causal, scale=call.scale, window=call.window,
-        softcap=call.softcap, sinks=call.sinks, k_scale=call.k_scale, v_scale=call.v_scale,
-        out=call.out, lse=call.lse,
+        max_kv_len=shape.max_kv_len, causal=shape.causal, window=shape.window or None,
+        sinks=call.sinks, out=call.out, lse=call.lse, **numbers,
     )  # fmt: skip
     return out, lse if call.return_lse or call.lse is not None else None
 
@@ -82,7 +87,8 @@ ATTENTION: Operator[AttentionProblem] = Operator(
     call=Call,
     schema="Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens, *, "
     "Tensor? page_indptr=None, Tensor? cu_q_lens=None, Tensor? sinks=None, float? k_scale=None, "
-    "float? v_scale=None, Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None",
+    "float? v_scale=None, Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None, "
+    "bool causal=True, bool return_lse=False, bool check=False",
     results=("out", "lse"),
     check=check_call,
     shapes=results_of,
@@ -170,6 +176,8 @@ def plan_attention(
         >>> plan.budget.num_sms
         16
     """
+    if check is not False:
+        as_flag("check", check)
     given = PlanNumbers(
         num_q_heads, num_kv_heads, head_dim, page_size, max_q_len, max_kv_len, causal, window,
         num_tokens, max_total_kv,

@@ -12,7 +12,15 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
-from smkern.ops.checks import MAX_SIZE, as_int, check_head_counts, check_lengths, check_page_size
+from smkern.ops.checks import (
+    MAX_SIZE,
+    as_flag,
+    as_int,
+    check_head_counts,
+    check_lengths,
+    check_page_size,
+    check_requests,
+)
 from smkern.tuning.attention.shapes import AttentionShape, Budget
 
 
@@ -112,6 +120,7 @@ def shape_of_plan(kv_lens: Any, cu_q_lens: Any, given: PlanNumbers) -> Attention
         ArgumentError: naming the argument, its value, what is wanted and what to do.
     """
     batch = check_lengths(kv_lens, cu_q_lens)
+    check_requests(batch)
     check_head_counts(given.num_q_heads, given.num_kv_heads, given.head_dim)
     check_page_size(given.page_size)
     max_q_len = as_int("max_q_len", given.max_q_len, 1)
@@ -142,7 +151,7 @@ def shape_of_plan(kv_lens: Any, cu_q_lens: Any, given: PlanNumbers) -> Attention
         max_kv_len=max_kv_len,
         max_tokens=min(tokens, MAX_SIZE),
         max_total_kv=total,
-        causal=bool(given.causal),
+        causal=as_flag("causal", given.causal),
         window=0 if given.window is None else as_int("window", given.window, 1),
     )
 
@@ -161,12 +170,18 @@ def check_refill(plan: Any, shape: AttentionShape, budget: Budget, device: torch
     check_place(plan, budget, device, "out")
 
 
+def check_plan_device(plan: Plan, device: torch.device, name: str) -> None:
+    """Raise ArgumentError unless a plan is on this device."""
+    for x in (plan.buffer, plan.workspace):
+        if x.device != device:
+            raise ArgumentError(
+                f"{name} is a plan on {x.device}, the call is on {device}: make one there"
+            )
+
+
 def check_place(plan: Plan, budget: Budget, device: torch.device, name: str) -> None:
     """Raise ArgumentError unless a plan is on this device and for this many SMs."""
-    if plan.buffer.device != device:
-        raise ArgumentError(
-            f"{name} is a plan on {plan.buffer.device}, the call is on {device}: make one there"
-        )
+    check_plan_device(plan, device, name)
     if plan.budget.num_sms != budget.num_sms:
         raise ArgumentError(
             f"{name} is a plan for {plan.budget.num_sms} SMs, this call has {budget.num_sms}: make "

@@ -127,6 +127,8 @@ def plan_cpu(
     budget = host_budget(num_sms)
     if out is not None:
         check_refill(out, shape, budget, kv_lens.device)
+        checks.check_writable("out.buffer", out.buffer)
+        checks.check_writable("out.workspace", out.workspace)
     if check_it:
         check.check_lengths(kv_lens, cu_q_lens, shape)
     plan = empty_plan(shape, budget, kv_lens.device) if out is None else out

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.checks import MAX_SIZE, dtype_name
+from smkern.ops.checks import MAX_SIZE, check_choice, check_kind, dtype_name
 from smkern.tuning.config import Activation, Kernel
 
 ACTIVATIONS = get_args(Activation)
@@ -18,10 +17,8 @@ BACKENDS = (*get_args(Kernel), "own", "model")
 
 def check_choices(activation: Any, backend: Any) -> None:
     """Raise ArgumentError for an activation or a backend that does not exist."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation={activation!r}: use None or one of {list(ACTIVATIONS)}")
-    if backend is not None and backend not in BACKENDS:
-        raise ArgumentError(f"backend={backend!r}: use None or one of {list(BACKENDS)}")
+    check_choice("activation", activation, ACTIVATIONS)
+    check_choice("backend", backend, BACKENDS)
 
 
 def check_not_yet(a_scale: Any, w_scale: Any, out_dtype: Any) -> None:
@@ -34,12 +31,11 @@ def check_not_yet(a_scale: Any, w_scale: Any, out_dtype: Any) -> None:
 
 def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = None) -> None:
     """Raise ArgumentError unless x is a strided [rows, cols] tensor with inner stride 1."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is {type(x).__name__}, not a torch.Tensor")
-    if x.layout is not torch.strided or x.dim() != 2:
+    check_kind(name, x)
+    if x.dim() != 2:
         raise ArgumentError(
-            f"{name} has shape {list(x.shape)} ({x.layout}): a dense matrix of two dimensions is "
-            "wanted; flatten leading dimensions first"
+            f"{name} has shape {list(x.shape)}: a matrix of two dimensions is wanted; flatten "
+            "leading dimensions first"
         )
     if (rows is not None and x.shape[0] != rows) or (cols is not None and x.shape[1] != cols):
         wanted = ["any" if size is None else str(size) for size in (rows, cols)]
@@ -63,8 +59,7 @@ def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = 
 
 def check_bias(bias: Any, n: int) -> None:
     """Raise ArgumentError unless bias is a dense vector [n]."""
-    if not isinstance(bias, Tensor):
-        raise ArgumentError(f"bias is {type(bias).__name__}, not a torch.Tensor")
+    check_kind("bias", bias)
     if bias.shape != (n,):
         raise ArgumentError(f"bias has shape {list(bias.shape)}, wanted [{n}], w's rows")
     if n > 1 and bias.stride(0) != 1:

@@ -103,6 +103,7 @@ def results_of(out: Any, *names: str) -> tuple[Any, ...]:
     if out is None:
         return (None,) * len(names)
     if not isinstance(out, tuple | list) or len(out) != len(names):
-        given = f"{type(out).__name__} of {len(out)}" if hasattr(out, "__len__") else repr(out)
+        count = f" of {len(out)}" if isinstance(out, tuple | list) else ""
+        given = f"{type(out).__name__}{count}"
         raise ArgumentError(f"out is {given}: pass ({', '.join(names)}), or None")
     return tuple(out)

@@ -32,6 +32,8 @@ def check_memory(call: Sample) -> None:
     Raises:
         ArgumentError: naming the tensor, the row, its value, and what is wanted; or in a capture.
     """
+    if call.logits.is_meta:
+        raise ArgumentError("check=True reads memory, which meta tensors have none of")
     if call.logits.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
             "check=True reads device memory, which a graph capture cannot: leave check at False"

@@ -7,8 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from smkern.ops.checks import as_flag
 from smkern.ops.operator import Operator
-from smkern.ops.operator_check import check_operator
+from smkern.ops.operator_check import check_kinds, check_operator
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
@@ -160,7 +161,8 @@ def sample(
         logits, temperature, top_k, top_p, min_p, seeds, steps, finished, lengths, max_lengths,
         stop_tokens, pad_token, out, num_sms,
     )  # fmt: skip
-    if check:
+    if check is not False and as_flag("check", check):
+        check_kinds(SAMPLE, call)
         check_operator(SAMPLE, call)
         check_memory(call)
     found: Tensor = _sample(*call)
