@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from smkern.atomic import make_folder
 from smkern.device import Budget
 from smkern.errors import TableError
 from smkern.strict_json import parse
@@ -67,7 +68,7 @@ GemmMeasurement = Measurement[GemmProblem, GemmConfig]
 
 def append(path: Path, measurements: Iterable[Measurement[Any, Any]]) -> None:
     """Add lines to the file. A crash can cut the last line: the next call removes what is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lines = "".join(json.dumps(item.to_json()) + "\n" for item in measurements)
     with open(path, "a+b") as file:
         size = file.seek(0, os.SEEK_END)

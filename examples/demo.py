@@ -43,13 +43,16 @@ def interpret() -> str:
     Raises:
         SmkernError: a value was wrong, or the process failed.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "smkern.examples.interpreted_gemm"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "smkern.examples.interpreted_gemm"],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise SmkernError(f"the interpreted GEMM did not end within {late.timeout:g} s") from None
     if done.returncode:
         raise SmkernError(
             f"the interpreted GEMM exited with {done.returncode}:\n{done.stdout}{done.stderr}"

@@ -151,9 +151,9 @@ cli = click.version_option(__version__, prog_name="smkern")(cli)
 
 
 def main() -> None:
-    """Entry point: an error of ours is a message and exit status 1, not a traceback."""
+    """Entry point: an error of ours, or of the disk, is a message and exit status 1."""
     try:
         cli()
-    except SmkernError as error:
+    except (SmkernError, OSError) as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)

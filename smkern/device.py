@@ -235,7 +235,7 @@ def _facts(index: int) -> DeviceInfo:
         l2_bytes=facts.L2_cache_size,
         sm_clock_mhz=chip.sm_clock_khz // 1000 or ASSUMED_CLOCK_MHZ,
         memory_bytes=facts.total_memory,
-        driver=_driver_version(),
+        driver=driver_version(),
         cuda=torch.version.cuda or "unknown",
         memory_tbps=_memory_tbps(chip, facts.name, facts.total_memory),
     )
@@ -288,7 +288,7 @@ def _memory_tbps(chip: Chip, name: str, memory_bytes: int) -> float:
     return round(tbps, 3)
 
 
-def _driver_version() -> str:
+def driver_version() -> str:
     """The driver's version, as its kernel module reports it."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()

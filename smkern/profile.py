@@ -14,7 +14,7 @@ from math import log
 from pathlib import Path
 from typing import Any, Literal
 
-from smkern.atomic import write_whole
+from smkern.atomic import LOCK_S, make_folder, read_whole, write_whole
 from smkern.device import Confinement, DeviceInfo, device_info, gpu_folder, has_gpu
 from smkern.errors import DeviceError, ProfileError
 from smkern.strict_json import parse
@@ -271,21 +271,21 @@ def save_profile(profile: Profile, path: Path | None = None) -> Path:
             "cannot be saved as measured; measure this GPU: smkern bench ceilings --save"
         )
     path = path or cache_file(profile.info)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     text = {
         "format": FORMAT,
         "info": asdict(profile.info),
         "provenance": dict(sorted(profile.provenance.items())),
         "curves": {name: [list(p) for p in sorted(c)] for name, c in profile.curves.items()},
     }
-    with FileLock(f"{path}.lock"):
+    with FileLock(f"{path}.lock", timeout=LOCK_S):
         write_whole(path, json.dumps(text, indent=1, sort_keys=True) + "\n")
     return path
 
 
 def _read(path: Path, source: Source) -> Profile:
     try:
-        text: dict[str, Any] = parse(path.read_text())
+        text: dict[str, Any] = parse(read_whole(path))
         if text["format"] != FORMAT:
             raise ProfileError(f"{path} has format {text['format']}, not {FORMAT}: {_REMEDY}")
         info = text["info"]
@@ -298,7 +298,9 @@ def _read(path: Path, source: Source) -> Profile:
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))
         raise ProfileError(f"no profile {path.name}; shipped are: {known}") from None
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read ({error.strerror}): {_REMEDY}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ProfileError):
             raise
         raise ProfileError(f"{path} is corrupt ({error!r}): {_REMEDY}") from error

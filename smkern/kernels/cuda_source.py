@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from smkern.atomic import write_whole
+from smkern.atomic import read_whole, write_whole
+from smkern.device import driver_version
 from smkern.errors import DeviceError
+
+MAX_COMPILE_S = 600.0
+"""Longer than any variant of ours takes nvcc."""
+SEAL_BYTES = 32
 
 
 def source_folder() -> Path:
@@ -33,13 +40,13 @@ def compile_cuda(name: str, defines: Sequence[str], arch: str) -> bytes:
     Raises:
         DeviceError: no compiler was found, or compilation failed; with each compiler's message.
     """
-    kept = _cache_path(name, defines, arch)
-    try:
-        return kept.read_bytes()
-    except OSError:
+    path = _cache_path(name, defines, arch)
+    cubin = _kept(path)
+    if cubin is None:
         cubin = _compile(name, defines, arch)
-        _keep(kept, cubin)
-        return cubin
+        with suppress(OSError):  # a cache that cannot be written is not an error
+            write_whole(path, cubin + _seal(path, cubin))
+    return cubin
 
 
 def _compile(name: str, defines: Sequence[str], arch: str) -> bytes:
@@ -56,10 +63,10 @@ def _compile(name: str, defines: Sequence[str], arch: str) -> bytes:
 
 
 def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
-    """Cache file, named by a hash of everything that affects the device code."""
+    """Cache file, named by a hash of what affects the device code, and whether it loads here."""
     from platformdirs import user_cache_path
 
-    digest = hashlib.sha256(repr((name, tuple(defines), arch)).encode())
+    digest = hashlib.sha256(repr(("sealed", name, tuple(defines), arch, driver_version())).encode())
     folder = source_folder()
     for path in sorted((*folder.glob("*.cuh"), folder / name)):
         digest.update(path.read_bytes())
@@ -67,10 +74,19 @@ def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
     return user_cache_path("smkern") / "cubins" / kept
 
 
-def _keep(path: Path, cubin: bytes) -> None:
-    """Write atomically; a cache that cannot be written is not an error."""
-    with suppress(OSError):
-        write_whole(path, cubin)
+def _kept(path: Path) -> bytes | None:
+    """The cubin of a cache file; None where it is cut, spoiled, another's or not there."""
+    try:
+        found = read_whole(path)
+    except OSError:
+        return None
+    cubin, seal = found[:-SEAL_BYTES], found[-SEAL_BYTES:]
+    return cubin if seal == _seal(path, cubin) else None
+
+
+def _seal(path: Path, cubin: bytes) -> bytes:
+    """What stands behind a cubin in its file: a hash of it and of what it was compiled from."""
+    return hashlib.sha256(path.name.encode() + cubin).digest()
 
 
 def _by_nvrtc(name: str, defines: Sequence[str], arch: str) -> bytes:
@@ -110,7 +126,30 @@ def _by_nvcc(name: str, defines: Sequence[str], arch: str) -> bytes:
         cubin = Path(folder) / "out.cubin"
         flags = [f"-arch={arch}", "-cubin", *(f"-D{define}" for define in defines)]
         command = [nvcc, *flags, str(source_folder() / name), "-o", str(cubin)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise DeviceError(f"nvcc failed: {done.stderr.strip()[-2000:]}")
+        # Temporary files of its own lie there too, so that none is left however it ends.
+        said, code = _run(command, {**os.environ, "TMPDIR": folder})
+        if code:
+            raise DeviceError(f"nvcc failed: {said.strip()[-2000:]}")
         return cubin.read_bytes()
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, int]:
+    """What a compiler said on stderr, and its exit status.
+
+    Raises:
+        DeviceError: it did not end; it was killed, with what it had started.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=environment, start_new_session=True,
+    ) as running:  # fmt: skip
+        try:
+            return running.communicate(timeout=MAX_COMPILE_S)[1], running.returncode
+        except BaseException as error:
+            os.killpg(running.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise DeviceError(
+                    f"{command[0]} did not end within {MAX_COMPILE_S:g} s and was killed; run it "
+                    f"by hand to see why: {' '.join(command)}"
+                ) from None
+            raise

@@ -16,6 +16,8 @@ _WORDS = {
     ".json": re.compile(rb'"meta": \{[^\n]*\}, '),
 }
 """Docstrings and comments, and a table's provenance: kernels are the same with other words."""
+_COMPILING = ("cuda_source.py",)
+"""What compiles kernels and keeps them: they are the same however."""
 _C_WORDS = re.compile(rb"//.*$|/\*(?:.|\n)*?\*/", re.MULTILINE)
 _SPACE = re.compile(rb"\s+")
 
@@ -39,7 +41,7 @@ def kernels_hash(gpu: str) -> str:
 
 def _add(found: hashlib._Hash, folder: Path, kinds: tuple[str, ...]) -> None:
     for path in sorted(folder.rglob("*")):
-        if path.suffix in kinds and path.is_file():
+        if path.suffix in kinds and path.is_file() and path.name not in _COMPILING:
             found.update(path.relative_to(folder).as_posix().encode())
             words = _WORDS.get(path.suffix, _C_WORDS)
             found.update(_SPACE.sub(b"", words.sub(b"", path.read_bytes())))

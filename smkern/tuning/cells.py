@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from smkern.atomic import write_whole
+from smkern.atomic import LOCK_S, make_folder, read_whole, write_whole
 from smkern.device import gpu_folder
 from smkern.errors import TableError
 from smkern.limits import MAX_SIZE
@@ -76,7 +76,7 @@ class CellFile(Generic[K, V]):
                 or has a cell that cannot run.
         """
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_whole(self.path).decode()
         except FileNotFoundError:
             return Cells()
         except (OSError, UnicodeDecodeError) as error:
@@ -94,8 +94,8 @@ class CellFile(Generic[K, V]):
         missing = [name for name in PROVENANCE if name not in meta]
         if missing:
             raise self._error(f"cannot be written without its provenance: {missing} missing")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(self.path) + ".lock"):
+        make_folder(self.path.parent)
+        with FileLock(str(self.path) + ".lock", timeout=LOCK_S):
             table = self.load(meta["gpu"]).merged(Cells(dict(meta), dict(cells)))
             for left in self.path.parent.glob(f".{self.path.name}.*.part"):
                 left.unlink(missing_ok=True)  # we hold the lock: left by a writer that died

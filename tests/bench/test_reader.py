@@ -63,4 +63,4 @@ def test_it_is_compiled_into_the_users_cache(monkeypatch, tmp_path):
     cubin = compile_reader(SHAPES[0], (9, 0))
     assert cubin.startswith(b"\x7fELF")
     (kept,) = tmp_path.glob("smkern/cubins/reader-*.cubin")
-    assert kept.read_bytes() == cubin
+    assert kept.read_bytes().startswith(cubin)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import write_whole
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.runtime.place import LANES, Place
@@ -30,19 +30,13 @@ Event = dict[str, Any]
 
 
 def save(trace: Trace, path: Path) -> Path:
-    """Write a trace; a name that ends in .gz is compressed, which Perfetto opens too.
+    """Write a trace, whole or not at all; a name that ends in .gz is compressed.
 
-    The file is written beside its place first, so that a reader never sees half of it.
+    Perfetto opens both.
     """
     text = json.dumps(to_json(trace), separators=(",", ":"), default=str)
     data = text.encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        written.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-        written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
+    write_whole(path, gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
 
