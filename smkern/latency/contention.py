@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import dist, exp, log, log2, sqrt
+from math import exp, log, log2, sqrt
 from typing import NamedTuple
+
+import numpy as np
 
 from smkern.latency.least_squares import fit_any_sign
 from smkern.latency.prompt_times import PromptTimes
@@ -124,18 +126,18 @@ class Slowdowns:
         logs = [log(max(ratio, LEAST)) for _, ratio in timed]
         points = [self._scaled(row) for row in rows]
         self._line = _ridge([self._row(point) for point in points], logs)
-        self._left = [
-            (point, value - self._of_line(point)) for point, value in zip(points, logs, strict=True)
-        ]
+        self._points = np.array(points)
+        self._left = np.array(logs) - [self._of_line(point) for point in points]
         self._kept: dict[tuple[int, ...], float] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._left)
+        return len(self._left) > 0
 
     def seen_by(self, terms: Callable[[Pair], tuple[float, ...]]) -> Slowdowns:
         """The same, with another model's terms."""
         other = Slowdowns([], terms, self._in_line)
-        other._scales, other._line, other._left = self._scales, self._line, self._left
+        other._scales, other._line = self._scales, self._line
+        other._points, other._left = self._points, self._left
         return other
 
     def at(self, pair: Pair) -> float:
@@ -151,12 +153,10 @@ class Slowdowns:
 
     def _compute(self, pair: Pair) -> float:
         point = self._scaled(self._terms(pair))
-        total = weights = 0.0
-        for other, left in self._left:
-            weight = 1 / (_NEAR + dist(point, other) ** 2) ** 2
-            weights += weight
-            total += weight * left
-        return min(max(LEAST, exp(self._of_line(point) + total / weights)), MOST)
+        apart = self._points - point
+        weights = (_NEAR + np.einsum("ij,ij->i", apart, apart)) ** -2
+        near = float(weights @ self._left / weights.sum())
+        return min(max(LEAST, exp(self._of_line(point) + near)), MOST)
 
     def _scaled(self, row: Sequence[float]) -> tuple[float, ...]:
         return tuple([scale(x) for scale, x in zip(self._scales, row, strict=True)])

@@ -109,8 +109,9 @@ class ActivationBuffers:
         self.max_batch = batch
         self._fields = _fields(config)
         counts, place = _counts(config, max_tokens, batch), torch_device(device)
+        # Rows of padding are computed and belong to nobody: they must be numbers.
         self._whole = {
-            name: torch.empty(counts[field.rows], *field.row, dtype=field.dtype, device=place)
+            name: torch.zeros(counts[field.rows], *field.row, dtype=field.dtype, device=place)
             for name, field in self._fields.items()
         }
         self.device = self._whole["hidden"].device  # with its index, as tensors say it

@@ -17,10 +17,10 @@ LEAST_AIM, MOST_AIM = 0.8, 0.998
 
 
 class Lateness:
-    """The gaps between tokens, read off the device's own times, and what follows from them.
+    """The gaps between tokens, as they were handed out, and what follows from them.
 
-    A row's gap is from one decode launch's end to the next one's; that of a request that joins is
-    from the end of its prompt. `aim` is the share of the limit that a step may be planned for: it
+    A row's gap is from one decode launch to the next one; that of a request that joins is from its
+    prompt. `aim` is the share of the limit that a step may be planned for: it
     falls where steps turn out longer than predicted, and so takes in a chip's clock.
 
     Args:
@@ -39,7 +39,7 @@ class Lateness:
         self._allowed = allowed
         self._gaps, self._late = WINDOW / 2, 0.0
         self._last_us: float | None = None
-        self._joined: list[tuple[float, int]] = []
+        self._joined: list[Ended] = []
 
     @property
     def share(self) -> float:
@@ -60,21 +60,21 @@ class Lateness:
         for launch in ended:
             if launch.lane == "prefill":
                 if launch.size.head:
-                    self._joined.append((launch.ended_us, len(launch.size.chunks)))
+                    self._joined.append(launch)
                 continue
             self._step(launch, num_sms)
-            self._last_us = launch.ended_us
+            self._last_us = launch.seen_us
 
     def _step(self, launch: Ended, num_sms: int) -> None:
         size = launch.size
-        come = [join for join in self._joined if join[0] <= launch.began_us]
-        self._joined = [join for join in self._joined if join[0] > launch.began_us]
-        for since_us, count in come:
-            self._count(count, launch.ended_us - since_us)
-        going_on = size.batch - sum(count for _, count in come)
+        come = [prompts for prompts in self._joined if prompts.ended_us <= launch.began_us]
+        self._joined = [prompts for prompts in self._joined if prompts.ended_us > launch.began_us]
+        for prompts in come:
+            self._count(len(prompts.size.chunks), launch.seen_us - prompts.seen_us)
+        going_on = size.batch - sum(len(prompts.size.chunks) for prompts in come)
         if going_on <= 0 or self._last_us is None:
             return
-        gap_us = launch.ended_us - self._last_us
+        gap_us = launch.seen_us - self._last_us
         self._count(going_on, gap_us)
         mode = "mixed" if size.chunks else "split" if launch.num_sms < num_sms else "turns"
         aim = self.aims[mode]

@@ -81,13 +81,14 @@ class Running(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A launch that was over since the policy was last asked, as the device timed it.
+    """A launch that was over since the policy was last asked.
 
     Attributes:
         lane: "decode" or "prefill".
         num_sms: SMs of its place.
         size: What it was made of.
-        began_us, ended_us: When it ran, on the device's clock.
+        began_us, ended_us: When it ran, by the device's own times.
+        seen_us: When the host saw it over, and handed out its tokens.
     """
 
     lane: Literal["decode", "prefill"]
@@ -95,6 +96,7 @@ class Ended(NamedTuple):
     size: Size
     began_us: float
     ended_us: float
+    seen_us: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ ENDED = 64
 """Launches that are remembered until the policy is asked."""
 
 Item = TypeVar("Item")
-_Over = tuple[Lane, int, Size, Event]
+_Over = tuple[Lane, int, Size, Event, float]
 """A launch that was over, whose times were not asked yet: that takes some 6 us on a GPU."""
 
 
@@ -103,7 +103,9 @@ class Observer:
             work = ticket.work
             if work.size is not None:
                 # Not the ticket: its work holds what it launches, such as tensors.
-                self._ended.append((ticket.lane, ticket.place.num_sms, work.size, ticket.event))
+                about = ticket.lane, ticket.place.num_sms, work.size
+                assert ticket.seen_us is not None
+                self._ended.append((*about, ticket.event, ticket.seen_us))
         if len(self._ended) > ENDED:
             del self._ended[:-ENDED]
 
@@ -161,10 +163,10 @@ class Observer:
 def _times(launches: Iterable[_Over]) -> tuple[Ended, ...]:
     """The launches with the times of those that the device knows."""
     found = []
-    for lane, num_sms, size, event in launches:
+    for lane, num_sms, size, event, seen_us in launches:
         times = times_us(event)
         if times is not None:
-            found.append(Ended(lane, num_sms, size, *times))
+            found.append(Ended(lane, num_sms, size, *times, seen_us))
     return tuple(sorted(found, key=lambda ended: ended.ended_us))
 
 

@@ -15,13 +15,16 @@ def lateness(allowed: float = 0.01) -> Lateness:
     return Lateness(LIMIT, allowed, 0.95)
 
 
-def step(began: float, ended: float, rows: int, *, num_sms: int = 132, chunk: int = 0) -> Ended:
+def step(
+    began: float, ended: float, rows: int, *, num_sms: int = 132, chunk: int = 0, seen: float = 0.0
+) -> Ended:
     chunks = (Chunk(chunk),) if chunk else ()
-    return Ended("decode", num_sms, Size(chunks, 4, 4, bool(chunk), rows, 100 * rows), began, ended)
+    size = Size(chunks, 4, 4, bool(chunk), rows, 100 * rows)
+    return Ended("decode", num_sms, size, began, ended, seen or ended)
 
 
 def prompts(ended: float, count: int, *, head: bool = True) -> Ended:
-    return Ended("prefill", 100, Size((Chunk(64),) * count, 4, 4, head), ended - 1, ended)
+    return Ended("prefill", 100, Size((Chunk(64),) * count, 4, 4, head), ended - 1, ended, ended)
 
 
 def late_tokens(seen: Lateness) -> float:
@@ -33,6 +36,14 @@ def test_a_gap_is_from_one_step_to_the_next() -> None:
     seen.see([step(0, 9_000, 50)], 132)
     seen.see([step(9_000, 18_000, 50), step(18_000, 28_500, 50)], 132)
     assert seen.share == pytest.approx(50 / (WINDOW / 2 + 100))
+
+
+def test_a_gap_is_as_the_host_handed_tokens_out() -> None:
+    seen = lateness()
+    seen.see([step(0, 9_000, 50), step(9_000, 18_000, 50, seen=20_000)], 132)
+    assert late_tokens(seen) > 49
+    seen.see([step(18_000, 29_000, 50)], 132)
+    assert late_tokens(seen) < 51, "9 ms behind what came late"
 
 
 def test_who_joins_waits_from_the_end_of_its_prompt() -> None:

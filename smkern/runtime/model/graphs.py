@@ -25,8 +25,8 @@ from smkern.runtime.model.sizes import (
     GraphKey,
     batch_bucket,
     context_bucket,
-    mixed_bucket,
     mixed_rows,
+    rows_bucket,
 )
 from smkern.runtime.place import Place
 from smkern.tuning.attention.shapes import AttentionShape
@@ -317,7 +317,7 @@ class GraphCache:
         """The bucket of a mixed forward; None: it has no graph."""
         if not self._captures or self._mixed is None:
             return None
-        bucket = mixed_bucket(rows)
+        bucket = rows_bucket(rows)
         if bucket not in mixed_rows(self._mixed.max_rows):
             return None
         return GraphKey(0, bucket, context_bucket(longest, self._max_context), mixed=True)

@@ -128,11 +128,10 @@ class MixedRunner:
         count = sum(chunk.count for chunk in chunks) + len(requests)
         longest = max([*(chunk.end for chunk in chunks), *lengths])
         graph = self._graphs.mixed(count, longest) if place.side == "whole" else None
+        step = self._inputs.write(chunks, lengths)
         if graph is None:
-            step = self._inputs.write(chunks, lengths).planned_in(self._prompts.plans)
-            logits = forward(self._model, step, behind)
+            logits = forward(self._model, step.planned_in(self._prompts.plans), behind)
         else:
-            step = self._inputs.write(chunks, lengths, graph.rows - count)
             graph.launch()
             logits = self._model.head(step)
         rows = self._state.inputs(self._state.first_slot - len(chunks), step.batch)

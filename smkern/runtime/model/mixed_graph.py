@@ -22,11 +22,10 @@ from smkern.runtime.model.row_state import RowState
 
 
 class MixedInputs:
-    """What mixed forwards read, at fixed addresses: padding, chunks, a token of each slot.
+    """What mixed forwards read, at fixed addresses: chunks, a token of each slot, padding.
 
-    The padding is a request without keys in front of the chunks: it fills the rows of a graph,
-    reads no key and writes no page. Rows of `kv_lens` and `cu_q_lens` are the padding's, one for
-    each chunk that may be, and the slots'; those that a forward does not use have no tokens.
+    Rows of `kv_lens` and `cu_q_lens` are one for each chunk that may be, and the slots'; those that
+    a forward does not use have no tokens. Tokens behind the last request's are a graph's padding.
 
     Args:
         state: The rows.
@@ -46,8 +45,8 @@ class MixedInputs:
         max_context: int,
         num_sms: int | None = None,
     ) -> None:
-        self.max_chunks = state.max_prefill // 2
         self.max_rows = max_tokens + state.max_running
+        self._max_chunks = state.max_prefill // 2  # the others are of batches by layers
         self._state = state
         self._caches = caches
         self._activations = activations
@@ -59,7 +58,7 @@ class MixedInputs:
             return torch.zeros(size, dtype=torch.int32, device=state.device)
 
         self._token_ids = zeros(self.max_rows)
-        self._kv_lens = zeros(1 + self.max_chunks + state.max_running)
+        self._kv_lens = zeros(self._max_chunks + state.max_running)
         self._cu_q_lens = zeros(len(self._kv_lens) + 1)
         self._no_keys = zeros(1)[0]
         self._slots = state.inputs(state.first_slot, state.max_running)
@@ -72,75 +71,67 @@ class MixedInputs:
         """Take the pinned memory of the longest forward, as often as several are on their way."""
         reserve(self._staging, self._token_ids)
 
-    def write(
-        self, chunks: Sequence[PrefillChunk], lengths: Sequence[int], padding: int = 0
-    ) -> Step:
+    def write(self, chunks: Sequence[PrefillChunk], lengths: Sequence[int]) -> Step:
         """Send a forward's numbers on the current stream.
 
         Args:
             chunks: The chunks.
             lengths: Bounds of the keys of each slot that decodes.
-            padding: Rows in front that belong to nobody.
 
         Returns:
-            The forward of the chunks and the slots alone, whose rows begin behind the padding.
+            The forward of these requests alone.
         """
-        state, spare = self._state, 1 + self.max_chunks - len(chunks)
+        state, spare = self._state, self._max_chunks - len(chunks)
         counts, batch = [chunk.count for chunk in chunks], len(lengths)
         ends = [chunk.end for chunk in chunks]
-        split = padding + sum(counts)
-        behind = split + batch
-        cu_q_lens = [0, *accumulate([*counts, *[1] * batch], initial=padding)]
-        cu_q_lens[1:1] = [padding] * (spare - 1)
-        cu_q_lens += [behind] * (state.max_running - batch)
+        split = sum(counts)
+        total = split + batch
+        cu_q_lens = [0] * spare + [0, *accumulate([*counts, *[1] * batch])]
+        cu_q_lens += [total] * (state.max_running - batch)
         self._staging.send(
             [
-                (self._token_ids[padding:split], [id_ for chunk in chunks for id_ in chunk.ids]),
-                (self._kv_lens[: 1 + self.max_chunks], [0] * spare + ends),
+                (self._token_ids[:split], [id_ for chunk in chunks for id_ in chunk.ids]),
+                (self._kv_lens[: self._max_chunks], [0] * spare + ends),
                 (self._cu_q_lens, cu_q_lens),
             ]
         )
         slots = self._slots
-        self._token_ids[split:behind].copy_(slots.token_ids[:batch])
+        self._token_ids[split:total].copy_(slots.token_ids[:batch])
         # a row that has finished, maybe since the host last heard, reads and writes no keys
         torch.where(
-            slots.finished, self._no_keys, slots.kv_lens,
-            out=self._kv_lens[1 + self.max_chunks :],
-        )  # fmt: skip
-        rows = slice(spare, spare + len(chunks) + batch)
+            slots.finished, self._no_keys, slots.kv_lens, out=self._kv_lens[self._max_chunks :]
+        )
+        here = slice(spare, spare + len(chunks) + batch)
         most = sizes.bounds(counts, [*ends, *lengths], self._max_context)
-        return self._step(behind, rows, state.first_slot - len(chunks), most)
+        return self._step(sizes.rows_bucket(total), here, most)
 
     def padded(self, rows: int, context: int) -> Step:
-        """The forward of all rows: what a graph is captured of.
+        """The forward of all requests that may be: what a graph is captured of.
 
         Args:
-            rows: Tokens, padding included.
+            rows: Tokens.
             context: Keys of a request, at most.
         """
-        everyone = slice(0, len(self._kv_lens))
-        first = self._state.first_slot - self.max_chunks - 1
+        batch = len(self._kv_lens)
         most = sizes.Bounds(
-            max_q_len=sizes.query_bucket(rows),
-            max_kv_len=context,
-            max_total_kv=context * len(self._kv_lens),
+            max_q_len=sizes.query_bucket(rows), max_kv_len=context, max_total_kv=context * batch
         )
-        return self._step(rows, everyone, first, most)
+        return self._step(rows, slice(0, batch), most)
 
-    def clear(self, rows: int) -> None:
-        """Give all rows to the padding."""
+    def clear(self) -> None:
+        """No request has a token."""
         self._kv_lens.zero_()
-        self._cu_q_lens.fill_(rows)
-        self._cu_q_lens[0] = 0
+        self._cu_q_lens.zero_()
 
-    def _step(self, tokens: int, rows: slice, first: int, most: sizes.Bounds) -> Step:
+    def _step(self, tokens: int, here: slice, most: sizes.Bounds) -> Step:
+        first = self._state.first_slot - self._max_chunks
         return Step.make(
             self._activations,
             token_ids=self._token_ids[:tokens],
-            kv_lens=self._kv_lens[rows],
-            page_table=self._state.page_table[first : first + rows.stop - rows.start],
+            kv_lens=self._kv_lens[here],
+            page_table=self._state.page_table[first + here.start : first + here.stop],
             caches=self._caches,
-            cu_q_lens=self._cu_q_lens[rows.start : rows.stop + 1],
+            cu_q_lens=self._cu_q_lens[here.start : here.stop + 1],
             num_sms=self._num_sms,
             **most,
         )
@@ -161,9 +152,6 @@ class MixedGraph:
         pool: Memory pool of torch's graphs to capture in.
         stream: Stream to capture on.
         capture: Whether to capture; otherwise a launch calls the operators.
-
-    Attributes:
-        rows: As given.
     """
 
     def __init__(
@@ -179,13 +167,12 @@ class MixedGraph:
         stream: Any = None,
         capture: bool = True,
     ) -> None:
-        self.rows = rows
         self._model = model
         self._scratch = scratch
         self._step = inputs.padded(rows, context).planned_in(plan_memory)
         self._graph: Any = None
         if capture:
-            inputs.clear(rows)
+            inputs.clear()
             torch.cuda.synchronize(model.device)
             self._graph = captured(self._run, model.device, pool=pool, stream=stream)
 

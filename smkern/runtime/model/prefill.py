@@ -33,12 +33,9 @@ def prompt_activations(
     max_prefill: int,
     max_tokens: int,
 ) -> list[ActivationBuffers]:
-    """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1.
-
-    A graph of a mixed forward has one request more, which is its padding.
-    """
+    """Activations of prefill slot 0, which mixed forwards use as well, and of slot 1."""
     return [
-        ActivationBuffers(config, max_tokens + max_running, 1 + max_prefill + max_running, device),
+        ActivationBuffers(config, max_tokens + max_running, max_prefill + max_running, device),
         ActivationBuffers(config, max_tokens, max_prefill, device),
     ]
 
@@ -215,7 +212,7 @@ class PrefillRunner:
         inputs = self._state.inputs(rows.start, len(rows))
         step = Step.make(
             prompts.activations,
-            token_ids=prompts.token_ids[: len(tokens)],
+            token_ids=prompts.token_ids[: sizes.rows_bucket(len(tokens))],
             kv_lens=inputs.kv_lens,
             page_table=inputs.page_table,
             caches=self._caches,

@@ -18,8 +18,9 @@ CONTEXT = 8192
 
 
 def warm_sizes(max_tokens: int) -> list[int]:
-    """New tokens of forwards between which kernels change: powers of two, and the largest."""
-    return sorted({*(1 << i for i in range(4, max_tokens.bit_length())), max_tokens})
+    """New tokens of forwards that are met all the time, powers of two, and the largest."""
+    powers = (1 << i for i in range(4, max_tokens.bit_length()))
+    return sorted({*powers, *sizes.mixed_rows(max_tokens), max_tokens})
 
 
 def empty_forward(

@@ -39,7 +39,7 @@ class FakeMixed(MixedGraph):
     """The layers of a mixed forward that are never launched."""
 
     def __init__(self, cache: FakeCache, key: GraphKey) -> None:
-        self.rows, self.cache, self.key = key.batch, cache, key
+        self.cache, self.key = cache, key
 
     def close(self) -> None:
         self.cache.closed.append(self.key)
@@ -86,7 +86,8 @@ class FakeCache(GraphCache):
 
     def mixed_rows(self, rows: int, longest: int) -> int | None:
         graph = self.mixed(rows, longest)
-        return None if graph is None else graph.rows
+        assert graph is None or isinstance(graph, FakeMixed)
+        return None if graph is None else graph.key.batch
 
     def run(self, place: Place, batch: int, longest: int) -> tuple[GraphKey, bool]:
         self.launch(place, batch, longest)
