@@ -19,7 +19,7 @@ def by_reference(call: Gemm) -> Tensor:
     """The reference on a checked call; into `out`, if it has one."""
     found: Tensor = reference.gemm(
         call.a, call.w, bias=call.bias, residual=call.residual, activation=call.activation,
-        out=call.out,
+        out=call.out, batch_invariant=bool(call.batch_invariant),
     )  # fmt: skip
     return found
 
@@ -89,7 +89,8 @@ def gemm(
         workspace: Device memory of `gemm_workspace_bytes` bytes, contiguous, zeroed before its
             first use; two launches that may overlap must not share it. None: the stream's own, or
             in a capture the graph's own.
-        batch_invariant: A row's bits depend on that row alone, not on M nor the budget.
+        batch_invariant: A row's bits depend on that row alone, not on M nor the budget (CPU tensors
+            are computed a row at a time for it).
         backend: None (tuned table, else cost model), "own" (never cuBLAS), "model" (no table), or
             a kernel's name.
         static_weights: The promise that nothing in flight on this stream writes `w`: inside a

@@ -99,7 +99,7 @@ GROUPED: Operator[GroupedProblem] = Operator(
     problem=_problem,
     numbers=lambda call: (),
     reference=lambda call: reference.grouped_gemm(
-        call.a, call.w, call.expert_offsets, swiglu=bool(call.swiglu)
+        call.a, call.w, call.expert_offsets, swiglu=bool(call.swiglu), batch_invariant=True
     ),
     dispatcher=grouped_dispatcher,
     vectors=("a", "w", "out"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,6 +16,19 @@ def activate(x: Tensor, activation: str | None) -> Tensor:
     return functional.silu(x) if activation == "silu" else functional.gelu(x)
 
 
+def by_rows(work: Callable[..., Tensor], *matrices: Tensor | None) -> Tensor:
+    """What `work` makes of matrices, each row computed as if it were alone.
+
+    A BLAS sums in an order that depends on the number of rows, and on how memory is aligned: so
+    every row gets memory of its own.
+    """
+    count = next(len(x) for x in matrices if x is not None)
+    if count == 0:
+        return work(*matrices)
+    rows = ([None if x is None else x[i : i + 1].clone() for x in matrices] for i in range(count))
+    return torch.cat([work(*row) for row in rows])
+
+
 def gemm(
     a: Tensor,
     w: Tensor,
@@ -22,6 +37,7 @@ def gemm(
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
+    batch_invariant: bool = False,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """out = act(a @ w.T + bias) + residual, in `compute_dtype`, rounded once at the end.
@@ -33,17 +49,22 @@ def gemm(
         residual: [M, N], added after it; may be `out` itself.
         activation: None, "silu" or "gelu".
         out: [M, N] to write into; a new tensor of `a`'s dtype without it.
+        batch_invariant: A row's bits depend on that row alone.
         compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
 
     Returns:
         [M, N] in `a`'s dtype (in `out`, if given).
     """
-    acc = a.to(compute_dtype) @ w.to(compute_dtype).t()
-    if bias is not None:
-        acc = acc + bias.to(compute_dtype)
-    acc = activate(acc, activation)
-    if residual is not None:
-        acc = acc + residual.to(compute_dtype)
+    wide, added = w.to(compute_dtype).t(), None if bias is None else bias.to(compute_dtype)
+
+    def product(a: Tensor, residual: Tensor | None) -> Tensor:
+        acc = a.to(compute_dtype) @ wide
+        if added is not None:
+            acc = acc + added
+        acc = activate(acc, activation)
+        return acc if residual is None else acc + residual.to(compute_dtype)
+
+    acc = by_rows(product, a, residual) if batch_invariant else product(a, residual)
     if out is None:
         return acc.to(a.dtype)
     return out.copy_(acc)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
+
+from smkern.ops.reference.gemm import by_rows
 
 
 def topk_softmax(logits: Tensor, top_k: int, *, renormalize: bool = True) -> tuple[Tensor, Tensor]:
@@ -72,6 +76,7 @@ def grouped_gemm(
     expert_offsets: Tensor,
     *,
     swiglu: bool = False,
+    batch_invariant: bool = False,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Each expert's rows times its weights; products in `compute_dtype`, rounded once.
@@ -81,6 +86,7 @@ def grouped_gemm(
         w: [experts, n, k]; with `swiglu` gate rows, then up rows.
         expert_offsets: [experts + 1] int32; what lies outside the rows is cut.
         swiglu: silu(gate) * up.
+        batch_invariant: A row's bits depend on the row and its expert alone.
         compute_dtype: Dtype that products are summed in.
 
     Returns:
@@ -88,15 +94,21 @@ def grouped_gemm(
     """
     n = w.shape[1] // 2 if swiglu else w.shape[1]
     out = a.new_zeros(a.shape[0], n)
+
+    def product(rows: Tensor, weights: Tensor) -> Tensor:
+        found = rows.to(compute_dtype) @ weights
+        if not swiglu:
+            return found
+        return torch.nn.functional.silu(found[:, :n]) * found[:, n:]
+
     bounds = expert_offsets.clamp(0, a.shape[0]).tolist()
     for expert in range(w.shape[0]):
         begin, end = bounds[expert], bounds[expert + 1]
         if end <= begin:
             continue
-        product = a[begin:end].to(compute_dtype) @ w[expert].to(compute_dtype).T
-        if swiglu:
-            product = torch.nn.functional.silu(product[:, :n]) * product[:, n:]
-        out[begin:end] = product.to(a.dtype)
+        times = partial(product, weights=w[expert].to(compute_dtype).T)
+        rows = a[begin:end]
+        out[begin:end] = (by_rows(times, rows) if batch_invariant else times(rows)).to(a.dtype)
     return out
 
 

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from smkern.ops.reference.gemm import by_rows
+
 
 def gemm_swiglu(
     a: Tensor,
     w_gate_up: Tensor,
     *,
     out: Tensor | None = None,
+    batch_invariant: bool = False,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """out = silu(a @ gate^T) * (a @ up^T), in `compute_dtype`, rounded once at the end.
@@ -20,12 +23,17 @@ def gemm_swiglu(
         a: [M, K], any floating dtype.
         w_gate_up: [2 * I, K], the gate's rows, then up's; same dtype.
         out: [M, I] to write into; a new tensor of `a`'s dtype without it.
+        batch_invariant: A row's bits depend on that row alone.
         compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
 
     Returns:
         [M, I] in `a`'s dtype (in `out`, if given).
     """
-    both = a.to(compute_dtype) @ w_gate_up.to(compute_dtype).t()
-    gate, up = both.chunk(2, dim=1)
-    product = functional.silu(gate) * up
+    wide = w_gate_up.to(compute_dtype).t()
+
+    def gated(a: Tensor) -> Tensor:
+        gate, up = (a.to(compute_dtype) @ wide).chunk(2, dim=1)
+        return functional.silu(gate) * up
+
+    product = by_rows(gated, a) if batch_invariant else gated(a)
     return product.to(a.dtype) if out is None else out.copy_(product)

@@ -78,7 +78,9 @@ GEMM_SWIGLU: Operator[GemmProblem] = Operator(
     check=check_swiglu,
     shapes=shapes_of,
     problem=problem_of,
-    reference=lambda call: reference.gemm_swiglu(call.a, call.w_gate_up, out=call.out),
+    reference=lambda call: reference.gemm_swiglu(
+        call.a, call.w_gate_up, out=call.out, batch_invariant=bool(call.batch_invariant)
+    ),
     dispatcher=gemm_dispatcher,
     vectors=("a", "w_gate_up", "out"),
     arguments=tuple({"w": "w_gate_up", "bias": "0", "residual": "0"}.get(x, x) for x in LAUNCHED),
@@ -116,7 +118,8 @@ def gemm_swiglu(
         workspace: Device memory of `gemm_swiglu_workspace_bytes` bytes, contiguous, zeroed before
             its first use; two launches that may overlap must not share it. None: the stream's own,
             or in a capture the graph's own.
-        batch_invariant: A row's bits depend on that row alone, not on M nor the budget.
+        batch_invariant: A row's bits depend on that row alone, not on M nor the budget (CPU tensors
+            are computed a row at a time for it).
         backend: None (tuned table, else cost model), "own" (fused, by our kernels), "model" (no
             table), "unfused" (the plain GEMM, then `silu_and_mul`), or a kernel's name.
         static_weights: The promise that nothing in flight on this stream writes `w_gate_up`: inside
