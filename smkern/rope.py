@@ -200,7 +200,13 @@ class Rope:
         dtype = torch.float32 if dtype is None else dtype
         half = self.rotary_dim // 2
         frequencies = self._frequencies()
-        table = torch.empty(max_position, self.rotary_dim, dtype=dtype)
+        try:
+            table = torch.empty(max_position, self.rotary_dim, dtype=dtype)
+        except RuntimeError:
+            raise ArgumentError(
+                f"max_position={max_position}: there is no memory for a table of "
+                f"{max_position * self.rotary_dim} elements; lower max_position, or max_context"
+            ) from None
         for begin in range(0, max_position, MAX_TABLE_STEP):
             end = min(begin + MAX_TABLE_STEP, max_position)
             angles = torch.arange(begin, end, dtype=torch.float64)[:, None] * frequencies

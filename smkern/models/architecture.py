@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from smkern.errors import ConfigError
+from smkern.limits import MAX_SIZE
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,6 @@ class MoeConfig:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise ConfigError unless a value is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: give a whole number of at least 1")
+    """Raise ConfigError unless a value is a whole number of 1 to 2**31 - 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        raise ConfigError(f"{name}={value!r:.40}: give a whole number of 1 to {MAX_SIZE}")

@@ -128,8 +128,13 @@ class ModelConfig:
         """
         if isinstance(source, (str, Path)):
             source = read_config(Path(source))
-        elif not isinstance(source, Mapping):
+        elif hasattr(source, "to_dict"):
             source = source.to_dict()
+        if not isinstance(source, Mapping):
+            raise ConfigError(
+                f"a {type(source).__name__} is no configuration: pass a folder, a config.json, its "
+                "contents, or what has to_dict"
+            )
         return cls(**fields_from_hf(source))
 
     def replace(self, **changes: Any) -> ModelConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from smkern.device import torch_device
 from smkern.errors import WeightsError
 from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
@@ -47,13 +48,14 @@ def load(
         if not files or SINGLE in handles:
             files = {name: file for file, names in held.items() for name in names}
         _check_shards(files, held)
-        weights = empty(config, device)
 
         def read(name: str) -> Tensor:
             return _read(handles[files[name]], name, path / files[name])
 
-        fill(weights, files, read, str(path), convert=dtype is not None, bar=bar)
-    return weights
+        return filled(
+            lambda place: empty(config, place), config.num_layers, device, files, read, str(path),
+            convert=dtype is not None, bar=bar,
+        )  # fmt: skip
 
 
 def find_files(path: Path) -> dict[str, str]:
@@ -81,6 +83,45 @@ def find_files(path: Path) -> dict[str, str]:
     raise WeightsError(
         f"{path} has neither {SINGLE} nor {INDEX}: pass a folder with safetensors files"
     )
+
+
+def filled(
+    empty: Callable[[torch.device | str], Weights],
+    num_layers: int,
+    device: torch.device | str,
+    names: Collection[str],
+    read: Callable[[str], Tensor],
+    source: str,
+    *,
+    convert: bool,
+    bar: Bar | None = None,
+) -> Weights:
+    """Weights made on a device of named tensors, which are compared before memory is taken.
+
+    Args:
+        empty: Makes uninitialised weights on a device.
+        num_layers: Their layers.
+        device: Where they shall lie.
+        names, read, source, convert, bar: As `fill` has them.
+
+    Raises:
+        WeightsError: as `fill`.
+    """
+    place = torch_device(device)
+    if num_layers > len(names):  # found out before so many layers are described
+        raise WeightsError(
+            f"{source} has {len(names)} tensors, the configuration {num_layers} layers: use the "
+            "config.json that belongs to it"
+        )
+    described = empty("meta")
+    fill(described, names, lambda name: _described(read(name)), source, convert=convert)
+    weights = empty(place)
+    fill(weights, names, read, source, convert=convert, bar=bar)
+    return weights
+
+
+def _described(tensor: Tensor) -> Tensor:
+    return tensor.to("meta") if isinstance(tensor, Tensor) else tensor
 
 
 def fill(
@@ -139,6 +180,8 @@ def fill(
 
 
 def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool) -> None:
+    if not isinstance(tensor, Tensor):
+        raise WeightsError(f"{name} in {source} is a {type(tensor).__name__}: pass a tensor")
     if tensor.shape != place.shape:
         raise WeightsError(
             f"{name} in {source} has shape {list(tensor.shape)}, the configuration wants "

@@ -105,8 +105,8 @@ def find_model(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | Non
     """
     if isinstance(model, ModelConfig):
         return model, None
-    folder = Path(model)
-    if folder.is_dir():
+    folder = Path(model) if isinstance(model, (str, Path)) else None
+    if folder is not None and folder.is_dir():
         config = ModelConfig.from_hf(folder)
         return config.replace(eos_token_ids=_end_tokens(config, folder)), folder
     if str(model).lower() in presets():

@@ -12,7 +12,7 @@ from torch import Tensor
 from smkern.device import torch_device
 from smkern.models.config import ModelConfig
 from smkern.models.layers import Layer, empty_layer
-from smkern.models.loader import fill, load
+from smkern.models.loader import filled, load
 from smkern.models.names import named_weights
 
 
@@ -130,9 +130,10 @@ class Weights:
         Raises:
             WeightsError: tensors that are missing, extra or mis-shaped, by name.
         """
-        made = cls.empty(config, device)
-        fill(made, tensors, lambda name: tensors[name], "the mapping", convert=True)
-        return made
+        return filled(
+            lambda place: cls.empty(config, place), config.num_layers, device, tensors,
+            lambda name: tensors[name], "the mapping", convert=True,
+        )  # fmt: skip
 
     def named(self) -> dict[str, Tensor]:
         """Views of the weights by their Hugging Face names."""

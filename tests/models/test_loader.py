@@ -100,8 +100,38 @@ CHANGES = {
     ),
     "dtype": (lambda t: t.update({NORM: t[NORM].half()}), rf"{NORM} in .* is torch\.float16"),
     "integers": (lambda t: t.update({NORM: t[NORM].char()}), r"is torch\.int8.*not quantized"),
-    "many": (lambda t: t.clear(), r"lacks \d+ tensors: lm_head.weight, .* and \d+ more"),
+    "none": (lambda t: t.clear(), r"has 0 tensors, the configuration 2 layers"),
+    "many": (
+        lambda t: [t.pop(name) for name in list(t)[2:]],
+        r"lacks \d+ tensors: model.layers.0.input.* \d+ more",
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 1_000_000}, r"has \d+ tensors, the configuration 1000000 layers"),
+        ({"num_hidden_layers": 2**31}, r"num_layers=2147483648: give a whole number of 1 to"),
+        (
+            {"vocab_size": 200_000},
+            r"has shape .199, 128., the configuration wants .200000,",
+        ),
+        ({"num_attention_heads": 2**24}, r"the configuration wants .*1073741824"),
+    ],
+)
+def test_a_configuration_is_compared_before_memory_is_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, message: str
+):
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | changes))
+    made, empty = [], Weights.empty
+    monkeypatch.setattr(
+        Weights, "empty", lambda config, device: made.append(device) or empty(config, device)
+    )
+    with pytest.raises((WeightsError, ConfigError), match=message):
+        Weights.load(folder)
+    assert set(made) <= {"meta"}
 
 
 @pytest.mark.parametrize("what", CHANGES)
