@@ -23,7 +23,7 @@ from smkern.measure.sm_clock import Clock, clock_on
 from smkern.models import Weights
 from smkern.policies import POLICIES, Chunked, Policy, StaticSplit
 from smkern.runtime.model.executor import ModelExecutor
-from smkern.runtime.model.sizes import FIRST_CONTEXT
+from smkern.runtime.model.sizes import FIRST_CONTEXT, mixed_rows
 from smkern.runtime.model.warming import warm_sizes
 from smkern.runtime.place import Place
 
@@ -34,8 +34,6 @@ TRY_S, TRY_PREHEAT_S, TRY_REACH = 3.0, 1.0, 64
 """How long a setting is tried while the best is searched, and over how many keys."""
 STEPS_BACK = 2
 """Settings that a search goes back where a longer watch misses the limit that a try had kept."""
-ROWS_EVERY = 64
-"""Rows of mixed forwards that are compiled ahead, for policies that choose any chunk."""
 
 COMPARED = ("chunked", "static_split", "adaptive")
 SERVED_S = 20.0
@@ -236,7 +234,7 @@ def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Wo
     decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
     most, running = sizes.max_tokens, workload.running
     rows = {*plan.chunk_rows, *(running + chunk for chunk in plan.served_chunks)}
-    rows |= {*range(running, most + running + 1, ROWS_EVERY)}
+    rows |= {*mixed_rows(most + running)}
     again = [(tokens, tokens) for tokens in range(1, sizes.max_prefill + 1)]
     again += [(tokens, min(tokens, sizes.max_prefill)) for tokens in warm_sizes(most)]
     return compile_forwards(

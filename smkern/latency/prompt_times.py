@@ -8,10 +8,10 @@ from smkern.latency.curve import Curve, Filled
 from smkern.latency.roofline import Roofline
 from smkern.latency.step_times import KEPT, UNMEASURED, StepTimes
 from smkern.latency.table import Timing
-from smkern.latency.work import Size
+from smkern.latency.work import Size, padded_rows
 
-ROWS, HEAD_ROWS = 64, 8
-"""Rows of GEMMs, and of the head's, that are told apart: of a tile, as forwards are padded."""
+HEAD_ROWS = 8
+"""Rows of the head's GEMM are told apart by so many."""
 TILE = 16
 """Queries by which attention's prefill path goes: what is left of the last step costs as much."""
 ATTENTION = 1.9
@@ -110,8 +110,8 @@ class PromptTimes:
     def _make(self, num_sms: int, new: int, batch: int, rows: int, layers: int) -> _Forward:
         tokens = new + batch
         over = self._others.at(num_sms, tokens) if self._others else UNMEASURED
-        padded, drawing = -(-tokens // ROWS) * ROWS, -(-rows // HEAD_ROWS) * HEAD_ROWS
-        others_us = over * self._roofline.others_us(padded, drawing, layers, num_sms)
+        drawing = -(-rows // HEAD_ROWS) * HEAD_ROWS
+        others_us = over * self._roofline.others_us(padded_rows(tokens), drawing, layers, num_sms)
         fixed, by_key = self._roofline.attention(tokens, layers, num_sms)
         attention = ATTENTION if self._has_cached else over
         behind, per_sm = self._attention, _per_sm(new, num_sms)

@@ -11,6 +11,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
 from smkern.latency import Chunk, Size
+from smkern.latency.work import padded_rows
 from smkern.models import Decoder, Step
 from smkern.models.layered import forward
 from smkern.runtime.device import Device, Work
@@ -201,7 +202,7 @@ class ModelLaunches:
         counts += [1] * len(lengths)
         step = Step.make(
             self._prompts.activations,
-            token_ids=self._token_ids[: sum(counts)],
+            token_ids=self._token_ids[: padded_rows(sum(counts))],
             kv_lens=self._ints([*ends, *lengths]),
             page_table=self._state.page_table[rows],
             caches=self._caches,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from smkern.latency.work import padded_rows
 from smkern.models.activations import ActivationBuffers
 from smkern.models.graph import DecodeGraph
 from smkern.models.layered import LayeredModel
@@ -26,7 +27,6 @@ from smkern.runtime.model.sizes import (
     batch_bucket,
     context_bucket,
     mixed_rows,
-    rows_bucket,
 )
 from smkern.runtime.place import Place
 from smkern.tuning.attention.shapes import AttentionShape
@@ -317,7 +317,7 @@ class GraphCache:
         """The bucket of a mixed forward; None: it has no graph."""
         if not self._captures or self._mixed is None:
             return None
-        bucket = rows_bucket(rows)
+        bucket = padded_rows(rows)
         if bucket not in mixed_rows(self._mixed.max_rows):
             return None
         return GraphKey(0, bucket, context_bucket(longest, self._max_context), mixed=True)

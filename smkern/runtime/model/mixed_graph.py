@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smkern.kv import Staging
+from smkern.latency.work import padded_rows
 from smkern.models.activations import ActivationBuffers
 from smkern.models.graph import captured
 from smkern.models.layered import LayeredModel, all_layers
@@ -103,7 +104,7 @@ class MixedInputs:
         )
         here = slice(spare, spare + len(chunks) + batch)
         most = sizes.bounds(counts, [*ends, *lengths], self._max_context)
-        return self._step(sizes.rows_bucket(total), here, most)
+        return self._step(padded_rows(total), here, most)
 
     def padded(self, rows: int, context: int) -> Step:
         """The forward of all requests that may be: what a graph is captured of.

@@ -10,6 +10,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.kv import Staging
 from smkern.kv.staging import RING
+from smkern.latency.work import padded_rows
 from smkern.models.activations import ActivationBuffers
 from smkern.models.config import ModelConfig
 from smkern.models.layered import LayeredModel
@@ -212,7 +213,7 @@ class PrefillRunner:
         inputs = self._state.inputs(rows.start, len(rows))
         step = Step.make(
             prompts.activations,
-            token_ids=prompts.token_ids[: sizes.rows_bucket(len(tokens))],
+            token_ids=prompts.token_ids[: padded_rows(len(tokens))],
             kv_lens=inputs.kv_lens,
             page_table=inputs.page_table,
             caches=self._caches,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
 from smkern.latency import Size
+from smkern.latency.work import padded_rows
 from smkern.models.config import ModelConfig
 from smkern.runtime.executor import PrefillRun
 from smkern.tuning.attention.shapes import DECODE_MAX_Q
@@ -36,22 +37,15 @@ def context_bucket(length: int, max_context: int) -> int:
     return min(bucket, max_context)
 
 
-ROWS = 64
-"""Rows of a forward that has prompts are padded to a multiple of it, a tile of its GEMMs: a number
-of rows that comes for the first time takes the host 3 ms and some 80 us a layer."""
 MAX_MIXED_ROWS = 2048
 """Rows of the largest graph of a mixed forward: larger ones take the device longer than the host
 takes to launch them one by one."""
 
 
-def rows_bucket(rows: int) -> int:
-    """Rows that are computed for these; those behind the last are padding."""
-    return -(-rows // ROWS) * ROWS
-
-
-def mixed_rows(most: int) -> range:
+def mixed_rows(most: int) -> tuple[int, ...]:
     """Rows of all graphs of mixed forwards, where one has at most so many."""
-    return range(ROWS, min(most, MAX_MIXED_ROWS) + 1, ROWS)
+    most = min(most, MAX_MIXED_ROWS)
+    return tuple(sorted({x for rows in range(1, most + 1) if (x := padded_rows(rows)) <= most}))
 
 
 def query_bucket(tokens: int) -> int:

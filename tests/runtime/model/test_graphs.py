@@ -141,16 +141,16 @@ def test_mixed_forwards_have_a_graph_by_rows():
     cache = FakeCache()
     cache.capture([WHOLE], [16], [2048])
     assert cache.capture_mixed([64, 192], [2048]) == 2
-    assert cache.mixed_rows(10, 100) == cache.mixed_rows(64, 2048) == 64
-    assert cache.mixed_rows(129, 100) == 192
+    assert cache.mixed_rows(33, 100) == cache.mixed_rows(64, 2048) == 64
+    assert cache.mixed_rows(161, 100) == 192
     assert not cache.missed
-    assert cache.mixed_rows(65, 100) is None
+    assert cache.mixed_rows(97, 100) is None
     assert cache.mixed_rows(64, 2049) is None
     assert cache.mixed_rows(193, 100) is None, "more than the buffers hold"
     missed = {GraphKey(0, 128, 2048, mixed=True), GraphKey(0, 64, MAX_CONTEXT, mixed=True)}
     assert set(cache.missed) == missed
     assert cache.capture_missed() == 2
-    assert cache.mixed_rows(65, 100) == 128
+    assert cache.mixed_rows(97, 100) == 128
     assert cache.mixed_rows(192, 100) == 192
     assert cache.ready(32, 100) == (), "they are no decode steps"
     assert cache.run(WHOLE, 20, 100) == (GraphKey(0, 32, 2048), False)

@@ -11,6 +11,7 @@ import pytest
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.kv import KvPool, KvSizes
+from smkern.latency.work import padded_rows
 from smkern.models import Decoder, SamplingParams, Weights
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, PrefillChunk
@@ -19,7 +20,6 @@ from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.mixed_graph import MixedGraph
 from smkern.runtime.model.prefill import activation_bytes
-from smkern.runtime.model.sizes import rows_bucket
 from smkern.runtime.place import Lane
 from smkern.runtime.request import Request
 from tests.models.generation import VOCAB, one_at_a_time, random_prompts, tiny
@@ -140,7 +140,7 @@ def give_mixed_graphs(run: Run) -> None:
     def mixed(rows: int, longest: int) -> MixedGraph:
         graphs, most = executor.graphs, executor._inputs.max_rows
         return MixedGraph(
-            executor._model, executor._inputs, min(rows_bucket(rows), most), executor.max_context,
+            executor._model, executor._inputs, min(padded_rows(rows), most), executor.max_context,
             plan_memory=graphs.plans, scratch=graphs.scratch, capture=False,
         )  # fmt: skip
 
