@@ -14,6 +14,7 @@ from torch import Tensor
 
 from smkern.ops.aliasing import same_view
 from smkern.ops.operator import Operator
+from smkern.ops.operator_autograd import autograd_kernel
 from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_eager import run_here, states_of
 from smkern.ops.operator_source import library_function
@@ -28,13 +29,15 @@ def define(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
 ) -> None:
-    """Define an operator with one implementation for the CPU and CUDA, and one for fakes."""
+    """Define an operator: one implementation for CPU and CUDA, one for fakes, and no backward."""
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     library.define(schema, tags=tags)
     name = schema.partition("(")[0]
     library.impl(name, implementation, "CPU")
     library.impl(name, implementation, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    library.impl(name, autograd_kernel(overload), "Autograd", with_keyset=True)
 
 
 def register(*ops: Operator[Any]) -> torch.library.Library:

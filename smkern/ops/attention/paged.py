@@ -137,7 +137,8 @@ def plan_attention(
     `max_total_kv` is dropped and its rows are not written (`check=True` names it).
 
     Args:
-        kv_lens: [batch] int32, keys of each request, the new tokens included.
+        kv_lens: [batch] int32, keys of each request, the new tokens included; batch is at most
+            16384.
         num_q_heads: Query heads, a multiple of `num_kv_heads`.
         num_kv_heads: KV heads; those of this device under tensor parallelism.
         head_dim: 64, 96, 128 or 256.
@@ -242,7 +243,7 @@ def paged_attention(
     With s = scale * k_scale * q·k (softcap * tanh(s / softcap) where there is one) over the keys
     that a query sees: out = v_scale * softmax(s)·v, in fp32, rounded once. Query token t of a
     request's q_len is at position kv_len - q_len + t. A row's bits depend on its request alone, not
-    on the batch nor the budget. There is no backward: the result never requires a gradient.
+    on the batch nor the budget. There is no backward.
 
     Args:
         q: [tokens, q_heads, head_dim], bf16 or fp16 (fp32 on CPU tensors); inner stride 1.
@@ -253,7 +254,8 @@ def paged_attention(
             It may be narrower than the lengths that a plan allows. Entries behind a request's last
             key are not read; ids that are no pages, and lengths that the table cannot hold, give
             wrong numbers for their request, never a read out of bounds (`check=True` names them).
-        kv_lens: [batch] int32, keys of each request, the new tokens included. 0 gives zeros.
+        kv_lens: [batch] int32, keys of each request, the new tokens included. 0 gives zeros. At
+            most 16384 requests.
         page_indptr: [batch + 1] int32: where each request's pages begin in a flat table.
         cu_q_lens: [batch + 1] int32: where each request's query tokens begin and the last end.
             None: one query token a request. Tokens behind the last are not written.

@@ -74,7 +74,7 @@ def gemm(
     """out = act(a @ w.T + bias) + residual, on at most `num_sms` SMs.
 
     Accumulates in fp32 and rounds once. CPU tensors run the reference in plain torch. There is no
-    backward: the result never requires a gradient.
+    backward: the result requires no gradient, or one whose backward raises (torch.compile, modes).
 
     Args:
         a: [M, K], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride is 1.

@@ -114,8 +114,8 @@ def sample(
     above 1 it is 1.
 
     Args:
-        logits: [batch, vocab] bf16, fp16 or fp32, inner stride 1; rows may be apart. vocab at most
-            262144.
+        logits: [batch, vocab] bf16, fp16 or fp32, inner stride 1; rows may be apart. batch at most
+            16384, vocab at most 262144.
         temperature: fp32 [batch] or a number; 0: greedy. None: 0.
         top_k: int32 [batch] or a number; 0: all. None: 0.
         top_p: fp32 [batch] or a number, above 0; 1: all. None: 1.

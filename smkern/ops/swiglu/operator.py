@@ -109,7 +109,7 @@ def gemm_swiglu(
     silu(x) = x / (1 + exp(-x)). Both products are summed in fp32 and theirs is rounded once; where
     dispatch takes the plain GEMM followed by `silu_and_mul`, they are rounded before too. The
     weights lie as engines store them and are not repacked. CPU tensors run the reference in plain
-    torch. There is no backward: the result never requires a gradient.
+    torch. There is no backward.
 
     Args:
         a: [M, K], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride is 1.
