@@ -19,7 +19,7 @@ import torch
 from smkern.device import Budget
 from smkern.kernels import append_launch, cuda_source, driver, gemm_frame, gemm_launch, rows_launch
 from smkern.kernels.append_launch import AppendKernels
-from smkern.kernels.attention import cuda, maps
+from smkern.kernels.attention import cuda, maps, triton_launch
 from smkern.kernels.attention.launch import AttentionKernels
 from smkern.kernels.compile import Artifact
 from smkern.kernels.gemm_launch import GemmKernels
@@ -100,6 +100,7 @@ def without_driver(launched: list[Launched] | None = None) -> Iterator[None]:
         (gemm_launch, "compile_variant", _artifact),
         (append_launch, "compile_append", _artifact),
         (rows_launch, "compile_source", _artifact),
+        (triton_launch, "compile_variant", _artifact),
         (cuda, "compile_cuda", lambda *_: b""),
         (cuda_source, "compile_cuda", lambda *_: b""),
     )

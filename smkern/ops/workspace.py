@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, DeviceError
+from smkern.ops.checks import check_kind
 from smkern.tuning.constraints import COUNTER_BYTES
 
 ALIGNMENT = 256
@@ -55,7 +57,7 @@ def capture_id(raw_stream: int) -> int:
     return int(result[2]) if result[1] == active else 0
 
 
-def check_workspace(workspace: object, num_bytes: int, device: torch.device) -> int:
+def check_workspace(workspace: Any, num_bytes: int, device: torch.device) -> int:
     """The address of a caller's workspace, checked.
 
     Args:
@@ -67,8 +69,7 @@ def check_workspace(workspace: object, num_bytes: int, device: torch.device) -> 
     Raises:
         ArgumentError: too small, elsewhere, not contiguous or not aligned.
     """
-    if not isinstance(workspace, Tensor):
-        raise ArgumentError(f"workspace is {type(workspace).__name__}, not a torch.Tensor")
+    check_kind("workspace", workspace)
     if workspace.device != device:
         raise ArgumentError(
             f"workspace is on {workspace.device}, a on {device}: move workspace there"

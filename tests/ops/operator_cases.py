@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smkern.errors import ArgumentError
+from smkern.ops.checks import check_kind
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
@@ -36,6 +37,7 @@ class Problem(NamedTuple):
 def check(call: Call) -> None:
     if not isinstance(call.x, torch.Tensor) or call.x.dim() != 2:
         raise ArgumentError(f"x is {call.x!r}: pass a matrix")
+    check_kind("total", call.total)
     if call.total.shape != call.x.shape:
         raise ArgumentError(f"total is {list(call.total.shape)}, x {list(call.x.shape)}")
 

@@ -161,6 +161,23 @@ def test_a_traceback_shows_the_generated_path(
     assert "_launch(_stream, x_ptr, total_ptr, by_ptr, out_ptr, *_numbers)" in lines
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [1.0],
+        torch.eye(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["list", "sparse", "nested"],
+)
+def test_what_no_key_can_be_made_of_is_refused_by_name(device: FakeOperator, odd: Any) -> None:
+    x, total = rows()
+    for call in (Call(odd, total), Call(x, odd), Call(x, total, out=odd)):
+        with pytest.raises(ArgumentError):
+            device.eager(call)
+    assert not device.kernels.launches
+
+
 def test_a_changed_tensor_has_addresses_of_its_own(device: FakeOperator) -> None:
     with pytest.raises(ArgumentError, match="total has strides"):
         device.eager(Call(torch.zeros(3, 8), torch.zeros(1, 8).expand(3, 8)))
