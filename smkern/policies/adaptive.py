@@ -32,7 +32,7 @@ WITH_PAUSES = 0.88
 chunks have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms."""
 LEAVING = 0.9
 """What chunks must gain over a split that could go on without a pause."""
-MOST_LAYERS = 12
+MOST_LAYERS = 6
 """Layers of a group beside decode steps: while the host launches them, some 150 us each, it hands
 out no token."""
 ROOM_TO_GROW = 0.95

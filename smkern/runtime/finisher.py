@@ -275,9 +275,10 @@ class Finisher:
     def _fence(self, requests: Iterable[Request]) -> bool:
         """What of these requests runs is over behind both lanes; whether the device still takes
         work. One that does not runs nothing either."""
-        with suppress(Exception):
-            end = AllOver(tuple([self._lanes.fence(lane) for lane in LANES]))
-            for request in requests:
-                request.last_use = end
-            return True
+        for _ in range(3):  # a device that is lost raises again
+            with suppress(Exception):
+                end = AllOver(tuple([self._lanes.fence(lane) for lane in LANES]))
+                for request in requests:
+                    request.last_use = end
+                return True
         return False

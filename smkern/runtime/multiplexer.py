@@ -235,8 +235,9 @@ class Multiplexer:
     def step(self) -> list[Output]:
         """Poll, decide, launch, hand out; returns without waiting.
 
-        Tokens are handed out first where a request may end by them: then it matters to what is
-        launched next. In front of them is what a `run` that was left had not yielded.
+        Tokens are handed out first where the device has its next step, and looked at first where a
+        request may end by them: then it matters to what is launched next. In front of them is what
+        a `run` that was left had not yielded.
         With nothing to do at all, decode graphs that were missed are captured, which waits.
 
         Raises:
@@ -333,9 +334,11 @@ class Multiplexer:
                 self._arrive(request)
         self._poll()
         if scheduler.has_news or scheduler.is_due:
-            scheduler.has_news = False
             if self._launcher.steady is None or self._queues.paused:
                 self._outputs.flush()
+            if self._outputs.outputs and self._lanes.queued("decode"):
+                return  # the device has its next step: launching more comes behind handing out
+            scheduler.has_news = False
             self._queues.resume()
             try:
                 outcome = scheduler.act(began)

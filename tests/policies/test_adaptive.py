@@ -35,7 +35,7 @@ def adaptive(limit_ms: float = 15.0, **options) -> Adaptive:
 def test_the_smallest_split_under_the_limit_where_it_is_fastest() -> None:
     # 32.7 tokens/ms, 28.8 of which count; a chunk of 246 in 14.2 ms would be 17.4, turns 17.5
     decision = adaptive().decide(NOW)
-    assert (decision.rung, decision.prefill, decision.layers) == (24, (0,), 12)
+    assert (decision.rung, decision.prefill, decision.layers) == (24, (0,), 6)
     assert decision.reason.startswith("split: step 13.3 ms, 28.8 tokens/ms")
 
 
@@ -115,7 +115,7 @@ def test_a_batch_on_its_way_moves_with_its_rows() -> None:
     assert policy.decide(NOW).rung == 24
     going = moment(prefill=batch(1000, launched=16), running_kv=ROWS, prefill_queued=1)
     decision = policy.decide(going)
-    assert (decision.rung, decision.layers, decision.steps) == (24, 12, 1)
+    assert (decision.rung, decision.layers, decision.steps) == (24, 6, 2)
     slower = Adaptive(Shares(), tbt_slo_ms=12.0)
     assert slower.decide(NOW).rung == 32
 
