@@ -52,19 +52,28 @@ class Event(Protocol):
         ...
 
 
+class NoAnswerError(DeviceError):
+    """A launch could not be asked whether it is over, and may still run."""
+
+
 def is_over(event: Event) -> bool:
-    """`Event.query`; DeviceError for whatever it raises, and for what is no bool."""
+    """`Event.query`.
+
+    Raises:
+        DeviceError: as it raises.
+        NoAnswerError: it raised anything else, or answered what is no bool.
+    """
     try:
         answer = event.query()
     except DeviceError:
         raise
     except Exception as reason:
-        raise DeviceError(
+        raise NoAnswerError(
             f"{type(reason).__name__} when a launch was asked whether it is over ({reason}): its "
             "requests fail; look at the device's events"
         ) from reason
     if type(answer) is not bool:
-        raise DeviceError(
+        raise NoAnswerError(
             f"query() of a launch's event answered {answer!r:.80}: its requests fail; let it "
             "return True or False"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import NoReturn
 
 from smkern.errors import DeviceError, EngineDeadError, SmkernError, StalledError
 from smkern.kv import Event
@@ -110,7 +111,9 @@ class Finisher:
     def launch_failed(self, error: LaunchError) -> None:
         """A launch raised, or its tokens could not be read."""
         self._outputs.flush()
-        self._fence(error.requests)
+        self._fence([*error.requests, *error.beside])
+        for request in error.beside:  # its row may be a token ahead: it comes again from the host
+            self._executor.forget(request)
         self.fail(error.requests, error)
 
     def device_failed(self, error: DeviceError) -> None:
@@ -190,16 +193,16 @@ class Finisher:
             force: Whether what does not end is left behind then; the executor stays open.
 
         Raises:
-            StalledError: something does not end, without `force`.
-            EngineDeadError: the pool or the executor raised, behind all that could be done.
+            SmkernError: something does not end, or cannot be waited for, without `force`; or the
+                pool or the executor raised, behind all that could be done.
         """
         end = self.on_their_way()
         is_over = True
         try:
             self._drain(end, watchdog)
-        except StalledError:
+        except Exception as error:  # noqa: BLE001  raised by name
             if not force:
-                raise
+                _raise_named(error)
             is_over = False
         if is_over:  # what is left behind says itself when its pages may be written
             self._timeline.abandoned(self._lanes.abandon())
@@ -212,10 +215,7 @@ class Finisher:
             except Exception as error:  # noqa: BLE001  raised behind the others
                 failed.append(error)
         if failed and not force:
-            raise EngineDeadError(
-                f"{type(failed[0]).__name__} while this Multiplexer was closed ({failed[0]}); all "
-                "that could be was given back"
-            ) from failed[0]
+            _raise_named(failed[0])
         return True
 
     def _drain(self, end: AllOver, watchdog: Watchdog) -> None:
@@ -282,3 +282,13 @@ class Finisher:
                     request.last_use = end
                 return True
         return False
+
+
+def _raise_named(error: Exception) -> NoReturn:
+    """Raise an error of closing, by name."""
+    if isinstance(error, SmkernError):
+        raise error
+    raise EngineDeadError(
+        f"{type(error).__name__} while this Multiplexer was closed ({error}): what could be given "
+        "back was; close it again, with force=True to leave the rest behind"
+    ) from error

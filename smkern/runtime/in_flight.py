@@ -96,10 +96,16 @@ class Written:
 
 
 class LaunchError(ModelError):
-    """A launch raised, or the read of its tokens; `requests` are those that have failed by it."""
+    """A launch raised, or the read of its tokens.
+
+    Attributes:
+        requests: Those that have failed by it.
+        beside: Those that go on, for which it may have drawn all the same.
+    """
 
     def __init__(
         self, requests: Iterable[Request], reason: Exception, when: str = "work was launched"
     ) -> None:
         super().__init__(f"{type(reason).__name__} while {when}: {reason}")
         self.requests = list(requests)
+        self.beside: list[Request] = []

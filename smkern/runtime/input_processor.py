@@ -147,7 +147,7 @@ class InputProcessor:
             )
 
     def _check_fits(self, request: Request) -> None:
-        pages = self._pool.pages_for(request.max_tokens_held)
+        pages = -(-request.max_tokens_held // self._pool.page_size)
         if pages > self._pool.num_pages:
             raise OutOfPagesError(
                 f"{request} may take {request.max_tokens_held} tokens in {pages} pages, the pool "

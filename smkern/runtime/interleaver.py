@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
-from smkern.runtime.device import Device, Event, Work, is_over
+from smkern.runtime.device import Device, Event, NoAnswerError, Work, is_over
 from smkern.runtime.place import LANES, Lane, Place
 
 MAX_QUEUED_LAUNCHES = 960
@@ -30,6 +30,7 @@ class Ticket:
         event: Its end on the device.
         seen_us: When the host saw it over; None: not yet.
         error: What the device reported to a `query`, for the next `poll`.
+        fence: Of one that was abandoned and may still run: over when it is.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Ticket:
     event: Event
     seen_us: float | None = None
     error: DeviceError | None = None
+    fence: Event | None = None
 
     @property
     def is_over(self) -> bool:
@@ -51,10 +53,15 @@ class Ticket:
         One that failed runs no more. Its error, which a device may tell once only, is kept for
         `poll`: a caller here waits for pages, and can do nothing about it.
         """
-        if self.seen_us is not None or self.error is not None:
-            return True
+        event = self.fence
+        if event is None:
+            if self.seen_us is not None or self.error is not None:
+                return True
+            event = self.event
         try:
-            return is_over(self.event)
+            return is_over(event)
+        except NoAnswerError:  # the next `poll` asks, too
+            return False
         except DeviceError as error:
             self.error = error
             return True
@@ -314,10 +321,14 @@ class Interleaver:
         """
         tickets = [ticket for lane in LANES for ticket in self._queued[lane]]
         left = [x for x in tickets if ticket in (None, x)]
+        may_run = isinstance(self._error, NoAnswerError)
         self._error = self.failed = None
         self._refused.clear()
         for gone in left:  # a holder of one must not ask the device again
             gone.seen_us = self.device.now_us()
+            if may_run:
+                with suppress(Exception):
+                    gone.fence = self.fence(gone.lane)
             self._queued[gone.lane].remove(gone)
             self._launches[gone.lane] -= gone.work.launches
         if ticket is not None and ticket.work is not _FENCE:  # the device may run it all the same
@@ -342,7 +353,11 @@ class Interleaver:
         left = queue[0].work.left
         if left is None:
             return False
-        return launches - queue[0].work.launches + left(queue[0].event) <= self._max_queued
+        launches -= queue[0].work.launches
+        try:
+            return bool(launches + left(queue[0].event) <= self._max_queued)
+        except Exception:  # noqa: BLE001  not known: as if all were
+            return False
 
     def _place_of(self, lane: Lane, rung: int | None) -> Place:
         """The one object for a lane's side of a rung: asked for in every step."""

@@ -232,8 +232,13 @@ class BatchLauncher:
         # Requests that are not part of it have no row from here on, launched or not.
         self._steady = None
         self._drawn.intersection_update(running)
-        work, draw = self._call(chosen, mixed_forward, self._executor, chunks, running)
-        ticket = self._launch("decode", work, chosen)
+        try:
+            work, draw = self._call(chosen, mixed_forward, self._executor, chunks, running)
+            ticket = self._launch("decode", work, chosen)
+        except LaunchError as error:
+            error.beside = running
+            self._drawn.clear()
+            raise
         if ticket is None:
             return None
         self._mixed = ticket

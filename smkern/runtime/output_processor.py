@@ -126,9 +126,12 @@ class OutputProcessor:
             return
         for launch, tokens, seen_us in kept:
             assert launch.draw is not None
-            rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=False)
             error = tokens_error(tokens, len(launch.draw.requests))
-            outputs, finished = deliver(rows, seen_us) if error is None else fail(launch, error)
+            if error is None:
+                rows = zip(launch.draw.requests, launch.preemptions, tokens, strict=True)
+                outputs, finished = deliver(rows, seen_us)
+            else:
+                outputs, finished = fail(launch, error)
             if launch.steady is None:  # a first token never comes from a step like the one before
                 for request in launch.draw.requests:
                     request.first_token_us = request.first_token_us or request.token_us

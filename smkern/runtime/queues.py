@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from smkern.errors import ArgumentError, OutOfPagesError, SmkernError
+from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError, SmkernError
 from smkern.kv.page_pool import PagePool
 from smkern.policies import Order, Waiting
 from smkern.policies.order import fcfs
@@ -135,9 +135,15 @@ class RequestQueues:
         except OutOfPagesError:
             self.holders.discard(request)
             return False
+        length, page = len(request.ids), self.pool.page_size
+        if type(cached) is not int or not 0 <= cached < length or cached % page:
+            raise PoolCorruptError(
+                f"allocate() of {request} answered that {cached!r:.80} of its {length} tokens are "
+                f"there: whole pages of {page}, and one token at least is left to compute"
+            )
         request.chain = None
         request.num_computed = cached
-        request.room = self.pool.pages_for(len(request.ids)) * self.pool.page_size
+        request.room = -(-length // page) * page
         if request.cached_tokens is None:
             request.cached_tokens = cached
         self._begun[request] = None
@@ -198,9 +204,8 @@ class RequestQueues:
         """Let later requests find the blocks whose tokens were drawn and are computed."""
         if not request.room or self._restart:
             return
-        known = self.pool.num_tokens(request)
-        # The last token drawn is in no page yet.
-        computed = request.ids[known : len(request.ids) - 1]
+        # The prompt is known already, and the last token drawn is in no page yet.
+        computed = request.ids[request.num_computed : len(request.ids) - 1]
         if request.stage in ("running", "paused") and computed:
             self.pool.commit(request, computed)
 

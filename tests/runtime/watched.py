@@ -120,7 +120,7 @@ class WatchedExecutor:
         """Kind of every launch."""
         self.wasted = 0
         """Rows of decode steps whose request could hold no more."""
-        self._computed: dict[Request, int] = {}
+        self._computed: dict[tuple[Request, int], int] = {}
         self._seated: set[Request] = set()
         """Whose next token the decode lane's last launch leaves on the device."""
         self._jobs: dict[int, tuple[Work, Job, int]] = {}
@@ -190,7 +190,6 @@ class WatchedExecutor:
         for slot, (run, _) in list(self._layers.items()):
             if any(chunk.request is request for chunk in run.chunks):
                 del self._layers[slot]
-        self._computed.pop(request, None)
         self._seated.discard(request)
 
     # What is launched.
@@ -239,9 +238,10 @@ class WatchedExecutor:
 
     def computed(self, request: Request) -> int:
         """Tokens whose keys launches have written, or found in the pool."""
-        if request not in self._computed:
+        life = request, request.num_preemptions
+        if life not in self._computed:
             return int(self.pool.held(request).cached_tokens)
-        return self._computed[request]
+        return self._computed[life]
 
     def _prepare(self, work: Work, job: Job) -> Work:
         made = replace(work)
@@ -365,7 +365,7 @@ class WatchedExecutor:
         job = flight.job
         last = job.run is None or job.first + job.count == self.config.num_layers
         if last:
-            self._computed[request] = span.end
+            self._computed[request, request.num_preemptions] = span.end
 
     def _chain(self, request: Request, count: int) -> list[int]:
         """A name for each token of a request and all before it."""

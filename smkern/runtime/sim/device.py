@@ -171,6 +171,9 @@ class SimDevice(Device):
         event = self.launching = SimEvent(self, number, lane, fault)
         try:
             work.run(place)
+        except BaseException:
+            event.is_gone = True  # nothing of it runs
+            raise
         finally:
             self.launching = None
         self.has_failed |= fault == "hang"
