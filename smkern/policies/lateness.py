@@ -10,9 +10,9 @@ WINDOW = 20_000.0
 """Tokens over which lateness is counted; older ones fade."""
 NEAR = 0.8
 """Steps of at least this share of the limit say how well it is kept."""
-BACK_OFF = 0.005
-"""What a late step takes from the aim; one that is on time gives 1/400 of it back, so that about
-one step in 400 is late by its own length."""
+BACK_OFF, GIVE_BACK = 0.005, 0.005 / 200
+"""What a late step takes from the aim, and what one that is on time gives back: about one step in
+200 is late by its own length."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
 
 
@@ -81,7 +81,7 @@ class Lateness:
         if gap_us > self._limit_us:
             self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF)
         elif gap_us > NEAR * self._limit_us:
-            self.aims[mode] = min(MOST_AIM, aim + BACK_OFF / 400)
+            self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK)
 
     def _count(self, rows: int, gap_us: float) -> None:
         self._gaps += rows
