@@ -114,6 +114,11 @@ def command(ctx: click.Context, **options: Any) -> None:
     """
     from smkern.autotune.run import Settings, tune_model, tune_operator
 
+    if (out := options["out"]) is not None and out.exists():
+        if options["model"] is None and out.is_dir():
+            raise click.UsageError(f"--out {out} is a folder: give a table's file, or --model")
+        if options["model"] is not None and not out.is_dir():
+            raise click.UsageError(f"--out {out} is a file: with --model give a folder of tables")
     common: dict[str, Any] = {x: options.pop(x) for x in ("budgets", "fresh", "dry_run", "out")}
     # one CPU for this process and one for what it queues: a late launch would be timed
     workers = options.pop("workers") or max(1, len(os.sched_getaffinity(0)) - 2)

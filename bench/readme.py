@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from smkern.bench.results import COMMITTED, FOLDER, Results, load_results
+from smkern.bench.results import COMMITTED, FOLDER, Results, load_results, reading
 from smkern.bench.tables import gemm, models, operators, overview, replay, runtime
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.errors import SmkernError
@@ -134,7 +134,8 @@ def fill(pages: Sequence[str], blocks: Mapping[str, str]) -> list[str]:
 def blocks_of(folder: Path) -> dict[str, str]:
     """Every block's content, from the results files in `folder`."""
     suites = {path.stem: load_results(path) for path in sorted(folder.glob("*.json"))}
-    return {name: block(folder, suites) for name, block in BLOCKS.items()}
+    with reading(folder):
+        return {name: block(folder, suites) for name, block in BLOCKS.items()}
 
 
 @click.command("readme")

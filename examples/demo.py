@@ -108,7 +108,7 @@ def parts() -> list[Part]:
 @click.command("demo")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
     callback=writable,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from copy import copy
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -90,6 +91,8 @@ def writable(context: click.Context, option: click.Parameter, path: Path | None)
     """The path of an option, refused before the work is done where it cannot be written."""
     if path is None:
         return None
+    if path.is_dir() and not getattr(option.type, "dir_okay", True):
+        raise click.BadParameter(f"{path} is a folder: name a file in it", context, option)
     try:
         if path.is_file():
             path.open("ab").close()
@@ -152,6 +155,9 @@ cli = click.version_option(__version__, prog_name="smkern")(cli)
 
 def main() -> None:
     """Entry point: an error of ours, or of the disk, is a message and exit status 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files may hold what no encoding has
+            stream.reconfigure(errors="backslashreplace")
     try:
         cli()
     except (SmkernError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -68,6 +69,44 @@ def test_what_cannot_be_written_is_refused_before_the_work(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def writes_a_file(name: str, option: str) -> bool:
+    command = import_module(MODULES[name][0]).command
+    (found,) = [one for one in command.params if option in one.opts]
+    return not found.type.dir_okay or name == "autotune"
+
+
+@pytest.mark.parametrize("words", [".", "", "folder", "folder/"])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name in MODULES
+        for option in written_by(name)
+        if writes_a_file(name, option)
+    ],
+)
+def test_a_folder_where_a_file_belongs_is_refused_before_the_work(
+    name: str, option: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there").write_text("mine")
+    needed = ["there"] * (name in ("timeline", "merge"))
+    group = ["bench"] if name in smkern.cli.SUITES else []
+    result = CliRunner().invoke(smkern.cli.cli, [*group, name, *needed, option, words])
+    assert result.exit_code == 2
+    assert re.search("is a (directory|folder)", " ".join(result.output.split()))
+    assert [*(tmp_path / "folder").iterdir()] == []
+
+
+def test_a_file_where_the_tables_of_a_model_belong_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    words = ["autotune", "--model", "qwen3-8b", "--out", str(tmp_path / "there")]
+    result = CliRunner().invoke(smkern.cli.cli, words)
+    assert result.exit_code == 2
+    assert "is a file: with --model give a folder" in " ".join(result.output.split())
+
+
 def test_what_can_be_written_is_left_alone_until_it_is(tmp_path: Path) -> None:
     there = tmp_path / "there.json"
     there.write_text("mine")
@@ -84,17 +123,23 @@ def test_unknown_subcommand_exits_2() -> None:
     assert "No such command 'nothing'" in result.output
 
 
-def test_our_errors_are_messages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "error",
+    [
+        BudgetError("num_sms is 200; this device has 132; give 2 to 132"),
+        OSError(28, "No space left on device", "x.json"),
+    ],
+)
+def test_our_errors_and_the_disks_are_messages(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @click.command("doctor")
     def failing() -> None:
-        raise BudgetError("num_sms is 200; this device has 132; give 2 to 132")
+        raise error
 
     monkeypatch.setattr("smkern.doctor.command", failing)
     monkeypatch.setattr(sys, "argv", ["smkern", "doctor"])
     with pytest.raises(SystemExit) as stopped:
         smkern.cli.main()
     assert stopped.value.code == 1
-    expected = "BudgetError: num_sms is 200; this device has 132; give 2 to 132\n"
-    assert capsys.readouterr().err == expected
+    assert capsys.readouterr().err == f"{type(error).__name__}: {error}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from smkern.bench.plots import models, operators, replay
-from smkern.bench.results import COMMITTED, Results, load_results, results_folder
+from smkern.bench.results import COMMITTED, Results, load_results, reading, results_folder
 from smkern.device import has_gpu
 from smkern.errors import SmkernError
 from smkern.panels import Picture, write
@@ -37,7 +37,9 @@ def draw_all(folder: Path, out: Path) -> Iterator[Path]:
     for suite in PICTURES:
         path = folder / f"{suite}.json"
         if path.exists():
-            yield from draw(suite, load_results(path), out)
+            with reading(path):
+                pictures = draw(suite, load_results(path), out)
+            yield from pictures
 
 
 def _default_folder() -> Path:
@@ -54,7 +56,7 @@ def _default_folder() -> Path:
     show_default=f"bench/results/<this GPU>, without one {COMMITTED}",
     help="Folder of results files.",
 )
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder of pictures.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of pictures.")
 def command(folder: Path, out: Path | None) -> None:
     """Draw throughput over SM budget: ours, the peers' and the ideal line."""
     try:

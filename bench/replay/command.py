@@ -29,6 +29,11 @@ from smkern.replay import Served, SimServer
 from smkern.replay.comparison import aligned
 from smkern.replay.run import Server
 
+MAX_REQUESTS = 1_000_000
+"""Of a replay: a simulated one of as many takes minutes."""
+MOST_SOUGHT = 100.0
+"""No goodput of one GPU is above it, requests/s."""
+
 
 class Floats(click.ParamType):
     """Numbers above 0: 10,15,30."""
@@ -97,6 +102,12 @@ def command(
     """
     if bool(rates) == seeks:
         raise click.UsageError("give --rate 4,8,12 or --goodput, one of them")
+    rate = max(rates or (MOST_SOUGHT,))
+    if not 0 < seconds * rate <= MAX_REQUESTS:
+        raise click.UsageError(
+            f"--seconds {seconds:g} at {rate:g} requests/s are {seconds * rate:g} requests: give "
+            f"less, more than 0 and at most {MAX_REQUESTS:,} together"
+        )
     how = How(
         tuple(seeds), arrivals, seconds, rungs=tuple(rungs or ()), overlong=overlong,
         folder=traces_folder,

@@ -13,7 +13,7 @@ from smkern.bench.replay.command import PREHEAT_S, Floats
 from smkern.bench.replay.grid import listed
 from smkern.bench.replay.measure import BOUND, How, rate_cell
 from smkern.bench.replay.rows import summarize
-from smkern.bench.results import Results, cell_key, load_results
+from smkern.bench.results import Results, cell_key, load_results, reading
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
 from smkern.replay.run import Server
@@ -122,7 +122,8 @@ def command(
         orders=listed(orders, ()),
         limits_ms=[float(x) for x in limits_ms or ()],
     )
-    cells = [short(cell) for cell in found]
+    with reading(goodputs):
+        cells = [short(cell) for cell in found]
     cells = cells[:1] if output.quick else cells
     results = output.open(resume=True)
     todo = left_of(cells, factors, results)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ IDENTITY = ("op", "case", "num_sms", "mode", "placement", "group_sms", "provider
 FOLDER = Path(__file__).resolve().parent
 COMMITTED = gpu_folder("NVIDIA H200")
 """The folder in `FOLDER` that README, pictures and demo show where no GPU is asked about."""
+
+
+REMEDY = "delete it, or measure into another file with --out"
 
 
 class ResultsError(SmkernError, ValueError):
@@ -97,6 +101,23 @@ class Results:
         return f'{{"meta": {meta},\n"cells": [\n{lines}\n],\n"summary": {summary}}}\n'
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Cells that turn out not to be as their suite writes them are an error of their file.
+
+    Raises:
+        ResultsError: with what was wrong.
+    """
+    try:
+        yield
+    except SmkernError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ResultsError(
+            f"{path} has cells that are not as its suite writes them ({error!r}); {REMEDY}"
+        ) from error
+
+
 def load_results(path: Path) -> Results:
     """Read a results file.
 
@@ -104,19 +125,18 @@ def load_results(path: Path) -> Results:
         ResultsError: it is no JSON, or lacks `meta`, `cells` or `summary`.
         FileNotFoundError: there is none.
     """
-    remedy = "delete it, or measure into another file with --out"
     try:
         data = parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ResultsError(f"{path} is not a results file ({error}); {remedy}") from error
+        raise ResultsError(f"{path} is not a results file ({error}); {REMEDY}") from error
     shape = {"meta": dict, "cells": list, "summary": dict}
     for name, kind in shape.items():
         if not isinstance(data, dict) or not isinstance(data.get(name), kind):
-            raise ResultsError(f"{path} has no {name!r} of type {kind.__name__}; {remedy}")
+            raise ResultsError(f"{path} has no {name!r} of type {kind.__name__}; {REMEDY}")
     results = Results(meta=data["meta"], summary=data["summary"])
     for cell in data["cells"]:
         if not isinstance(cell, dict) or "op" not in cell or "provider" not in cell:
-            raise ResultsError(f"{path} has a cell without op and provider: {cell!r:.80}; {remedy}")
+            raise ResultsError(f"{path} has a cell without op and provider: {cell!r:.80}; {REMEDY}")
         results.add(cell)
     return results
 
@@ -179,8 +199,6 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
     merged = Results()
     for part in parts:
         merged.merge(load_results(part))
-    renew(merged)
-    cells = merged.cells
     suites = (
         gemm_rows,
         attention_rows,
@@ -190,7 +208,10 @@ def command(parts: tuple[Path, ...], out: Path) -> None:
         runtime_rows,
         replay_rows,
     )
-    merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}
+    with reading(Path(" and ".join(map(str, parts)))):
+        renew(merged)
+        cells = merged.cells
+        merged.summary = {name: row for rows in suites for name, row in rows(cells).items()}
     merged.save(out)
     click.echo(f"{len(merged.by_key)} cells in {out}")
 

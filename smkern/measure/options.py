@@ -9,6 +9,9 @@ import click
 
 from smkern.measure.gemm import Shape
 
+MAX_NUMBER = 1 << 20
+"""Above any number of rows or SMs that is listed: a longer range would not end."""
+
 
 class IntList(click.ParamType):
     """Integers and ranges: `16,32`, `16-132:2` (every second from 16 to 132)."""
@@ -38,16 +41,23 @@ class ShapeList(click.ParamType):
         shapes = []
         for part in str(value).split(","):
             sizes = part.lower().split("x")
-            if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
+            if len(sizes) != 2 or not all(map(_is_size, sizes)):
                 self.fail(f"{part!r} is not NxK; write 6144x4096", param, ctx)
             shapes.append((int(sizes[0]), int(sizes[1])))
         return tuple(shapes)
 
 
-def _range(part: str) -> list[int]:
+def _is_size(word: str) -> bool:
+    return word.isdecimal() and len(word) < 10 and int(word) > 0
+
+
+def _range(part: str) -> range:
     span, _, step = part.partition(":")
     first, _, last = span.partition("-")
-    return list(range(int(first), int(last or first) + 1, int(step or 1)))
+    found = range(int(first), int(last or first) + 1, int(step or 1))
+    if max(abs(found.start), abs(found.stop)) > MAX_NUMBER:
+        raise ValueError(f"{part} has a number above {MAX_NUMBER}")
+    return found
 
 
 def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

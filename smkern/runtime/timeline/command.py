@@ -20,7 +20,7 @@ SUFFIXES = (".json", ".gz", ".png")
 @click.argument("trace", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, dir_okay=False),
     default=None,
     help="Name of the picture; by default the trace's, ending in .png, beside it.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def draw(
     first_us = origin_us + (begin_us or 0.0)
     last_us = trace.window_us[1] if end_us is None else origin_us + end_us
     shown = [s for s in trace.spans if s.begin_us < last_us and s.end_us > first_us]
-    if not shown or last_us <= first_us:
+    if not shown or not 0 < last_us - first_us < inf:
         raise ArgumentError(
             f"no launch from {first_us - origin_us:.0f} to {last_us - origin_us:.0f} us: this "
             f"timeline has {len(trace.spans)} launches in "
