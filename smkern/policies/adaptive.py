@@ -213,8 +213,12 @@ class Adaptive:
         self._mode, self._hurry = plan.mode, plan.hurry
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
-            ids = ids_of(taken(batch, plan.chunk))
-            return Decision(prefill=ids, chunk_tokens=plan.chunk, steps=2, reason=why)
+            chunk = plan.chunk
+            if self._gone_us(snapshot):
+                aim_us = self._aim_us("mixed") - self._gone_us(snapshot)
+                chunk, _ = self._size.largest(snapshot, prices, batch, chunk, aim_us)
+            ids = ids_of(taken(batch, chunk))
+            return Decision(prefill=ids, chunk_tokens=chunk, steps=2, reason=why)
         ids = ids_of(batch[: len(chunks)])
         layers = self._layers(snapshot, prices, chunks, plan.rung)
         return Decision(
@@ -235,7 +239,7 @@ class Adaptive:
             return Decision(layers=layers, reason="prompts alone")
         rung = None
         if self._mode == "split":
-            rung = self._rung(snapshot, prices, chunks, self._hurry)
+            rung = self._rung(snapshot, prices, chunks, self._hurry, self._gone_us(snapshot))
         layers = min(left, self._layers(snapshot, prices, chunks, rung))
         if rung is None:
             return Decision(layers=layers, reason="turns")
@@ -243,10 +247,13 @@ class Adaptive:
         why = f"split: step {step_us / 1000:.1f} ms"
         return split(snapshot, rung, layers=layers, steps=2, move=False, reason=why)
 
-    def _aim_us(self, snapshot: Snapshot, mode: Mode) -> float:
-        """What the next step may take; where none runs, some of it has gone by."""
-        gone_us = 0.0 if snapshot.decode_queued else snapshot.token_age_us
-        return self.lateness.aims[mode] * self._limit_us - gone_us
+    def _aim_us(self, mode: Mode) -> float:
+        """What a step may take."""
+        return self.lateness.aims[mode] * self._limit_us
+
+    def _gone_us(self, snapshot: Snapshot) -> float:
+        """What of the next step's time has gone by, where none runs."""
+        return 0.0 if snapshot.decode_queued else snapshot.token_age_us
 
     def _layers(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, rung: int | None) -> int:
         """Layers of the next group: a decode step's time beside it, or what a turn holds."""
@@ -256,11 +263,11 @@ class Adaptive:
             return min(prices.layers_of_a_step(chunks, rung, snapshot.num_sms - rung), MOST_LAYERS)
         if snapshot.prefill_queued:
             return 0
-        aim_us = self._aim_us(snapshot, "turns")
+        aim_us = self._aim_us("turns") - self._gone_us(snapshot)
         return min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
 
     def _mixed(self, snapshot: Snapshot, prices: Prices, batch: Batch) -> Plan | None:
-        aim_us = self._aim_us(snapshot, "mixed")
+        aim_us = self._aim_us("mixed")
         most = snapshot.max_tokens
         tokens, us = self._size.largest(snapshot, prices, batch, most, aim_us)
         useful = sum(request.tokens for request in batch)
@@ -291,7 +298,7 @@ class Adaptive:
         return Plan("split", rate, rung, step_us, hurry=hurry)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
-        aim_us = self._aim_us(snapshot, "turns")
+        aim_us = self._aim_us("turns")
         step_us = prices.step_us(snapshot.num_sms)
         us = prices.prompts_us(chunks, snapshot.num_sms)
         layers = min(prices.layers_within(chunks, aim_us), snapshot.num_layers)
@@ -303,9 +310,16 @@ class Adaptive:
         rate = WITH_PAUSES * sum(new for new, _ in chunks) / (us + turns * step_us)
         return Plan("turns", rate, None, turn_us)
 
-    def _rung(self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool) -> int | None:
+    def _rung(
+        self,
+        snapshot: Snapshot,
+        prices: Prices,
+        chunks: Chunks,
+        hurry: bool,
+        gone_us: float = 0.0,
+    ) -> int | None:
         """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
-        aim_us = self._aim_us(snapshot, "split") / (2 if hurry else 1)
+        aim_us = (self._aim_us("split") - gone_us) / (2 if hurry else 1)
         rungs, total = snapshot.rungs, snapshot.num_sms
 
         def fits(index: int) -> bool:

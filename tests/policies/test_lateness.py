@@ -71,9 +71,17 @@ def test_the_first_step_after_a_pause_is_late_for_nobody() -> None:
 )
 def test_the_aim_of_what_was_late_falls(num_sms: int, chunk: int, mode: str) -> None:
     seen = lateness()
-    seen.see([step(0, 9_000, 5), step(9_000, 20_000, 5, num_sms=num_sms, chunk=chunk)], 132)
+    seen.see([step(0, 9_000, 500), step(9_000, 20_000, 500, num_sms=num_sms, chunk=chunk)], 132)
     expected = dict.fromkeys(seen.aims, 0.95) | {mode: 0.95 - BACK_OFF}
     assert seen.aims == pytest.approx(expected)
+
+
+def test_the_aim_falls_by_less_while_little_is_late() -> None:
+    seen = lateness(allowed=0.01)
+    seen.see([step(0, 9_000, 10), step(9_000, 20_000, 10)], 132)
+    fell = 0.95 - seen.aims["turns"]
+    assert fell == pytest.approx(BACK_OFF * seen.share / 0.01)
+    assert 0 < fell < 0.2 * BACK_OFF
 
 
 def test_the_aim_rises_only_by_steps_near_the_limit_and_stays_in_bounds() -> None:
