@@ -228,7 +228,9 @@ class Multiplexer:
                 self._unread += self.step()
             while self._unread:  # one by one: a caller that stops finds the rest next time
                 had_none = False
-                yield self._unread.popleft()
+                output = self._unread[0]
+                del self._unread[0]  # behind a call an interrupt might come, and lose it
+                yield output
             if had_none and not self._scheduler.has_news:
                 self._wait()
 

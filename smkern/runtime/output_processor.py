@@ -244,9 +244,9 @@ def deliver(
 
 def _repeats(request: Request, token: int) -> bool:
     """Take a token that was emitted before; False, with its error, where it is another one."""
-    expected = request.to_repeat.pop(0)
-    position = len(request.ids)
-    request.ids.append(expected)
+    expected, position = request.to_repeat[0], len(request.ids)
+    request.ids += [expected]  # no calls, behind which an interrupt might come
+    del request.to_repeat[0]
     if token == expected:
         return True
     request.error = ModelError(

@@ -179,7 +179,8 @@ class Served:
 
     def _read(self, outputs: list[Output]) -> None:
         for output in outputs:
-            self.outputs[output.id].append(output)
+            # A submit that was interrupted may have entered one that nobody has a handle of.
+            self.outputs.setdefault(output.id, []).append(output)
 
     def _go_on(self) -> None:
         """A runtime that lives serves; one that is dead says so."""
