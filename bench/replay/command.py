@@ -19,7 +19,14 @@ from smkern.bench.replay.cases import (
     checked_traces,
 )
 from smkern.bench.replay.grid import listed
-from smkern.bench.replay.measure import How, goodput_cell, name_gpu, rate_cell, simulated
+from smkern.bench.replay.measure import (
+    MAX_REQUESTS,
+    How,
+    goodput_cell,
+    name_gpu,
+    rate_cell,
+    simulated,
+)
 from smkern.bench.results import Results, cell_key, open_results
 from smkern.bench.suite import Deadline
 from smkern.measure.options import IntList
@@ -29,8 +36,6 @@ from smkern.replay import Served, SimServer
 from smkern.replay.comparison import aligned
 from smkern.replay.run import Server
 
-MAX_REQUESTS = 1_000_000
-"""Of a replay: a simulated one of as many takes minutes."""
 MOST_SOUGHT = 100.0
 """No goodput of one GPU is above it, requests/s."""
 

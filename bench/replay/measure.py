@@ -23,6 +23,7 @@ from smkern.bench.replay.cases import (
 )
 from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
 from smkern.bench.results import Results
+from smkern.errors import ArgumentError
 from smkern.policies import Policy
 from smkern.profile import DEFAULT, load_profile
 from smkern.replay import (
@@ -51,6 +52,8 @@ BOUND_SETTINGS = (
 all have the whole device."""
 BOUND_MS = 1e5
 """A limit of gaps where there are none."""
+MAX_REQUESTS = 1_000_000
+"""Of a replay: a simulated one of as many takes minutes."""
 BEATS = 1.01
 """Another setting must be better by so much at once, or it is left."""
 
@@ -108,7 +111,13 @@ def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
     requests of a replay."""
     trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
     rate = capacity_rps(trace, server.predictor, server.num_sms, server.num_layers)
-    return trace, rate, requests_for(trace, rate, case.tbt_slo_ms or 0.0, how.seconds, how.least)
+    requests = requests_for(trace, rate, case.tbt_slo_ms or 0.0, how.seconds, how.least)
+    if requests > MAX_REQUESTS:
+        raise ArgumentError(
+            f"{how.seconds:g} s and gaps of {case.tbt_slo_ms:g} ms take {requests} requests to "
+            f"fail: give less of both, at most {MAX_REQUESTS:,} are replayed"
+        )
+    return trace, rate, requests
 
 
 def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, ConfigError
+from smkern.limits import MAX_SIZE
 from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, dtypes
 from smkern.rope import Rope
 
@@ -155,6 +156,7 @@ def token_ids(name: str, given: Any) -> tuple[int, ...]:
         ConfigError: anything else.
     """
     found = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in found):
-        raise ConfigError(f"{name}={given!r}: give a token id, a list of them, or null")
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int) or abs(token) > MAX_SIZE:
+            raise ConfigError(f"{name}={given!r:.80}: give a token id, a list of them, or null")
     return tuple(found)

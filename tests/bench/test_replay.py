@@ -199,6 +199,9 @@ def test_overlong_requests_are_counted(tmp_path: Path) -> None:
         ([], "one of them"),
         (["--rate", "fast"], "not a list of numbers"),
         (["--rate", "-1"], "above 0"),
+        (["--rate", "1e300"], "at most 1,000,000"),
+        (["--rate", "3", "--seconds", "nan"], "more than 0 and at most"),
+        (["--goodput", "--seconds", "-1"], "more than 0 and at most"),
     ],
 )
 def test_options_that_cannot_be(words: list[str], said: str) -> None:
@@ -219,6 +222,12 @@ def test_options_that_cannot_be(words: list[str], said: str) -> None:
 def test_names_that_are_none(words: list[str], error: type[Exception]) -> None:
     result = invoke(*SMALL, "--rate", "3", *words)
     assert isinstance(result.exception, error)
+
+
+def test_a_limit_that_no_trace_is_long_enough_for_is_refused() -> None:
+    result = invoke("--simulate", "--goodput", "--policy", "chunked", "--tbt-ms", "1e9")
+    assert isinstance(result.exception, ArgumentError)
+    assert "at most 1,000,000 are replayed" in str(result.exception)
 
 
 def test_a_picture_a_model_of_goodput_over_the_limit() -> None:
