@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from smkern.device import Budget, Confinement
+from smkern.errors import BudgetError
+from smkern.limits import shown
 from smkern.ops import checks
 from smkern.ops.streams import runtime_streams
 
@@ -57,7 +59,12 @@ def dispatcher_and_budget(
         dispatcher = shipped()
         stream = Budget(dispatcher.profile.info.num_sms, "mask", True)
     if partition is not None:
-        stream = Budget(partition.num_sms, partition.confined, partition.clusters)
+        try:
+            stream = Budget(partition.num_sms, partition.confined, partition.clusters)
+        except AttributeError:
+            raise BudgetError(
+                f"partition={shown(partition)}: pass a partition or a smkern.device.Budget"
+            ) from None
     total = dispatcher.profile.info.num_sms
     return dispatcher, _imagined(num_sms, confined, clusters, stream, total)
 
@@ -69,7 +76,7 @@ def _imagined(
     if confined is None and clusters is None:
         return checks.resolve_budget(num_sms, stream, total)
     whole = Budget(total, "mask", True)
-    found = checks.resolve_budget(num_sms, whole if num_sms else stream, total)
+    found = checks.resolve_budget(num_sms, stream if num_sms is None else whole, total)
     return Budget(
         found.num_sms,
         found.confined if confined is None else confined,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from smkern.device import DeviceInfo
 from smkern.errors import BudgetError
+from smkern.limits import shown
 
 DEFAULT_STEP = 8
 
@@ -35,6 +37,22 @@ class LadderPlan:
         )
 
 
+def _whole(name: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):  # RuntimeError: of a tensor without memory
+        raise BudgetError(f"{name}={shown(value)} is no whole number: pass an int") from None
+
+
+def _counts(decode_sms: Iterable[int]) -> list[int]:
+    """The SM counts that a caller named, in order, each once."""
+    try:
+        counts = list(decode_sms)
+    except (TypeError, RuntimeError):  # RuntimeError: of a nested tensor
+        raise BudgetError(f"decode_sms={shown(decode_sms)}: pass a list of SM counts") from None
+    return sorted({_whole("decode_sms", count) for count in counts})
+
+
 def plan_ladder(
     info: DeviceInfo, decode_sms: Iterable[int] | None = None, *, atom: int | None = None
 ) -> LadderPlan:
@@ -57,21 +75,22 @@ def plan_ladder(
         >>> plan_ladder(smkern.load_profile("h200").info, [16, 32]).rungs
         (16, 32)
     """
-    atom = info.sm_granularity if atom is None else atom
+    atom = info.sm_granularity if atom is None else _whole("atom", atom)
     if not 1 <= atom <= info.num_sms // 2:
         raise BudgetError(
-            f"atom={atom}: SMs of this {info.name} with {info.num_sms} move together in "
+            f"atom={shown(atom)}: SMs of this {info.name} with {info.num_sms} move together in "
             f"{info.sm_granularity} to {info.num_sms // 2}; leave it out, or take 8 for clusters"
         )
-    wanted = _default_rungs(info, atom) if decode_sms is None else sorted(set(decode_sms))
+    wanted = _default_rungs(info, atom) if decode_sms is None else _counts(decode_sms)
     if not wanted:
         raise BudgetError("a ladder needs a rung: smkern.ladder([32]), or no argument for all")
     for n in wanted:
         if not atom <= n < info.num_sms or n % atom:
             last = (info.num_sms - 1) // atom * atom
             raise BudgetError(
-                f"a decode side of {n} SMs cannot be made of atoms of {atom} on this {info.name} "
-                f"with {info.num_sms} SMs: take a multiple of {atom} from {atom} to {last}"
+                f"a decode side of {shown(n)} SMs cannot be made of atoms of {atom} on this "
+                f"{info.name} with {info.num_sms} SMs: take a multiple of {atom} from {atom} "
+                f"to {last}"
             )
     return LadderPlan(info.name, info.num_sms, atom, tuple(wanted))
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import smkern
 from smkern.errors import ArgumentError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 told = pytest.raises(ArgumentError, match=r"has no backward.*torch\.no_grad")
 
 

@@ -10,6 +10,7 @@ import torch
 
 import smkern
 from smkern.errors import ArgumentError, BudgetError
+from smkern.kernels.attention import cuda
 from smkern.limits import MAX_REQUESTS, MIN_FLOAT, as_float, as_int
 
 FP8 = torch.float8_e4m3fn
@@ -55,7 +56,7 @@ def test_the_most_requests_of_a_plan():
     q, cache = torch.zeros(len(lens), 1, 64), torch.zeros(2, 1, 1, 1, 64)
     with pytest.raises(ArgumentError, match="16385 requests: at most 16384"):
         smkern.paged_attention(q, *cache, torch.zeros(len(lens), 1).int(), lens)
-    assert smkern.plan_attention(lens[1:], **sizes).shape.batch == MAX_REQUESTS
+    assert smkern.plan_attention(lens[1:], **sizes).shape.batch == MAX_REQUESTS == cuda.MAX_BATCH
 
 
 def test_tokens_of_no_request_are_checked_too():

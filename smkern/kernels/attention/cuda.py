@@ -22,7 +22,6 @@ from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.maps import OperandMaps, tile_keys
 from smkern.kernels.cuda_source import compile_cuda
 from smkern.kernels.driver import check, launcher, load_function, may_overlap
-from smkern.limits import MAX_REQUESTS
 from smkern.tuning.attention.constraints import (
     CUDA_CAPABILITY,
     CUDA_TEAM_THREADS,
@@ -42,6 +41,8 @@ from smkern.tuning.constraints import shared_limit
 PlanLaunch = Callable[[int, int, int, int, int], None]
 """launch(kv_lens, cu_q_lens or 0, plan, workspace, stream): addresses."""
 
+MAX_BATCH = 16_384
+"""The most requests of a plan: starts of their row blocks are in shared memory."""
 PLAN_STATIC_BYTES = 42_400
 """Other shared memory of the plan's kernel, bytes: sizeof(Shared) of csrc/attention_plan.cu."""
 MIN_BOX = 16
@@ -82,7 +83,7 @@ class CudaVariant:
 def most_requests(capability: int) -> int:
     """The most requests of a plan: fewer where a CTA has less shared memory (sm_86, sm_89)."""
     left = shared_limit(divmod(capability, 10)) - PLAN_STATIC_BYTES - 64
-    return min(MAX_REQUESTS, left // 4)
+    return min(MAX_BATCH, left // 4)
 
 
 def prefill_bytes(head_dim: int) -> int:

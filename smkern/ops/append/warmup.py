@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from smkern.ops.annotated import check_fields
 from smkern.ops.append.call import Call
 from smkern.ops.append.operators import APPEND, APPEND_KV
+from smkern.ops.checks import check_head_counts, check_page_size
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_warmup import work_of_calls
@@ -55,6 +57,9 @@ class AppendCalls:
     flat: Sequence[bool] = (False,)
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_page_size(self.page_size)
+        check_head_counts(self.num_q_heads or self.num_kv_heads, self.num_kv_heads, self.head_dim)
         for op, call in self.calls(torch.device("meta"), True):
             check_operator(op, call)
             op.problem(call, True)

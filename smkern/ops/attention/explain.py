@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from smkern.device import Confinement
-from smkern.errors import ArgumentError
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import PlanLayout
 from smkern.ops import checks
+from smkern.ops.annotated import checked
 from smkern.ops.attention.call import BACKENDS, problem_from
 from smkern.ops.attention.dispatch import (
     AttentionDispatcher,
@@ -21,6 +21,7 @@ from smkern.ops.attention.dispatch import (
     offline_dispatcher,
 )
 from smkern.ops.attention.plan import PlanNumbers, shape_of_plan
+from smkern.ops.checks import check_choice
 from smkern.ops.explain import dispatcher_and_budget
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
@@ -105,6 +106,7 @@ def shape_from_numbers(batch: Any, given: PlanNumbers) -> AttentionShape:
     return shape_of_plan(lens, starts, given)
 
 
+@checked
 def explain_attention(
     batch: int,
     *,
@@ -175,8 +177,7 @@ def explain_attention(
     """
     from smkern.tuning.attention.model import estimate
 
-    if backend is not None and backend not in BACKENDS:
-        raise ArgumentError(f"backend={backend!r}: use None or one of {list(BACKENDS)}")
+    check_choice("backend", backend, BACKENDS)
     given = PlanNumbers(
         num_q_heads, num_kv_heads, head_dim, page_size, max_q_len, max_kv_len, causal, window,
         num_tokens, max_total_kv,

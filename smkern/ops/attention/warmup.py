@@ -11,6 +11,7 @@ import torch
 
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.ops import checks
+from smkern.ops.annotated import check_fields
 from smkern.ops.attention.call import problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.explain import shape_from_numbers
@@ -62,6 +63,7 @@ class AttentionCalls:
     cache_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.problems()
 
     def problems(self) -> list[AttentionProblem]:

@@ -10,6 +10,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.annotated import checked
 from smkern.ops.explain import dispatcher_and_budget
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import (
@@ -75,6 +76,7 @@ def largest_workspace(backend: str | None, explain: Callable[[bool], Explanation
     return max(explain(x).workspace_bytes for x in ([True] if aligned_only else [True, False]))
 
 
+@checked
 def explain_gemm(
     m: int,
     n: int,
@@ -137,6 +139,7 @@ def explain_gemm(
     )  # fmt: skip
 
 
+@checked
 def gemm_workspace_bytes(
     m: int,
     n: int,

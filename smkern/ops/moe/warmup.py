@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from smkern.ops import checks
+from smkern.ops.annotated import check_fields
 from smkern.ops.moe.check import check_experts, check_top_k
 from smkern.ops.moe.grouped import GROUPED, Grouped
 from smkern.ops.moe.permute import PERMUTE, Permute
@@ -18,6 +19,9 @@ from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_warmup import work_of_calls
 from smkern.ops.warming import Target, Work, room
 from smkern.tuning.moe import VECTOR
+
+MAX_WIDTH = 1 << 20
+"""So that the elements of all experts' weights can be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,9 @@ class MoeCalls:
     logits_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("hidden", "intermediate"):
-            checks.as_int(name, getattr(self, name), 1)
+            checks.as_int(name, getattr(self, name), 1, MAX_WIDTH)
         check_experts(self.num_experts)
         check_top_k("top_k", self.top_k, self.num_experts)
         for op, call in self.calls(torch.device("meta"), True):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError
+from smkern.ops.annotated import check_fields
 from smkern.ops.operator import Operator
 from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_warmup import work_of_calls
@@ -48,6 +49,7 @@ class RowsCalls:
     index_dtypes: Sequence[torch.dtype] = (torch.int32,)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         made = self.calls(torch.device("meta"), True)
         if not made:
             raise ArgumentError("RowsCalls() names no width: give hidden, added, gated or embedded")

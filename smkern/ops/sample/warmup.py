@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from smkern.ops.annotated import check_fields
 from smkern.ops.operator_check import check_operator
 from smkern.ops.operator_warmup import work_of_calls
 from smkern.ops.sample.call import Sample
@@ -35,6 +36,7 @@ class SampleCalls:
     dtypes: Sequence[torch.dtype] = (torch.bfloat16,)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for call in self.calls(torch.device("meta"), True):
             check_operator(SAMPLE, call)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from smkern.ops.annotated import checked
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import Explanation
 from smkern.ops.gemm.explain import explain_product, largest_workspace
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from smkern.partition import Partition
 
 
+@checked
 def explain_gemm_swiglu(
     m: int,
     inner: int,
@@ -69,6 +71,7 @@ def explain_gemm_swiglu(
     )  # fmt: skip
 
 
+@checked
 def gemm_swiglu_workspace_bytes(
     m: int,
     inner: int,

@@ -9,6 +9,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.annotated import check_fields
 from smkern.ops.gemm.warmup import GemmCalls, work_of
 from smkern.ops.operator_eager import eager_operator
 from smkern.ops.swiglu.operator import EPILOGUE, GEMM_SWIGLU
@@ -39,6 +40,7 @@ class SwigluCalls:
     batch_invariant: Sequence[bool] = (False,)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for shape in self.shapes:
             if len(shape) != 2 or min(shape) < 1:
                 raise ArgumentError(f"shapes has {shape}: give (I, K), both at least 1")
