@@ -65,19 +65,33 @@ def is_over(event: Event) -> bool:
     """
     try:
         answer = event.query()
-    except DeviceError:
-        raise
-    except Exception as reason:
-        raise NoAnswerError(
-            f"{type(reason).__name__} when a launch was asked whether it is over ({reason}): its "
-            "requests fail; look at the device's events"
-        ) from reason
-    if type(answer) is not bool:
-        raise NoAnswerError(
-            f"query() of a launch's event answered {answer!r:.80}: its requests fail; let it "
-            "return True or False"
-        )
-    return answer
+    except Exception as reason:  # noqa: BLE001  raised as the device's
+        error = as_device_error(reason)
+    else:
+        if type(answer) is bool:
+            return answer
+        error = no_bool(answer)
+    raise error
+
+
+def no_bool(answer: object) -> NoAnswerError:
+    """The error of such an answer of `Event.query`."""
+    return NoAnswerError(
+        f"query() of a launch's event answered {answer!r:.80}: its requests fail; let it return "
+        "True or False"
+    )
+
+
+def as_device_error(reason: Exception) -> DeviceError:
+    """What `Event.query` raised, as an error of the device."""
+    if isinstance(reason, DeviceError):
+        return reason
+    error = NoAnswerError(
+        f"{type(reason).__name__} when a launch was asked whether it is over ({reason}): its "
+        "requests fail; look at the device's events"
+    )
+    error.__cause__ = reason
+    return error
 
 
 def times_us(event: Event) -> tuple[float, float] | None:

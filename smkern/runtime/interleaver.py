@@ -8,7 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
-from smkern.runtime.device import Device, Event, NoAnswerError, Work, is_over
+from smkern.runtime.device import (
+    Device,
+    Event,
+    NoAnswerError,
+    Work,
+    as_device_error,
+    is_over,
+    no_bool,
+)
 from smkern.runtime.place import LANES, Lane, Place
 
 MAX_QUEUED_LAUNCHES = 960
@@ -269,23 +277,31 @@ class Interleaver:
         if self._error is not None:
             raise self._error
         over: list[Ticket] = []
-        try:
-            for lane in LANES:
-                queue = self._queued[lane]
-                while queue:
-                    self.failed = head = queue[0]
+        for lane in LANES:
+            queue = self._queued[lane]
+            while queue:
+                self.failed = head = queue[0]
+                try:
                     if head.error is not None:
                         raise head.error
-                    if not is_over(head.event):
-                        break
-                    ended = self._end(queue.popleft())
-                    if ended.work is not _FENCE:
-                        over.append(ended)
-            self.failed = None
-        except DeviceError as error:
-            self._error = error
-            if not over:
-                raise
+                    answer = head.event.query()  # as `is_over`, without a call of it
+                except Exception as reason:  # noqa: BLE001  raised as the device's
+                    return self._not_asked(as_device_error(reason), over)
+                if answer is False:
+                    break
+                if answer is not True:
+                    return self._not_asked(no_bool(answer), over)
+                ended = self._end(queue.popleft())
+                if ended.work is not _FENCE:
+                    over.append(ended)
+        self.failed = None
+        return over
+
+    def _not_asked(self, error: DeviceError, over: list[Ticket]) -> list[Ticket]:
+        """What a poll returns behind an error, which the next one raises if this is something."""
+        self._error = error
+        if not over:
+            raise error
         return over
 
     def wait(self, until_us: float | None = None) -> None:

@@ -197,7 +197,10 @@ class BatchLauncher:
         if self._owed:
             self.settle()
         requests = steady.requests
-        works = self._call(requests, decode_steps, self._executor, requests, steps, steady.rows)
+        try:
+            works = decode_steps(self._executor, requests, steps, steady.rows)
+        except Exception as error:
+            raise LaunchError(requests, error) from error
         for work, draw in works:
             ticket = self._launch("decode", work, requests)
             if ticket is None:

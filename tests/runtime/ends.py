@@ -89,10 +89,13 @@ class Served:
     def live(self) -> None:
         """Requests come, some are cancelled; to the end, whatever happens."""
         self.calls.is_armed = True
+        with warnings.catch_warnings():  # of a policy that fails
+            warnings.simplefilter("ignore", RuntimeWarning)
+            self._live()
+
+    def _live(self) -> None:
         try:
-            with warnings.catch_warnings():  # of a policy that fails
-                warnings.simplefilter("ignore", RuntimeWarning)
-                self._serve()
+            self._serve()
         except KeyboardInterrupt:
             self._was_interrupted = True
         except EngineDeadError:
