@@ -178,8 +178,9 @@ class Executor(Protocol):
         return None
 
     def forget(self, request: Request) -> None:
-        """A request has left, or gave its pages back: what is kept of it is dropped. It may come
-        again with another `begin`, or in `decode` with the tokens it has."""
+        """A request has left, gave its pages back, or goes on behind a launch that raised: what is
+        kept of it is dropped. It may come again with another `begin`, or in `decode` with the
+        tokens it has."""
         ...
 
     def idle(self) -> None:

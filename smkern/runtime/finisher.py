@@ -258,10 +258,11 @@ class Finisher:
             Exception: what the pool or the executor raised first; the others were given back.
         """
         pool, holders = self._queues.pool, self._queues.holders
+        held = {*pool.requests}
         failed: Exception | None = None
         for request in list(holders):
             try:
-                if request in pool.requests:
+                if request in held:
                     pool.release(request, end)
                 self._executor.forget(request)
                 holders.discard(request)

@@ -249,6 +249,7 @@ class Interleaver:
         launched_us = self.device.now_us()
         try:
             event = self.device.launch(lane, place, work)
+            _ = event.query  # what is no event is found here, not while it is waited for
         except BaseException:
             self._place[lane] = place
             self._keep_place(lane)
