@@ -27,9 +27,10 @@ LATE = 0.0085
 FIRST_AIM = 0.95
 """Share of the limit that steps are planned for before any was seen: on an H200 one mixed forward
 in ten takes 4% longer than predicted."""
-WITH_PAUSES = 0.88
+WITH_PAUSES, IN_TURNS = 0.88, 0.75
 """Share of the predicted rate that splits and turns keep after joins and the pauses at their ends;
-chunks have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms."""
+chunks have neither. With 0.95 a simulated H200 loses 5% to chunks on Azure's code at 15 ms; turns
+for which 11.7 tokens/ms were predicted had 10 on an H200, since layers do not fill what is left."""
 LEAVING = 0.9
 """What chunks must gain over a split that could go on without a pause."""
 MOST_LAYERS = 6
@@ -213,10 +214,12 @@ class Adaptive:
         self._mode, self._hurry = plan.mode, plan.hurry
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
-            chunk = plan.chunk
-            if self._gone_us(snapshot):
-                aim_us = self._aim_us("mixed") - self._gone_us(snapshot)
-                chunk, _ = self._size.largest(snapshot, prices, batch, chunk, aim_us)
+            chunk, gone_us = plan.chunk, self._gone_us(snapshot)
+            if gone_us:
+                aim_us = self._aim_us("mixed") - gone_us
+                chunk, us = self._size.largest(snapshot, prices, batch, chunk, aim_us)
+                if us > aim_us:
+                    return self._alone(snapshot, "decode alone: a chunk would be late")
             ids = ids_of(taken(batch, chunk))
             return Decision(prefill=ids, chunk_tokens=chunk, steps=2, reason=why)
         ids = ids_of(batch[: len(chunks)])
@@ -307,7 +310,7 @@ class Adaptive:
         if not self.lateness.allows(late, snapshot.batch):
             return None
         turns = ceil(snapshot.num_layers / layers)
-        rate = WITH_PAUSES * sum(new for new, _ in chunks) / (us + turns * step_us)
+        rate = IN_TURNS * sum(new for new, _ in chunks) / (us + turns * step_us)
         return Plan("turns", rate, None, turn_us)
 
     def _rung(
