@@ -172,7 +172,7 @@ def torch_device(device: torch.device | str | None = None) -> torch.device:
         device = "cuda" if has_gpu() else "cpu"
     try:
         place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise DeviceError(f'device={device!r}: give "cpu", "cuda" or "cuda:<index>"') from error
     return torch.device("cuda", _gpu(place.index)) if place.type == "cuda" else place
 

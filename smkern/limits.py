@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from pathlib import Path
 from typing import Any
 
 from smkern.errors import ArgumentError
@@ -39,6 +40,17 @@ def as_int(name: str, value: Any, least: int, most: int | None = MAX_SIZE) -> in
             f"{name}={shown(value)}: give a whole number of at least {least}{upper}"
         )
     return number
+
+
+def as_path(name: str, value: Any) -> Path:
+    """A path; ArgumentError for anything else."""
+    try:
+        path = Path(value)
+    except TypeError:
+        raise ArgumentError(f"{name} is a {type(value).__name__}: pass a path") from None
+    if "\0" in str(path):
+        raise ArgumentError(f"{name}={str(path)!r} has a null byte, which no path has")
+    return path
 
 
 def as_float(name: str, value: Any, *, positive: bool = False) -> float:

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, floor, isfinite, log, pi
+from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Any
 
 from smkern.device import torch_device
 from smkern.errors import ArgumentError
+from smkern.limits import as_int
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+MOST = 2.0**63
+MAX_DIM = 1 << 16
 MAX_TABLE_STEP = 1 << 16
 """Positions whose fp64 angles are held at once."""
 
 
 def _check(name: str, value: float, least: float, *, above: bool = False) -> None:
     """Raise ArgumentError unless a number is finite and at least (or above) a limit."""
-    if not isinstance(value, (int, float)) or not isfinite(value):
-        raise ArgumentError(f"{name}={value!r} is no finite number: pass one")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MOST:
+        raise ArgumentError(f"{name}={value!r:.40} is no finite number below {MOST:g}: pass one")
     if value < least or (above and value == least):
         raise ArgumentError(
             f"{name}={value!r}: it must be {'above' if above else 'at least'} {least}"
@@ -90,6 +93,11 @@ class Yarn:
         _check("beta_fast", self.beta_fast, self.beta_slow)
         if self.attention_factor is not None:
             _check("attention_factor", self.attention_factor, 0, above=True)
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), 0)
+        if not isinstance(self.truncate, bool):
+            raise ArgumentError(f"truncate={self.truncate!r}: pass True or False")
 
     @property
     def resolved_attention_factor(self) -> float:
@@ -139,10 +147,10 @@ class Rope:
     def __post_init__(self) -> None:
         if isinstance(self.rotary_dim, bool) or not isinstance(self.rotary_dim, int):
             raise ArgumentError(f"rotary_dim={self.rotary_dim!r} is no whole number: pass an int")
-        if self.rotary_dim < 2 or self.rotary_dim % 2:
+        if not 2 <= self.rotary_dim <= MAX_DIM or self.rotary_dim % 2:
             raise ArgumentError(
-                f"rotary_dim={self.rotary_dim}: it must be even and at least 2, as dimensions turn "
-                "in pairs"
+                f"rotary_dim={self.rotary_dim!r:.40}: it must be even, at least 2 and at most "
+                f"{MAX_DIM}, as dimensions turn in pairs"
             )
         _check("theta", self.theta, 1, above=True)
         if self.scaling is not None and not isinstance(self.scaling, (Linear, Llama3, Yarn)):
@@ -193,11 +201,12 @@ class Rope:
         Raises:
             ArgumentError: `max_position` below 1.
         """
-        if isinstance(max_position, bool) or not isinstance(max_position, int) or max_position < 1:
-            raise ArgumentError(f"max_position={max_position!r}: give a whole number of at least 1")
+        max_position = as_int("max_position", max_position, 1)
         import torch
 
         dtype = torch.float32 if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ArgumentError(f"dtype={dtype!r}: pass a floating dtype of torch, or None")
         half = self.rotary_dim // 2
         frequencies = self._frequencies()
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from smkern.atomic import write_whole
+from smkern.atomic import read_whole, write_whole
 from smkern.device import device_info, gpu_folder
 from smkern.errors import DeviceError, SmkernError
 from smkern.strict_json import parse
@@ -126,7 +126,7 @@ def load_results(path: Path) -> Results:
         FileNotFoundError: there is none.
     """
     try:
-        data = parse(path.read_text(encoding="utf-8"))
+        data = parse(read_whole(path))
     except ValueError as error:
         raise ResultsError(f"{path} is not a results file ({error}); {REMEDY}") from error
     shape = {"meta": dict, "cells": list, "summary": dict}

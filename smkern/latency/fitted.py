@@ -12,6 +12,7 @@ from smkern.latency.profile_file import read_profile
 from smkern.latency.sample import Sample, samples_of
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.table import read_timings, shipped, shipped_path
+from smkern.limits import as_path
 from smkern.profile import DEFAULT, Profile, load_profile
 
 
@@ -25,7 +26,7 @@ def read_samples(path: Path | str) -> tuple[list[Sample], ModelSizes, str]:
     Raises:
         TableError: no such file, or neither of both.
     """
-    path = Path(path)
+    path = as_path("path", path)
     if path.suffix == ".jsonl":
         meta, lines, sizes = read_profile(path)
         samples = [line.sample for line in lines if not line.held_out]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smkern.atomic import write_whole
+from smkern.atomic import read_whole, write_whole
 from smkern.errors import SmkernError, TableError
 from smkern.latency.sample import Sample
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Chunk, Size
-from smkern.limits import as_int
+from smkern.limits import as_int, as_path
 from smkern.strict_json import parse
 from smkern.tuning.cells import checked, time_us
 
@@ -100,7 +100,7 @@ class ProfileFile:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = as_path("path", path)
 
     def load(self) -> tuple[dict[str, Any], list[Measured]]:
         """Provenance and lines; both empty where there is no file.
@@ -109,7 +109,7 @@ class ProfileFile:
             TableError: no profile, one of another version, or a broken line, by its number.
         """
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_whole(self.path).decode()
         except FileNotFoundError:
             return {}, []
         except (OSError, UnicodeDecodeError) as error:

@@ -22,6 +22,7 @@ from smkern.latency.stamp import kernels_hash
 from smkern.latency.step_times import StepTimes
 from smkern.latency.table import Kind, Timing, gemms_in, read_timings, shipped, shipped_path
 from smkern.latency.work import Size
+from smkern.limits import as_path
 from smkern.profile import DEFAULT, Profile, load_profile
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ class TablePredictor:
             TableError: no table for that model on that GPU.
             ProfileError: no profile of that GPU.
         """
-        gpu = gpu or DEFAULT
+        gpu = DEFAULT if gpu is None else gpu
+        for name, value in (("model", model), ("gpu", gpu)):
+            if not isinstance(value, str):
+                raise ArgumentError(f"{name}={value!r}: pass a name")
         path = shipped_path(model, gpu)
         if not path.exists():
             raise TableError(
@@ -139,7 +143,8 @@ class TablePredictor:
             TableError: no such file, or no valid table.
             ProfileError: no profile of that GPU.
         """
-        cells, sizes = read_timings(Path(path))
+        path = as_path("path", path)
+        cells, sizes = read_timings(path)
         gpu = str(cells.meta.get("gpu", DEFAULT))
         if profile is None:
             profile = load_profile(gpu_folder(gpu))
@@ -150,7 +155,7 @@ class TablePredictor:
             )
         if (timed := cells.meta.get("kernels")) is not None:
             _warn_if_stale(str(path), str(timed), gpu)
-        return cls(cells.cells, sizes, profile, gemms_in(Path(path), cells))
+        return cls(cells.cells, sizes, profile, gemms_in(path, cells))
 
     def for_model(self, config: ModelConfig | ModelSizes) -> TablePredictor:
         """For a model without timings: its own rooflines, this model's times over them."""

@@ -48,6 +48,8 @@ class MoeConfig:
         check_count("num_experts", self.num_experts)
         check_count("top_k", self.top_k)
         check_count("moe intermediate_size", self.intermediate_size)
+        if not isinstance(self.renormalize, bool):
+            raise ConfigError(f"renormalize={self.renormalize!r}: give True or False")
         if self.top_k > self.num_experts:
             raise ConfigError(
                 f"top_k={self.top_k} of {self.num_experts} experts: a token can go to each expert "

@@ -27,6 +27,7 @@ from smkern.tuning.sample import MAX_VOCAB
 if TYPE_CHECKING:
     import torch
 
+_KNOWN = tuple(ARCHITECTURES.values())
 _BF16 = cast("torch.dtype", "bf16, looked up when it is asked for")
 
 
@@ -79,7 +80,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES.values():
+        if not isinstance(self.architecture, str) or self.architecture not in _KNOWN:
             known = sorted(ARCHITECTURES.values())
             raise ConfigError(f"architecture={self.architecture!r}: there is {known}")
         names = ("vocab_size", "hidden_size", "num_layers", "num_q_heads", "num_kv_heads",
@@ -87,24 +88,30 @@ class ModelConfig:
         for name in names:
             check_count(name, getattr(self, name))
         _check_widths(self)
+        if self.moe is not None and not isinstance(self.moe, MoeConfig):
+            raise ConfigError(f"moe is a {type(self.moe).__name__}: pass a MoeConfig, or None")
         if (self.architecture == "qwen3_moe") != (self.moe is not None):
             raise ConfigError(
                 f"architecture {self.architecture!r} with moe={self.moe}: qwen3_moe has experts, "
                 "the others have none"
             )
+        if not isinstance(self.rope, Rope):
+            raise ConfigError(f"rope is a {type(self.rope).__name__}: pass a Rope")
         if self.moe is None:
             check_count("intermediate_size", self.intermediate_size)
         else:
             _check_experts(self.moe)
         _check_heads(self)
-        if self.rms_eps < 0 or self.initializer_range < 0:
-            raise ConfigError(
-                f"rms_eps={self.rms_eps}, initializer_range={self.initializer_range}: neither may "
-                "be below 0"
-            )
+        for name in ("rms_eps", "initializer_range"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < 1e30:
+                raise ConfigError(f"{name}={value!r:.40}: give a finite number of at least 0")
+        if not isinstance(self.tied, bool):
+            raise ConfigError(f"tied={self.tied!r}: give True or False")
         if self.dtype is _BF16:
             object.__delattr__(self, "dtype")
-        elif self.dtype not in dtypes():
+        elif not any(self.dtype is served for served in dtypes()):
             raise ConfigError(f"dtype={self.dtype}: there is {[str(x) for x in dtypes()]}")
 
     def __getattr__(self, name: str) -> Any:

@@ -51,6 +51,8 @@ class Decoder:
         max_position: int | None = None,
         batch_invariant: bool = False,
     ) -> None:
+        if not isinstance(weights, Weights):
+            raise ConfigError(f"weights are a {type(weights).__name__}: pass Weights")
         if weights.config != config:
             raise ConfigError(
                 f"weights of {weights.config} for a decoder of {config}: load them with this "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import read_whole
 from smkern.errors import ConfigError, SmkernError
 from smkern.strict_json import parse
 
@@ -19,7 +20,7 @@ def read_json(path: Path, error: type[SmkernError]) -> Mapping[str, Any]:
         error: no such file, or no JSON object in it.
     """
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        found = parse(read_whole(path))
     except OSError as reason:
         raise error(f"{path} cannot be read ({reason.strerror}): pass a model's folder") from None
     except ValueError as reason:

@@ -86,7 +86,7 @@ def preset(name: str) -> ModelConfig:
         8030261248
     """
     known = presets()
-    if name.lower() not in known:
+    if not isinstance(name, str) or name.lower() not in known:
         raise ConfigError(
             f"preset {name!r}: there is {sorted(known)}; for another model pass its folder to "
             "ModelConfig.from_hf"

@@ -33,6 +33,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ConfigError: transformers is not installed, the files are no tokenizer, or the tokenizer is
             code of the folder's own.
     """
+    odd = [x.name for x in folder.glob("*") if x.exists() and not (x.is_file() or x.is_dir())]
+    if odd:
+        raise ConfigError(f"{folder} has {odd}, which are no files: reading them may never end")
     try:
         from transformers import AutoTokenizer
     except ImportError:

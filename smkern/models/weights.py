@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from smkern.device import torch_device
+from smkern.errors import ConfigError, DeviceError, WeightsError
+from smkern.limits import as_int, as_path
 from smkern.models.config import ModelConfig
 from smkern.models.layers import Layer, empty_layer
 from smkern.models.loader import filled, load
@@ -37,6 +39,8 @@ class Weights:
     @classmethod
     def empty(cls, config: ModelConfig, device: torch.device | str = "cpu") -> Weights:
         """Uninitialised weights."""
+        if not isinstance(config, ModelConfig):
+            raise ConfigError(f"config is a {type(config).__name__}: pass a ModelConfig")
         place = torch_device(device)
 
         def make(*shape: int) -> Tensor:
@@ -65,6 +69,11 @@ class Weights:
             seed: Seed of the generator.
             device: Device to draw them on.
 
+        Raises:
+            ConfigError: no `ModelConfig`.
+            ArgumentError: a seed that is no whole number of 64 bits.
+            DeviceError: no such device, or one that draws nothing.
+
         Example:
             >>> from smkern.models import Weights, preset
             >>> small = preset("qwen3-8b").replace(
@@ -73,6 +82,9 @@ class Weights:
             >>> Weights.random(small).layers[0].qkv.shape
             torch.Size([512, 64])
         """
+        seed = as_int("seed", seed, -(2**63), 2**63 - 1)
+        if torch_device(device).type == "meta":
+            raise DeviceError("device='meta' draws no numbers: give cpu, or a GPU")
         made = cls.empty(config, device)
         generator = torch.Generator(made.embed.device).manual_seed(seed)
         for tensor in made.tensors():
@@ -109,7 +121,12 @@ class Weights:
                 truncated or corrupt, by name.
         """
         return load(
-            Path(path), cls.empty, config=config, device=device, dtype=dtype, progress=progress
+            as_path("path", path),
+            cls.empty,
+            config=config,
+            device=device,
+            dtype=dtype,
+            progress=progress,
         )
 
     @classmethod
@@ -130,6 +147,10 @@ class Weights:
         Raises:
             WeightsError: tensors that are missing, extra or mis-shaped, by name.
         """
+        if not isinstance(tensors, Mapping):
+            raise WeightsError(f"tensors are a {type(tensors).__name__}: pass a mapping by name")
+        if not isinstance(config, ModelConfig):
+            raise ConfigError(f"config is a {type(config).__name__}: pass a ModelConfig")
         return filled(
             lambda place: cls.empty(config, place), config.num_layers, device, tensors,
             lambda name: tensors[name], "the mapping", convert=True,

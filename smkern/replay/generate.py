@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import ceil, erf, exp, log, sqrt
 from random import Random
 
-from smkern.errors import TraceError
+from smkern.errors import ArgumentError, TraceError
+from smkern.limits import as_int
 from smkern.replay.trace import Arrival, Trace, mixed
 
 SPREAD = 6.0
@@ -122,6 +123,7 @@ LOADS = {
 }
 
 CONVERSATION_OUTPUT = Lengths(1, 342, 2000)
+MAX_REQUESTS = 10_000_000
 CONVERSATION = (
     "MuxWise Table 1, Conversation: means of prompt, output and reused, least and most of prompt "
     "and output; turns lengthen by a mean of 1,500 tokens (chosen)"
@@ -132,10 +134,13 @@ def generated(name: str, requests: int, seed: int = 0) -> Trace:
     """A trace of one of `GENERATORS`, or of several joined by "+" in equal parts.
 
     Raises:
-        TraceError: no such generator, or no requests.
+        TraceError: no such generator, or numbers of requests or seeds that cannot be.
     """
-    if requests < 1:
-        raise TraceError(f"{name}: {requests} requests: give 1 or more")
+    try:
+        requests = as_int("requests", requests, 1, MAX_REQUESTS)
+        seed = as_int("seed", seed, -(2**63), 2**63 - 1)
+    except ArgumentError as reason:
+        raise TraceError(f"{name}: {reason}") from None
     names = name.split("+")
     unknown = [one for one in names if one not in GENERATORS]
     if unknown:

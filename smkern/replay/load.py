@@ -8,7 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import read_whole
 from smkern.errors import TraceError
+from smkern.limits import as_path
 from smkern.replay.generate import GENERATORS, generated
 from smkern.replay.trace import Arrival, Trace
 from smkern.strict_json import parse
@@ -38,11 +40,11 @@ def load_trace(source: Path | str, *, requests: int = DEFAULT_REQUESTS, seed: in
         >>> len(trace), trace.requests[0].at_s
         (100, 0.0)
     """
-    path = Path(source)
+    path = as_path("source", source)
     if path.suffix not in (".csv", ".jsonl"):
         return generated(str(source), requests, seed)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(
             f"{path} cannot be read ({error}); give a .csv or .jsonl, or one of "

@@ -9,6 +9,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from smkern.atomic import read_whole
 from smkern.errors import TableError
 from smkern.strict_json import parse
 from smkern.tuning.cells import shipped_path
@@ -160,6 +161,6 @@ def read_constants(path: Path, which: str, remedy: str) -> CostConstants:
         TableError: the file is missing or holds none; names those wanted and the remedy.
     """
     try:
-        return CostConstants.from_json(parse(path.read_text(encoding="utf-8")))
+        return CostConstants.from_json(parse(read_whole(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(f"{path} holds no constants {which} ({error}); {remedy}") from error

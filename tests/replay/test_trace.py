@@ -147,5 +147,5 @@ def test_a_mixture_has_all_of_each() -> None:
 
 def test_every_generator_says_what_it_is_fitted_to() -> None:
     assert set(sources()) == set(GENERATORS)
-    with pytest.raises(TraceError, match="0 requests"):
+    with pytest.raises(TraceError, match="requests=0: give a whole number of at least 1"):
         load_trace("sharegpt-like", requests=0)

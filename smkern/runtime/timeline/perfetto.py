@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smkern.atomic import write_whole
+from smkern.atomic import read_whole, write_whole
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.runtime.place import LANES, Place
@@ -47,7 +47,7 @@ def load(path: Path) -> Trace:
         ArgumentError: no such file, or one that is not a timeline of ours.
     """
     try:
-        data = path.read_bytes()
+        data = read_whole(path)
         return from_json(parse(gzip.decompress(data) if path.suffix == ".gz" else data))
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(

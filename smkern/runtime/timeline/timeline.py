@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError
+from smkern.limits import as_path
 from smkern.runtime.device import times_us
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.place import LANES, Lane
@@ -207,14 +208,14 @@ class Timeline:
         """Write what is kept as a Chrome trace, which Perfetto opens; see `perfetto.save`."""
         from smkern.runtime.timeline.perfetto import save
 
-        return save(self.trace(), Path(path))
+        return save(self.trace(), as_path("path", path))
 
     @staticmethod
     def load(path: str | Path) -> Trace:
         """Read what `save` wrote; see `perfetto.load`."""
         from smkern.runtime.timeline.perfetto import load
 
-        return load(Path(path))
+        return load(as_path("path", path))
 
     def _latest(self) -> float:
         return self._latest_us
