@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from smkern.errors import ArgumentError
+from smkern.ops.checks import check_writable
 
 _AFTER = torch._C._after_autograd_keyset
 _requires_grad = torch._C._any_requires_grad
@@ -52,13 +53,19 @@ def autograd_kernel(op: Any) -> Callable[..., Any]:
     places = [at for at, x in enumerate(arguments) if x.alias_info and x.alias_info.is_write]
 
     def writes(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Whether numbers are written into an argument that could have a gradient."""
-        given = (args[at] if at < len(args) else options.get(arguments[at].name) for at in places)
-        return any(isinstance(x, Tensor) and x.is_floating_point() for x in given)
+        """Check what is written; whether that could have a gradient, not being whole numbers."""
+        found = False
+        for at in places:
+            x = args[at] if at < len(args) else options.get(arguments[at].name)
+            if x is not None:
+                check_writable(arguments[at].name, x)
+                found = found or x.is_floating_point()
+        return found
 
     def run(keys: Any, *args: Any, **options: Any) -> Any:
+        numbers = writes(args, options) if places else False
         if torch.is_grad_enabled() and _requires_grad(*args, **options):
-            if _transform() is not None or writes(args, options):
+            if numbers or _transform() is not None:
                 raise _refuse(name)
             given = [x for x in (*args, *options.values()) if isinstance(x, Tensor)]
             inputs = [x for x in given if x.requires_grad]
