@@ -27,6 +27,8 @@ FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "h200"
 """The shipped profile that a machine without a GPU plans for."""
+MAX_RATE = 1e6
+"""TB/s or TFLOP/s: above any GPU's."""
 _REMEDY = "delete it, or measure again: smkern bench ceilings --save"
 
 
@@ -294,6 +296,9 @@ def _read(path: Path, source: Source) -> Profile:
             name: tuple(sorted((int(sms), float(value)) for sms, value in points))
             for name, points in text["curves"].items()
         }
+        for name, points in curves.items():
+            if not points or not all(sms > 0 and 0 < value < MAX_RATE for sms, value in points):
+                raise ValueError(f"{name} is empty, or has SMs or rates of 0 or less")
         return Profile(DeviceInfo(**info), curves, text["provenance"], source)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))

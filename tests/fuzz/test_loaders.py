@@ -87,6 +87,8 @@ def use_profile(path: Path) -> None:
     for confined in ("mask", "grid"):
         assert 0 < profile.bandwidth(16, confined=confined) < float("inf")
     assert 0 < profile.flops(16) < float("inf")
+    chosen = select_gemm(GemmProblem(64, 4096, 4096), Budget(32, "mask"), profile)
+    assert 0 < chosen.predicted_us < float("inf")
 
 
 def use_latency(path: Path) -> None:
