@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from smkern.latency import Chunk, Corrected, Size
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
 from smkern.policies.check import check_counts
@@ -123,7 +124,7 @@ class Adaptive:
     ) -> None:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         self.order = order_named(order)
-        self._predictor = required(predictor, tbt_slo_ms)
+        self._predictor = Corrected(required(predictor, tbt_slo_ms))
         self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
         self.lateness = Lateness(self._limits.tbt_us, late, FIRST_AIM)
         self._limit_us = self._limits.tbt_us
@@ -135,6 +136,8 @@ class Adaptive:
         self._mode: Mode = "mixed"
         self._hurry = False
         """Whether the split of the batch on its way has two steps within the limit."""
+        self._batch: tuple[Chunks, Size, float] | None = None
+        """Prompts whose layers run beside decode, these steps, and since when."""
 
     def __repr__(self) -> str:
         return shown(
@@ -151,6 +154,7 @@ class Adaptive:
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next step, with as many prompt tokens as may go with it."""
         self.lateness.see(snapshot.ended, snapshot.num_sms)
+        self._learn(snapshot)
         prices = Prices(self._predictor, snapshot)
         if snapshot.prefill is not None:
             return self._go_on(snapshot, prices, snapshot.prefill.chunks)
@@ -166,6 +170,21 @@ class Adaptive:
                 prefill=ids_of(taken(batch, tokens)), chunk_tokens=tokens, reason="prompts alone"
             )
         return self._begin(snapshot, prices, batch)
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """What ended corrects the predictor, where it is known what ran beside it all the time."""
+        total, batch = snapshot.num_sms, self._batch
+        if snapshot.prefill is None:
+            self._batch = None
+        for launch in snapshot.ended:
+            size, num_sms, us = launch.size, launch.num_sms, launch.ended_us - launch.began_us
+            if num_sms == total:
+                self._predictor.observe(size, num_sms, us)
+            elif batch is not None and self._batch is not None and launch.began_us > batch[2]:
+                chunks, step, _ = batch
+                prompts = Size(tuple([Chunk(*x) for x in chunks]), size.num_layers, size.num_layers)
+                beside = step if size.chunks else prompts
+                self._predictor.observe(size, num_sms, us, beside, total - num_sms)
 
     def _admitted(self, snapshot: Snapshot, prices: Prices) -> Batch:
         """Requests that may begin: those whose tokens the device could draw in time, too."""
@@ -212,6 +231,8 @@ class Adaptive:
         if plan.mode == "mixed" and snapshot.prefill_queued:
             return self._alone(snapshot, "decode alone: a chunk comes behind the last layers")
         self._mode, self._hurry = plan.mode, plan.hurry
+        if plan.mode == "split":
+            self._batch = chunks, prices.step, snapshot.now_us
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
             chunk, gone_us = plan.chunk, self._gone_us(snapshot)

@@ -11,8 +11,8 @@ WINDOW = 20_000.0
 NEAR = 0.8
 """Steps of at least this share of the limit say how well it is kept."""
 BACK_OFF, GIVE_BACK = 0.005, 0.005 / 200
-"""What a late step takes from the aim once all that may be late is late, in proportion before; and
-what one that is on time gives back."""
+"""What a late step takes from the aim once half of what may be late is late, in proportion before;
+the rest is left to requests that join. And what one that is on time gives back."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
 
 
@@ -79,7 +79,7 @@ class Lateness:
         mode = "mixed" if size.chunks else "split" if launch.num_sms < num_sms else "turns"
         aim = self.aims[mode]
         if gap_us > self._limit_us:
-            spent = min(1.0, self.share / self._allowed) if self._allowed else 1.0
+            spent = min(1.0, 2 * self.share / self._allowed) if self._allowed else 1.0
             self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF * spent)
         elif gap_us > NEAR * self._limit_us:
             self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK)

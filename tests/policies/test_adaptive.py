@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smkern.errors import ArgumentError
-from smkern.latency import Size
+from smkern.latency import Chunk, Size
 from smkern.policies import Adaptive, Ended
 from smkern.policies.adaptive import Mode
 from tests.policies.snapshots import LAYERS, RUNGS, batch, moment, waiting
@@ -142,3 +144,29 @@ def test_a_tighter_limit_never_gives_decode_less(limit_ms: float, factor: float)
     else:
         assert loose.rung is not None
         assert RUNGS.index(loose.rung) <= RUNGS.index(tight.rung)
+
+
+def test_steps_that_take_less_than_predicted_leave_room_for_longer_chunks() -> None:
+    policy = adaptive(modes=("mixed",))
+    first = policy.decide(NOW).chunk_tokens
+    assert first is not None
+    size = Size((Chunk(first),), LAYERS, LAYERS, True, len(ROWS), sum(ROWS))
+    us = 0.8 * policy._predictor.alone_us(size, 132)
+    ended = [Ended("decode", 132, size, i * us, (i + 1) * us, (i + 1) * us) for i in range(40)]
+    later = policy.decide(replace(NOW, ended=tuple(ended))).chunk_tokens
+    assert later is not None
+    assert later > first
+
+
+def test_what_ran_beside_is_known_only_while_its_batch_runs() -> None:
+    policy = adaptive(modes=("split",))
+    decision = policy.decide(NOW)
+    assert decision.rung == 24
+    step = Size((), LAYERS, LAYERS, False, len(ROWS), sum(ROWS))
+    slow = Ended("decode", 24, step, 1.0, 20e3, 20e3)
+    going = moment(prefill=batch(1000, launched=16), running_kv=ROWS, prefill_queued=1)
+    policy.decide(replace(going, ended=(slow,)))
+    learnt = dict(policy._predictor.factors)
+    assert learnt[("decode", True)] > 1
+    policy.decide(replace(NOW, ended=(slow._replace(began_us=40e3, ended_us=60e3),)))
+    assert policy._predictor.factors == learnt
