@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from smkern.errors import BudgetError, DeviceError
+from smkern.limits import shown
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +174,9 @@ def torch_device(device: torch.device | str | None = None) -> torch.device:
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise DeviceError(f'device={device!r}: give "cpu", "cuda" or "cuda:<index>"') from error
+        raise DeviceError(
+            f'device={shown(device)}: give "cpu", "cuda" or "cuda:<index>"'
+        ) from error
     return torch.device("cuda", _gpu(place.index)) if place.type == "cuda" else place
 
 

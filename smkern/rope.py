@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from smkern.device import torch_device
 from smkern.errors import ArgumentError
-from smkern.limits import as_int
+from smkern.limits import as_int, shown
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ MAX_TABLE_STEP = 1 << 16
 def _check(name: str, value: float, least: float, *, above: bool = False) -> None:
     """Raise ArgumentError unless a number is finite and at least (or above) a limit."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MOST:
-        raise ArgumentError(f"{name}={value!r:.40} is no finite number below {MOST:g}: pass one")
+        raise ArgumentError(f"{name}={shown(value)} is no finite number below {MOST:g}: pass one")
     if value < least or (above and value == least):
         raise ArgumentError(
             f"{name}={value!r}: it must be {'above' if above else 'at least'} {least}"
@@ -146,10 +146,12 @@ class Rope:
 
     def __post_init__(self) -> None:
         if isinstance(self.rotary_dim, bool) or not isinstance(self.rotary_dim, int):
-            raise ArgumentError(f"rotary_dim={self.rotary_dim!r} is no whole number: pass an int")
+            raise ArgumentError(
+                f"rotary_dim={shown(self.rotary_dim)} is no whole number: pass an int"
+            )
         if not 2 <= self.rotary_dim <= MAX_DIM or self.rotary_dim % 2:
             raise ArgumentError(
-                f"rotary_dim={self.rotary_dim!r:.40}: it must be even, at least 2 and at most "
+                f"rotary_dim={shown(self.rotary_dim)}: it must be even, at least 2 and at most "
                 f"{MAX_DIM}, as dimensions turn in pairs"
             )
         _check("theta", self.theta, 1, above=True)
@@ -206,7 +208,7 @@ class Rope:
 
         dtype = torch.float32 if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ArgumentError(f"dtype={dtype!r}: pass a floating dtype of torch, or None")
+            raise ArgumentError(f"dtype={shown(dtype)}: pass a floating dtype of torch, or None")
         half = self.rotary_dim // 2
         frequencies = self._frequencies()
         try:

@@ -13,6 +13,7 @@ from smkern.kv.held import PoolUsage, RequestPages
 from smkern.kv.pages import PageStates
 from smkern.kv.prefix import BlockChain, Event, PrefixIndex, block_digest
 from smkern.kv.virtual import VirtualChain, VirtualTokens
+from smkern.limits import as_int
 
 Chain = BlockChain | VirtualChain
 Tokens = Sequence[int] | VirtualTokens | Chain
@@ -55,13 +56,10 @@ class PagePool:
     has_memory = False
 
     def __init__(self, num_pages: int, page_size: int, *, reuse: bool = True) -> None:
-        for name, value in (("num_pages", num_pages), ("page_size", page_size)):
-            if value < 1:
-                raise ArgumentError(f"{name}={value}: give at least 1")
-        self.num_pages = num_pages
-        self.page_size = page_size
+        self.num_pages = as_int("num_pages", num_pages, 1)
+        self.page_size = as_int("page_size", page_size, 1)
         self.reuse = reuse
-        self.states = PageStates(num_pages)
+        self.states = PageStates(self.num_pages)
         self.index = PrefixIndex()
         self._held: dict[Hashable, RequestPages] = {}
         self._releases: deque[tuple[Event, list[int]]] = deque()

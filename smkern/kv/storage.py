@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, OutOfPagesError
+from smkern.limits import shown
 from smkern.ops.checks import MAX_SIZE, as_float, as_int, check_page_size
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
@@ -39,9 +40,9 @@ class KvSizes:
         for name in ("num_layers", "num_kv_heads", "head_dim"):
             as_int(name, getattr(self, name), 1)
         check_page_size(self.page_size)
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPES:
             names = ", ".join(str(dtype) for dtype in DTYPES)
-            raise ArgumentError(f"dtype={self.dtype!r}: a KV pool holds {names}")
+            raise ArgumentError(f"dtype={shown(self.dtype)}: a KV pool holds {names}")
 
     @property
     def page_shape(self) -> tuple[int, int, int]:

@@ -63,6 +63,12 @@ def _check(name: str, value: Any, kind: str) -> None:
     elif kind in _KNOWN:
         if not isinstance(value, _KNOWN[kind]):
             raise ArgumentError(f"{name}={shown(value)}: pass a {kind}")
+    elif kind == "Warmable":
+        if not hasattr(value, "work"):
+            raise ArgumentError(f"{name} has {shown(value)}: pass smkern.RowsCalls and the like")
+    elif kind.startswith("Iterable["):
+        if not hasattr(value, "__iter__") or isinstance(value, torch.Tensor):
+            raise ArgumentError(f"{name}={shown(value)}: pass a list")
     elif kind == "tuple[int, int]":
         if not isinstance(value, list | tuple) or len(value) != 2:
             raise ArgumentError(f"{name} has {shown(value)}: pass two whole numbers")

@@ -12,6 +12,7 @@ import torch
 
 from smkern.errors import ArgumentError, DeviceError
 from smkern.ops import checks
+from smkern.ops.annotated import checked
 from smkern.ops.gemm.warmup import GemmCalls, epilogue_from
 from smkern.ops.gemm.warmup_tune import places_of
 from smkern.ops.gemm.warmup_tune import tune as tune_cells
@@ -38,6 +39,7 @@ class WarmupReport:
     tuned: int = 0
 
 
+@checked
 def warmup(
     ops: Sequence[str] | None = None,
     *,

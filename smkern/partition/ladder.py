@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from smkern.device import DeviceInfo, device_info
 from smkern.errors import BudgetError, DeviceError, PartitionError
+from smkern.limits import shown
 from smkern.partition import green, grid
 from smkern.partition.driver import cuda_driver
 from smkern.partition.partition import Origin, Partition, Split
@@ -115,10 +116,10 @@ def ladder(
         >>> with smkern.ladder([16, 32]) as ladder:   # doctest: +SKIP
         ...     split = ladder.split(decode=32)
     """
-    if backend not in (None, *get_args(Backend)):
-        raise PartitionError(f"no backend {backend!r}: use 'green', 'grid' or None")
-    if placement not in get_args(Placement):
-        raise PartitionError(f"no placement {placement!r}: use 'spread' or 'default'")
+    if not (backend is None or (isinstance(backend, str) and backend in get_args(Backend))):
+        raise PartitionError(f"no backend {shown(backend)}: use 'green', 'grid' or None")
+    if not (isinstance(placement, str) and placement in get_args(Placement)):
+        raise PartitionError(f"no placement {shown(placement)}: use 'spread' or 'default'")
     info = device_info(device)
     index = _index(device)
     plan = plan_ladder(info, decode_sms, atom=atom)

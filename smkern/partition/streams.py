@@ -8,6 +8,7 @@ from functools import cache
 
 from smkern.device import Budget, device_info, torch_device
 from smkern.errors import DeviceError, PartitionError
+from smkern.limits import as_int
 
 _DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread: none can have a green context
 
@@ -136,4 +137,4 @@ def current_num_sms(device: int | None = None) -> int:
         ...     smkern.current_num_sms()
         32
     """
-    return current_budget(device).num_sms
+    return current_budget(None if device is None else as_int("device", device, 0)).num_sms

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smkern.errors import ArgumentError
+from smkern.limits import shown
 from smkern.ops.bounded_cache import model_rows
 from smkern.ops.gemm import warmup_tune
 from smkern.ops.gemm.checks import ACTIVATIONS
@@ -104,12 +105,13 @@ def epilogue_from(item: Epilogue | str) -> Epilogue:
     """
     if isinstance(item, Epilogue):
         return item
-    parts = [] if item == "none" else item.split("+")
+    key = item if isinstance(item, str) else shown(item)
+    parts = [] if key == "none" else key.split("+")
     unknown = sorted(set(parts) - {"bias", "residual", *ACTIVATIONS})
     activations: list[Any] = [part for part in parts if part in ACTIVATIONS]
     if unknown or len(activations) > 1:
         raise ArgumentError(
-            f"epilogue {item!r}: join 'bias', 'residual' and one of {list(ACTIVATIONS)} "
+            f"epilogue {shown(item)}: join 'bias', 'residual' and one of {list(ACTIVATIONS)} "
             "by '+', or give 'none'"
         )
     return Epilogue("bias" in parts, "residual" in parts, activations[0] if activations else None)
