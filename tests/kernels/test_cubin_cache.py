@@ -113,30 +113,36 @@ def test_what_a_killed_writer_left_is_removed_later(folder):
 
 WRITER = """
 import resource, signal, sys
+from pathlib import Path
 from smkern.kernels import cuda_source
-limit, first, count = map(int, sys.argv[1:])
+limit, first, count = map(int, sys.argv[1:4])
 if limit:  # files of more bytes fail as on a full disk
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-cuda_source._by_nvrtc = lambda name, defines, arch: defines[0].encode() * 100_000
+csrc = Path(sys.argv[4])  # that of its version
+cuda_source.source_folder = lambda: csrc
+cuda_source._by_nvrtc = lambda name, defines, arch: (csrc.name + defines[0]).encode() * 50_000
 print("ready", flush=True)
 for number in range(first, first + count):
     define = f"N={number % 5}"
     found = cuda_source.compile_cuda("attention_plan.cu", [define], "sm_90a")
-    assert found == define.encode() * 100_000
+    assert found == (csrc.name + define).encode() * 50_000
 print("done")
 """
 
 
 def writer(limit: int, first: int, count: int) -> subprocess.Popen[str]:
-    """A process that compiles five variants over and over, and checks what it gets."""
+    """A process of one of three versions; compiles five variants over and over, and checks them."""
+    csrc = Path(os.environ["XDG_CACHE_HOME"]) / f"v{first % 3}"
+    csrc.mkdir(exist_ok=True)
+    (csrc / PLAN).write_text(csrc.name)
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(limit), str(first), str(count)],
+        [sys.executable, "-c", WRITER, *map(str, (limit, first, count, csrc))],
         stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 
-def test_eight_processes_share_a_cache_and_some_are_killed(folder):
+def test_eight_processes_of_three_versions_share_a_cache_and_some_are_killed(folder):
     writers = [writer(0, first, 10 if first % 2 else 10**6) for first in range(8)]
     for each in writers:
         assert each.stdout.readline() == "ready\n"  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,12 @@ def test_files_that_are_no_configuration(tmp_path: Path, contents, message):
     if contents is not None:
         (tmp_path / "config.json").write_text(contents)
     with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_hf(tmp_path)
+
+
+def test_a_pipe_for_a_configuration_is_refused_before_anybody_waits(tmp_path: Path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
         ModelConfig.from_hf(tmp_path)
 
 

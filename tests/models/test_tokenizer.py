@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def test_no_code_of_a_folder_runs_and_nobody_is_asked(
         load_tokenizer(folder)
     assert not asked
     assert not mark.exists()
+
+
+def test_a_pipe_in_a_folder_is_refused_before_anybody_waits(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"has \['tokenizer.json'\], which are no files"):
+        load_tokenizer(tmp_path)
 
 
 def test_whatever_loads_by_name_refuses_code_of_the_folder() -> None:
