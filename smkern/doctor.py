@@ -83,8 +83,7 @@ def examine(device: int | None = None) -> Report:
         status: Status = "failed" if has_gpu() else "absent"
         findings.append(Finding("GPU", "device", status, str(error)))
         findings.append(_works("Operators", "gemm on CPU tensors", _reference_gemm))
-        planned = smkern.load_profile().info
-        findings += table_findings(planned.name, planned.capability)
+        findings += table_findings(smkern.load_profile().info)
         findings += cache_findings()
         return Report(tuple(findings), WITHOUT_GPU)
     findings += device_findings(info, device)
@@ -92,7 +91,7 @@ def examine(device: int | None = None) -> Report:
         check = partial(_partition, info, device, options)
         findings.append(tried("Partitions", name, check))
     findings.append(_works("Operators", "gemm in a partition", partial(_gemm, info, device)))
-    findings += table_findings(info.name, info.capability)
+    findings += table_findings(info)
     findings += cache_findings()
     return Report(tuple(findings))
 

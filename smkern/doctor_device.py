@@ -13,7 +13,7 @@ import smkern
 from smkern.device import Budget, DeviceInfo
 from smkern.errors import SmkernError
 from smkern.partition.plan import plan_ladder
-from smkern.profile import outdated
+from smkern.profile import Profile, outdated
 
 Status = Literal["ok", "note", "absent", "failed"]
 MEASURE = "smkern bench ceilings --save"
@@ -116,19 +116,20 @@ def kernels(info: DeviceInfo) -> tuple[Status, str]:
     return "note", f"{runs}; missing here: {', '.join(missing)}"
 
 
-def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
-    """One finding per table on `gpu` (shipped and the user's own) and one for the cost model."""
+def table_findings(info: DeviceInfo) -> Iterator[Finding]:
+    """One finding per table of a GPU (shipped and the user's own) and one for the cost model."""
     from smkern.tuning.cells import shipped_path, user_path
     from smkern.tuning.cost_constants import DEFAULTS, load_constants
     from smkern.tuning.families import FAMILIES
 
+    gpu, profile = info.name, Profile(info, {})  # what is legal follows from the facts alone
     for name, path_of in (("shipped", shipped_path), ("your own", user_path)):
         counts: dict[str, int] = {}
         dates: list[str] = []
         models = ""
         for family in FAMILIES:
             try:
-                found = family.file(path_of(gpu, family.name)).load(gpu)
+                found = family.cells_of(path_of(gpu, family.name), profile)
             except SmkernError as error:
                 yield Finding("Tuned tables", f"{name}, {family.name}", "failed", str(error))
                 continue
@@ -146,7 +147,9 @@ def table_findings(gpu: str, capability: tuple[int, int]) -> Iterator[Finding]:
             detail = f"none for {gpu}{remedy}"
             yield Finding("Tuned tables", name, "absent", detail)
     own = load_constants(gpu) is not DEFAULTS
-    near = "those of an H200" if load_constants(gpu, capability) is not DEFAULTS else "defaults"
+    near = (
+        "those of an H200" if load_constants(gpu, info.capability) is not DEFAULTS else "defaults"
+    )
     yield Finding(
         "Tuned tables",
         "cost model",

@@ -20,6 +20,10 @@ from smkern.doctor import Finding, Report
 from smkern.doctor_device import table_findings
 from smkern.errors import ConfinementError, DeviceError
 from smkern.profile import Profile, cache_file, load_profile, save_profile
+from smkern.tuning.cells import PROVENANCE, user_path
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.select import GEMM_FAMILY
+from smkern.tuning.table import Cell, CellKey
 from tests.gpus import A100, B200, FOREIGN, H100, H200, TINY_SLICE, install
 from tests.gpus import by_name as named
 
@@ -126,8 +130,6 @@ def test_a_partition_that_leaks_fails_alone(fake_gpu: SimpleNamespace) -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_corrupt_table_of_ones_own_is_found_out(tmp_path: Path) -> None:
-    from smkern.tuning.cells import user_path
-
     path = user_path("NVIDIA H200")
     assert path.is_relative_to(tmp_path)
     path.parent.mkdir(parents=True)
@@ -135,6 +137,17 @@ def test_a_corrupt_table_of_ones_own_is_found_out(tmp_path: Path) -> None:
     found = by_name(doctor.examine())["your own, gemm"]
     assert found.status == "failed"
     assert "half-written" in found.detail
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_table_of_ones_own_with_a_cell_that_cannot_run_is_found_out() -> None:
+    key = CellKey.of(GemmProblem(64, 4096, 4096), Budget(32, "mask"))
+    config = GemmConfig("ws", 64, 128, 64, num_stages=1)
+    meta = dict.fromkeys(PROVENANCE, "x") | {"gpu": H200.name}
+    GEMM_FAMILY.file(user_path(H200.name)).merge({key: Cell(config, 1.0, config, 1.0)}, meta)
+    found = by_name(doctor.examine())["your own, gemm"]
+    assert found.status == "failed"
+    assert "it breaks has_stages" in found.detail
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -250,10 +263,11 @@ def test_a_measurement_with_another_driver_is_mentioned(
 
 
 def test_tables_are_named_by_the_models_they_are_whole_for():
-    found = {finding.name: finding.detail for finding in table_findings("NVIDIA H200", (9, 0))}
+    found = {finding.name: finding.detail for finding in table_findings(H200)}
     assert "llama-3.1-8b, qwen3-8b" in found["shipped"]
     assert "qwen3-14b" not in found["shipped"], "its gate_up is in no table"
     assert "fitted on NVIDIA H200" in found["cost model"]
-    foreign = {finding.name: finding for finding in table_findings("NVIDIA H100 PCIe", (9, 0))}
+    pcie = replace(H100, name="NVIDIA H100 PCIe")
+    foreign = {finding.name: finding for finding in table_findings(pcie)}
     assert foreign["shipped"].status == "absent"
     assert "those of an H200" in foreign["cost model"].detail

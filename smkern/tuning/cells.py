@@ -222,14 +222,3 @@ def user_path(gpu: str, op: str = "gemm") -> Path:
 
 def shipped_path(gpu: str, op: str = "gemm") -> Path:
     return SHIPPED / gpu_folder(gpu) / f"{op}.json"
-
-
-def load_cells(gpu: str, op: str, codec: Codec[K, V], broken: Callable[[K, V], str]) -> Cells[K, V]:
-    """An operator's shipped cells for the GPU of that name, overridden by the user's own.
-
-    Raises:
-        TableError: a file is corrupt, from another GPU or of another version, or has a cell that
-            cannot run.
-    """
-    shipped = CellFile(shipped_path(gpu, op), codec).load(gpu, broken)
-    return shipped.merged(CellFile(user_path(gpu, op), codec).load(gpu, broken))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from smkern.device import Budget, check_budget
+from smkern.tuning import cells
 from smkern.tuning.bucket_table import BucketTable, Key
-from smkern.tuning.cells import CellFile, Cells, Codec, FlatCodec, Tuned, load_cells
+from smkern.tuning.cells import CellFile, Cells, Codec, FlatCodec, Tuned
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -46,7 +47,7 @@ class Family(ABC, Generic[P, C]):
         """The key of a problem's cell."""
 
     @abstractmethod
-    def table_of(self, cells: Cells[Any, Any]) -> Any:
+    def table_of(self, found: Cells[Any, Any]) -> Any:
         """The table for `config`, made of a file's cells."""
 
     @abstractmethod
@@ -66,17 +67,29 @@ class Family(ABC, Generic[P, C]):
         """Name of a constraint that a cell breaks, so that it must not be launched; "" if none."""
 
     def load(self, profile: Profile) -> Any:
-        """The shipped table for the profile's GPU plus the user's own cells; may be empty.
+        """The shipped table for the profile's GPU, overridden by the user's own; may be empty.
 
         Raises:
-            TableError: a file is corrupt, from another GPU or of another version, or has a cell
+            TableError: as `cells_of`.
+        """
+        shipped, own = (
+            self.cells_of(path_of(profile.info.name, self.name), profile)
+            for path_of in (cells.shipped_path, cells.user_path)
+        )
+        return self.table_of(shipped.merged(own))
+
+    def cells_of(self, path: Path, profile: Profile) -> Cells[Any, Any]:
+        """A file's cells, all of which may be launched on the profile's GPU.
+
+        Raises:
+            TableError: the file is corrupt, from another GPU or of another version, or has a cell
                 that breaks a constraint of the tuner's.
         """
 
         def broken(key: Any, cell: Any) -> str:
             return "num_sms" if key.num_sms < 1 else self.broken(key, cell, profile)
 
-        return self.table_of(load_cells(profile.info.name, self.name, self.codec, broken))
+        return self.file(path).load(profile.info.name, broken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +127,8 @@ class BucketFamily(Family[P, C]):
     def key_of(self, problem: P, budget: Budget) -> Any:
         return self.key.of(problem, budget)
 
-    def table_of(self, cells: Cells[Any, Tuned[C]]) -> BucketTable[Any, C]:
-        return BucketTable.of(cells)
+    def table_of(self, found: Cells[Any, Tuned[C]]) -> BucketTable[Any, C]:
+        return BucketTable.of(found)
 
     def broken(self, key: Any, cell: Tuned[C], profile: Profile) -> str:
         budget = Budget(key.num_sms, key.confined)

@@ -286,8 +286,8 @@ class GemmFamily(Family[GemmProblem, GemmConfig]):
                     return constraint.__name__
         return "own" if cell.own.kernel in constraints.LIBRARIES else ""
 
-    def table_of(self, cells: Cells[CellKey, Cell]) -> Table:
-        return Table(cells.meta, cells.cells)
+    def table_of(self, found: Cells[CellKey, Cell]) -> Table:
+        return Table(found.meta, found.cells)
 
     def config(
         self, problem: GemmProblem, budget: Budget, profile: Profile, table: Any = None
