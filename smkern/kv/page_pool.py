@@ -13,7 +13,7 @@ from smkern.kv.held import PoolUsage, RequestPages
 from smkern.kv.pages import PageStates
 from smkern.kv.prefix import BlockChain, Event, PrefixIndex, block_digest
 from smkern.kv.virtual import VirtualChain, VirtualTokens
-from smkern.limits import as_int
+from smkern.limits import as_flag, as_int
 
 Chain = BlockChain | VirtualChain
 Tokens = Sequence[int] | VirtualTokens | Chain
@@ -58,7 +58,7 @@ class PagePool:
     def __init__(self, num_pages: int, page_size: int, *, reuse: bool = True) -> None:
         self.num_pages = as_int("num_pages", num_pages, 1)
         self.page_size = as_int("page_size", page_size, 1)
-        self.reuse = reuse
+        self.reuse = as_flag("reuse", reuse)
         self.states = PageStates(self.num_pages)
         self.index = PrefixIndex()
         self._held: dict[Hashable, RequestPages] = {}

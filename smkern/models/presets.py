@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smkern.errors import ConfigError
+from smkern.limits import shown
 from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.from_hf import token_ids
@@ -109,10 +110,11 @@ def find_model(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | Non
     if folder is not None and folder.is_dir():
         config = ModelConfig.from_hf(folder)
         return config.replace(eos_token_ids=_end_tokens(config, folder)), folder
-    if str(model).lower() in presets():
-        return preset(str(model)), None
+    name = str(model) if folder is not None else shown(model)
+    if folder is not None and name.lower() in presets():
+        return preset(name), None
     raise ConfigError(
-        f"model {str(model)!r} is neither a folder nor one of {sorted(presets())}: pass a folder "
+        f"model {name!r:.200} is neither a folder nor one of {sorted(presets())}: pass a folder "
         "with config.json, a preset or a ModelConfig"
     )
 

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from smkern.errors import RequestError
+from smkern.limits import shown
 
 MAX_SEED = 2**63 - 1
 
@@ -61,7 +62,7 @@ class SamplingParams:
         """
 
         def refuse(name: str, limits: str) -> None:
-            raise RequestError(f"{request}: {name}={getattr(self, name)!r}: pass {limits}")
+            raise RequestError(f"{request}: {name}={shown(getattr(self, name))}: pass {limits}")
 
         if not _is_int(self.max_new_tokens, 1, MAX_SEED):
             refuse("max_new_tokens", "a whole number of at least 1")
@@ -83,6 +84,8 @@ class SamplingParams:
             not _is_int(token, 0, vocab_size - 1) for token in self.stop_token_ids
         ):
             refuse("stop_token_ids", f"a tuple of token ids of 0 to {vocab_size - 1}")
+        if type(self.ignore_eos) is not bool:
+            refuse("ignore_eos", "True or False")
 
 
 def _is_int(value: Any, least: int, most: int) -> bool:

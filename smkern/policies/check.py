@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from smkern.errors import ArgumentError, DecisionError
+from smkern.limits import shown
 from smkern.policies.decision import Decision, Policy
 from smkern.policies.snapshot import Snapshot
 
@@ -41,7 +42,7 @@ def check(decision: Decision, snapshot: Snapshot) -> Decision:
     """
     if not isinstance(decision, Decision):
         raise DecisionError(
-            f"a policy answered {decision!r:.80}, of type {type(decision).__name__}: return a "
+            f"a policy answered {shown(decision)}, of type {type(decision).__name__}: return a "
             "smkern.policies.Decision"
         )
     _check_types(decision)
@@ -66,7 +67,7 @@ def check_counts(counts: Mapping[str, int | None]) -> None:
     """Raise ArgumentError for a policy's setting that no decision may have; None is left."""
     for name, value in counts.items():
         if value is not None and not (_is_count(value) and value >= 1):
-            raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
+            raise ArgumentError(f"{name}={shown(value)}: give a whole number of at least 1")
         if name == "steps" and value is not None and value > MAX_STEPS:
             raise ArgumentError(f"steps={value}: a decision looks ahead at most {MAX_STEPS} steps")
 
@@ -88,9 +89,13 @@ def checked_policy(policy: object, device: Splits) -> Policy:
         raise ArgumentError(
             f"policy={policy.__name__}: a class; make one, for instance {policy.__name__}()"
         )
-    if not callable(getattr(policy, "decide", None)):
+    try:
+        decides = callable(policy.decide)  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  of whatever it is
+        decides = False
+    if not decides:
         raise ArgumentError(
-            f"policy={policy!r:.80} of type {type(policy).__name__} has no decide(snapshot): pass "
+            f"policy={shown(policy)} of type {type(policy).__name__} has no decide(snapshot): pass "
             "one of smkern.policies, or None for the default"
         )
     check_device = getattr(policy, "check_device", None)
@@ -104,23 +109,23 @@ def _check_types(decision: Decision) -> None:
     ids = decision.prefill
     if ids != () and not (isinstance(ids, tuple | list) and all(map(_is_count, ids))):
         raise DecisionError(
-            f"prefill={ids!r:.80}: give a tuple of ids of snapshot.waiting, () for none"
+            f"prefill={shown(ids)}: give a tuple of ids of snapshot.waiting, () for none"
         )
     # Asked about every step: a loop over names takes a microsecond.
     are_bools = type(decision.preempt) is type(decision.pause_decode) is type(decision.shared)
     if not are_bools or type(decision.shared) is not bool:
         for name in ("preempt", "pause_decode", "shared"):
             if not isinstance(getattr(decision, name), bool):
-                raise DecisionError(f"{name}={getattr(decision, name)!r:.80}: give True or False")
+                raise DecisionError(f"{name}={shown(getattr(decision, name))}: give True or False")
     if not isinstance(decision.reason, str):
-        raise DecisionError(f"reason={decision.reason!r:.80}: give a text")
+        raise DecisionError(f"reason={shown(decision.reason)}: give a text")
 
 
 def _check_rung(name: str, rung: object, snapshot: Snapshot) -> None:
     """Raise DecisionError for a rung that the device does not have; None is the whole device."""
     if rung is not None and not (_is_count(rung) and rung in snapshot.rungs):
         raise DecisionError(
-            f"{name}={rung!r:.80}: this device has the rungs {list(snapshot.rungs)}; take one of "
+            f"{name}={shown(rung)}: this device has the rungs {list(snapshot.rungs)}; take one of "
             "them, or None for the whole device"
         )
 
@@ -132,7 +137,7 @@ def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
         _check_rung("prefill_rung", decision.prefill_rung, snapshot)
     if not _is_count(decision.steps) or decision.steps < 1:
         raise DecisionError(
-            f"steps={decision.steps!r:.80}: a decision launches 1 decode step or more; to "
+            f"steps={shown(decision.steps)}: a decision launches 1 decode step or more; to "
             "launch none, set pause_decode"
         )
     if decision.steps > MAX_STEPS:
@@ -142,22 +147,22 @@ def _check_numbers(decision: Decision, snapshot: Snapshot) -> None:
         )
     if not _is_count(decision.layers) or decision.layers < 0:
         raise DecisionError(
-            f"layers={decision.layers!r:.80}: give a count of layers, or 0 for none"
+            f"layers={shown(decision.layers)}: give a count of layers, or 0 for none"
         )
     most = decision.chunk_tokens
     if most is not None and not (_is_count(most) and 1 <= most <= snapshot.max_tokens):
         raise DecisionError(
-            f"chunk_tokens={most!r:.80}: the buffers hold 1 to {snapshot.max_tokens} new tokens; "
+            f"chunk_tokens={shown(most)}: the buffers hold 1 to {snapshot.max_tokens} new tokens; "
             "give a count of these, or None for all"
         )
     if decision.join not in JOINS:
         raise DecisionError(
-            f"join={decision.join!r:.80}: there is {' and '.join(map(repr, JOINS))}"
+            f"join={shown(decision.join)}: there is {' and '.join(map(repr, JOINS))}"
         )
     again_us = decision.ask_again_us
     if again_us is not None and not _is_time(again_us):
         raise DecisionError(
-            f"ask_again_us={again_us!r:.80}: give a time of 1 to {MOST_US:g} us, or None to be "
+            f"ask_again_us={shown(again_us)}: give a time of 1 to {MOST_US:g} us, or None to be "
             "asked when something ends"
         )
 

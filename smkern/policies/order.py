@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import inf, isfinite
 
 from smkern.errors import ArgumentError
+from smkern.limits import shown
 from smkern.policies.snapshot import Waiting
 
 Order = Callable[[Waiting], float]
@@ -62,8 +63,8 @@ def order_named(name: str | Order) -> Order:
     """
     if callable(name):
         return name
-    if name not in ORDERS:
-        raise ArgumentError(f"order={name!r}: there is {', '.join(ORDERS)}, or a function")
+    if not isinstance(name, str) or name not in ORDERS:
+        raise ArgumentError(f"order={shown(name)}: there is {', '.join(ORDERS)}, or a function")
     return ORDERS[name]
 
 
@@ -71,5 +72,7 @@ def checked_key(order: Order, waiting: Waiting) -> float:
     """A request's key; ArgumentError where an order of the user's gives none."""
     key = order(waiting)
     if not isinstance(key, int | float) or not isfinite(key):
-        raise ArgumentError(f"the order gave {key!r} for request {waiting.id}: give a finite time")
+        raise ArgumentError(
+            f"the order gave {shown(key)} for request {waiting.id}: give a finite time"
+        )
     return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smkern.errors import ModelError
+from smkern.limits import shown
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Draw, Executor, PrefillChunk, PrefillRun
 from smkern.runtime.request import Request
@@ -78,4 +79,4 @@ def tokens_error(tokens: Sequence[int], rows: int) -> ModelError | None:
 
 
 def _vain(call: str, answer: object, wanted: str) -> ModelError:
-    return ModelError(f"{call}() of the executor answered {answer!r:.120}: let it return {wanted}")
+    return ModelError(f"{call}() of the executor answered {shown(answer)}: let it return {wanted}")

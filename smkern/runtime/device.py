@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smkern.errors import DeviceError
 from smkern.latency import Size
+from smkern.limits import shown
 from smkern.runtime.place import Lane, Place
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def is_over(event: Event) -> bool:
 def no_bool(answer: object) -> NoAnswerError:
     """The error of such an answer of `Event.query`."""
     return NoAnswerError(
-        f"query() of a launch's event answered {answer!r:.80}: its requests fail; let it return "
+        f"query() of a launch's event answered {shown(answer)}: its requests fail; let it return "
         "True or False"
     )
 

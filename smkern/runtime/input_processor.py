@@ -8,6 +8,7 @@ from typing import Any
 
 from smkern.errors import OutOfPagesError, RequestError
 from smkern.kv import VirtualTokens
+from smkern.limits import shown
 from smkern.models.sampling import MAX_SEED, SamplingParams
 from smkern.models.tokenizer import Detokenizer, Tokenizer
 from smkern.runtime.executor import Executor
@@ -54,7 +55,9 @@ class InputProcessor:
         """
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"params={params!r}: pass SamplingParams, one for all or one each")
+            raise RequestError(
+                f"params={shown(params)}: pass SamplingParams, one for all or one each"
+            )
         params.check(f"prompt {index}", self._config.vocab_size)
         tokenizer = self._tokenizer
         ids: Any
@@ -92,8 +95,8 @@ class InputProcessor:
         if not isinstance(prompt, str):
             if not isinstance(prompt, Iterable):
                 raise RequestError(
-                    f"prompt {index} is {prompt!r}: pass a text or a list of token ids; a tensor's "
-                    "are its tolist()"
+                    f"prompt {index} is {shown(prompt)}: pass a text or a list of token ids; a "
+                    "tensor's are its tolist()"
                 )
             try:
                 return [*prompt]
@@ -118,8 +121,8 @@ class InputProcessor:
         for position, token in enumerate(ids):
             if not isinstance(token, int) or not 0 <= token < vocab:
                 raise RequestError(
-                    f"prompt {index} has {token!r} at position {position}: token ids are whole "
-                    f"numbers of 0 to {vocab - 1}; use this model's tokenizer"
+                    f"prompt {index} has {shown(token)} at position {position}: token ids are "
+                    f"whole numbers of 0 to {vocab - 1}; use this model's tokenizer"
                 )
 
     def _check_virtual(self, index: int, params: SamplingParams) -> None:

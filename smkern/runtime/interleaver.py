@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
+from smkern.limits import as_flag, as_int, shown
 from smkern.runtime.device import (
     Device,
     Event,
@@ -125,11 +126,9 @@ class Interleaver:
         on_launch: Watch | None = None,
         on_over: Watch | None = None,
     ) -> None:
-        if max_queued < 1:
-            raise ArgumentError(f"max_queued={max_queued}: give at least 1")
         self.device = device
-        self._impatient = impatient
-        self._max_queued = max_queued
+        self._impatient = as_flag("impatient", impatient)
+        self._max_queued = as_int("max_queued", max_queued, 1)
         self._on_launch = on_launch
         self._on_over = on_over
         self._places: dict[tuple[Lane, int | None], Place] = {}
@@ -161,17 +160,17 @@ class Interleaver:
         Raises:
             ArgumentError: a rung that the device does not have.
         """
-        if prefill == -1:
+        if type(prefill) is int and prefill == -1:
             prefill = rung
+        for asked in (rung, prefill):
+            if asked is not None and not (type(asked) is int and asked in self.device.rungs):
+                raise ArgumentError(
+                    f"rung={shown(asked)}: this device has the rungs {list(self.device.rungs)}; "
+                    "take one of them, or None for the whole device"
+                )
         self.shared = shared and self._can_share
         if self._aimed == (rung, prefill):
             return
-        for asked in (rung, prefill):
-            if asked is not None and asked not in self.device.rungs:
-                raise ArgumentError(
-                    f"rung={asked}: this device has the rungs {list(self.device.rungs)}; take one "
-                    "of them, or None for the whole device"
-                )
         self._target["decode"] = self._place_of("decode", rung)
         self._target["prefill"] = self._place_of("prefill", prefill)
         self._aimed = rung, prefill

@@ -15,6 +15,7 @@ import torch
 from smkern.device import torch_device
 from smkern.errors import ArgumentError, ModelError, RequestError
 from smkern.kv import KvPool, KvSizes
+from smkern.limits import shown
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.presets import find_model
@@ -117,6 +118,11 @@ class LLM:
         as_int("max_batch", max_batch, 1)
         seed = as_int("seed", seed, -(2**63), 2**63 - 1)
         as_int("max_step_tokens", max_step_tokens, 1)
+        seed = as_int("seed", seed, 0, MAX_SEED)
+        if weights is not None and not isinstance(weights, Weights):
+            raise ArgumentError(f"weights={shown(weights)}: pass Weights, or None")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ArgumentError(f"dtype={shown(dtype)}: pass a torch.dtype, or None")
         config, folder = find_model(model)
         if dtype is not None:
             config = config.replace(dtype=dtype)
@@ -330,7 +336,7 @@ def _device_in(partition: Partition, device: torch.device) -> Any:
     """A partition as the device that all runs on."""
     if device.type != "cuda":
         raise ArgumentError(
-            f"partition={partition!r} for weights on {device}: partitions are a GPU's; pass "
+            f"partition={shown(partition)} for weights on {device}: partitions are a GPU's; pass "
             'device="cuda", or leave partition out'
         )
     from smkern.runtime.cuda_device import CudaDevice
@@ -369,7 +375,9 @@ def _for_each(
     each = list(params) if isinstance(params, Sequence) else [params]
     for given in each:
         if not isinstance(given, SamplingParams):
-            raise RequestError(f"params={given!r}: pass SamplingParams, one for all or one each")
+            raise RequestError(
+                f"params={shown(given)}: pass SamplingParams, one for all or one each"
+            )
     if len(each) != count:
         raise RequestError(
             f"{len(each)} SamplingParams for {count} prompts: pass one for all, or one each"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from math import inf
 from random import Random
 from time import perf_counter
 
 from smkern.errors import ArgumentError, DeviceError, EngineDeadError, SmkernError, StalledError
-from smkern.limits import as_int
+from smkern.limits import as_int, shown
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Tokenizer
 from smkern.policies import Chunked, Policy, order_named
@@ -21,6 +20,7 @@ from smkern.runtime.in_flight import LaunchError
 from smkern.runtime.input_processor import InputProcessor, Prompt
 from smkern.runtime.interleaver import Interleaver
 from smkern.runtime.launcher import BatchLauncher
+from smkern.runtime.options import check_options
 from smkern.runtime.output_processor import OutputProcessor
 from smkern.runtime.owner import Owner
 from smkern.runtime.queues import Preemption, RequestQueues
@@ -30,7 +30,7 @@ from smkern.runtime.sim.fast_forward import fast_forward
 from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.stats import Stats, StatsMeter
 from smkern.runtime.timeline.timeline import Timeline
-from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, catch_up, earliest
+from smkern.runtime.watchdog import Arrivals, Watchdog, as_time, as_wait, catch_up, earliest
 
 STALL_S = 60.0
 BLOCKED_US = 1e3  # between two looks where nothing is on its way and nothing can be launched
@@ -92,7 +92,8 @@ class Multiplexer:
         timeline: Timeline | None = None,
         log: StepLog | None = None,
     ) -> None:
-        device = executor.device
+        flags = {"batch_invariant": batch_invariant, "prepare_ahead": prepare_ahead}
+        seed, device = check_options(timeline, log, tokenizer, seed, flags), executor.device
         self.timeline = timeline = timeline or Timeline(device.num_sms, clock=device.now_us)
         self._executor = executor
         self._lanes = Interleaver(
@@ -169,7 +170,7 @@ class Multiplexer:
         try:
             priority = as_int("priority", priority, -(2**31), 2**31)
             come_us = None if arrival_us is None else as_time("arrival_us", arrival_us)
-            wait_ms = inf if deadline_ms in (None, inf) else as_time("deadline_ms", deadline_ms)
+            wait_ms = as_wait("deadline_ms", deadline_ms)
             request = self._inputs.process(self._count, prompt, params)
             request.priority = priority
             with self._finisher.guard("submit"):
@@ -198,7 +199,7 @@ class Multiplexer:
             raise ArgumentError(f"{request} is of another Multiplexer: call its own cancel()")
         id_ = request.id if isinstance(request, Handle) else request
         if type(id_) is not int or not 0 <= id_ < self._count:
-            raise ArgumentError(f"request {id_!r}: this Multiplexer has had {self._count} of them")
+            raise ArgumentError(f"request {shown(id_)}: there were {self._count} of them here")
         found = self._requests.get(id_)
         if found is None:
             return

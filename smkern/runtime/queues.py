@@ -8,6 +8,7 @@ from typing import Literal
 
 from smkern.errors import ArgumentError, OutOfPagesError, PoolCorruptError, SmkernError
 from smkern.kv.page_pool import PagePool
+from smkern.limits import shown
 from smkern.policies import Order, Waiting
 from smkern.policies.order import fcfs
 from smkern.runtime.request import Request
@@ -56,8 +57,8 @@ class RequestQueues:
         order: Order = fcfs,
         failed: Callable[[SmkernError], None] = lambda error: None,
     ) -> None:
-        if preemption not in ("recompute", "keep"):
-            raise ArgumentError(f"preemption={preemption!r}: 'recompute' or 'keep'")
+        if not isinstance(preemption, str) or preemption not in ("recompute", "keep"):
+            raise ArgumentError(f"preemption={shown(preemption)}: 'recompute' or 'keep'")
         if restart and pool.reuse:
             raise ArgumentError(
                 "batch_invariant=True with a pool that finds prefixes again: a prompt's chunks, "
@@ -138,7 +139,7 @@ class RequestQueues:
         length, page = len(request.ids), self.pool.page_size
         if type(cached) is not int or not 0 <= cached < length or cached % page:
             raise PoolCorruptError(
-                f"allocate() of {request} answered that {cached!r:.80} of its {length} tokens are "
+                f"allocate() of {request} answered that {shown(cached)} of its {length} tokens are "
                 f"there: whole pages of {page}, and one token at least is left to compute"
             )
         request.chain = None

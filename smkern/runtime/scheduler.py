@@ -9,6 +9,7 @@ from enum import Enum
 from time import perf_counter
 
 from smkern.errors import DecisionError, SmkernError
+from smkern.limits import shown
 from smkern.policies import Decision, Policy, Snapshot
 from smkern.policies.check import check
 from smkern.policies.fallback import fallback
@@ -121,7 +122,7 @@ class Scheduler:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"the policy {self._policy!r:.80} failed, and a plain decision was carried out "
+                f"the policy {shown(self._policy)} failed, and a plain decision was carried out "
                 f"instead ({type(error).__name__}: {error}); Multiplexer.errors has this one and "
                 "those that follow",
                 RuntimeWarning,

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from smkern.errors import ArgumentError, StalledError
+from smkern.limits import MAX_FLOAT, shown
 from smkern.runtime.executor import Executor
 from smkern.runtime.interleaver import Ticket
 from smkern.runtime.request import Request
@@ -16,12 +17,20 @@ from smkern.runtime.timeline.timeline import Timeline
 def as_time(name: str, value: float) -> float:
     """A finite time of at least 0; ArgumentError for anything else."""
     try:
-        is_time = not isinstance(value, bool) and 0 <= float(value) < inf
-    except (TypeError, ValueError, OverflowError):
+        is_text = isinstance(value, str | bytes | bytearray)
+        is_time = not (is_text or isinstance(value, bool)) and 0 <= float(value) < inf
+    except Exception:  # noqa: BLE001  of whatever stands for a number
         is_time = False
-    if isinstance(value, str) or not is_time:
-        raise ArgumentError(f"{name}={value!r:.40}: give a finite number of at least 0, or None")
+    if not is_time:
+        raise ArgumentError(f"{name}={shown(value)}: give a finite number of at least 0, or None")
     return float(value)
+
+
+def as_wait(name: str, value: float | None) -> float:
+    """As `as_time`, for what may be without end: None, or infinite."""
+    if value is None or (isinstance(value, float) and value == inf):
+        return inf
+    return as_time(name, value)
 
 
 def earliest(*moments: float | None) -> float | None:
@@ -77,9 +86,9 @@ class Watchdog:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        if not timeout_s > 0:
-            raise ArgumentError(f"stall_timeout_s={timeout_s}: give seconds above 0")
-        self._timeout_us = 1e6 * timeout_s
+        if not (isinstance(timeout_s, int | float) and timeout_s > 0):
+            raise ArgumentError(f"stall_timeout_s={shown(timeout_s)}: give seconds above 0")
+        self._timeout_us = 1e6 * min(timeout_s, MAX_FLOAT)
         self._quiet_since_us = 0.0
         self._was_empty = False
 

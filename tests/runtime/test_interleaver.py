@@ -218,7 +218,7 @@ def test_work_larger_than_the_bound_runs_in_an_empty_lane(device: ManualDevice) 
 
 
 def test_a_bound_of_none() -> None:
-    with pytest.raises(ArgumentError, match="max_queued=0: give at least 1"):
+    with pytest.raises(ArgumentError, match="max_queued=0: give a whole number of at least 1"):
         Interleaver(ManualDevice(), max_queued=0)
 
 

@@ -25,6 +25,7 @@ from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_a
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
 from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
+from smkern.runtime.options import check_parts
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.request import Request
 
@@ -105,6 +106,7 @@ class ModelExecutor(Executor):
         graph_limit_bytes: int = GRAPH_LIMIT_BYTES,
         partition_bytes: int = 0,
     ) -> None:
+        check_parts(model=model, pool=pool, **{} if device is None else {"device": device})
         config = model.config
         self.max_running = as_int("max_running", max_running, 1)
         self.max_prefill = as_int("max_prefill", max_prefill, 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_float, as_int, shown
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.place import LANES, Lane, Place
 from smkern.runtime.sim.event import FAULTS, Fault, Queued, SimEvent
@@ -75,19 +76,25 @@ class SimDevice(Device):
         decode_gap_us: float = 0.0,
         faults: Mapping[int, Fault] | None = None,
     ) -> None:
-        if list(rungs) != sorted(set(rungs)) or any(not 0 < rung < num_sms for rung in rungs):
+        num_sms = as_int("num_sms", num_sms, 1)
+        try:
+            sides = [as_int("rungs", rung, 1, num_sms - 1) for rung in rungs]
+            is_ascending = sides == sorted(set(sides))
+        except Exception:  # noqa: BLE001  of whatever stands for rungs
+            is_ascending = False
+        if not is_ascending:
             raise ArgumentError(
-                f"rungs={list(rungs)}: give ascending SM counts above 0 and below num_sms={num_sms}"
+                f"rungs={shown(rungs)}: give ascending SM counts of 1 to num_sms={num_sms} - 1"
             )
         costs = {
             "decode_launch_us": decode_launch_us, "prefill_launch_us": prefill_launch_us,
             "decode_gap_us": decode_gap_us,
         }  # fmt: skip
         for name, cost in costs.items():
-            if not 0 <= cost < inf:
+            if not 0 <= as_float(name, cost) < inf:
                 raise ArgumentError(f"{name}={cost}: give a finite time of at least 0")
         self.num_sms = num_sms
-        self.rungs = tuple(rungs)
+        self.rungs = tuple(sides)
         self.predictor = predictor
         self.launches = 0
         self.launching: SimEvent | None = None
@@ -102,6 +109,8 @@ class SimDevice(Device):
         self._lanes: dict[Lane, deque[Queued]] = {lane: deque() for lane in LANES}
         self._places: dict[tuple[Lane, int], Place] = {}
         self._pair: tuple[Queued, Queued, list[float]] | None = None
+        if faults is not None and not isinstance(faults, Mapping):
+            raise ArgumentError(f"faults={shown(faults)}: give a fault by number of its launch")
         for number, fault in (faults or {}).items():
             self.fail_at(number, fault)
 
@@ -112,7 +121,7 @@ class SimDevice(Device):
             ArgumentError: a launch that was made already, or an unknown fault.
         """
         if fault not in FAULTS:
-            raise ArgumentError(f"fault={fault!r}: there is {list(FAULTS)}")
+            raise ArgumentError(f"fault={shown(fault)}: there is {list(FAULTS)}")
         if number < self.launches:
             raise ArgumentError(
                 f"launch {number} was made already: give a number of at least {self.launches}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from smkern.errors import ArgumentError
 from smkern.kv import PagePool
 from smkern.latency import Size
+from smkern.limits import as_flag, as_float, as_int
 from smkern.models.config import ModelConfig
 from smkern.runtime.device import Event, Work
 from smkern.runtime.executor import (
@@ -84,18 +85,16 @@ class SimExecutor(Executor):
         end_probability: float = 0.0,
         checks: bool = True,
     ) -> None:
-        held = min(config.max_position, num_pages * page_size)
-        self.max_context = held if max_context is None else max_context
-        self.max_running = max_running
-        self.max_prefill = max_prefill
-        self.max_tokens = max_tokens
-        for name in ("max_running", "max_prefill", "max_tokens", "max_context"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: give at least 1")
-        if not 0 <= end_probability <= 1:
+        pages = as_int("num_pages", num_pages, 1), as_int("page_size", page_size, 1)
+        held = min(config.max_position, pages[0] * pages[1])
+        self.max_context = held if max_context is None else as_int("max_context", max_context, 1)
+        self.max_running = as_int("max_running", max_running, 1)
+        self.max_prefill = as_int("max_prefill", max_prefill, 1)
+        self.max_tokens = as_int("max_tokens", max_tokens, 1)
+        if not 0 <= as_float("end_probability", end_probability) <= 1:
             raise ArgumentError(f"end_probability={end_probability}: give a number of 0 to 1")
         self.config = config
-        self.checks = checks
+        self.checks = as_flag("checks", checks)
         if device is None:
             device = SimDevice(132, range(16, 113, 16), ConstantRates())
         if device.predictor is None:
