@@ -252,7 +252,8 @@ def _yarn(plain: Tensor, s: Yarn, rotary_dim: int, theta: float) -> Tensor:
 
     def dimension(turns: float) -> float:
         """Where a pair makes so many turns over the original context."""
-        return rotary_dim * log(s.original_max_position / (turns * 2 * pi)) / (2 * log(theta))
+        most = s.original_max_position / max(turns * 2 * pi, 1e-280)  # finite however few turns
+        return rotary_dim * log(most) / (2 * log(theta))
 
     low, high = dimension(s.beta_fast), dimension(s.beta_slow)
     if s.truncate:

@@ -36,20 +36,20 @@ LINES = (
     "profile --model qwen3-8b --out new.jsonl --gpu-minutes 1 --seed 3",
     "bench merge file.json file.json --out new.json",
     "bench plot --results folder --out pictures",
-    "bench readme --page page.md --results folder",
     "bench gemm --out new.json --quick",
     "bench ceilings --out new.json --quick",
     "bench host --out new.json",
     "bench untuned --out new.json",
     "bench replay-confirm --goodputs file.json --out new.json",
 )
-"""Right command lines, none of which takes long without a GPU."""
+"""Right command lines: none takes long without a GPU, or writes outside the folder by default."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with what the command lines name; pictures are not rendered."""
+    """The current folder of a machine without a GPU; pictures are not rendered."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Figure, "savefig", lambda *of, **how: None)
     return tmp_path
@@ -59,7 +59,6 @@ def fill(folder: Path) -> None:
     (folder / "folder").mkdir(exist_ok=True)
     found = json.loads((ROOT / "bench/results/h200/runtime.json").read_text())
     (folder / "file.json").write_text(json.dumps(found | {"cells": found["cells"][:3]}))
-    (folder / "page.md").write_text("A page.\n")
     script = Script()
     script.ran("decode", 10.0, 30.0, size=Size(batch=4, total_kv=64, num_layers=4))
     script.timeline.save(folder / "trace.json")
