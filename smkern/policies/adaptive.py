@@ -284,7 +284,8 @@ class Adaptive:
         if rung is not None:
             if snapshot.prefill_queued >= GROUPS_AHEAD:
                 return 0
-            return min(prices.layers_of_a_step(chunks, rung, snapshot.num_sms - rung), MOST_LAYERS)
+            layers = prices.layers_of_a_step(chunks, rung, snapshot.num_sms - rung)
+            return min(layers, MOST_LAYERS, layers_left(snapshot))
         if snapshot.prefill_queued:
             return 0
         aim_us = self._aim_us("turns") - self._gone_us(snapshot)
