@@ -221,6 +221,8 @@ class Finisher:
     def _drain(self, end: AllOver, watchdog: Watchdog) -> None:
         """Wait for all that is launched; its tokens are nobody's any more."""
         device, in_flight = self._lanes.device, self._launcher.in_flight
+        if not in_flight:  # what nobody looked at for long has not hung for so long
+            watchdog.look(device.now_us(), True, in_flight, True)
         while not end.query():
             over: list[Ticket] = []
             with suppress(DeviceError):  # it is over then

@@ -205,3 +205,18 @@ def test_what_raises_while_it_is_closed_leaves_nothing_behind(what: str) -> None
     world.mux.close()
     assert all(handle.done for handle in world.handles)
     assert world.executor.pool.usage.held == 0
+
+
+def test_closing_long_after_requests_waited_in_vain_is_no_hang() -> None:
+    world = World(num_pages=20, page_size=4, stall_timeout_s=0.25)
+    world.executor.pool.allocate("a stranger", [1] * 60)
+    world.submit([1, 2], 3)
+    world.may_fail = {world.submit([1] * 40, 5).id}
+    for _ in range(40):
+        if not world.step():
+            world.wait(10.0)
+    assert not world.mux._launcher.in_flight
+    world.mux._watchdog.look(world.device.now_us(), False, (), True)
+    world.wait(1e6)
+    world.mux.close()
+    assert world.executor.pool.requests == ("a stranger",)
