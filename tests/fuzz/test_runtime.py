@@ -25,7 +25,7 @@ LIVES: dict[str, Callable[[Fault | None, int], Served]] = {
     "simulated": simulated,
     "with tensors": with_tensors,
 }
-FEW = {"simulated": 60, "with tensors": 5}
+FEW = {"simulated": 30, "with tensors": 3}
 each_life = pytest.mark.parametrize("life", LIVES)
 
 
@@ -87,7 +87,7 @@ def test_an_llm_generates_again_after_an_interrupt(cases: Cases) -> None:
     with one_thread():
         llm = make_llm(num_pages=9)
         whole = llm.generate(prompts, greedy(8))
-        for draw in cases(8):
+        for draw in cases(4):
             sys.setprofile(interrupt_after(int(2 ** draw.uniform(2, 13))))
             try:
                 with suppress(KeyboardInterrupt):
