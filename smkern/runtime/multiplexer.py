@@ -97,10 +97,7 @@ class Multiplexer:
         self.timeline = timeline = timeline or Timeline(device.num_sms, clock=device.now_us)
         self._executor = executor
         self._lanes = Interleaver(
-            device,
-            impatient=impatient,
-            on_launch=timeline.launched,
-            on_over=timeline.over,
+            device, impatient=impatient, on_launch=timeline.launched, on_over=timeline.over
         )
         policy = checked_policy(Chunked() if policy is None else policy, device)
         self._queues = RequestQueues(

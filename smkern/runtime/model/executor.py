@@ -24,9 +24,9 @@ from smkern.runtime.model.mixed_graph import MixedInputs
 from smkern.runtime.model.prefill import PrefillBuffers, PrefillRunner, prompt_activations
 from smkern.runtime.model.reads import Read, Reads, Source
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.model.warming import empty_forward, prefill_places, warm_sizes
+from smkern.runtime.model.warming import empty_forward, warm_prompts
 from smkern.runtime.options import check_parts
-from smkern.runtime.place import Lane, Place
+from smkern.runtime.place import Place
 from smkern.runtime.request import Request
 
 GRAPH_LIMIT_BYTES = 1024 * MIB
@@ -315,18 +315,12 @@ class ModelExecutor(Executor):
         self._prefill.warm()
         self._inputs.reserve()
         self.synchronize()
-        places = prefill_places(self.device.rungs, self.device.num_sms)
-        lanes: list[tuple[Lane, Place]] = [("prefill", place) for place in places]
-        for lane, place in [*lanes, ("decode", places[0])]:
-            for slot in self._slots:
-                for tokens in warm_sizes(self.max_tokens):
 
-                    def run(_: Place, slot: PrefillBuffers = slot, tokens: int = tokens) -> None:
-                        batch = min(self.max_prefill, tokens)
-                        empty_forward(self._model, self._state, self._caches, slot, tokens, batch)
+        def forward(slot: PrefillBuffers, tokens: int) -> None:
+            batch = min(self.max_prefill, tokens)
+            empty_forward(self._model, self._state, self._caches, slot, tokens, batch)
 
-                    self.device.launch(lane, place, Work("warm", run))
-                    self.synchronize()
+        warm_prompts(self.device, self._slots, self.max_tokens, forward)
 
     def idle(self) -> None:
         """Nothing runs or waits: capture the graphs that were missed."""

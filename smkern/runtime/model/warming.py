@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
 from smkern.models.layered import LayeredModel
 from smkern.models.step import Caches, Step
+from smkern.runtime.device import Device, Work
 from smkern.runtime.model import sizes
 from smkern.runtime.model.prefill import PrefillBuffers
 from smkern.runtime.model.row_state import RowState
-from smkern.runtime.place import Place
+from smkern.runtime.place import Lane, Place
 
 CONTEXT = 8192
 """Keys of a request that the plan's memory is made for; it grows for longer ones."""
@@ -62,6 +63,29 @@ def empty_forward(
     rows.draw(model.head(step), step.kv_lens, num_sms=step.num_sms)
 
 
-def prefill_places(rungs: Sequence[int], num_sms: int) -> list[Place]:
-    """All that prompts run on."""
-    return [Place.of("prefill", rung, num_sms) for rung in (None, *rungs)]
+def warm_prompts(
+    device: Device,
+    slots: Iterable[PrefillBuffers],
+    max_tokens: int,
+    forward: Callable[[PrefillBuffers, int], object],
+) -> None:
+    """Run forwards of every size wherever prompts run; waits for each.
+
+    Args:
+        device: Where.
+        slots: The memory of each prefill slot.
+        max_tokens: New tokens of the largest forward.
+        forward: Runs an empty one in a slot, of so many tokens.
+    """
+    whole = Place.whole(device.num_sms)
+    lanes: list[tuple[Lane, Place]] = [("prefill", whole), ("decode", whole)]
+    lanes += [("prefill", Place.of("prefill", rung, device.num_sms)) for rung in device.rungs]
+    for lane, place in lanes:
+        for slot in slots:
+            for tokens in warm_sizes(max_tokens):
+
+                def run(_: Place, slot: PrefillBuffers = slot, tokens: int = tokens) -> None:
+                    forward(slot, tokens)
+
+                device.launch(lane, place, Work("warm", run))
+                device.synchronize()

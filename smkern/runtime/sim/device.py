@@ -32,8 +32,7 @@ class SimDevice(Device):
         predictor: How long work takes.
         decode_launch_us: Host time from the end of a decode step to the next one's launch: poll,
             decision, launch. The device idles for it where no step is queued; on an H200 some 20.
-        decode_gap_us: Device time between two decode steps of which one was queued, with each step;
-            on an H200 some 8: 0.3% of a step with both, 0.08% with two steps ahead.
+        decode_gap_us: Device time between two queued decode steps; on an H200 some 8.
         prefill_launch_us: Host time to launch a layer of prompts. Layers run as they are launched,
             so slow launches leave the device idle, as a real host's do.
         faults: Launch numbers to faults; see `fail_at`.
