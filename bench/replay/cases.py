@@ -38,6 +38,8 @@ OUTPUTS = 3.0
 """A window is so many times as long as its mean output takes at the limit, so that the number of
 requests that decode has settled."""
 
+MARGINS = (0.04, 0.08, 0.12)
+"""Shares of the limit that chunks leave to forwards that take longer than predicted."""
 CHUNKS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 SPLITS = (16, 20, 24, 32, 40, 48, 64)
 
@@ -107,7 +109,8 @@ def settings_of(policy: str, chunk: int | None = None) -> list[str]:
     """
     if policy == "chunked":
         near = [x for x in CHUNKS if chunk is None or chunk / 2.1 <= x <= 4.2 * chunk]
-        return [policy, *(f"{policy}:{size}" for size in near)]
+        margins = [f"{policy}:margin={margin}" for margin in MARGINS]
+        return [policy, *margins, *(f"{policy}:{size}" for size in near)]
     if policy == "static_split":
         return [f"{policy}:{sms}" for sms in SPLITS]
     return [policy]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
+from smkern.limits import as_float
 from smkern.policies.admission import admitted, ids_of, taken
 from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
@@ -36,11 +38,13 @@ class Chunked:
         ttft_slo_ms: Nothing follows from it.
         order: In which requests wait: a name of `smkern.policies.ORDERS`, or a function.
         steps: Decode steps launched at a time where no prompt waits.
+        margin: Share of the limit that is left to forwards which take longer than predicted.
         ahead: Whether a forward with chunks is launched while the one before it runs, so that the
             device never idles; the decode lane's queue must hold the kernels of two.
 
     Raises:
-        ArgumentError: a count below 1, a limit that is none, or one without a predictor.
+        ArgumentError: a count below 1, a limit or margin that is none, or a limit without a
+            predictor.
 
     Source: chunked prefill as in Sarathi-Serve, which the papers compare with; with the largest
         chunk under a limit.
@@ -69,9 +73,12 @@ class Chunked:
         ttft_slo_ms: float | None = None,
         order: str | Order = "fcfs",
         steps: int = 2,
+        margin: float = 0.0,
         ahead: bool = True,
     ) -> None:
         check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
+        if not 0 <= as_float("margin", margin) < 1:
+            raise ArgumentError(f"margin={margin}: give a share of the limit, 0 or more, under 1")
         check_predictor(predictor, tbt_slo_ms)
         self.order = order_named(order)
         self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
@@ -80,6 +87,7 @@ class Chunked:
         self._chunk_tokens = chunk_tokens
         self._predictor = predictor if tbt_slo_ms is not None else None
         self._steps = steps
+        self._margin = margin
         self._size = ChunkSize()
         self._ahead = ahead
 
@@ -90,6 +98,7 @@ class Chunked:
             tbt_slo_ms=self._limits.tbt_us / 1000,
             order=order_shown(self.order),
             steps=self._steps,
+            margin=self._margin or None,
             ahead=self._ahead,
         )
 
@@ -109,7 +118,8 @@ class Chunked:
             return Decision(steps=self._steps)
         reason = ""
         if snapshot.batch and self._predictor is not None:
-            limit_us, prices = self._limits.tbt_us, Prices(self._predictor, snapshot)
+            prices = Prices(self._predictor, snapshot)
+            limit_us = (1.0 - self._margin) * self._limits.tbt_us
             most, us = self._size.largest(snapshot, prices, waiting, most, limit_us)
             waiting = taken(waiting, most)
             reason = f"chunk {most}" + (": the limit cannot be met beside it" * (us > limit_us))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from smkern.errors import ArgumentError
+from smkern.limits import as_float
 from smkern.replay.records import Served
 from smkern.replay.run import TokenTimes
 from smkern.replay.sizes import Sizes, sizes_for
 from smkern.replay.trace import Trace
+from smkern.replay.varied import SPREAD, Varied
 
 if TYPE_CHECKING:
     from smkern.latency.predictor import Predictor
@@ -30,6 +33,7 @@ class SimServer:
         predictor: How long launches take. None: the model's table on an H200.
         sizes: What it holds. None: `sizes_for` the model.
         decode_launch_us, prefill_launch_us: Host time of a decode launch and of a layer of prompts.
+        spread: Of launches' times around what is predicted; see `Varied`. 0: they take just that.
 
     Attributes:
         name, num_sms, num_layers, kv_tokens, max_context, predictor, config, sizes: As given, or
@@ -47,6 +51,7 @@ class SimServer:
         sizes: Sizes | None = None,
         decode_launch_us: float = 0.0,
         prefill_launch_us: float = 0.0,
+        spread: float = SPREAD,
     ) -> None:
         from smkern.latency import TablePredictor
         from smkern.models.presets import preset
@@ -58,6 +63,9 @@ class SimServer:
         self.predictor = predictor
         self.sizes = sizes_for(self.config) if sizes is None else sizes
         self._launch_us = decode_launch_us, prefill_launch_us
+        self._spread = as_float("spread", spread)
+        if not 0 <= self._spread <= 1:
+            raise ArgumentError(f"spread={spread}: give a share of a launch's time, 0 to 1")
         self.name = f"{model if isinstance(model, str) else 'a model'}, simulated"
         self.num_sms, self.num_layers = self.sizes.num_sms, self.config.num_layers
         self.kv_tokens = self.sizes.kv_tokens
@@ -65,14 +73,20 @@ class SimServer:
 
     def open(self, policy: Policy, *, keep: bool = False) -> SimSession:
         """A session on a device of its own."""
-        return SimSession(self, policy, self._launch_us, keep)
+        predictor = Varied(self.predictor, self._spread) if self._spread else self.predictor
+        return SimSession(self, predictor, policy, self._launch_us, keep)
 
 
 class SimSession:
     """One replay on a simulated device."""
 
     def __init__(
-        self, server: SimServer, policy: Policy, launch_us: tuple[float, float], keep: bool
+        self,
+        server: SimServer,
+        predictor: Predictor,
+        policy: Policy,
+        launch_us: tuple[float, float],
+        keep: bool,
     ) -> None:
         from smkern.runtime.multiplexer import Multiplexer
         from smkern.runtime.sim.device import SimDevice
@@ -82,7 +96,7 @@ class SimSession:
 
         sizes = server.sizes
         self._device = SimDevice(
-            sizes.num_sms, sizes.rungs, server.predictor, decode_launch_us=launch_us[0],
+            sizes.num_sms, sizes.rungs, predictor, decode_launch_us=launch_us[0],
             prefill_launch_us=launch_us[1],
         )  # fmt: skip
         executor = SimExecutor(

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from smkern.bench.plots.replay import pictures
 from smkern.bench.replay import command as replay_command
 from smkern.bench.replay.cases import (
+    MARGINS,
     Case,
     checked_policies,
     checked_traces,
@@ -39,7 +40,8 @@ def test_the_table_begins_with_its_bounds() -> None:
 
 
 def test_settings_near_the_predictors() -> None:
-    assert settings_of("chunked", 256) == ["chunked"] + [
+    margins = [f"chunked:margin={margin}" for margin in MARGINS]
+    assert settings_of("chunked", 256) == ["chunked", *margins] + [
         f"chunked:{n}" for n in (128, 256, 384, 512, 768, 1024)
     ]
     assert "chunked:8192" in settings_of("chunked")

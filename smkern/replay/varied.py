@@ -1,0 +1,50 @@
+"""Times as they come on a GPU: around what is predicted."""
+
+from __future__ import annotations
+
+from math import exp
+from random import Random
+
+from smkern.latency import Size
+from smkern.latency.predictor import Predictor
+
+SPREAD = 0.04
+"""Standard deviation of a launch with prompts about its prediction, as a share: on three H200s
+p10 / p50 / p90 of mixed forwards were 0.89 to 0.93 / 0.95 to 0.99 / 1.04 to 1.08 of it."""
+OF_STEPS = 0.5
+"""Part of it that decode steps have."""
+
+
+class Varied:
+    """A predictor whose times vary from launch to launch, for a simulated device.
+
+    What a policy asks stays the prediction. Each answer is one launch's time, by a seeded
+    log-normal factor of median 1.
+
+    Args:
+        predictor: Of times.
+        spread: Standard deviation of the factor's logarithm, of launches with prompts.
+        seed: Of the factors.
+
+    Example:
+        >>> from smkern.latency import Size, TablePredictor
+        >>> table, step = TablePredictor.load("qwen3-8b"), Size(batch=64, total_kv=64 * 2048)
+        >>> varied = Varied(table, 0.04)
+        >>> ratios = [varied.alone_us(step, 32) / table.alone_us(step, 32) for _ in range(1000)]
+        >>> 0.97 < sorted(ratios)[100] < 0.98
+        True
+    """
+
+    def __init__(self, predictor: Predictor, spread: float = SPREAD, seed: int = 0) -> None:
+        self._predictor = predictor
+        self._spread = spread
+        self._draw = Random(seed)
+
+    def alone_us(self, size: Size, num_sms: int) -> float:
+        """Time of the next launch with nothing beside it."""
+        spread = self._spread if size.chunks else OF_STEPS * self._spread
+        return self._predictor.alone_us(size, num_sms) * exp(self._draw.gauss(0.0, spread))
+
+    def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
+        """How many times longer a launch takes beside another: as predicted."""
+        return self._predictor.slowdown(size, num_sms, beside, beside_sms)

@@ -1,0 +1,43 @@
+"""A simulated GPU whose launches take now more, now less than predicted."""
+
+from __future__ import annotations
+
+from statistics import median, stdev
+
+import pytest
+
+from smkern.errors import ArgumentError
+from smkern.latency import Chunk, Size
+from smkern.policies import StaticSplit
+from smkern.replay import SimServer, load_trace, replay
+from smkern.replay.varied import OF_STEPS, Varied
+from smkern.runtime.sim.rates import ConstantRates
+
+STEP = Size(batch=8, total_kv=800)
+MIXED = Size((Chunk(100),), 4, 4, True, 8, 800)
+
+
+def test_times_are_spread_around_the_prediction() -> None:
+    for size, spread in ((MIXED, 0.1), (STEP, 0.1 * OF_STEPS)):
+        varied, us = Varied(ConstantRates(), 0.1), ConstantRates().alone_us(size, 132)
+        ratios = [varied.alone_us(size, 132) / us for _ in range(4000)]
+        assert median(ratios) == pytest.approx(1.0, abs=0.01)
+        assert stdev(ratios) == pytest.approx(spread, rel=0.1)
+    assert varied.slowdown(STEP, 32, MIXED, 100) == ConstantRates().slowdown(STEP, 32, MIXED, 100)
+
+
+def test_a_replay_is_the_same_each_time() -> None:
+    trace = load_trace("sharegpt-like", requests=12).at_rate(8.0, "poisson", 0)
+
+    def times(**options: float) -> list[list[float]]:
+        server = SimServer("qwen3-8b", **options)
+        served = replay(trace, server, StaticSplit(32), warm=0.0)
+        return [list(record.token_s) for record in served.records]
+
+    assert times() == times() != times(spread=0)
+
+
+@pytest.mark.parametrize("spread", [-0.1, 2.0, float("nan"), "much"])
+def test_a_spread_that_is_none(spread: object) -> None:
+    with pytest.raises(ArgumentError, match="spread="):
+        SimServer("qwen3-8b", spread=spread)  # type: ignore[arg-type]
