@@ -299,10 +299,10 @@ class ModelExecutor(Executor):
         places = [Place.of("decode", rung, self.device.num_sms) for rung in asked]
         wanted = range(1, self.max_running + 1) if batches is None else batches
         lengths = list(contexts or [self.max_context])
-        count = self.graphs.capture(places, wanted, lengths)
-        if None in asked:
-            count += self.graphs.capture_mixed(sizes.mixed_rows(self._inputs.max_rows), lengths)
-        return count
+        count = 0
+        if None in asked:  # first: their plan is the largest, and decode steps share its memory
+            count = self.graphs.capture_mixed(sizes.mixed_rows(self._inputs.max_rows), lengths)
+        return count + self.graphs.capture(places, wanted, lengths)
 
     def warm(self) -> None:
         """Run empty prompts wherever prompts run; waits for the device.
