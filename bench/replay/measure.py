@@ -134,10 +134,9 @@ def specs(case: Case) -> list[str]:
     """What is tried of a case's policy."""
     if case.policy == BOUND or case.tbt_slo_ms is None:
         return list(BOUND_SETTINGS)
-    if case.policy in ON_STOCK:
-        return [case.policy.removeprefix(STOCK)]
+    policy = case.policy.removeprefix(STOCK)
     size = {"qwen3-14b": 0.55, "qwen3-32b": 0.25}.get(case.model, 1.0)
-    return settings_of(case.policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
+    return settings_of(policy, round(256 * size * case.tbt_slo_ms / CHUNK_AT_MS))
 
 
 def goodput_cell(
