@@ -64,7 +64,8 @@ def test_committed_times_come_back(model: str, layers: int) -> None:
 def test_they_are_policies_of_the_grid_alone(name: str) -> None:
     assert checked_policies([name, "chunked:64"]) == (name, "chunked:64")
     case = Case("qwen3-8b", "azure-code", 15.0, "fcfs", name)
-    assert specs(case) == [name.removeprefix("stock_")]
+    ours = Case("qwen3-8b", "azure-code", 15.0, "fcfs", name.removeprefix("stock_"))
+    assert specs(case) == specs(ours), "tried with the same settings"
     stock, ours = simulated("qwen3-8b", is_stock=True), simulated("qwen3-8b")
     assert stock.predictor is stock_predictor("qwen3-8b")
     assert stock.sizes == ours.sizes
