@@ -136,7 +136,7 @@ class Adaptive:
         self._mode: Mode = "mixed"
         self._hurry = False
         """Whether the split of the batch on its way has two steps within the limit."""
-        self._batch: tuple[Chunks, Size, float] | None = None
+        self._batch: tuple[Size, Size, float] | None = None
         """Prompts whose layers run beside decode, these steps, and since when."""
 
     def __repr__(self) -> str:
@@ -173,16 +173,15 @@ class Adaptive:
 
     def _learn(self, snapshot: Snapshot) -> None:
         """What ended corrects the predictor, where it is known what ran beside it all the time."""
-        total, batch = snapshot.num_sms, self._batch
         if snapshot.prefill is None:
             self._batch = None
+        total, batch = snapshot.num_sms, self._batch
         for launch in snapshot.ended:
             size, num_sms, us = launch.size, launch.num_sms, launch.ended_us - launch.began_us
             if num_sms == total:
                 self._predictor.observe(size, num_sms, us)
-            elif batch is not None and self._batch is not None and launch.began_us > batch[2]:
-                chunks, step, _ = batch
-                prompts = Size(tuple([Chunk(*x) for x in chunks]), size.num_layers, size.num_layers)
+            elif batch is not None and launch.began_us > batch[2]:
+                prompts, step, _ = batch
                 beside = step if size.chunks else prompts
                 self._predictor.observe(size, num_sms, us, beside, total - num_sms)
 
@@ -232,7 +231,9 @@ class Adaptive:
             return self._alone(snapshot, "decode alone: a chunk comes behind the last layers")
         self._mode, self._hurry = plan.mode, plan.hurry
         if plan.mode == "split":
-            self._batch = chunks, prices.step, snapshot.now_us
+            layers = snapshot.num_layers
+            prompts = Size(tuple([Chunk(*chunk) for chunk in chunks]), layers, layers)
+            self._batch = prompts, prices.step, snapshot.now_us
         why = f"{plan.mode}: step {plan.step_us / 1000:.1f} ms, {1000 * plan.rate:.1f} tokens/ms"
         if plan.mode == "mixed":
             chunk, gone_us = plan.chunk, self._gone_us(snapshot)

@@ -116,7 +116,6 @@ class LLM:
         progress: bool = False,
     ) -> None:
         as_int("max_batch", max_batch, 1)
-        seed = as_int("seed", seed, -(2**63), 2**63 - 1)
         as_int("max_step_tokens", max_step_tokens, 1)
         seed = as_int("seed", seed, 0, MAX_SEED)
         if weights is not None and not isinstance(weights, Weights):

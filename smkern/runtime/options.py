@@ -7,10 +7,9 @@ from typing import Any
 
 from smkern.errors import ArgumentError
 from smkern.limits import as_flag, as_int, shown
+from smkern.models.sampling import MAX_SEED
 from smkern.runtime.step_log import StepLog
 from smkern.runtime.timeline.timeline import Timeline
-
-MAX_SEED = 2**63 - 1
 
 
 def check_options(

@@ -92,10 +92,10 @@ class MixedRunner:
             size, about: Of the work.
         """
         rows = sum(chunk.new for chunk in size.chunks) + size.batch
-        if self._graphs.mixed(rows, longest) is not None:
-            return Work("mixed", lambda place: launch(place, None), size, OTHER_LAUNCHES, about)
-        if self._marks is None:
-            return Work("mixed", lambda place: launch(place, None), size, self.launches, about)
+        has_graph = self._graphs.mixed(rows, longest) is not None
+        if has_graph or self._marks is None:
+            launches = OTHER_LAUNCHES if has_graph else self.launches
+            return Work("mixed", lambda place: launch(place, None), size, launches, about)
         mark = self._marks.next()
         return Work(
             "mixed", lambda place: launch(place, mark.layer_done), size, self.launches, about,
