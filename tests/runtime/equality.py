@@ -6,6 +6,7 @@ measures the row `token_mismatches` of `bench/results/<gpu>/runtime.json`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -67,8 +68,10 @@ class Equality:
         return {**found, "mode": "fast"} if self.is_fast else found
 
 
+REQUESTS = int(os.environ.get("SMKERN_EQUAL_REQUESTS", "2000"))
+"""Of the largest workload."""
 EQUALITIES = (
-    Equality(2000, layers=4),
+    Equality(REQUESTS, layers=4),
     Equality(200, layers=4, is_fast=True),
     Equality(100),
 )
