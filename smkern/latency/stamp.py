@@ -18,6 +18,8 @@ _WORDS = {
 """Docstrings and comments, and a table's provenance: kernels are the same with other words."""
 _COMPILING = ("cuda_source.py",)
 """What compiles kernels and keeps them: they are the same however."""
+_UNTIMED = ("fp8",)
+"""Folders of kernels that no profile launches."""
 _C_WORDS = re.compile(rb"//.*$|/\*(?:.|\n)*?\*/", re.MULTILINE)
 _SPACE = re.compile(rb"\s+")
 
@@ -26,7 +28,7 @@ _SPACE = re.compile(rb"\s+")
 def kernels_hash(gpu: str) -> str:
     """A hash of the kernels' sources and of a GPU's tuned tables, 16 hex digits.
 
-    Comments, white space and the tables' provenance do not count.
+    Comments, white space, the tables' provenance and kernels that no profile launches do not count.
 
     Args:
         gpu: The GPU's name or folder.
@@ -41,7 +43,10 @@ def kernels_hash(gpu: str) -> str:
 
 def _add(found: hashlib._Hash, folder: Path, kinds: tuple[str, ...]) -> None:
     for path in sorted(folder.rglob("*")):
-        if path.suffix in kinds and path.is_file() and path.name not in _COMPILING:
-            found.update(path.relative_to(folder).as_posix().encode())
+        inside = path.relative_to(folder)
+        if inside.parts[0] in _UNTIMED or path.name in _COMPILING:
+            continue
+        if path.suffix in kinds and path.is_file():
+            found.update(inside.as_posix().encode())
             words = _WORDS.get(path.suffix, _C_WORDS)
             found.update(_SPACE.sub(b"", words.sub(b"", path.read_bytes())))

@@ -304,6 +304,9 @@ def test_the_hash_tells_code_from_words(tmp_path: Path, monkeypatch: pytest.Monk
     first = hashed("x = 1\n")
     assert hashed('"""Words."""\n# more\nx  = 1  # one\n', "// words\nf(); /* or\ntwo */") == first
     assert len({first, hashed("x = 2"), hashed("x = 1", "g();"), hashed("x = 1", table="[2]")}) == 4
+    (tmp_path / "kernels/fp8").mkdir()
+    (tmp_path / "kernels/fp8/a.py").write_text("x = 3")
+    assert hashed("x = 1") == first, "a profile launches none of these"
     stamp.kernels_hash.cache_clear()
 
 
