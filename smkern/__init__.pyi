@@ -32,6 +32,7 @@ from smkern.ops import moe_unpermute as moe_unpermute
 from smkern.ops import paged_attention as paged_attention
 from smkern.ops import plan_attention as plan_attention
 from smkern.ops import qk_norm_rope_append as qk_norm_rope_append
+from smkern.ops import quantize as quantize
 from smkern.ops import rms_norm as rms_norm
 from smkern.ops import sample as sample
 from smkern.ops import silu_and_mul as silu_and_mul

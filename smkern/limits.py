@@ -18,6 +18,13 @@ MAX_FLOAT = (2 - 2**-23) * 2.0**127
 MIN_FLOAT = 2.0**-126
 """The smallest of fp32 that has all its bits, and whose inverse fp32 holds too."""
 
+FP8_MAX = 448.0
+"""The largest of e4m3."""
+FP8_BLOCK = 128
+"""Columns of a block's scale, and rows of a weight's."""
+FP8_NEGLIGIBLE = 2.0**-100
+"""Values below it are zeros to e4m3 with scales: a scale keeps all bits of fp32."""
+
 
 def shown(value: Any) -> str:
     """A value as a message shows it: not at length, whatever it is."""

@@ -10,6 +10,7 @@ from smkern.ops.attention import (
     paged_attention,
     plan_attention,
 )
+from smkern.ops.fp8 import quantize
 from smkern.ops.gemm import gemm
 from smkern.ops.gemm.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.moe import grouped_gemm, moe_permute, moe_unpermute, topk_softmax
@@ -55,6 +56,7 @@ __all__ = [
     "paged_attention",
     "plan_attention",
     "qk_norm_rope_append",
+    "quantize",
     "rms_norm",
     "sample",
     "silu_and_mul",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from smkern.device import Budget
 from smkern.errors import ArgumentError, BudgetError, DeviceError
+from smkern.limits import FP8_BLOCK as FP8_BLOCK
 from smkern.limits import HEAD_DIMS as HEAD_DIMS
 from smkern.limits import MAX_FLOAT as MAX_FLOAT
 from smkern.limits import MAX_REQUESTS, shown

@@ -44,7 +44,7 @@ def test_shapes_dtypes_and_devices(call):
     _refused(call, ArgumentError, "residual has shape", residual=w)
     _refused(call, ArgumentError, "activation='relu'", activation="relu")
     _refused(call, ArgumentError, "backend='x'", backend="x")
-    _refused(call, ArgumentError, "a_scale: fp8", a_scale=torch.ones(1))
+    _refused(call, ArgumentError, "w_scale is None", a_scale=torch.ones(1))
 
 
 def test_overlaps(call):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.checks import MAX_SIZE, check_choice, check_kind, dtype_name
+from smkern.ops.checks import FP8, MAX_SIZE, check_choice, check_kind, dtype_name
 from smkern.tuning.config import Activation, Kernel
 
 ACTIVATIONS = get_args(Activation)
@@ -19,14 +19,6 @@ def check_choices(activation: Any, backend: Any) -> None:
     """Raise ArgumentError for an activation or a backend that does not exist."""
     check_choice("activation", activation, ACTIVATIONS)
     check_choice("backend", backend, BACKENDS)
-
-
-def check_not_yet(a_scale: Any, w_scale: Any, out_dtype: Any) -> None:
-    """Raise ArgumentError for the arguments that are reserved for fp8."""
-    reserved = {"a_scale": a_scale, "w_scale": w_scale, "out_dtype": out_dtype}
-    for name, value in reserved.items():
-        if value is not None:
-            raise ArgumentError(f"{name}: fp8 GEMM is not there yet; leave {name} at None")
 
 
 def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = None) -> None:
@@ -68,6 +60,8 @@ def check_bias(bias: Any, n: int) -> None:
 
 def check_dtypes(a: Tensor, others: dict[str, Tensor | None]) -> None:
     """Raise ArgumentError unless every tensor has a's dtype."""
+    if a.dtype is FP8:
+        raise ArgumentError(f"a is {FP8} and has no scales: pass a_scale and w_scale")
     dtype_name(a.dtype)
     for name, x in others.items():
         if x is not None and x.dtype is not a.dtype:

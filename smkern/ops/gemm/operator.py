@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from smkern.ops.fp8 import gemm as fp8
 from smkern.ops.gemm.call import LAUNCHED, Gemm, bind, check_gemm, problem_of, shapes_of
-from smkern.ops.gemm.checks import check_not_yet
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.operator import Operator
 from smkern.ops.operator_library import register
@@ -69,22 +69,30 @@ def gemm(
     batch_invariant: bool = False,
     backend: str | None = None,
     static_weights: bool = False,
+    check: bool = False,
     num_sms: int | None = None,
 ) -> Tensor:
     """out = act(a @ w.T + bias) + residual, on at most `num_sms` SMs.
 
-    Accumulates in fp32 and rounds once. CPU tensors run the reference in plain torch. There is no
-    backward: the result requires no gradient, or one whose backward raises (torch.compile, modes).
+    Accumulates in fp32 and rounds once. With scales, a and w are e4m3 and stand for a * a_scale and
+    w * w_scale; tensor cores sum at most 128 products of blocks, 512 of rows, before fp32 takes
+    over, so that errors do not grow with K. CPU tensors run the reference in plain torch. There is
+    no backward: the result requires no gradient, or one whose backward raises (torch.compile,
+    modes).
 
     Args:
-        a: [M, K], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride is 1.
+        a: [M, K], bf16 or fp16 (fp32 on CPU tensors), or e4m3 with scales; rows may be apart, the
+            inner stride is 1.
         w: [N, K], same dtype and device, rows may be apart.
-        bias: [N], added before the activation.
+        bias: [N], added before the activation; the result's dtype.
         residual: [M, N], added after it; may be `out` itself.
         activation: None, "silu" or "gelu" (exact, by erf).
-        a_scale: Reserved for fp8; None.
-        w_scale: Reserved for fp8; None.
-        out_dtype: Reserved for fp8; None.
+        a_scale: fp32 on the device, what an element of e4m3 `a` counts. One number or [M] (or
+            [M, 1]), a scale a row, whatever `w_scale` then is; or [M, K / 128], one for 128
+            columns, by rows or by columns without gaps, where `w_scale` is of blocks.
+        w_scale: The same of `w`. One number or [N] (or [N, 1]), a scale a row; or
+            [ceil(N / 128), K / 128], one for 128 x 128, with K a multiple of 128.
+        out_dtype: With scales: bf16 (None) or fp16 (fp32 on CPU tensors).
         out: [M, N] to write into, rows may be apart; overlaps nothing but `residual`, whole.
         workspace: Device memory of `gemm_workspace_bytes` bytes, contiguous, zeroed before its
             first use; two launches that may overlap must not share it. None: the stream's own, or
@@ -96,17 +104,19 @@ def gemm(
         static_weights: The promise that nothing in flight on this stream writes `w`: inside a
             partition the launch then fetches its first weights while the kernel before it still
             runs. It changes no result.
+        check: With scales: read them, and refuse what is not finite or not above 0. It waits for
+            the device.
         num_sms: SMs to use at most. None: all that the current stream's partition has. Below
             that, the grid alone confines.
 
     Returns:
-        [M, N] in `a`'s dtype: `out`, if given.
+        [M, N] in `a`'s dtype, with scales in `out_dtype`: `out`, if given.
 
     Raises:
         BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
             tensors take any from 1, having no device to exceed.
         ArgumentError: sizes, dtypes, strides, devices or overlaps that cannot be served.
-        DeviceError: the GPU is older than sm_80.
+        DeviceError: the GPU is older than sm_80, or with scales than sm_89.
         PartitionError: the current stream's partition is closed.
         WarmupError: a graph capture met a kernel that is not loaded.
 
@@ -119,7 +129,12 @@ def gemm(
         [[8.0, 8.0], [8.0, 8.0], [8.0, 8.0]]
     """
     if a_scale is not None or w_scale is not None or out_dtype is not None:
-        check_not_yet(a_scale, w_scale, out_dtype)
+        fp8.given_scales(a, a_scale, w_scale)
+        scaled: Tensor = fp8.scaled_gemm(
+            a, w, a_scale, w_scale, bias, residual, activation, out_dtype, out, workspace,
+            batch_invariant, backend, static_weights, check, num_sms,
+        )  # fmt: skip
+        return scaled
     found: Tensor = _gemm(
         a, w, bias, residual, activation, out, workspace, batch_invariant, backend,
         static_weights, num_sms,

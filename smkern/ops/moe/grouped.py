@@ -10,6 +10,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.fp8 import grouped as fp8
 from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
@@ -113,7 +114,11 @@ def grouped_gemm(
     w: Tensor,
     expert_offsets: Tensor,
     *,
+    a_scale: Tensor | None = None,
+    w_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     swiglu: bool = False,
+    check: bool = False,
     out: Tensor | None = None,
     num_sms: int | None = None,
 ) -> Tensor:
@@ -127,16 +132,22 @@ def grouped_gemm(
     and its expert alone. There is no backward.
 
     Args:
-        a: [rows, k], bf16 or fp16 (fp32 on CPU tensors), rows may be apart.
+        a: [rows, k], bf16 or fp16 (fp32 on CPU tensors), or e4m3 with scales; rows may be apart.
         w: [experts, n, k], a's dtype, inner stride 1, at most 512 experts; with `swiglu` the first
             half of an expert's rows are the gate's, the rest the up rows. Fastest without gaps.
         expert_offsets: [experts + 1] int32 that never decrease, from `smkern.moe_permute`.
+        a_scale: As in `smkern.gemm`.
+        w_scale: As in `smkern.gemm`, for each expert: one number, [experts], [experts, n] (or
+            [experts, n, 1]), or blocks [experts, ceil(n / 128), k / 128].
+        out_dtype: As in `smkern.gemm`.
         swiglu: silu(gate) * up in the epilogue.
+        check: As in `smkern.gemm`.
         out: [rows, n], or [rows, n / 2] with `swiglu`, to write into; overlaps nothing else.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:
-        [rows, n] in a's dtype, or [rows, n / 2] with `swiglu`: `out`, if given.
+        [rows, n] in a's dtype (with scales in `out_dtype`), or [rows, n / 2] with `swiglu`: `out`,
+        if given.
 
     Raises:
         As `smkern.topk_softmax`.
@@ -149,5 +160,11 @@ def grouped_gemm(
         >>> smkern.grouped_gemm(a, w, torch.tensor([0, 2, 2, 3]).int())[:, 0].tolist()
         [1.0, 1.0, 2.0]
     """
+    if a_scale is not None or w_scale is not None or out_dtype is not None:
+        fp8.given_scales(a, a_scale, w_scale)
+        scaled: Tensor = fp8.scaled_grouped(
+            a, w, a_scale, w_scale, expert_offsets, swiglu, out_dtype, out, check, num_sms
+        )
+        return scaled
     found: Tensor = _grouped(a, w, expert_offsets, swiglu, out, num_sms)
     return found

@@ -39,6 +39,7 @@ def gemm(
     out: Tensor | None = None,
     batch_invariant: bool = False,
     compute_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """out = act(a @ w.T + bias) + residual, in `compute_dtype`, rounded once at the end.
 
@@ -51,9 +52,10 @@ def gemm(
         out: [M, N] to write into; a new tensor of `a`'s dtype without it.
         batch_invariant: A row's bits depend on that row alone.
         compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
+        out_dtype: Dtype of a new result; None: `a`'s.
 
     Returns:
-        [M, N] in `a`'s dtype (in `out`, if given).
+        [M, N] in `out_dtype` (in `out`, if given).
     """
     wide, added = w.to(compute_dtype).t(), None if bias is None else bias.to(compute_dtype)
 
@@ -66,5 +68,5 @@ def gemm(
 
     acc = by_rows(product, a, residual) if batch_invariant else product(a, residual)
     if out is None:
-        return acc.to(a.dtype)
+        return acc.to(out_dtype or a.dtype)
     return out.copy_(acc)

@@ -16,6 +16,7 @@ def gemm_swiglu(
     out: Tensor | None = None,
     batch_invariant: bool = False,
     compute_dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """out = silu(a @ gate^T) * (a @ up^T), in `compute_dtype`, rounded once at the end.
 
@@ -25,9 +26,10 @@ def gemm_swiglu(
         out: [M, I] to write into; a new tensor of `a`'s dtype without it.
         batch_invariant: A row's bits depend on that row alone.
         compute_dtype: fp32 as the kernels accumulate; fp64 for a test's ground truth.
+        out_dtype: Dtype of a new result; None: `a`'s.
 
     Returns:
-        [M, I] in `a`'s dtype (in `out`, if given).
+        [M, I] in `out_dtype` (in `out`, if given).
     """
     wide = w_gate_up.to(compute_dtype).t()
 
@@ -36,4 +38,4 @@ def gemm_swiglu(
         return functional.silu(gate) * up
 
     product = by_rows(gated, a) if batch_invariant else gated(a)
-    return product.to(a.dtype) if out is None else out.copy_(product)
+    return product.to(out_dtype or a.dtype) if out is None else out.copy_(product)

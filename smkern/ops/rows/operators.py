@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
+from smkern.ops.fp8 import rows as fp8
 from smkern.ops.operator import Operator
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
@@ -82,6 +83,7 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     out: Tensor | None = None,
+    out_scale: Tensor | None = None,
     num_sms: int | None = None,
 ) -> Tensor:
     """y = x / sqrt(mean(x²) + eps) * weight, a row at a time, on at most `num_sms` SMs.
@@ -95,10 +97,14 @@ def rms_norm(
         weight: [hidden], x's dtype or fp32.
         eps: Added to the mean, at least 0.
         out: [tokens, hidden] in x's dtype to write into, rows may be apart; may be x itself.
+            With `out_scale` in e4m3.
+        out_scale: Write e4m3, and its scales here, fp32: [tokens], a scale a row, or [tokens,
+            hidden / 128], one for 128 columns, by rows or by columns without gaps. It is
+            `smkern.quantize` of the norm, bit for bit.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:
-        [tokens, hidden] in x's dtype: `out`, if given.
+        [tokens, hidden] in x's dtype, or e4m3: `out`, if given.
 
     Raises:
         BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
@@ -115,6 +121,9 @@ def rms_norm(
         >>> smkern.rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0)
         tensor([[0.8485, 1.1314]])
     """
+    if out_scale is not None:
+        scaled: Tensor = fp8.scaled_rms_norm(x, weight, out_scale, eps, out, num_sms)
+        return scaled
     found: Tensor = _rms_norm(x, weight, eps, out, num_sms)
     return found
 
@@ -126,6 +135,7 @@ def add_rms_norm(
     *,
     eps: float = 1e-6,
     out: Tensor | None = None,
+    out_scale: Tensor | None = None,
     num_sms: int | None = None,
 ) -> Tensor:
     """residual += x in place, and `rms_norm` of the sum, in one pass on at most `num_sms` SMs.
@@ -139,6 +149,7 @@ def add_rms_norm(
         weight: [hidden], x's dtype or fp32.
         eps: Added to the mean, at least 0.
         out: [tokens, hidden] in x's dtype to write the norm into; may be x itself.
+        out_scale: As in `smkern.rms_norm`.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:
@@ -155,18 +166,28 @@ def add_rms_norm(
         >>> residual
         tensor([[3., 4.]])
     """
+    if out_scale is not None:
+        scaled: Tensor = fp8.scaled_add_rms_norm(x, residual, weight, out_scale, eps, out, num_sms)
+        return scaled
     found: Tensor = _add_rms_norm(x, residual, weight, eps, out, num_sms)
     return found
 
 
-def silu_and_mul(x: Tensor, *, out: Tensor | None = None, num_sms: int | None = None) -> Tensor:
+def silu_and_mul(
+    x: Tensor,
+    *,
+    out: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    num_sms: int | None = None,
+) -> Tensor:
     """silu(gate) * up of rows that hold a gate and, behind it, up; on at most `num_sms` SMs.
 
     In fp32, rounded once (on CPU tensors also before the product, as Hugging Face's layers do).
 
     Args:
         x: [tokens, 2 * I], bf16 or fp16 (fp32 on CPU tensors), inner stride 1; rows may be apart.
-        out: [tokens, I] in x's dtype to write into; overlaps nothing.
+        out: [tokens, I] in x's dtype to write into; overlaps nothing. With `out_scale` in e4m3.
+        out_scale: As in `smkern.rms_norm`, for I columns.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:
@@ -182,6 +203,9 @@ def silu_and_mul(x: Tensor, *, out: Tensor | None = None, num_sms: int | None = 
         >>> smkern.silu_and_mul(torch.tensor([[0.0, 1.0, 5.0, 2.0]]))
         tensor([[0.0000, 1.4621]])
     """
+    if out_scale is not None:
+        scaled: Tensor = fp8.scaled_silu_and_mul(x, out_scale, out, num_sms)
+        return scaled
     found: Tensor = _silu_and_mul(x, out, num_sms)
     return found
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
 from smkern.ops.gemm.checks import check_choices, check_dtypes, check_matrix
 from smkern.ops.gemm.dispatch import gemm_dispatcher
@@ -97,11 +99,15 @@ def gemm_swiglu(
     a: Tensor,
     w_gate_up: Tensor,
     *,
+    a_scale: Tensor | None = None,
+    w_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
     backend: str | None = None,
     static_weights: bool = False,
+    check: bool = False,
     num_sms: int | None = None,
 ) -> Tensor:
     """out = silu(a @ gate.T) * (a @ up.T), on at most `num_sms` SMs.
@@ -112,8 +118,12 @@ def gemm_swiglu(
     torch. There is no backward.
 
     Args:
-        a: [M, K], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride is 1.
+        a: [M, K], bf16 or fp16 (fp32 on CPU tensors), or e4m3 with scales; rows may be apart, the
+            inner stride is 1.
         w_gate_up: [2 * I, K], the gate's I rows, then up's; same dtype and device.
+        a_scale: As in `smkern.gemm`. With scales, gate and up are rounded before their product.
+        w_scale: As in `smkern.gemm`, for N = 2 * I.
+        out_dtype: As in `smkern.gemm`.
         out: [M, I] to write into, rows may be apart; overlaps nothing.
         workspace: Device memory of `gemm_swiglu_workspace_bytes` bytes, contiguous, zeroed before
             its first use; two launches that may overlap must not share it. None: the stream's own,
@@ -125,17 +135,18 @@ def gemm_swiglu(
         static_weights: The promise that nothing in flight on this stream writes `w_gate_up`: inside
             a partition the launch then fetches its first weights while the kernel before it still
             runs. It changes no result.
+        check: As in `smkern.gemm`.
         num_sms: SMs to use at most. None: all that the current stream's partition has. Below
             that, the grid alone confines.
 
     Returns:
-        [M, I] in `a`'s dtype: `out`, if given.
+        [M, I] in `a`'s dtype, with scales in `out_dtype`: `out`, if given.
 
     Raises:
         BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
             tensors take any from 1, having no device to exceed.
         ArgumentError: sizes, dtypes, strides, devices or overlaps that cannot be served.
-        DeviceError: the GPU is older than sm_80.
+        DeviceError: the GPU is older than sm_80, or with scales than sm_89.
         PartitionError: the current stream's partition is closed.
         WarmupError: a graph capture met a kernel that is not loaded.
 
@@ -148,6 +159,13 @@ def gemm_swiglu(
         >>> smkern.gemm_swiglu(a, w_gate_up, num_sms=16).tolist()
         [[512.0, 512.0], [512.0, 512.0], [512.0, 512.0]]
     """
+    if a_scale is not None or w_scale is not None or out_dtype is not None:
+        fp8.given_scales(a, a_scale, w_scale)
+        scaled: Tensor = fp8.scaled_swiglu(
+            a, w_gate_up, a_scale, w_scale, out_dtype, out, workspace, batch_invariant, backend,
+            static_weights, check, num_sms,
+        )  # fmt: skip
+        return scaled
     found: Tensor = _gemm_swiglu(
         a, w_gate_up, out, workspace, batch_invariant, backend, static_weights, num_sms
     )

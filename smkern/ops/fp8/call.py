@@ -1,0 +1,142 @@
+"""Calls of products of e4m3 matrices: what they were given and what must hold."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.fp8.scales import OUT_DTYPES, check_e4m3, check_scale_pair
+from smkern.ops.gemm.checks import check_bias, check_choices, check_matrix
+from smkern.ops.operator import Shapes
+
+
+class ScaledGemm(NamedTuple):
+    """A call of `gemm` with scales."""
+
+    a: Any
+    w: Any
+    a_scale: Any
+    w_scale: Any
+    bias: Any = None
+    residual: Any = None
+    activation: Any = None
+    out_dtype: Any = None
+    out: Any = None
+    workspace: Any = None
+    batch_invariant: Any = False
+    backend: Any = None
+    static_weights: Any = False
+    check: Any = False
+    num_sms: Any = None
+
+
+class ScaledSwiglu(NamedTuple):
+    """A call of `gemm_swiglu` with scales."""
+
+    a: Any
+    w_gate_up: Any
+    a_scale: Any
+    w_scale: Any
+    out_dtype: Any = None
+    out: Any = None
+    workspace: Any = None
+    batch_invariant: Any = False
+    backend: Any = None
+    static_weights: Any = False
+    check: Any = False
+    num_sms: Any = None
+
+
+class ScaledGrouped(NamedTuple):
+    """A call of `grouped_gemm` with scales."""
+
+    a: Any
+    w: Any
+    a_scale: Any
+    w_scale: Any
+    expert_offsets: Any
+    swiglu: Any = False
+    out_dtype: Any = None
+    out: Any = None
+    check: Any = False
+    num_sms: Any = None
+
+
+def given_scales(a: Any, a_scale: Any, w_scale: Any) -> None:
+    """Raise ArgumentError where only one of the scales is given, or none."""
+    for name, x in (("a_scale", a_scale), ("w_scale", w_scale)):
+        if x is None:
+            raise ArgumentError(
+                f"{name} is None, and out_dtype or the other scale is given: pass both scales of "
+                "e4m3 matrices, or neither and no out_dtype"
+            )
+
+
+def check_gemm(call: ScaledGemm) -> None:
+    """Raise ArgumentError for a GEMM that cannot be served."""
+    a, w = call.a, call.w
+    check_choices(call.activation, call.backend)
+    check_e4m3("a", a)
+    check_matrix("a", a)
+    m, k = a.shape
+    check_e4m3("w", w)
+    check_matrix("w", w, None, k)
+    n = w.shape[0]
+    for name, x in (("residual", call.residual), ("out", call.out)):
+        if x is not None:
+            check_matrix(name, x, m, n)
+    if call.bias is not None:
+        check_bias(call.bias, n)
+    check_scale_pair(a, w, call.a_scale, call.w_scale)
+    check_out_dtype(call, {"bias": call.bias, "residual": call.residual})
+
+
+def check_swiglu(call: ScaledSwiglu) -> None:
+    """Raise ArgumentError for a product that cannot be served."""
+    a, w = call.a, call.w_gate_up
+    check_choices(None, call.backend)
+    check_e4m3("a", a)
+    check_matrix("a", a)
+    check_e4m3("w_gate_up", w)
+    check_matrix("w_gate_up", w, None, a.shape[1])
+    if w.shape[0] % 2:
+        raise ArgumentError(
+            f"w_gate_up has {w.shape[0]} rows, wanted an even number: the gate's I rows, then up's "
+            "I; join both projections, torch.cat([w_gate, w_up])"
+        )
+    check_scale_pair(a, w, call.a_scale, call.w_scale, "w_gate_up")
+    check_out_dtype(call, {})
+
+
+def check_out_dtype(call: Any, others: dict[str, Tensor | None]) -> None:
+    """Raise ArgumentError unless bias, residual and out are of the result's dtype."""
+    wanted = out_dtype_of(call)
+    if wanted not in OUT_DTYPES:
+        raise ArgumentError(
+            f"out_dtype is {wanted}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
+            "tensors)"
+        )
+    for name, x in others.items():
+        if x is not None and x.dtype is not wanted:
+            raise ArgumentError(f"{name} is {x.dtype}, the result {wanted}: convert {name}")
+
+
+def out_dtype_of(call: Any) -> torch.dtype:
+    """The result's dtype: asked for, or `out`'s, else bf16."""
+    if call.out_dtype is not None:
+        found: torch.dtype = call.out_dtype
+        return found
+    return call.out.dtype if isinstance(call.out, Tensor) else torch.bfloat16
+
+
+def gemm_shapes(call: ScaledGemm) -> Shapes:
+    """Shape and dtype of a checked call's result."""
+    return (((call.a.shape[0], call.w.shape[0]), out_dtype_of(call)),)
+
+
+def swiglu_shapes(call: ScaledSwiglu) -> Shapes:
+    """Shape and dtype of a checked call's result."""
+    return (((call.a.shape[0], call.w_gate_up.shape[0] // 2), out_dtype_of(call)),)

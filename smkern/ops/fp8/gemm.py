@@ -1,0 +1,63 @@
+"""GEMM of e4m3 matrices with scales: the operator behind `smkern.gemm(a_scale=, w_scale=)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.fp8.call import ScaledGemm, check_gemm, gemm_shapes, out_dtype_of
+from smkern.ops.fp8.call import given_scales as given_scales
+from smkern.ops.fp8.scales import check_values
+from smkern.ops.operator import Operator
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import gemm as reference
+from smkern.ops.reference.fp8 import dequantize
+
+
+def by_reference(call: ScaledGemm) -> Tensor:
+    """The reference on a checked call; into `out`, if it has one."""
+    found: Tensor = reference.gemm(
+        dequantize(call.a, call.a_scale), dequantize(call.w, call.w_scale), bias=call.bias,
+        residual=call.residual, activation=call.activation, out=call.out,
+        batch_invariant=bool(call.batch_invariant), out_dtype=out_dtype_of(call),
+    )  # fmt: skip
+    return found
+
+
+def fill(call: ScaledGemm) -> None:
+    """M, N or K of 0: nothing to write, or the epilogue of zeros."""
+    if call.out.numel():
+        with torch.no_grad():
+            by_reference(call)
+
+
+def problem_of(call: Any, aligned: bool) -> Any:
+    """What chooses the kernel of a checked call."""
+    raise ArgumentError("e4m3 matrices on a GPU are not served yet: use bf16, or CPU tensors")
+
+
+SCALED_GEMM: Operator[Any] = Operator(
+    name="scaled_gemm",
+    call=ScaledGemm,
+    schema="Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, *, Tensor? bias=None, "
+    "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
+    "bool batch_invariant=False, str? backend=None, bool static_weights=False, bool check=False",
+    results=("out",),
+    check=check_gemm,
+    shapes=gemm_shapes,
+    problem=problem_of,
+    reference=by_reference,
+    dispatcher=lambda index: None,
+    vectors=("a", "w", "bias", "residual", "out"),
+    in_place=(("out", "residual"),),
+    unkeyed=("workspace", "check"),
+    empty=fill,
+    check_memory=check_values,
+)
+LIBRARY = register(SCALED_GEMM)
+scaled_gemm = entry(SCALED_GEMM)
+"""`smkern.gemm` of e4m3 matrices: the fields of `ScaledGemm` in order."""

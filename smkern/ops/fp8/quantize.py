@@ -1,0 +1,174 @@
+"""Matrices to e4m3 with scales: the public operator."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.limits import shown
+from smkern.ops import checks
+from smkern.ops.checks import FP8, FP8_BLOCK
+from smkern.ops.fp8.gemm import problem_of
+from smkern.ops.moe.check import check_rows, results_of
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import fp8 as reference
+
+KINDS = ("tensor", "token", "block", "weight_block")
+
+
+class Quantize(NamedTuple):
+    """A call of `quantize` that finds its scales."""
+
+    x: Any
+    kind: Any
+    out: Any = None
+    out_scale: Any = None
+    num_sms: Any = None
+
+
+class QuantizeBy(NamedTuple):
+    """A call of `quantize` by a given scale."""
+
+    x: Any
+    scale: Any
+    out: Any = None
+    num_sms: Any = None
+
+
+def check_quantize(call: Quantize) -> None:
+    """Raise ArgumentError for a matrix that cannot be quantised."""
+    check_rows("x", call.x, "[rows, columns]")
+    if call.kind not in KINDS:
+        raise ArgumentError(f"kind={shown(call.kind)}: use one of {list(KINDS)}")
+    if "block" in call.kind and call.x.shape[1] % FP8_BLOCK:
+        raise ArgumentError(
+            f"x has {call.x.shape[1]} columns: kind={call.kind!r} wants a multiple of {FP8_BLOCK}; "
+            "pad it with zeros, or use 'token'"
+        )
+    if call.out_scale is not None:
+        checks.check_kind("out_scale", call.out_scale)
+
+
+def check_quantize_by(call: QuantizeBy) -> None:
+    """Raise ArgumentError for a matrix or a scale that cannot be served."""
+    check_rows("x", call.x, "[rows, columns]")
+    checks.check_kind("scale", call.scale)
+    if call.scale.numel() != 1 or call.scale.dtype is not torch.float32:
+        raise ArgumentError(
+            f"scale has shape {list(call.scale.shape)} and is {call.scale.dtype}: pass one "
+            "torch.float32 on the device"
+        )
+
+
+def scale_shape(shape: Any, kind: str) -> tuple[int, ...]:
+    """Shape of the scales of a matrix [rows, columns]."""
+    rows, columns = shape
+    blocks = columns // FP8_BLOCK
+    return {
+        "tensor": (1,),
+        "token": (rows,),
+        "block": (rows, blocks),
+        "weight_block": (-(-rows // FP8_BLOCK), blocks),
+    }[kind]
+
+
+def _shapes(call: Quantize) -> Shapes:
+    return (
+        (tuple(call.x.shape), FP8),
+        (scale_shape(call.x.shape, call.kind), torch.float32),
+    )
+
+
+QUANTIZE: Operator[Any] = Operator(
+    name="quantize",
+    call=Quantize,
+    schema="Tensor x, str kind",
+    results=("out", "out_scale"),
+    check=check_quantize,
+    shapes=_shapes,
+    problem=problem_of,
+    reference=lambda call: reference.quantize(call.x, call.kind),
+    dispatcher=lambda index: None,
+    vectors=("x", "out"),
+)
+QUANTIZE_BY: Operator[Any] = Operator(
+    name="quantize_by",
+    call=QuantizeBy,
+    schema="Tensor x, Tensor scale",
+    results=("out",),
+    check=check_quantize_by,
+    shapes=lambda call: ((tuple(call.x.shape), FP8),),
+    problem=problem_of,
+    reference=lambda call: reference.quantize_by(call.x, call.scale),
+    dispatcher=lambda index: None,
+    vectors=("x", "out"),
+)
+LIBRARY = register(QUANTIZE, QUANTIZE_BY)
+_quantize = entry(QUANTIZE)
+_quantize_by = entry(QUANTIZE_BY)
+
+
+def quantize(
+    x: Tensor,
+    kind: str,
+    *,
+    scale: Tensor | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
+    num_sms: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x as e4m3 and the scales that give it back: x ≈ q * scale; on at most `num_sms` SMs.
+
+    A group of elements has one scale, its largest magnitude / 448, in fp32; an element is
+    x / scale rounded to the nearest e4m3, ties to even. A group whose largest magnitude is below
+    2^-100, of zeros too, has scale 1 and zeros. A group with a value that is not finite has scale
+    NaN and NaN elements: a product of it is NaN in the rows where bf16's would be, and in no
+    other.
+
+    Args:
+        x: [rows, columns], bf16 or fp16 (fp32 on CPU tensors); rows may be apart, the inner stride
+            is 1.
+        kind: What a group is. "tensor": all of x. "token": a row, also an output channel of a
+            weight. "block": 128 columns of a row. "weight_block": 128 rows (the last may be fewer)
+            by 128 columns. Blocks want columns to be a multiple of 128.
+        scale: With "tensor" only: one fp32 number on the device to divide by instead, as
+            checkpoints with static activations have it; larger values become ±448.
+        out: (q, scales) to write into; q's rows may be apart, block scales may lie by rows or by
+            columns. With `scale` given, (q, scale).
+        num_sms: SMs to use at most. None: all that the current stream's partition has.
+
+    Returns:
+        q [rows, columns] torch.float8_e4m3fn, and scales in fp32: [1], [rows], [rows, columns /
+        128], or [ceil(rows / 128), columns / 128]. They are what `smkern.gemm` takes as `a_scale`
+        or `w_scale`.
+
+    Raises:
+        BudgetError: `num_sms` below 1, above the device or above the stream's partition.
+        ArgumentError: what cannot be served; overlaps.
+        DeviceError: the GPU is older than sm_89, which has no e4m3.
+        PartitionError: the current stream's partition is closed.
+        WarmupError: a graph capture met a kernel that is not loaded.
+
+    Source: FP8 Formats for Deep Learning (arXiv 2209.05433) section 3; DeepSeek-V3 (arXiv
+        2412.19437) section 3.3.2 for blocks.
+
+    Example:
+        >>> import torch, smkern
+        >>> q, scale = smkern.quantize(torch.tensor([[224.0, -1.0], [0.0, 0.0]]), "token")
+        >>> q.float().tolist(), scale.tolist()
+        ([[448.0, -2.0], [0.0, 0.0]], [0.5, 1.0])
+    """
+    q, out_scale = results_of(out, "q", "scales")
+    if scale is None:
+        found: tuple[Tensor, Tensor] = _quantize(x, kind, q, out_scale, num_sms)
+        return found
+    if kind != "tensor" or (out_scale is not None and out_scale is not scale):
+        raise ArgumentError(
+            f"scale is given with kind={shown(kind)}: one scale serves kind='tensor' only, and is "
+            "handed back as it is; leave scale at None, or out at None"
+        )
+    return _quantize_by(x, scale, q, num_sms), scale

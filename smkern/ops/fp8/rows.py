@@ -1,0 +1,144 @@
+"""Operators over rows that write e4m3: norms and SiLU times up, each with its scales.
+
+They are behind `out_scale=` of `smkern.rms_norm`, `add_rms_norm` and `silu_and_mul`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops import checks
+from smkern.ops.checks import FP8, FP8_BLOCK
+from smkern.ops.fp8.gemm import problem_of
+from smkern.ops.fp8.scales import check_block_scale
+from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import fp8 as reference
+from smkern.ops.reference import rows as rows_reference
+from smkern.ops.rows.call import AddRmsNorm, RmsNorm, SiluAndMul, check_norm, check_silu
+
+
+class ScaledRmsNorm(NamedTuple):
+    """A call of `rms_norm` with `out_scale`."""
+
+    x: Any
+    weight: Any
+    out_scale: Any
+    eps: Any = 1e-6
+    out: Any = None
+    num_sms: Any = None
+
+
+class ScaledAddRmsNorm(NamedTuple):
+    """A call of `add_rms_norm` with `out_scale`."""
+
+    x: Any
+    residual: Any
+    weight: Any
+    out_scale: Any
+    eps: Any = 1e-6
+    out: Any = None
+    num_sms: Any = None
+
+
+class ScaledSiluAndMul(NamedTuple):
+    """A call of `silu_and_mul` with `out_scale`."""
+
+    x: Any
+    out_scale: Any
+    out: Any = None
+    num_sms: Any = None
+
+
+ScaledRows = ScaledRmsNorm | ScaledAddRmsNorm | ScaledSiluAndMul
+
+
+def check_scaled(call: ScaledRows) -> None:
+    """Raise ArgumentError for a call that cannot be served."""
+    if isinstance(call, ScaledRmsNorm):
+        check_norm(RmsNorm(call.x, call.weight, call.eps))
+    elif isinstance(call, ScaledAddRmsNorm):
+        check_norm(AddRmsNorm(call.x, call.residual, call.weight, call.eps))
+    else:
+        check_silu(SiluAndMul(call.x))
+    rows, width = shape_of(call)
+    scale = call.out_scale
+    checks.check_kind("out_scale", scale)
+    if scale.dtype is not torch.float32:
+        raise ArgumentError(f"out_scale is {scale.dtype}, wanted torch.float32")
+    if scale.dim() == 2:
+        if width % FP8_BLOCK:
+            raise ArgumentError(
+                f"out_scale has shape {list(scale.shape)}, a scale for {FP8_BLOCK} columns, and "
+                f"the result has {width}: pass [{rows}], a scale a row"
+            )
+        check_block_scale("out_scale", scale, rows, width)
+    elif tuple(scale.shape) != (rows,) or (rows > 1 and scale.stride(0) != 1):
+        raise ArgumentError(
+            f"out_scale has shape {list(scale.shape)} and strides {scale.stride()}, wanted "
+            f"[{rows}] without gaps, a scale a row, or [{rows}, {width // FP8_BLOCK}], one for "
+            f"{FP8_BLOCK} columns"
+        )
+
+
+def shape_of(call: ScaledRows) -> tuple[int, int]:
+    """Rows and columns of a call's result."""
+    rows, columns = call.x.shape
+    return rows, columns // 2 if isinstance(call, ScaledSiluAndMul) else columns
+
+
+def shapes_of(call: ScaledRows) -> Shapes:
+    """Shape and dtype of a checked call's result."""
+    return ((shape_of(call), FP8),)
+
+
+def by_reference(call: ScaledRows) -> Tensor:
+    """The reference on a checked call; its scales are written."""
+    if isinstance(call, ScaledRmsNorm):
+        found = rows_reference.rms_norm(call.x, call.weight, float(call.eps))
+    elif isinstance(call, ScaledAddRmsNorm):
+        found = rows_reference.add_rms_norm(call.x, call.residual, call.weight, float(call.eps))
+    else:
+        found = rows_reference.silu_and_mul(call.x)
+    q, scale = reference.quantize(found, "token" if call.out_scale.dim() == 1 else "block")
+    call.out_scale.copy_(scale)
+    return q
+
+
+_scaled = partial(
+    Operator,
+    results=("out",),
+    check=check_scaled,
+    shapes=shapes_of,
+    problem=problem_of,
+    reference=by_reference,
+    dispatcher=lambda index: None,
+)
+SCALED_RMS_NORM: Operator[Any] = _scaled(
+    name="scaled_rms_norm",
+    call=ScaledRmsNorm,
+    schema="Tensor x, Tensor weight, Tensor(a!) out_scale, *, float eps=1e-06",
+    vectors=("x", "weight", "out"),
+)
+SCALED_ADD_RMS_NORM: Operator[Any] = _scaled(
+    name="scaled_add_rms_norm",
+    call=ScaledAddRmsNorm,
+    schema="Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out_scale, *, float eps=1e-06",
+    vectors=("x", "residual", "weight", "out"),
+)
+SCALED_SILU_AND_MUL: Operator[Any] = _scaled(
+    name="scaled_silu_and_mul",
+    call=ScaledSiluAndMul,
+    schema="Tensor x, Tensor(a!) out_scale",
+    vectors=("x", "out"),
+)
+LIBRARY = register(SCALED_RMS_NORM, SCALED_ADD_RMS_NORM, SCALED_SILU_AND_MUL)
+scaled_rms_norm = entry(SCALED_RMS_NORM)
+scaled_add_rms_norm = entry(SCALED_ADD_RMS_NORM)
+scaled_silu_and_mul = entry(SCALED_SILU_AND_MUL)
