@@ -79,3 +79,7 @@ class ModelError(SmkernError, RuntimeError):
 
 class EngineDeadError(SmkernError, RuntimeError):
     """A runtime that something stopped midway: its requests have ended, and it takes no more."""
+
+
+class RankError(SmkernError, RuntimeError):
+    """One of several processes that share a model is gone, hangs, or differs; it is named."""

@@ -12,7 +12,17 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import DenseLayer, Layer, MoeLayer
+from smkern.models.parts import (
+    add_norm_part,
+    add_part,
+    agree_on_model,
+    embed_part,
+    lane_of,
+    own_logits,
+)
+from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
+from smkern.models.tensor_parallel import TensorParallel
 from smkern.models.weights import Weights
 
 
@@ -26,17 +36,20 @@ class Decoder:
         config: The model.
         weights: Its weights, on the device to run on.
         max_position: Positions of the RoPE table. None: `config.max_position`.
+        tp: The ranks that share the model; the weights are this one's part. None: one has all.
         batch_invariant: A token's bits depend on its request alone: not on the batch, the budget or
             the prompt's chunks, provided that no chunk has 8 tokens or fewer (attention's decode
             path) unless the whole prompt has.
 
     Attributes:
-        config, weights, device, batch_invariant: As given.
+        config: The model; with `tp` this rank's heads and widths, and the whole vocabulary.
+        weights, tp, device, batch_invariant: As given.
         cos_sin: [max_position, rotary_dim] fp32.
 
     Raises:
-        ConfigError: weights of another model, fp32 on a GPU, or `batch_invariant` of a mixture of
-            experts.
+        ConfigError: weights of another model or rank, fp32 on a GPU, or `batch_invariant` of a
+            mixture of experts.
+        RankError: ranks of different models, weights, options, versions or GPUs; on all of them.
         ArgumentError: `max_position` above the model's.
 
     Example:
@@ -49,10 +62,40 @@ class Decoder:
         weights: Weights,
         *,
         max_position: int | None = None,
+        tp: TensorParallel | None = None,
         batch_invariant: bool = False,
     ) -> None:
+        if tp is None:
+            config = self._checked(config, weights, WHOLE, max_position, batch_invariant)
+        else:
+            config = tp.together(
+                "making its decoder",
+                lambda: self._checked(config, weights, tp.shard, max_position, batch_invariant),
+            )
+            agree_on_model(tp, weights, self.max_position, batch_invariant)
+        self.tp = tp
+        self.config = config
+        self.weights = weights
+        self.batch_invariant = batch_invariant
+        self.cos_sin = config.rope.table(self.max_position, self.device)
+
+    def _checked(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        shard: Shard,
+        max_position: int | None,
+        batch_invariant: bool,
+    ) -> ModelConfig:
+        """The sizes of this rank's part, once all is known to fit."""
         if not isinstance(weights, Weights):
             raise ConfigError(f"weights are a {type(weights).__name__}: pass Weights")
+        if weights.shard != shard:
+            raise ConfigError(
+                f"weights of {weights.shard} for a decoder of {shard}: load them with "
+                "shard=tp.shard, or leave tp out where they are whole"
+            )
+        config = shard.config(config)
         if weights.config != config:
             raise ConfigError(
                 f"weights of {weights.config} for a decoder of {config}: load them with this "
@@ -72,11 +115,8 @@ class Decoder:
                 f"max_position={positions}: the model's context has {config.max_position}; give 1 "
                 "to that"
             )
-        self.config = config
-        self.weights = weights
         self.max_position = positions
-        self.batch_invariant = batch_invariant
-        self.cos_sin = config.rope.table(positions, self.device)
+        return config
 
     def embed(self, step: Step) -> Tensor:
         """Rows of the embedding into the residual stream: `step.buffers.hidden`.
@@ -92,7 +132,10 @@ class Decoder:
                 "positions; shorten the requests, or pass a larger max_position"
             )
         hidden = step.buffers.hidden
-        ops.embedding(step.token_ids, self.weights.embed, out=hidden, num_sms=step.num_sms)
+        if self.tp is None:
+            ops.embedding(step.token_ids, self.weights.embed, out=hidden, num_sms=step.num_sms)
+        else:
+            embed_part(self.tp, self.weights.embed, step)
         return hidden
 
     def layer(self, index: int, step: Step) -> Tensor:
@@ -109,13 +152,24 @@ class Decoder:
         eps = self.config.rms_eps
         ops.rms_norm(b.hidden, layer.input_norm, eps=eps, out=b.normed, num_sms=num_sms)
         self._attention(layer, index, step)
-        ops.rms_norm(b.hidden, layer.post_norm, eps=eps, out=b.normed, num_sms=num_sms)
+        # A rank's products are a part of the sum: they go over all ranks before the residual.
+        residual, out = (b.hidden, b.hidden) if self.tp is None else (None, b.normed)
+        ops.gemm(
+            b.attended_rows, layer.o, residual=residual, out=out, static_weights=True,
+            batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
+        if self.tp is None:
+            ops.rms_norm(b.hidden, layer.post_norm, eps=eps, out=b.normed, num_sms=num_sms)
+        else:
+            add_norm_part(self.tp, layer.post_norm, eps, step)
         if isinstance(layer, DenseLayer):
-            self._dense(layer, b, num_sms)
+            self._dense(layer, b, residual, out, num_sms)
         else:
             assert b.moe is not None
             assert self.config.moe is not None
-            _experts(layer, self.config.moe, b, b.moe, num_sms)
+            _experts(layer, self.config.moe, b, b.moe, residual, out, num_sms)
+        if self.tp is not None:
+            add_part(self.tp, step)
         return b.hidden
 
     def head(self, step: Step) -> Tensor:
@@ -125,10 +179,13 @@ class Decoder:
         if rows is not None:
             hidden = ops.embedding(rows, b.hidden, out=b.last, num_sms=num_sms)
         ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
+        out = b.logits if self.tp is None else own_logits(self.tp, b.logits)
         ops.gemm(
-            b.last_normed, self.weights.lm_head, out=b.logits, static_weights=True,
+            b.last_normed, self.weights.lm_head, out=out, static_weights=True,
             batch_invariant=self.batch_invariant, num_sms=num_sms,
         )  # fmt: skip
+        if self.tp is not None:
+            lane_of(self.tp, step).all_reduce(b.logits)
         return b.logits
 
     def forward(self, step: Step) -> Tensor:
@@ -136,7 +193,7 @@ class Decoder:
         return forward(self, step)
 
     def _attention(self, layer: Layer, index: int, step: Step) -> None:
-        """From the normed rows to the residual stream."""
+        """From the normed rows to what the heads read."""
         b, num_sms = step.buffers, step.num_sms
         k_cache, v_cache = step.caches[index]
         ops.gemm(
@@ -152,13 +209,12 @@ class Decoder:
             b.q, k_cache, v_cache, step.page_table, step.kv_lens, cu_q_lens=step.cu_q_lens,
             max_q_len=step.max_q_len, plan=step.plan, out=b.attended, num_sms=num_sms,
         )  # fmt: skip
-        ops.gemm(
-            b.attended_rows, layer.o, residual=b.hidden, out=b.hidden, static_weights=True,
-            batch_invariant=self.batch_invariant, num_sms=num_sms,
-        )  # fmt: skip
 
-    def _dense(self, layer: DenseLayer, b: StepBuffers, num_sms: int | None) -> None:
-        """SwiGLU, added to the residual stream."""
+    def _dense(
+        self, layer: DenseLayer, b: StepBuffers, residual: Tensor | None, out: Tensor,
+        num_sms: int | None,
+    ) -> None:  # fmt: skip
+        """SwiGLU, added to the residual stream, or a rank's part of it."""
         assert b.gated is not None
         same = self.batch_invariant
         ops.gemm_swiglu(
@@ -166,7 +222,7 @@ class Decoder:
             num_sms=num_sms,
         )  # fmt: skip
         ops.gemm(
-            b.gated, layer.down, residual=b.hidden, out=b.hidden, static_weights=True,
+            b.gated, layer.down, residual=residual, out=out, static_weights=True,
             batch_invariant=same, num_sms=num_sms,
         )  # fmt: skip
 
@@ -186,9 +242,10 @@ def refuse_experts(config: ModelConfig) -> None:
 
 
 def _experts(
-    layer: MoeLayer, moe: MoeConfig, b: StepBuffers, m: MoeBuffers, num_sms: int | None
-) -> None:
-    """The mixture of experts, added to the residual stream."""
+    layer: MoeLayer, moe: MoeConfig, b: StepBuffers, m: MoeBuffers, residual: Tensor | None,
+    out: Tensor, num_sms: int | None,
+) -> None:  # fmt: skip
+    """The mixture of experts, added to the residual stream, or a rank's part of it."""
     ops.gemm(b.normed, layer.router, out=m.router_logits, static_weights=True, num_sms=num_sms)
     ops.topk_softmax(
         m.router_logits, moe.top_k, renormalize=moe.renormalize, out=(m.weights, m.experts),
@@ -199,4 +256,4 @@ def _experts(
     )
     ops.grouped_gemm(m.rows, layer.w_gate_up, m.offsets, swiglu=True, out=m.gated, num_sms=num_sms)
     ops.grouped_gemm(m.gated, layer.w_down, m.offsets, out=m.outs, num_sms=num_sms)
-    ops.moe_unpermute(m.outs, m.index, m.weights, residual=b.hidden, out=b.hidden, num_sms=num_sms)
+    ops.moe_unpermute(m.outs, m.index, m.weights, residual=residual, out=out, num_sms=num_sms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -79,3 +79,11 @@ def empty_layer(config: ModelConfig, make: Callable[..., Tensor]) -> Layer:
         make(moe.num_experts, 2 * moe.intermediate_size, hidden),
         make(moe.num_experts, hidden, moe.intermediate_size),
     )  # fmt: skip
+
+
+def layer_tensors(layer: Layer) -> Iterator[Tensor]:
+    """Every tensor of a layer."""
+    for name in type(layer).__dataclass_fields__:
+        value = getattr(layer, name)
+        if value is not None:
+            yield value

@@ -16,11 +16,14 @@ from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
 from smkern.models.names import fused_names, is_ignorable, named_weights
+from smkern.models.shard import WHOLE, Shard
 from smkern.ops.warming import Bar
 
 if TYPE_CHECKING:
     from smkern.models.weights import Weights
 
+Empty = Callable[[ModelConfig, "torch.device | str", Shard], "Weights"]
+"""Makes uninitialised weights of a part of a model on a device."""
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHOWN = 8
@@ -29,11 +32,12 @@ SHOWN = 8
 
 def load(
     path: Path,
-    empty: Callable[[ModelConfig, torch.device | str], Weights],
+    empty: Empty,
     *,
     config: ModelConfig | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
+    shard: Shard,
     progress: bool,
 ) -> Weights:
     """See `Weights.load`; the files are copied into what `empty` makes."""
@@ -53,8 +57,8 @@ def load(
             return _read(handles[files[name]], name, path / files[name])
 
         return filled(
-            lambda place: empty(config, place), config.num_layers, device, files, read, str(path),
-            convert=dtype is not None, bar=bar,
+            empty, config, device, files, read, str(path), convert=dtype is not None, shard=shard,
+            bar=bar,
         )  # fmt: skip
 
 
@@ -86,37 +90,45 @@ def find_files(path: Path) -> dict[str, str]:
 
 
 def filled(
-    empty: Callable[[torch.device | str], Weights],
-    num_layers: int,
+    empty: Empty,
+    config: ModelConfig,
     device: torch.device | str,
     names: Collection[str],
     read: Callable[[str], Tensor],
     source: str,
     *,
     convert: bool,
+    shard: Shard = WHOLE,
     bar: Bar | None = None,
 ) -> Weights:
     """Weights made on a device of named tensors, which are compared before memory is taken.
 
     Args:
-        empty: Makes uninitialised weights on a device.
-        num_layers: Their layers.
+        empty: Makes uninitialised weights.
+        config: The whole model.
         device: Where they shall lie.
         names, read, source, convert, bar: As `fill` has them.
+        shard: Which part of every tensor is copied; the whole is compared.
 
     Raises:
+        ConfigError: sizes that so many ranks cannot share.
         WeightsError: as `fill`.
     """
-    place = torch_device(device)
+    place, num_layers = torch_device(device), config.num_layers
+    shard.config(config)
     if num_layers > len(names):  # found out before so many layers are described
         raise WeightsError(
             f"{source} has {len(names)} tensors, the configuration {num_layers} layers: use the "
             "config.json that belongs to it"
         )
-    described = empty("meta")
+    described = empty(config, "meta", WHOLE)
     fill(described, names, lambda name: _described(read(name)), source, convert=convert)
-    weights = empty(place)
-    fill(weights, names, read, source, convert=convert, bar=bar)
+    weights = empty(config, place, shard)
+
+    def part(name: str) -> Tensor:
+        return shard.cut(name, read(name), config.num_kv_heads)
+
+    fill(weights, names, part, source, convert=convert, bar=bar)
     return weights
 
 

@@ -127,7 +127,9 @@ def test_a_configuration_is_compared_before_memory_is_taken(
     (folder / "config.json").write_text(json.dumps(written | changes))
     made, empty = [], Weights.empty
     monkeypatch.setattr(
-        Weights, "empty", lambda config, device: made.append(device) or empty(config, device)
+        Weights,
+        "empty",
+        lambda config, device, *a: made.append(device) or empty(config, device, *a),
     )
     with pytest.raises((WeightsError, ConfigError), match=message):
         Weights.load(folder)

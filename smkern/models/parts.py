@@ -1,0 +1,84 @@
+"""What a rank does in a forward that a single GPU need not: sums of parts over the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from smkern import ops
+from smkern.models.step import Step
+from smkern.models.tensor_parallel import Collective, TensorParallel
+from smkern.models.weights import Weights
+
+
+def agree_on_model(
+    tp: TensorParallel, weights: Weights, max_position: int, batch_invariant: bool
+) -> None:
+    """Compare what the ranks were given.
+
+    Of the weights, the sizes and a hash of the norms: those are everybody's.
+
+    Raises:
+        RankError: on every rank, naming what differs.
+    """
+    tp.agree_on_host(weights.embed.device)
+    found = hashlib.blake2b(digest_size=8)
+    for tensor in weights.tensors():
+        if tensor.dim() == 1:
+            found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    tp.agree(
+        {
+            "config": weights.config,
+            "the hash of the norms": found.hexdigest(),
+            "max_position": max_position,
+            "batch_invariant": batch_invariant,
+        }
+    )
+
+
+def lane_of(tp: TensorParallel, step: Step) -> Collective:
+    """The sums of a step: prompts, also with rows that decode beside them, have their own."""
+    return tp.decode if step.cu_q_lens is None else tp.prefill
+
+
+def embed_part(tp: TensorParallel, table: Tensor, step: Step) -> None:
+    """Rows of the embedding into `hidden`: those that this rank has, and zeros, over all ranks.
+
+    One rank has each row, so the sum is exact.
+
+    Args:
+        tp: The ranks.
+        table: This rank's rows of the embedding.
+        step: The step; its `normed` is not read before a layer writes it.
+    """
+    b, ids = step.buffers, step.token_ids
+    room = b.normed.view(-1).view(ids.dtype)[: ids.shape[0]]
+    torch.sub(ids, tp.rank * table.shape[0], out=room)
+    ops.embedding(room, table, out=b.hidden, num_sms=step.num_sms)
+    lane_of(tp, step).all_reduce(b.hidden)
+
+
+def add_norm_part(tp: TensorParallel, weight: Tensor, eps: float, step: Step) -> None:
+    """hidden += the sum of `normed` over all ranks; `normed` is its norm."""
+    b = step.buffers
+    lane_of(tp, step).all_reduce(b.normed)
+    ops.add_rms_norm(b.normed, b.hidden, weight, eps=eps, out=b.normed, num_sms=step.num_sms)
+
+
+def add_part(tp: TensorParallel, step: Step) -> None:
+    """hidden += the sum of `normed` over all ranks."""
+    b = step.buffers
+    lane_of(tp, step).all_reduce(b.normed)
+    b.hidden.add_(b.normed)
+
+
+def own_logits(tp: TensorParallel, logits: Tensor) -> Tensor:
+    """The columns of this rank's part of the vocabulary; the others are zeros, to be summed.
+
+    One rank has each number, so the sum is exact, and every rank draws from the same bits.
+    """
+    rows = tp.shard.rows(logits.shape[1])
+    logits.zero_()
+    return logits[:, rows.start : rows.stop]
