@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.suite import UnknownNameError
 from smkern.policies import ORDERS, POLICIES
@@ -135,7 +136,7 @@ def checked_orders(names: Iterable[str]) -> tuple[str, ...]:
 
 def checked_policies(names: Iterable[str]) -> tuple[str, ...]:
     found = tuple(names)
-    known((name.split(":")[0] for name in found), (*POLICIES, *ON_STOCK), "policy")
+    known((name.split(":")[0] for name in found), (*POLICIES, *ON_STOCK, ORACLE), "policy")
     return found
 
 

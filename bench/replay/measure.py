@@ -13,6 +13,7 @@ from typing import Any
 from smkern.bench.replay.cases import (
     FOLDER,
     LEAST_REQUESTS,
+    MARGINS,
     SECONDS,
     Case,
     Cell,
@@ -21,6 +22,7 @@ from smkern.bench.replay.cases import (
     sizes_of,
     trace_named,
 )
+from smkern.bench.replay.oracle import ORACLE, Oracle, OracleServer
 from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
 from smkern.bench.results import Results
 from smkern.errors import ArgumentError
@@ -92,13 +94,14 @@ class How:
 
 
 @lru_cache(maxsize=4)
-def simulated(model: str, rungs: tuple[int, ...] = (), *, is_stock: bool = False) -> SimServer:
-    """The simulated server of a model, of certain rungs, with its default predictor's times or
-    those of stock kernels."""
+def simulated(model: str, rungs: tuple[int, ...] = (), *, policy: str = "") -> SimServer:
+    """The simulated server of a model, of certain rungs, with its default predictor's times or, as
+    the policy wants, those of stock kernels."""
     sizes = sizes_of(model)
-    predictor = stock_predictor(model) if is_stock else None
+    predictor = stock_predictor(model) if policy in ON_STOCK else None
     sizes = replace(sizes, rungs=rungs) if rungs else sizes
-    return SimServer(model, predictor=predictor, sizes=sizes)
+    kind = OracleServer if policy == ORACLE else SimServer
+    return kind(model, predictor=predictor, sizes=sizes)
 
 
 def name_gpu(results: Results) -> None:
@@ -122,12 +125,16 @@ def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:
 
 def maker(case: Case, spec: str, server: Server) -> Callable[[], Policy]:
     """Makes the policy of a case with some settings, a new one for each replay."""
+    limit, predictor = case.tbt_slo_ms or BOUND_MS, server.predictor
 
-    def make() -> Policy:
-        limit = case.tbt_slo_ms or BOUND_MS
-        return policy_named(spec, server.predictor, tbt_slo_ms=limit, order=case.order)
+    def make(spec: str = spec) -> Policy:
+        return policy_named(spec, predictor, tbt_slo_ms=limit, order=case.order)
 
-    return make
+    if not isinstance(server, OracleServer):
+        return make
+    ways = [f"chunked:margin={margin}" for margin in MARGINS]
+    ways += [f"static_split:{rung}" for rung in server.sizes.rungs]
+    return lambda: Oracle([make(way) for way in ways], tbt_slo_ms=limit)
 
 
 def specs(case: Case) -> list[str]:
@@ -155,7 +162,7 @@ def goodput_cell(
         server: What serves; None: simulated.
     """
     began = time.monotonic()
-    server = server or simulated(case.model, how.rungs, is_stock=case.policy in ON_STOCK)
+    server = server or simulated(case.model, how.rungs, policy=case.policy)
     spec = spec or specs(case)[0]
     trace, rate, requests = prepared(case, how, server)
     is_bound = case.policy == BOUND
@@ -231,7 +238,7 @@ def rate_cell(
         drain: Whether requests are served to their last token, behind the last arrival too.
         preheat_s: Other requests come for so long before, at the same rate: a chip is faster cold.
     """
-    server = server or simulated(case.model, how.rungs)
+    server = server or simulated(case.model, how.rungs, policy=case.policy)
     trace = trace_named(case.trace, how.folder).fitting(server.max_context, how.overlong)
     drawn = trace.thinned(requests or max(20, round(rate_rps * how.seconds)), seed)
     timed = drawn.at_rate(rate_rps, how.arrivals, seed)

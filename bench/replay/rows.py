@@ -7,6 +7,7 @@ from typing import Any
 
 from smkern.bench.replay.cases import Cell
 from smkern.bench.replay.measure import BOUND
+from smkern.bench.replay.oracle import ORACLE
 from smkern.bench.rows import target_row, worst_row
 
 OURS, CHUNKED = "adaptive", "chunked"
@@ -45,12 +46,16 @@ def best(by_order: dict[str, Cell]) -> Cell:
     return max(by_order.values(), key=lambda cell: cell["goodput_rps"])
 
 
+def rivals(policies: dict[str, dict[str, Cell]]) -> list[Cell]:
+    """The others of a place, each in its best order; none of them can know the future."""
+    return [best(by_order) for name, by_order in policies.items() if name not in (OURS, ORACLE)]
+
+
 def against_best(cells: Sequence[Cell]) -> list[Cell]:
     """Our goodput over the best of all others, each in its best order."""
     found = []
     for (model, trace, limit), policies in goodputs(cells).items():
-        others = [best(by_order) for name, by_order in policies.items() if name != OURS]
-        rate = max((cell["goodput_rps"] for cell in others), default=0.0)
+        rate = max((cell["goodput_rps"] for cell in rivals(policies)), default=0.0)
         if OURS in policies and rate:
             ratio = best(policies[OURS])["goodput_rps"] / rate
             case = {"model": model, "trace": trace, "tbt_slo_ms": limit}
@@ -70,6 +75,21 @@ def over_chunked(cells: Sequence[Cell]) -> list[Cell]:
                 ratio = ours[order]["goodput_rps"] / chunked[order]["goodput_rps"]
                 case = {"model": model, "trace": trace, "tbt_slo_ms": limit, "order": order}
                 found.append({"case": case, "ratio": ratio})
+    return found
+
+
+def of_oracle(cells: Sequence[Cell]) -> list[Cell]:
+    """Our gain over chunking as a part of the greedy oracle's, in the same order; 1 where it has
+    none."""
+    found = []
+    for (model, trace, limit), policies in goodputs(cells).items():
+        for order, cell in policies.get(ORACLE, {}).items():
+            ours, chunked = (policies.get(x, {}).get(order) for x in (OURS, CHUNKED))
+            if ours is None or chunked is None:
+                continue
+            gain, its = (x["goodput_rps"] - chunked["goodput_rps"] for x in (ours, cell))
+            case = {"model": model, "trace": trace, "tbt_slo_ms": limit, "order": order}
+            found.append({"case": case, "ratio": gain / its if its > 0 else 1.0})
     return found
 
 
@@ -108,6 +128,8 @@ def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
         found["adaptive_vs_best"] = worst_row(ratios, lambda cell: cell["ratio"], 0.98, named)
     if gains := over_chunked(cells):
         found["adaptive_over_chunked"] = worst_row(gains, lambda cell: cell["ratio"], 1.25, named)
+    if parts := of_oracle(cells):
+        found["adaptive_of_oracle_gain"] = worst_row(parts, lambda cell: cell["ratio"], 0.9, named)
     served = [cell for cell in cells if "is_expected" in cell]
     if served:
         kept = sum(cell["is_expected"] for cell in served) / len(served)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from smkern.bench.replay.measure import BOUND
-from smkern.bench.replay.rows import CHUNKED, OURS, best, errors, goodputs, pairs
+from smkern.bench.replay.oracle import ORACLE
+from smkern.bench.replay.rows import CHUNKED, OURS, best, errors, goodputs, pairs, rivals
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.tables.markdown import rows_or_none
 from smkern.policies import POLICIES
@@ -29,7 +30,7 @@ def goodput_table(cells: Sequence[Cell]) -> str:
         for name in names:
             row.append(_best(policies[name]) if name in policies else "")
         bound = bounds.get((model, trace))
-        others = [best(x)["goodput_rps"] for name, x in policies.items() if name != OURS]
+        others = [cell["goodput_rps"] for cell in rivals(policies)]
         row += ["" if bound is None else f"{bound:.2f}", _ratio(policies.get(OURS), others)]
         rows.append(row)
     head = ["requests/s (order)", *names, "decode free", f"{OURS} / best other"]
@@ -37,7 +38,8 @@ def goodput_table(cells: Sequence[Cell]) -> str:
 
 
 def orders_table(cells: Sequence[Cell]) -> str:
-    """Our policy over chunking in the same order; a row a trace and limit, a column an order."""
+    """Our policy over chunking in the same order, and a greedy oracle over it in its own; a row a
+    trace and limit, a column an order."""
     found = goodputs(cells)
     orders = list(
         dict.fromkeys(o for policies in found.values() for x in policies.values() for o in x)
@@ -50,8 +52,10 @@ def orders_table(cells: Sequence[Cell]) -> str:
             for order in orders:
                 both = (ours.get(order), chunked.get(order))
                 row.append(_over(*both))
+            oracle = policies.get(ORACLE, {})
+            row += [_over(cell, chunked.get(order)) for order, cell in oracle.items()] or [""]
             rows.append(row)
-    return rows_or_none([f"{OURS} / {CHUNKED}", *orders], rows)
+    return rows_or_none([f"{OURS} / {CHUNKED}", *orders, f"{ORACLE} / {CHUNKED}"], rows)
 
 
 def kernels_table(cells: Sequence[Cell]) -> str:

@@ -66,6 +66,6 @@ def test_they_are_policies_of_the_grid_alone(name: str) -> None:
     case = Case("qwen3-8b", "azure-code", 15.0, "fcfs", name)
     ours = Case("qwen3-8b", "azure-code", 15.0, "fcfs", name.removeprefix("stock_"))
     assert specs(case) == specs(ours), "tried with the same settings"
-    stock, ours = simulated("qwen3-8b", is_stock=True), simulated("qwen3-8b")
+    stock, ours = simulated("qwen3-8b", policy="stock_chunked"), simulated("qwen3-8b")
     assert stock.predictor is stock_predictor("qwen3-8b")
     assert stock.sizes == ours.sizes
