@@ -51,6 +51,7 @@ class Equality:
         longest: Tokens of a prompt, at most.
         is_fast: Whether the decoder is not batch-invariant: then only those tokens count that
             rounding does not decide.
+        seed: Draws the requests.
     """
 
     requests: int
@@ -58,6 +59,7 @@ class Equality:
     sizes: Sizes = SIZES
     longest: int = 600
     is_fast: bool = False
+    seed: int = 1
 
     @property
     def about(self) -> dict[str, Any]:
@@ -65,13 +67,15 @@ class Equality:
         found: dict[str, Any] = {"requests": self.requests}
         if self.layers is not None:
             found["layers"] = self.layers
+        if self.seed != 1:
+            found["seed"] = self.seed
         return {**found, "mode": "fast"} if self.is_fast else found
 
 
-REQUESTS = int(os.environ.get("SMKERN_EQUAL_REQUESTS", "2000"))
-"""Of the largest workload."""
+SEED = int(os.environ.get("SMKERN_EQUAL_SEED", "1"))
+"""Of the largest workload: processes with a seed each make one of many thousands."""
 EQUALITIES = (
-    Equality(REQUESTS, layers=4),
+    Equality(2000, layers=4, seed=SEED),
     Equality(200, layers=4, is_fast=True),
     Equality(100),
 )
@@ -191,7 +195,7 @@ def _check_invariant(made: Weights, wanted: Equality) -> Verdict:
     """Bit for bit, each part by a policy of another seed and way to preempt."""
     sizes = wanted.sizes
     compile_steps(made.config, sizes, PROMPTS)
-    asked = workload(1, wanted.requests, made.config.vocab_size, longest=wanted.longest)
+    asked = workload(wanted.seed, wanted.requests, made.config.vocab_size, longest=wanted.longest)
     truth = each_alone(_decoder(made, sizes), asked, sizes.max_context)
     verdict, part = Verdict(), -(-len(asked) // len(SEEDS))
     for index, seed in enumerate(SEEDS):
