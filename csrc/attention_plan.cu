@@ -120,7 +120,7 @@ __device__ __forceinline__ void write_decode(const PlanParams& p, const Shared& 
       i -= block * pieces;
     }
     const int first = (who.w >> 16) & 255, number = first + i, key0 = number << shift;
-    const int key1 = min((u32)kv_len, (u32)(number + 1) << shift);
+    const int key1 = i + 1 < pieces ? (number + 1) << shift : kv_len;
     const bool cut = pieces > 1;
     // all pieces but the last cost the same; a row block's cost is that of its request's others
     const int tiles = (kv_len - (first << shift) + 127) >> 7, each = (1 << shift >> 7) + 2;

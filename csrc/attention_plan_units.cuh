@@ -48,7 +48,8 @@ struct Request {
   }
 };
 
-// Pieces are powers of two, except for uncut requests, whose piece is longer than any power used.
+// Pieces are powers of two, except for uncut requests, whose piece is longer than any power used,
+// and for the last one, which has all keys that are left.
 __device__ __forceinline__ int doublings(int kv_len, int log_most) {
   return 32 - __clz(max(kv_len - 1, 0) >> log_most);
 }
@@ -79,8 +80,10 @@ struct Unit {
       blocks = 1;
     }
     if (p.window) begin = min(max(start + first_token - p.window + 1, 0), end);
-    first = begin >> shift;
-    if (blocks) pieces = (max(begin, end - 1) >> shift) - first + 1;
+    // a rest of up to a quarter of a piece joins decode's last whole piece
+    const int last = r.decode() ? max(end - (1 << shift >> 2) - 1, 0) : max(begin, end - 1);
+    first = min(begin, last) >> shift;
+    if (blocks) pieces = (last >> shift) - first + 1;
     // decode walks whole pieces, prefill whole tiles
     begin = r.decode() ? first << shift : begin & ~127;
   }
@@ -88,7 +91,7 @@ struct Unit {
   __device__ __forceinline__ bool cut() const { return pieces > 1; }
   __device__ __forceinline__ int key0(int i) const { return i ? (first + i) << shift : begin; }
   __device__ __forceinline__ int key1(int i) const {
-    return min((u32)end, (u32)(first + i + 1) << shift);
+    return i + 1 < pieces ? (first + i + 1) << shift : end;
   }
   __device__ __forceinline__ int tiles(int i) const { return (key1(i) - key0(i) + 127) >> 7; }
   // of all pieces, plus one a piece: all cuts lie between tiles

@@ -52,6 +52,12 @@ def test_pieces_are_merged_at_every_budget(budget: int, sinks: bool) -> None:
     check(case, Budget(budget, "grid"))
 
 
+@pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize("window", [0, 10, 30])
+def test_a_rest_in_the_last_piece(window: int) -> None:
+    check(Case(((1, 144), (1, 145), (3, 80), (1, 65)), kv_heads=2, window=window))
+
+
 def test_many_ctas_share_an_sm_where_a_mask_confines() -> None:
     config = AttentionConfig("triton", keys=32, ctas_per_sm=3)
     check(Case(((1, 50),) * 5), Budget(2, "mask"), config)

@@ -183,6 +183,40 @@ def test_costs_add_up(step):
     assert (costs[inner] == costs[first]).all()
 
 
+@pytest.mark.parametrize(
+    ("kv_len", "pieces", "last"),
+    [
+        (0, 1, (0, 0)),
+        (1, 1, (0, 1)),
+        (640, 1, (0, 640)),
+        (641, 2, (512, 641)),
+        (2048, 4, (1536, 2048)),
+        (2049, 4, (1536, 2049)),
+        (2176, 4, (1536, 2176)),
+        (2177, 5, (2048, 2177)),
+        (65_536, 128, (65_024, 65_536)),
+        (65_537, 64, (64_512, 65_537)),
+        (65_792, 64, (64_512, 65_792)),
+        (65_793, 65, (65_536, 65_793)),
+    ],
+)
+def test_a_rest_of_a_quarter_piece_joins_the_last_piece(kv_len, pieces, last):
+    shape = AttentionShape(1, 4, 1, 64, 16, 1, 70_000, 1, 70_000)
+    decode, _ = read(shape, plan_items(shape, [kv_len], None, 4))
+    assert decode[:, items.NUM_PIECES].tolist() == [pieces] * pieces
+    assert tuple(decode[-1, [items.KV_BEGIN, items.KV_END]]) == last
+    whole = decode[:-1, items.KV_END] - decode[:-1, items.KV_BEGIN]
+    assert (whole == (512 if kv_len <= 65_536 else 1024)).all()
+
+
+@pytest.mark.parametrize(("window", "first"), [(10, 1536), (100, 1536), (600, 1024), (0, 0)])
+def test_a_window_that_begins_in_a_rest_is_in_the_last_piece(window, first):
+    shape = AttentionShape(1, 4, 1, 64, 16, 1, 4096, 1, 4096, window=window)
+    decode, _ = read(shape, plan_items(shape, [2100], None, 4))
+    assert decode[0, items.KV_BEGIN] == first
+    assert decode[-1, items.KV_END] == 2100
+
+
 def test_lengths_outside_the_shape_are_clamped():
     shape = AttentionShape(2, 4, 1, 64, 16, 2, 100, 3, 200)
     decode, _ = read(shape, plan_items(shape, [5000, -3], [-7, 2, 99], 4))

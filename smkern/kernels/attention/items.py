@@ -20,7 +20,7 @@ from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
-    decode_piece,
+    decode_cut,
     prefill_piece,
 )
 
@@ -124,11 +124,9 @@ def plan_items(
         is_decode = q_len <= DECODE_MAX_Q
         rows = q_len * shape.group
         block = shape.decode_rows if is_decode else PREFILL_ROWS
-        piece = (
-            decode_piece(kv_len)
-            if is_decode
-            else prefill_piece(q_len, kv_len, shape.group, shape.num_kv_heads)
-        )
+        piece, last = decode_cut(kv_len)
+        if not is_decode:
+            piece = prefill_piece(q_len, kv_len, shape.group, shape.num_kv_heads)
         path = "decode" if is_decode else "prefill"
         for first_row in range(0, rows, block):
             last_row = min(first_row + block, rows) - 1
@@ -136,7 +134,9 @@ def plan_items(
             if is_decode:  # all row blocks of a request walk the same keys
                 tokens = range(q_len)
             begin, end = visible(shape, q_len, kv_len, tokens)
-            first, last = begin // piece, max(begin, end - 1) // piece
+            if not is_decode:
+                last = max(begin, end - 1) // piece
+            first = min(begin // piece, last)
             pieces = last - first + 1
             if first_row == 0 or not is_decode:  # a decode request's first block counts for all
                 count = -(-rows // block) if is_decode else 1
@@ -160,7 +160,7 @@ def plan_items(
                 key0 = max(begin // PREFILL_TILE * PREFILL_TILE, (first + index) * piece)
                 if is_decode:
                     key0 = (first + index) * piece
-                key1 = min(end, (first + index + 1) * piece)
+                key1 = (first + index + 1) * piece if index < pieces - 1 else end
                 tiles = -(-max(key1 - key0, 0) // PREFILL_TILE)
                 item = [request, key0, key1, kv_len, q_start, q_len, first_row, first_slot,
                         pieces, index, mine, tiles]  # fmt: skip

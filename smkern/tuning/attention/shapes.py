@@ -19,6 +19,11 @@ DECODE_MAX_Q = 8
 """Requests with at most this many query tokens take the decode path."""
 DECODE_PIECE = 512
 """Minimum keys of a decode piece; pieces start at multiples of it from the request's start."""
+DECODE_REST = 4
+"""A rest of at most this part of a piece (a quarter: 128 keys) joins a request's last whole piece.
+
+A piece costs two tiles of 128 keys beside its keys, so that 2,049 keys as 5 pieces would cost an
+eighth more than 2,048; as 4 they cost a 24th more."""
 DECODE_MAX_PIECES = 128
 """The most pieces merged for a request: longer contexts have longer pieces (powers of two)."""
 DECODE_MAX_ROWS = 32
@@ -103,12 +108,16 @@ class AttentionShape:
         return self.max_row_blocks * max(pieces, 1)
 
 
-def decode_piece(kv_len: int) -> int:
-    """Keys per decode piece of a request: 512, doubled until 128 pieces hold `kv_len`."""
+def decode_cut(kv_len: int) -> tuple[int, int]:
+    """(keys per decode piece, index of the last piece) of a request.
+
+    A piece has 512 keys, doubled until 128 pieces hold `kv_len`; the last one has the rest of the
+    keys: up to a quarter of a piece beside its own, or only these where there are more.
+    """
     piece = DECODE_PIECE
     while piece * DECODE_MAX_PIECES < kv_len:
         piece *= 2
-    return piece
+    return piece, max(kv_len - piece // DECODE_REST - 1, 0) // piece
 
 
 def prefill_piece(q_len: int, kv_len: int, group: int, num_kv_heads: int) -> int:

@@ -16,7 +16,7 @@ from smkern.tuning.attention.shapes import (
     PREFILL_ROWS,
     PREFILL_TILE,
     AttentionShape,
-    decode_piece,
+    decode_cut,
     prefill_piece,
 )
 
@@ -107,12 +107,13 @@ _Counted = tuple[Ints, int, int, int]
 def _decode(shape: AttentionShape, q_len: int, kv_len: int) -> _Counted:
     """Counts of a decode request: all of its row blocks walk the same keys."""
     begin, end = _visible(shape, q_len, kv_len, np.array([0]), np.array([q_len - 1]))
-    low, high, piece = int(begin[0]), int(end[0]), decode_piece(kv_len)
-    first = low // piece
-    pieces = max(low, high - 1) // piece - first + 1
+    low, high = int(begin[0]), int(end[0])
+    piece, last = decode_cut(kv_len)
+    first = min(low // piece, last)
+    pieces = last - first + 1
     blocks = -(-q_len * shape.group // shape.decode_rows)
     start = (first + np.arange(pieces)) * piece
-    keys = np.maximum(np.minimum(start + piece, high) - start, 0)
+    keys = np.append(start[1:], high) - start
     cut = blocks * pieces if pieces > 1 else 0
     return np.tile(keys, blocks), cut, high - low, _pairs(shape, q_len, kv_len)
 

@@ -13,7 +13,7 @@ from tests.gpu.attention.cases import Case, Step, int32, make_step
 from tests.gpu.attention.support import BACKENDS, MIXED, at_most, attend
 from tests.gpu.attention.truth import check
 
-LONG = Case(kv_lens=(5000, 1, 700, 0, 256, 1300), q_heads=8, kv_heads=2)
+LONG = Case(kv_lens=(5000, 1, 700, 0, 256, 2100), q_heads=8, kv_heads=2)
 VERIFY = Case(kv_lens=(5000, 9, 700, 8, 256, 1300), q_lens=(8, 1, 3, 8, 5, 2))
 PREFILL = Case(kv_lens=(300, 64, 2000, 9), q_lens=(300, 64, 40, 9))
 CUT = Case(kv_lens=(17_000, 300, 9000), q_lens=(20, 1, 150), head_dim=64, q_heads=4, kv_heads=1)

@@ -37,6 +37,8 @@ CHUNKED = Case(kv_lens=(1700, 256, 2048, 333), q_lens=(130, 128, 64, 9))
 """New tokens on a cached prefix."""
 LONG = Case(kv_lens=(40_000, 33_000, 300), head_dim=64, q_heads=4, kv_heads=1)
 """Over 32,768 keys a piece is longer than 256."""
+RESTS = Case(kv_lens=(513, 640, 641, 2049, 2176, 2177))
+"""Keys behind the last whole piece: few enough to join it, or not."""
 CUT = Case(kv_lens=(20_000, 9000, 50_000), q_lens=(40, 130, 9), head_dim=64, q_heads=4, kv_heads=1)
 """Prefill items whose keys are cut into pieces."""
 
@@ -46,6 +48,9 @@ DECODE_CASES = [
     *(Case(head_dim=dim) for dim in DIMS),
     *(Case(kv_lens=(200, 517), **dtype) for dtype in DTYPES),
     *(Case(head_dim=dim, fp8=True) for dim in (64, 96, 256)),
+    RESTS,
+    replace(RESTS, fp8=True),
+    replace(RESTS, window=100),
     LONG,
 ]
 PAGE_CASES = [
