@@ -176,7 +176,7 @@ class FakeLayer:
         self.attention = EagerOperator(ATTENTION, -1, attentions, streams)
         self.plans = EagerPlans(-1, attentions, streams)
         self.weights: Any = empty_layer(
-            self.config, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
+            self.config, lambda *shape, dtype: torch.empty(shape, dtype=dtype)
         )
         self.activations = ActivationBuffers(self.config, MAX_M, 1)
         heads, dim = self.config.num_kv_heads, self.config.head_dim

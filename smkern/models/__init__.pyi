@@ -9,9 +9,13 @@ from smkern.models.graph import DecodeInputs as DecodeInputs
 from smkern.models.layers import AttentionWeights as AttentionWeights
 from smkern.models.layers import DenseLayer as DenseLayer
 from smkern.models.layers import Layer as Layer
+from smkern.models.layers import LayerScales as LayerScales
 from smkern.models.layers import MoeLayer as MoeLayer
+from smkern.models.layers import Scales as Scales
 from smkern.models.presets import preset as preset
 from smkern.models.presets import presets as presets
+from smkern.models.quantization import Quantization as Quantization
+from smkern.models.quantizing import quantize as quantize
 from smkern.models.sampling import SamplingParams as SamplingParams
 from smkern.models.shard import Shard as Shard
 from smkern.models.step import Step as Step

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from smkern.device import torch_device
 from smkern.errors import ArgumentError
+from smkern.limits import FP8_BLOCK
 from smkern.models.config import ModelConfig
+from smkern.models.layers import FP8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +40,28 @@ class MoeBuffers:
     outs: Tensor
 
 
+class QuantizedRows(NamedTuple):
+    """Rows in e4m3 and their scales, as a product reads them.
+
+    Attributes:
+        values: [rows, columns] float8_e4m3fn.
+        scale: fp32: [rows, columns / 128], or a scale a row, [rows].
+    """
+
+    values: Tensor
+    scale: Tensor
+
+
+class QuantizedBuffers(NamedTuple):
+    """The inputs of a quantized model's products, None of another's; of experts, `rows` and `gated`
+    are by slot."""
+
+    hidden: QuantizedRows | None = None
+    attended: QuantizedRows | None = None
+    gated: QuantizedRows | None = None
+    rows: QuantizedRows | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBuffers:
     """Views of activation buffers for one step.
@@ -49,6 +73,7 @@ class StepBuffers:
         attended: [tokens, q_heads, head_dim]; `attended_rows` the same as a matrix.
         gated: [tokens, intermediate_size] of a dense MLP, else None.
         moe: Buffers of a mixture of experts, else None.
+        fp8: Inputs of a quantized model's products.
         last_rows: [batch] int32: the row of each request's last token.
         last: [batch, hidden_size]: those rows.
         last_normed: [batch, hidden_size].
@@ -65,6 +90,7 @@ class StepBuffers:
     attended_rows: Tensor
     gated: Tensor | None
     moe: MoeBuffers | None
+    fp8: QuantizedBuffers
     last_rows: Tensor
     last: Tensor
     last_normed: Tensor
@@ -136,6 +162,7 @@ class ActivationBuffers:
         heads = [config.num_q_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = x["qkv"].view(num_tokens, sum(heads), config.head_dim).split(heads, 1)
         moe = None
+        inputs = {name: _pop_quantized(x, name) for name in _quantized_widths(config)}
         if config.moe is not None:
             moe = MoeBuffers(**{name: x.pop(name) for name in MoeBuffers.__dataclass_fields__})
         return StepBuffers(
@@ -145,8 +172,13 @@ class ActivationBuffers:
             attended_rows=x["attended"].view(num_tokens, config.q_size),
             gated=x.pop("gated", None),
             moe=moe,
+            fp8=QuantizedBuffers(**inputs),
             **x,
         )
+
+
+def _pop_quantized(x: dict[str, Tensor], name: str) -> QuantizedRows:
+    return QuantizedRows(x.pop(f"{name}_fp8"), x.pop(f"{name}_scale"))
 
 
 _Rows = Literal["token", "slot", "expert", "request"]
@@ -173,6 +205,11 @@ def _fields(config: ModelConfig) -> dict[str, _Field]:
         "last_normed": _Field("request", hidden, dtype),
         "logits": _Field("request", (config.vocab_size,), dtype),
     }
+    for name, (rows, width) in _quantized_widths(config).items():
+        assert config.quantization is not None
+        blocks = (width // FP8_BLOCK,) if config.quantization.kind == "fp8-block" else ()
+        found[f"{name}_fp8"] = _Field(rows, (width,), FP8)
+        found[f"{name}_scale"] = _Field(rows, blocks, torch.float32)
     if moe is None:
         return {**found, "gated": _Field("token", (config.intermediate_size,), dtype)}
     return {
@@ -186,6 +223,20 @@ def _fields(config: ModelConfig) -> dict[str, _Field]:
         "gated": _Field("slot", (moe.intermediate_size,), dtype),
         "outs": _Field("slot", hidden, dtype),
     }
+
+
+def _quantized_widths(config: ModelConfig) -> dict[str, tuple[_Rows, int]]:
+    """What a quantized model's products read: what has a row, and its columns."""
+    if config.quantization is None:
+        return {}
+    found: dict[str, tuple[_Rows, int]] = {
+        "hidden": ("token", config.hidden_size),
+        "attended": ("token", config.q_size),
+    }
+    if config.moe is None:
+        return {**found, "gated": ("token", config.intermediate_size)}
+    width = config.moe.intermediate_size
+    return {**found, "gated": ("slot", width), "rows": ("slot", config.hidden_size)}
 
 
 def _counts(config: ModelConfig, tokens: int, batch: int) -> dict[_Rows, int]:

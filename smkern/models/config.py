@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smkern.errors import ConfigError
-from smkern.limits import HEAD_DIMS
+from smkern.limits import FP8_BLOCK, HEAD_DIMS
 from smkern.models.architecture import (
     ARCHITECTURES,
     Architecture,
@@ -19,6 +19,7 @@ from smkern.models.architecture import (
 )
 from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
+from smkern.models.quantization import Quantization
 from smkern.rope import Rope
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K
 from smkern.tuning.rows import MAX_WIDTH
@@ -50,8 +51,9 @@ class ModelConfig:
         tied: Whether the head's weights are the embedding's.
         moe: The mixture of experts, or None.
         initializer_range: Standard deviation of random weights.
-        dtype: Dtype of weights and activations.
+        dtype: Dtype of weights and activations; of a quantized model of what is not fp8.
         eos_token_ids: Tokens that end a text.
+        quantization: How the linear layers are stored in fp8, or None.
 
     Raises:
         ConfigError: sizes that cannot be, or that the operators do not serve.
@@ -78,6 +80,7 @@ class ModelConfig:
     initializer_range: float = 0.02
     dtype: torch.dtype = _BF16
     eos_token_ids: tuple[int, ...] = ()
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.architecture, str) or self.architecture not in _KNOWN:
@@ -102,6 +105,7 @@ class ModelConfig:
         else:
             _check_experts(self.moe)
         _check_heads(self)
+        _check_blocks(self)
         for name in ("rms_eps", "initializer_range"):
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -200,6 +204,28 @@ def _check_widths(config: ModelConfig) -> None:
         if getattr(config, name) > most:
             raise ConfigError(
                 f"{name}={getattr(config, name)}: {served} at most {most}; choose another model"
+            )
+
+
+def _check_blocks(config: ModelConfig) -> None:
+    """Raise ConfigError unless whole blocks make every projection."""
+    given = config.quantization
+    if given is None:
+        return
+    if not isinstance(given, Quantization):
+        raise ConfigError(f"quantization is a {type(given).__name__}: pass a Quantization, or None")
+    width = config.intermediate_size if config.moe is None else config.moe.intermediate_size
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "q_size": config.q_size,
+        "kv_size": config.kv_size,
+        "intermediate_size": width,
+    }
+    for name, size in sizes.items():
+        if given.kind == "fp8-block" and size % FP8_BLOCK:
+            raise ConfigError(
+                f"{name}={size} with quantization 'fp8-block': blocks have {FP8_BLOCK} rows and "
+                "columns, and projections are made of whole ones; use 'fp8-channel'"
             )
 
 

@@ -11,7 +11,7 @@ from smkern.models.activations import MoeBuffers, StepBuffers
 from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
-from smkern.models.layers import DenseLayer, Layer, MoeLayer
+from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
 from smkern.models.parts import (
     add_norm_part,
     add_part,
@@ -19,6 +19,15 @@ from smkern.models.parts import (
     embed_part,
     lane_of,
     own_logits,
+)
+from smkern.models.products import (
+    Launch,
+    Operand,
+    by_expert,
+    gated,
+    normed,
+    product,
+    quantized,
 )
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
@@ -78,6 +87,8 @@ class Decoder:
         self.weights = weights
         self.batch_invariant = batch_invariant
         self.cos_sin = config.rope.table(self.max_position, self.device)
+        # On the device, a number each: launches of all layers are of one kind.
+        self._kv_scales = _kv_scales(weights)
 
     def _checked(
         self,
@@ -149,21 +160,22 @@ class Decoder:
             `step.buffers.hidden`.
         """
         layer, b, num_sms = self.weights.layers[index], step.buffers, step.num_sms
-        eps = self.config.rms_eps
-        ops.rms_norm(b.hidden, layer.input_norm, eps=eps, out=b.normed, num_sms=num_sms)
         self._attention(layer, index, step)
+        scales, eps = layer.scales, self.config.rms_eps
+        launch = Launch(num_sms, self.batch_invariant)
         # A rank's products are a part of the sum: they go over all ranks before the residual.
         residual, out = (b.hidden, b.hidden) if self.tp is None else (None, b.normed)
-        ops.gemm(
-            b.attended_rows, layer.o, residual=residual, out=out, static_weights=True,
-            batch_invariant=self.batch_invariant, num_sms=num_sms,
-        )  # fmt: skip
+        x = quantized(b.attended_rows, scales.o, b.fp8.attended, num_sms)
+        product(x, layer.o, scales.o, launch, residual=residual, out=out)
+        # Routers and the exchange of rows are in the model's dtype.
+        wide = scales.gate_up if isinstance(layer, DenseLayer) else None
         if self.tp is None:
-            ops.rms_norm(b.hidden, layer.post_norm, eps=eps, out=b.normed, num_sms=num_sms)
+            x = normed(layer.post_norm, eps, wide, b, num_sms)
         else:
             add_norm_part(self.tp, layer.post_norm, eps, step)
+            x = quantized(b.normed, wide, b.fp8.hidden, num_sms)
         if isinstance(layer, DenseLayer):
-            self._dense(layer, b, residual, out, num_sms)
+            _dense(layer, x, b, residual, out, launch)
         else:
             assert b.moe is not None
             assert self.config.moe is not None
@@ -193,38 +205,43 @@ class Decoder:
         return forward(self, step)
 
     def _attention(self, layer: Layer, index: int, step: Step) -> None:
-        """From the normed rows to what the heads read."""
-        b, num_sms = step.buffers, step.num_sms
+        """From the residual stream to what the heads read."""
+        b, num_sms, scales = step.buffers, step.num_sms, layer.scales
+        eps, launch = self.config.rms_eps, Launch(num_sms, self.batch_invariant)
         k_cache, v_cache = step.caches[index]
-        ops.gemm(
-            b.normed, layer.qkv, out=b.qkv, static_weights=True,
-            batch_invariant=self.batch_invariant, num_sms=num_sms,
-        )  # fmt: skip
+        k_scale, v_scale = self._kv_scales[index] if k_cache.dtype is FP8 else (None, None)
+        x = normed(layer.input_norm, eps, scales.qkv, b, num_sms)
+        product(x, layer.qkv, scales.qkv, launch, out=b.qkv)
         ops.qk_norm_rope_append(
             b.q, b.k, b.v, k_cache, v_cache, step.page_table, step.kv_lens,
-            cos_sin=self.cos_sin, q_norm=layer.q_norm, k_norm=layer.k_norm,
-            eps=self.config.rms_eps, cu_q_lens=step.cu_q_lens, out=b.q, num_sms=num_sms,
+            cos_sin=self.cos_sin, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=eps,
+            cu_q_lens=step.cu_q_lens, k_scale=k_scale, v_scale=v_scale, out=b.q, num_sms=num_sms,
         )  # fmt: skip
         ops.paged_attention(
             b.q, k_cache, v_cache, step.page_table, step.kv_lens, cu_q_lens=step.cu_q_lens,
-            max_q_len=step.max_q_len, plan=step.plan, out=b.attended, num_sms=num_sms,
+            max_q_len=step.max_q_len, k_scale=k_scale, v_scale=v_scale, plan=step.plan,
+            out=b.attended, num_sms=num_sms,
         )  # fmt: skip
 
-    def _dense(
-        self, layer: DenseLayer, b: StepBuffers, residual: Tensor | None, out: Tensor,
-        num_sms: int | None,
-    ) -> None:  # fmt: skip
-        """SwiGLU, added to the residual stream, or a rank's part of it."""
-        assert b.gated is not None
-        same = self.batch_invariant
-        ops.gemm_swiglu(
-            b.normed, layer.gate_up, out=b.gated, static_weights=True, batch_invariant=same,
-            num_sms=num_sms,
-        )  # fmt: skip
-        ops.gemm(
-            b.gated, layer.down, residual=residual, out=out, static_weights=True,
-            batch_invariant=same, num_sms=num_sms,
-        )  # fmt: skip
+
+def _dense(
+    layer: DenseLayer, x: Operand, b: StepBuffers, residual: Tensor | None, out: Tensor,
+    launch: Launch,
+) -> None:  # fmt: skip
+    """SwiGLU, added to the residual stream, or a rank's part of it."""
+    assert b.gated is not None
+    scales = layer.scales
+    gated(x, layer.gate_up, scales.gate_up, launch, out=b.gated)
+    x = quantized(b.gated, scales.down, b.fp8.gated, launch.num_sms)
+    product(x, layer.down, scales.down, launch, residual=residual, out=out)
+
+
+def _kv_scales(weights: Weights) -> list[tuple[Tensor, Tensor] | tuple[None, None]]:
+    """The scales of each layer's fp8 cache, keys' and values'."""
+    scales = weights.kv_scales
+    if scales is None:
+        return [(None, None)] * len(weights.layers)
+    return [(layer[:1], layer[1:]) for layer in scales]
 
 
 def refuse_experts(config: ModelConfig) -> None:
@@ -254,6 +271,10 @@ def _experts(
     ops.moe_permute(
         b.normed, m.experts, moe.num_experts, out=(m.rows, m.offsets, m.index), num_sms=num_sms
     )
-    ops.grouped_gemm(m.rows, layer.w_gate_up, m.offsets, swiglu=True, out=m.gated, num_sms=num_sms)
-    ops.grouped_gemm(m.gated, layer.w_down, m.offsets, out=m.outs, num_sms=num_sms)
+    scales = layer.scales
+    x = quantized(m.rows, scales.gate_up, b.fp8.rows, num_sms)
+    wide, narrow = scales.gate_up, scales.down
+    by_expert(x, layer.w_gate_up, wide, m.offsets, num_sms, out=m.gated, swiglu=True)
+    x = quantized(m.gated, narrow, b.fp8.gated, num_sms)
+    by_expert(x, layer.w_down, narrow, m.offsets, num_sms, out=m.outs)
     ops.moe_unpermute(m.outs, m.index, m.weights, residual=residual, out=out, num_sms=num_sms)

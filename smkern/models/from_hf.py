@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.limits import MAX_SIZE
 from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, dtypes
+from smkern.models.quantization import quantization_from_hf
 from smkern.rope import Rope
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ _MODEL_TYPES: Mapping[str, Architecture] = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3_moe",
 }
+
+MOST_LAYERS = 512
+"""Layers whose names are compared with those that a checkpoint leaves unquantized."""
 
 
 def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,12 +45,14 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         rope = Rope.from_config({**hf, "head_dim": head_dim})
     except (ArgumentError, AttributeError, TypeError, ValueError, ArithmeticError) as reason:
         raise ConfigError(f"the rotary embedding cannot be served: {reason}") from None
+    num_layers = _need(hf, "num_hidden_layers")
+    linears = _linears(num_layers, moe is not None)
     return {
         "architecture": architecture,
         "vocab_size": _need(hf, "vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": 0 if moe is not None else _need(hf, "intermediate_size"),
-        "num_layers": _need(hf, "num_hidden_layers"),
+        "num_layers": num_layers,
         "num_q_heads": num_q_heads,
         "num_kv_heads": _get(hf, "num_key_value_heads", num_q_heads),
         "head_dim": head_dim,
@@ -57,6 +63,7 @@ def fields_from_hf(hf: Mapping[str, Any]) -> dict[str, Any]:
         "moe": moe,
         "initializer_range": _number(hf, "initializer_range", 0.02),
         "dtype": _dtype(hf),
+        "quantization": quantization_from_hf(hf.get("quantization_config"), linears),
         "eos_token_ids": token_ids("eos_token_id", hf.get("eos_token_id")),
     }
 
@@ -107,7 +114,6 @@ def _check_served(hf: Mapping[str, Any], architecture: Architecture) -> None:
         "attention_bias": (None, False),
         "mlp_bias": (None, False),
         "hidden_act": (None, "silu"),
-        "quantization_config": (None,),
         "is_encoder_decoder": (None, False),
     }
     if architecture == "qwen3_moe":
@@ -138,6 +144,16 @@ def _moe(hf: Mapping[str, Any]) -> MoeConfig:
         intermediate_size=_need(hf, "moe_intermediate_size"),
         renormalize=bool(_get(hf, "norm_topk_prob", False)),
     )
+
+
+def _linears(num_layers: int, has_experts: bool) -> Iterator[str]:
+    """The linear layers of a decoder, of a mixture the first expert's; of very many layers the
+    first."""
+    mlp = "mlp.experts.0" if has_experts else "mlp"
+    names = [f"self_attn.{x}_proj" for x in "qkvo"]
+    names += [f"{mlp}.{x}_proj" for x in ("gate", "up", "down")]
+    for index in range(min(num_layers, MOST_LAYERS)):
+        yield from (f"model.layers.{index}.{name}" for name in names)
 
 
 def _dtype(hf: Mapping[str, Any]) -> torch.dtype:

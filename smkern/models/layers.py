@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from smkern.limits import FP8_BLOCK
 from smkern.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scales:
+    """What fp8 values of a product are multiplied by.
+
+    Attributes:
+        weight: fp32: [N / 128, K / 128] of a weight [N, K] in blocks, otherwise [N, 1]; of experts
+            with a leading [num_experts].
+        input: [1] fp32 where the inputs' scale is static; None where it follows from the values.
+    """
+
+    weight: Tensor
+    input: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerScales:
+    """The scales of a layer's products; None where the weight is not fp8. `gate_up` and `down` are
+    the MLP's or the experts'."""
+
+    qkv: Scales | None = None
+    o: Scales | None = None
+    gate_up: Scales | None = None
+    down: Scales | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once."""
+        for scales in (self.qkv, self.o, self.gate_up, self.down):
+            if scales is not None:
+                yield scales.weight
+                if scales.input is not None:
+                    yield scales.input
+
+
+UNSCALED = LayerScales()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
     """The weights that every layer has.
+
+    Of a quantized model `qkv`, `o` and the MLP's, or the experts', weights are float8_e4m3fn.
 
     Attributes:
         input_norm: [hidden_size].
@@ -21,6 +62,7 @@ class AttentionWeights:
         k_norm: Likewise.
         o: [hidden_size, q_heads * head_dim].
         post_norm: [hidden_size], before the MLP.
+        scales: Those of a quantized model's products.
     """
 
     input_norm: Tensor
@@ -29,6 +71,15 @@ class AttentionWeights:
     k_norm: Tensor | None
     o: Tensor
     post_norm: Tensor
+    scales: LayerScales = field(default=UNSCALED, kw_only=True)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once, scales last."""
+        for name in type(self).__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                yield value
+        yield from self.scales.tensors()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,30 +111,53 @@ class MoeLayer(AttentionWeights):
 
 
 Layer = DenseLayer | MoeLayer
+FP8 = torch.float8_e4m3fn
 
 
-def empty_layer(config: ModelConfig, make: Callable[..., Tensor]) -> Layer:
-    """A layer of uninitialised tensors, each made by `make(*shape)`."""
-    hidden, moe = config.hidden_size, config.moe
-    input_norm, qkv = make(hidden), make(config.qkv_size, hidden)
-    q_norm = make(config.head_dim) if config.qk_norm else None
-    k_norm = make(config.head_dim) if config.qk_norm else None
-    o, post_norm = make(hidden, config.q_size), make(hidden)
+class Make(Protocol):
+    """Makes an uninitialised tensor."""
+
+    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor: ...
+
+
+def empty_layer(config: ModelConfig, make: Make) -> Layer:
+    """A layer of uninitialised tensors, each made by `make(*shape, dtype=...)`."""
+    hidden, moe, dtype = config.hidden_size, config.moe, config.dtype
+    stored = dtype if config.quantization is None else FP8
+    input_norm = make(hidden, dtype=dtype)
+    qkv = make(config.qkv_size, hidden, dtype=stored)
+    q_norm = make(config.head_dim, dtype=dtype) if config.qk_norm else None
+    k_norm = make(config.head_dim, dtype=dtype) if config.qk_norm else None
+    o, post_norm = make(hidden, config.q_size, dtype=stored), make(hidden, dtype=dtype)
     if moe is None:
         width = config.intermediate_size
-        gate_up, down = make(2 * width, hidden), make(hidden, width)
-        return DenseLayer(input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down)
+        gate_up = make(2 * width, hidden, dtype=stored)
+        down = make(hidden, width, dtype=stored)
+        return DenseLayer(
+            input_norm, qkv, q_norm, k_norm, o, post_norm, gate_up, down,
+            scales=_empty_scales(config, [qkv, o, gate_up, down], make),
+        )  # fmt: skip
+    width, experts = moe.intermediate_size, moe.num_experts
+    router = make(experts, hidden, dtype=dtype)
+    gate_up = make(experts, 2 * width, hidden, dtype=stored)
+    down = make(experts, hidden, width, dtype=stored)
     return MoeLayer(
-        input_norm, qkv, q_norm, k_norm, o, post_norm,
-        make(moe.num_experts, hidden),
-        make(moe.num_experts, 2 * moe.intermediate_size, hidden),
-        make(moe.num_experts, hidden, moe.intermediate_size),
+        input_norm, qkv, q_norm, k_norm, o, post_norm, router, gate_up, down,
+        scales=_empty_scales(config, [qkv, o, gate_up, down], make),
     )  # fmt: skip
 
 
-def layer_tensors(layer: Layer) -> Iterator[Tensor]:
-    """Every tensor of a layer."""
-    for name in type(layer).__dataclass_fields__:
-        value = getattr(layer, name)
-        if value is not None:
-            yield value
+def _empty_scales(config: ModelConfig, weights: list[Tensor], make: Make) -> LayerScales:
+    """Scales of a quantized model's products; static ones of inputs are 0, to be raised."""
+    given = config.quantization
+    if given is None:
+        return UNSCALED
+    made = []
+    for weight in weights:
+        *experts, rows, columns = weight.shape
+        blocks = given.kind == "fp8-block"
+        shape = [rows // FP8_BLOCK, columns // FP8_BLOCK] if blocks else [rows, 1]
+        scale = make(*experts, *shape, dtype=torch.float32)
+        static = given.activations == "static"
+        made.append(Scales(scale, make(1, dtype=torch.float32).zero_() if static else None))
+    return LayerScales(*made)

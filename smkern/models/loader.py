@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,15 @@ from smkern.errors import WeightsError
 from smkern.models.architecture import dtypes
 from smkern.models.config import ModelConfig
 from smkern.models.hub import read_json
-from smkern.models.names import fused_names, is_ignorable, named_weights
+from smkern.models.layers import FP8
+from smkern.models.names import (
+    fused_names,
+    has_kv_scales,
+    is_ignorable,
+    name_of_scale,
+    named_weights,
+)
+from smkern.models.scales import check_scale, is_scale, put_scale
 from smkern.models.shard import WHOLE, Shard
 from smkern.ops.warming import Bar
 
@@ -121,15 +130,34 @@ def filled(
             f"{source} has {len(names)} tensors, the configuration {num_layers} layers: use the "
             "config.json that belongs to it"
         )
-    described = empty(config, "meta", WHOLE)
+    described = _empty(empty, config, "meta", WHOLE, names)
     fill(described, names, lambda name: _described(read(name)), source, convert=convert)
-    weights = empty(config, place, shard)
+    weights = _empty(empty, config, place, shard, names)
 
     def part(name: str) -> Tensor:
-        return shard.cut(name, read(name), config.num_kv_heads)
+        tensor = read(name)
+        if tensor.dim() == 1 and tensor.numel() > 1 and is_scale(name_of_scale(name)):
+            tensor = tensor[:, None]  # scales of rows, to be cut as the rows are
+        return shard.cut(name, tensor, config.num_kv_heads)
 
     fill(weights, names, part, source, convert=convert, bar=bar)
     return weights
+
+
+def _empty(
+    empty: Empty,
+    config: ModelConfig,
+    place: torch.device | str,
+    shard: Shard,
+    names: Collection[str],
+) -> Weights:
+    """Uninitialised weights, with scales of a cache where they are promised or there."""
+    made = empty(config, place, shard)
+    given = made.config.quantization
+    if not (given is not None and given.kv_scales) and not has_kv_scales(names):
+        return made
+    scales = torch.empty(made.config.num_layers, 2, dtype=torch.float32, device=place)
+    return replace(made, kv_scales=scales)
 
 
 def _described(tensor: Tensor) -> Tensor:
@@ -138,7 +166,7 @@ def _described(tensor: Tensor) -> Tensor:
 
 def fill(
     weights: Weights,
-    names: Iterable[str],
+    names: Collection[str],
     read: Callable[[str], Tensor],
     source: str,
     *,
@@ -160,13 +188,15 @@ def fill(
     """
     places, fused = named_weights(weights), fused_names(weights)
     missing = set(places)
-    extra, wanted = [], []
+    extra: list[str] = []
+    wanted: list[tuple[str, str, Tensor]] = []  # a name, our name, and where it belongs
     for name in names:
-        if name in places:
-            wanted.append(name)
-            missing.discard(name)
+        known = name if name in places else name_of_scale(name)
+        if known in places and (known == name or known not in names):
+            wanted.append((name, known, places[known]))
+            missing.discard(known)
         elif name in fused:
-            wanted.append(name)
+            wanted.append((name, name, fused[name][0]))
             missing.difference_update(fused[name][1])
         elif not is_ignorable(name, weights):
             extra.append(name)
@@ -183,26 +213,39 @@ def fill(
         )
     told = (bar or Bar(False)).step("loading", len(wanted))
     with torch.no_grad():
-        for done, name in enumerate(wanted):
-            place = places[name] if name in places else fused[name][0]
+        for done, (name, known, place) in enumerate(wanted):
             tensor = read(name)
-            _check(name, tensor, place, source, convert)
-            place.copy_(tensor)
+            _check_kind(name, tensor, source)
+            if is_scale(known):
+                check_scale(name, tensor, place, source, weights.config.quantization)
+                put_scale(known, tensor, place)
+            else:
+                _check(name, tensor, place, source, convert)
+                place.copy_(tensor)
             told(done + 1)
 
 
-def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool) -> None:
+def _check_kind(name: str, tensor: Tensor, source: str) -> None:
     if not isinstance(tensor, Tensor):
         raise WeightsError(f"{name} in {source} is a {type(tensor).__name__}: pass a tensor")
+
+
+def _check(name: str, tensor: Tensor, place: Tensor, source: str, convert: bool) -> None:
     if tensor.shape != place.shape:
         raise WeightsError(
             f"{name} in {source} has shape {list(tensor.shape)}, the configuration wants "
             f"{list(place.shape)}: use the config.json that belongs to it"
         )
-    if tensor.dtype not in dtypes():
+    if place.dtype is FP8 and tensor.dtype is not FP8:
+        raise WeightsError(
+            f"{name} in {source} is {tensor.dtype}, quantization_config promises {FP8}: use the "
+            "config.json that belongs to it, or take it unquantized and pass it to "
+            "smkern.models.quantize"
+        )
+    if tensor.dtype not in (*dtypes(), place.dtype):
         raise WeightsError(
             f"{name} in {source} is {tensor.dtype}, there is {[str(x) for x in dtypes()]}: use a "
-            "checkpoint that is not quantized"
+            "checkpoint that is not quantized, or whose quantization_config is served"
         )
     if tensor.dtype is not place.dtype and not convert:
         raise WeightsError(

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from smkern.models.layers import Layer, MoeLayer
+from smkern.models.layers import Layer, MoeLayer, Scales
 
 if TYPE_CHECKING:
+    from smkern.models.config import ModelConfig
     from smkern.models.weights import Weights
 
-IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v)_scale", r".*\.masked_bias")
-"""Names in checkpoints that are not read: values that config.json implies, scales of fp8 caches."""
+IGNORABLE = (r".*\.rotary_emb\.inv_freq", r".*\.(q|prob)_scale", r".*\.masked_bias")
+"""Names in checkpoints that are not read: values that config.json implies, scales of fp8 attention.
+"""
+KV_SCALES = ("self_attn.k_scale", "self_attn.v_scale")
+"""What an fp8 cache's values are multiplied by; two a layer."""
+
+SCALE, INVERSE, INPUT_SCALE = ".weight_scale", ".weight_scale_inv", ".input_scale"
+"""What follows a linear layer's name in the names of its scales; the inverse of DeepSeek's name is
+that of the scale at quantizing, so both are what values are multiplied by."""
+_OTHER_NAMES = {
+    SCALE: INVERSE, INVERSE: SCALE, ".activation_scale": INPUT_SCALE,
+    ".k_proj.output_scale": ".k_scale", ".v_proj.output_scale": ".v_scale",
+}  # fmt: skip
+
+
+def name_of_scale(name: str) -> str:
+    """The name by which `named_weights` may have a scale that a checkpoint calls otherwise."""
+    for ending, other in _OTHER_NAMES.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending) + other
+    return name
 
 
 def named_weights(weights: Weights) -> dict[str, Tensor]:
@@ -23,20 +43,33 @@ def named_weights(weights: Weights) -> dict[str, Tensor]:
     if weights.lm_head is not weights.embed:
         found["lm_head.weight"] = weights.lm_head
     for index, layer in enumerate(weights.layers):
-        for name, tensor in _layer(weights, layer):
+        for name, tensor in named_layer(weights.config, layer).items():
             found[f"model.layers.{index}.{name}"] = tensor
+        if weights.kv_scales is not None:
+            for at, name in enumerate(KV_SCALES):
+                found[f"model.layers.{index}.{name}"] = weights.kv_scales[index, at : at + 1]
     return found
 
 
+def named_layer(config: ModelConfig, layer: Layer) -> dict[str, Tensor]:
+    """Views of a layer's weights by what follows its number in their names."""
+    return dict(_layer(config, layer))
+
+
+def has_kv_scales(names: Iterable[str]) -> bool:
+    """Whether a checkpoint with these names has scales of an fp8 cache."""
+    return any(name_of_scale(name).endswith(KV_SCALES) for name in names)
+
+
 def fused_names(weights: Weights) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-    """Tensors that replace several of `named_weights`, as transformers 5 stores experts.
+    """Tensors that replace several of `named_weights`, as transformers 5 stores bf16 experts.
 
     Returns:
         By name: our tensor, and the names that it replaces.
     """
     found: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
     for index, layer in enumerate(weights.layers):
-        if isinstance(layer, MoeLayer):
+        if isinstance(layer, MoeLayer) and layer.scales.down is None:
             base = f"model.layers.{index}.mlp.experts"
             experts = range(layer.router.shape[0])
             halves = ("gate_proj", "up_proj")
@@ -60,27 +93,54 @@ def is_ignorable(name: str, weights: Weights) -> bool:
     return layer is not None and int(layer[1]) >= weights.config.num_layers
 
 
-def _layer(weights: Weights, layer: Layer) -> Iterator[tuple[str, Tensor]]:
-    config = weights.config
+def _layer(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:
+    scales = layer.scales
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm
     sizes = [config.q_size, config.kv_size, config.kv_size]
-    for name, part in zip("qkv", layer.qkv.split(sizes), strict=True):
-        yield f"self_attn.{name}_proj.weight", part
+    names = [f"self_attn.{name}_proj" for name in "qkv"]
+    yield from _stacked(names, layer.qkv, sizes, scales.qkv)
     if layer.q_norm is not None and layer.k_norm is not None:
         yield "self_attn.q_norm.weight", layer.q_norm
         yield "self_attn.k_norm.weight", layer.k_norm
-    yield "self_attn.o_proj.weight", layer.o
+    yield from _linear("self_attn.o_proj", layer.o, scales.o)
+    gate_up, down = scales.gate_up, scales.down
     if not isinstance(layer, MoeLayer):
-        yield from _mlp("mlp", layer.gate_up, layer.down)
+        yield from _mlp("mlp", layer.gate_up, layer.down, gate_up, down)
         return
     yield "mlp.gate.weight", layer.router
-    for expert, (gate_up, down) in enumerate(zip(layer.w_gate_up, layer.w_down, strict=True)):
-        yield from _mlp(f"mlp.experts.{expert}", gate_up, down)
+    for expert, weight in enumerate(zip(layer.w_gate_up, layer.w_down, strict=True)):
+        of_one = [x if x is None else Scales(x.weight[expert], x.input) for x in (gate_up, down)]
+        yield from _mlp(f"mlp.experts.{expert}", *weight, *of_one)
 
 
-def _mlp(base: str, gate_up: Tensor, down: Tensor) -> Iterator[tuple[str, Tensor]]:
-    gate, up = gate_up.chunk(2)
-    yield f"{base}.gate_proj.weight", gate
-    yield f"{base}.up_proj.weight", up
-    yield f"{base}.down_proj.weight", down
+def _mlp(
+    base: str, gate_up: Tensor, down: Tensor, wide: Scales | None, narrow: Scales | None
+) -> Iterator[tuple[str, Tensor]]:
+    names = [f"{base}.gate_proj", f"{base}.up_proj"]
+    yield from _stacked(names, gate_up, [down.shape[1]] * 2, wide)
+    yield from _linear(f"{base}.down_proj", down, narrow)
+
+
+def _stacked(
+    names: Sequence[str], weight: Tensor, sizes: Sequence[int], scales: Scales | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Projections whose rows, so many each, lie one behind the other."""
+    parts = weight.split(list(sizes))
+    if scales is None:
+        for name, part in zip(names, parts, strict=True):
+            yield f"{name}.weight", part
+        return
+    rows = weight.shape[0] // scales.weight.shape[0]
+    shares = scales.weight.split([size // rows for size in sizes])
+    for name, part, share in zip(names, parts, shares, strict=True):
+        yield from _linear(name, part, Scales(share, scales.input))
+
+
+def _linear(name: str, weight: Tensor, scales: Scales | None) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.weight", weight
+    if scales is not None:
+        suffix = SCALE if scales.weight.shape[0] == weight.shape[0] else INVERSE
+        yield f"{name}{suffix}", scales.weight
+        if scales.input is not None:
+            yield f"{name}{INPUT_SCALE}", scales.input

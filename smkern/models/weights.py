@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,9 +13,11 @@ from smkern.device import torch_device
 from smkern.errors import ConfigError, DeviceError, WeightsError
 from smkern.limits import as_int, as_path
 from smkern.models.config import ModelConfig
-from smkern.models.layers import Layer, empty_layer, layer_tensors
+from smkern.models.layers import Layer, Make, empty_layer
 from smkern.models.loader import filled, load
-from smkern.models.names import named_weights
+from smkern.models.names import named_layer, named_weights
+from smkern.models.quantization import Kind, Quantization
+from smkern.models.quantizing import quantize_layer
 from smkern.models.shard import WHOLE, Shard
 
 
@@ -30,6 +32,8 @@ class Weights:
         final_norm: [hidden_size].
         lm_head: As `embed`; `embed` itself where the model ties them.
         shard: Which part of the model.
+        kv_scales: [num_layers, 2] fp32: what keys and values of a layer's fp8 cache are multiplied
+            by. None: 1; other caches have none.
     """
 
     config: ModelConfig
@@ -38,6 +42,7 @@ class Weights:
     final_norm: Tensor
     lm_head: Tensor
     shard: Shard = WHOLE
+    kv_scales: Tensor | None = None
 
     @classmethod
     def empty(
@@ -48,21 +53,16 @@ class Weights:
         Raises:
             ConfigError: no `ModelConfig`, or sizes that so many ranks cannot share.
         """
-        if not isinstance(config, ModelConfig):
-            raise ConfigError(f"config is a {type(config).__name__}: pass a ModelConfig")
-        place = torch_device(device)
-
-        def make(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=config.dtype, device=place)
-
-        config, rows = shard.config(config), len(shard.rows(config.vocab_size))
-        embed = make(rows, config.hidden_size)
+        config = shard.config(with_dtype(config, None))
+        make = _maker(device)
+        table = (len(shard.rows(config.vocab_size)), config.hidden_size)
+        embed = make(*table, dtype=config.dtype)
         return cls(
             config=config,
             embed=embed,
             layers=tuple(empty_layer(config, make) for _ in range(config.num_layers)),
-            final_norm=make(config.hidden_size),
-            lm_head=embed if config.tied else make(rows, config.hidden_size),
+            final_norm=make(config.hidden_size, dtype=config.dtype),
+            lm_head=embed if config.tied else make(*table, dtype=config.dtype),
             shard=shard,
         )
 
@@ -73,20 +73,26 @@ class Weights:
         seed: int = 0,
         device: torch.device | str = "cpu",
         shard: Shard = WHOLE,
+        *,
+        dtype: torch.dtype | Kind | None = None,
     ) -> Weights:
         """Random weights, drawn on the device: norms of ones, the rest normal.
 
         The standard deviation is `config.initializer_range`, as transformers initializes. The same
-        seed gives the same weights on the same kind of device.
+        seed gives the same weights on the same kind of device; in fp8 it gives what `quantize`
+        makes of those.
 
         Args:
             config: The model.
             seed: Seed of the generator.
             device: Device to draw them on.
             shard: Which part to keep: all parts of a seed are of one model.
+            dtype: Instead of the configuration's: a torch.dtype, or "fp8-block", "fp8-channel" or
+                "fp8-tensor" for quantized linear layers. The weights' `config` says so.
 
         Raises:
-            ConfigError: no `ModelConfig`, or sizes that so many ranks cannot share.
+            ConfigError: no `ModelConfig`, a dtype that is not served, or sizes that so many ranks
+                cannot share.
             ArgumentError: a seed that is no whole number of 64 bits.
             DeviceError: no such device, or one that draws nothing.
 
@@ -101,21 +107,43 @@ class Weights:
         seed = as_int("seed", seed, -(2**63), 2**63 - 1)
         if torch_device(device).type == "meta":
             raise DeviceError("device='meta' draws no numbers: give cpu, or a GPU")
-        made = cls.empty(config, device, shard)
-        generator = torch.Generator(made.embed.device).manual_seed(seed)
+        config = with_dtype(config, dtype)
+        plain, part = config.replace(quantization=None), shard.config(config)
+        make, table = _maker(device), (config.vocab_size, config.hidden_size)
+        embed = make(*table, dtype=config.dtype)
+        generator = torch.Generator(embed.device).manual_seed(seed)
 
-        def draw(tensor: Tensor) -> None:
+        def drawn(tensor: Tensor) -> Tensor:
             if tensor.dim() == 1:
-                tensor.fill_(1.0)
-            else:
-                tensor.normal_(0.0, config.initializer_range, generator=generator)
+                return tensor.fill_(1.0)
+            return tensor.normal_(0.0, config.initializer_range, generator=generator)
 
-        if shard.size == 1:
+        def own(name: str, tensor: Tensor) -> Tensor:
+            """This part of a drawn tensor, in memory of its own."""
+            found = shard.cut(name, tensor, config.num_kv_heads)
+            return tensor if shard.size == 1 else found.clone()
+
+        def layer(index: int) -> Layer:
+            made = empty_layer(plain, make)
             for tensor in made.tensors():
-                draw(tensor)
-        else:
-            _draw_part(made, config, draw)
-        return made
+                drawn(tensor)
+            if config.quantization is not None:
+                made = quantize_layer(made, config, index)
+            if shard.size == 1:
+                return made
+            kept = empty_layer(part, make)
+            whole = named_layer(config, made)
+            for name, place in named_layer(part, kept).items():
+                place.copy_(shard.cut(name, whole[name], config.num_kv_heads))
+            return kept
+
+        embed = own("model.embed_tokens.weight", drawn(embed))
+        layers = tuple(layer(index) for index in range(config.num_layers))
+        final_norm = drawn(make(config.hidden_size, dtype=config.dtype))
+        head = embed
+        if not config.tied:
+            head = own("lm_head.weight", drawn(make(*table, dtype=config.dtype)))
+        return cls(part, embed, layers, final_norm, head, shard)
 
     @classmethod
     def load(
@@ -193,28 +221,38 @@ class Weights:
         """Every tensor once."""
         yield self.embed
         for layer in self.layers:
-            yield from layer_tensors(layer)
+            yield from layer.tensors()
         yield self.final_norm
         if self.lm_head is not self.embed:
             yield self.lm_head
+        if self.kv_scales is not None:
+            yield self.kv_scales
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.nbytes for x in self.tensors())
 
 
-def _draw_part(made: Weights, config: ModelConfig, draw: Callable[[Tensor], None]) -> None:
-    """Draw every tensor of the whole model in its order, and keep a part; a layer at a time."""
-    whole = Weights.empty(config.replace(num_layers=1), made.embed.device)
-    drawn = whole.named()
+def with_dtype(config: ModelConfig, dtype: torch.dtype | Kind | None) -> ModelConfig:
+    """A configuration in another dtype, or with its linear layers in fp8.
 
-    def keep(part: Weights, prefix: str) -> None:
-        for name, place in part.named().items():
-            if name.startswith(prefix):
-                place.copy_(made.shard.cut(name, drawn[name], config.num_kv_heads))
+    Raises:
+        ConfigError: no `ModelConfig`, or a dtype or kind that is not served.
+    """
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(f"config is a {type(config).__name__}: pass a ModelConfig")
+    if dtype is None:
+        return config
+    if isinstance(dtype, torch.dtype):
+        return config.replace(dtype=dtype)
+    return config.replace(quantization=Quantization(dtype))
 
-    draw(whole.embed)
-    for layer in made.layers:
-        for tensor in layer_tensors(whole.layers[0]):
-            draw(tensor)
-        keep(replace(made, layers=(layer,)), "model.layers.")
-    draw(whole.final_norm)
-    if not config.tied:
-        draw(whole.lm_head)
-    keep(replace(made, layers=()), "")
+
+def _maker(device: torch.device | str) -> Make:
+    place = torch_device(device)
+
+    def make(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=place)
+
+    return make

@@ -118,13 +118,21 @@ class Session:
     max_kv_len: int
 
     @classmethod
-    def make(cls, decoder: Decoder, batch: int, max_kv_len: int = 256) -> Session:
+    def make(
+        cls,
+        decoder: Decoder,
+        batch: int,
+        max_kv_len: int = 256,
+        cache_dtype: torch.dtype | None = None,
+    ) -> Session:
         config, device = decoder.config, decoder.device
         pages = -(-max_kv_len // PAGE_SIZE)
         shape = (batch * pages, config.num_kv_heads, PAGE_SIZE, config.head_dim)
         caches = [
             tuple(
-                torch.full(shape, float("nan"), dtype=config.dtype, device=device).transpose(1, 2)
+                torch.full(
+                    shape, float("nan"), dtype=cache_dtype or config.dtype, device=device
+                ).transpose(1, 2)
                 for _ in "kv"
             )
             for _ in range(config.num_layers)

@@ -78,7 +78,9 @@ class Layers:
                 "call model.eval()"
             )
         if config is None:
-            config = ModelConfig.from_hf(model.config).replace(dtype=model.dtype)
+            found = ModelConfig.from_hf(model.config)
+            # Linear layers are the model's own modules, quantized or not.
+            config = found.replace(dtype=model.dtype, quantization=None)
         positions = config.max_position if max_position is None else max_position
         if not 1 <= positions <= config.max_position:
             raise ArgumentError(
