@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from smkern.errors import ArgumentError
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import refuse_experts
@@ -36,6 +38,7 @@ class ModelCalls:
         max_batch: Requests of the largest step, rows of the head.
         max_q_len: New tokens of a request, at most.
         batch_invariant: The decoder's mode.
+        cache_dtype: Dtype of the KV pool. None: the model's.
 
     Raises:
         ArgumentError: numbers or a dtype that cannot be.
@@ -54,6 +57,7 @@ class ModelCalls:
     max_batch: int = 256
     max_q_len: int = 8192
     batch_invariant: bool = False
+    cache_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_batch", "max_q_len"):
@@ -67,11 +71,13 @@ class ModelCalls:
         """The calls of each family."""
         config, dtype = self.config, self.config.dtype
         heads = (config.num_q_heads, config.num_kv_heads, config.head_dim, self.page_size)
+        cache = None if self.cache_dtype is dtype else self.cache_dtype
         yield from self._products()
-        yield AttentionCalls(*heads, max_q_len=self.max_q_len, dtype=dtype)
+        yield AttentionCalls(*heads, max_q_len=self.max_q_len, dtype=dtype, cache_dtype=cache)
         yield AppendCalls(
-            *heads, rotary_dim=config.rope.rotary_dim, norm=config.qk_norm, dtype=dtype
-        )
+            *heads, rotary_dim=config.rope.rotary_dim, norm=config.qk_norm, dtype=dtype,
+            cache_dtype=cache,
+        )  # fmt: skip
         yield RowsCalls(hidden=[config.hidden_size], embedded=[config.hidden_size], dtype=dtype)
         yield SampleCalls(config.vocab_size, [dtype])
         if config.moe is not None:

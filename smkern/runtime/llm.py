@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from smkern.device import torch_device
-from smkern.errors import ArgumentError, ModelError, RequestError
+from smkern.errors import ArgumentError, ConfigError, ModelError, RequestError
 from smkern.kv import KvPool, KvSizes
 from smkern.limits import shown
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.presets import find_model
+from smkern.models.quantization import KINDS, Kind
+from smkern.models.quantizing import quantize
 from smkern.models.sampling import MAX_SEED, SamplingParams
 from smkern.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from smkern.models.weights import Weights
@@ -53,7 +55,11 @@ class LLM:
         weights: Instead of the folder's, or of random ones.
         device: Device of weights that are loaded or drawn. None: the GPU where there is one, else
             the CPU.
-        dtype: Dtype of weights and activations. None: the configuration's.
+        dtype: Dtype of weights and activations, or "fp8-block", "fp8-channel" or "fp8-tensor" for
+            linear layers in fp8: weights of a folder that are not are quantized when they are
+            loaded. None: the configuration's.
+        kv_dtype: Dtype of the KV pool: torch.float8_e4m3fn, or the model's. With fp8 the
+            checkpoint's scales count, 1 where it has none. None: the model's.
         seed: Seed of random weights, and of requests without a seed of their own.
         tokenizer: A folder, or an object with `encode` and `decode`. None: the model's folder's.
         num_pages: Pages of the pool. None: as many as fit on the GPU; on a CPU, those of
@@ -101,7 +107,8 @@ class LLM:
         *,
         weights: Weights | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | Kind | None = None,
+        kv_dtype: torch.dtype | None = None,
         seed: int = 0,
         tokenizer: str | Path | Tokenizer | None = None,
         num_pages: int | None = None,
@@ -120,16 +127,19 @@ class LLM:
         seed = as_int("seed", seed, 0, MAX_SEED)
         if weights is not None and not isinstance(weights, Weights):
             raise ArgumentError(f"weights={shown(weights)}: pass Weights, or None")
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise ArgumentError(f"dtype={shown(dtype)}: pass a torch.dtype, or None")
+        if dtype is not None and not isinstance(dtype, torch.dtype) and dtype not in KINDS:
+            raise ArgumentError(
+                f"dtype={shown(dtype)}: pass a torch.dtype, one of {KINDS}, or None"
+            )
         config, folder = find_model(model)
-        if dtype is not None:
+        if isinstance(dtype, torch.dtype):
             config = config.replace(dtype=dtype)
         max_context = config.max_position if max_context is None else max_context
         as_int("max_context", max_context, 1, config.max_position)
         self._tokenizer, self._unread_tokenizer = _find_tokenizer(folder, tokenizer)
         if weights is None:
             weights = _weights(config, folder, torch_device(device), dtype, seed, progress)
+            config = weights.config
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context)
         largest: Any = {
@@ -141,9 +151,7 @@ class LLM:
         if num_pages is None and not on_gpu:
             num_pages = max_batch * -(-min(max_context, CPU_CONTEXT) // page_size)
         self.pool = KvPool(
-            KvSizes(
-                config.num_layers, config.num_kv_heads, config.head_dim, page_size, config.dtype
-            ),
+            _kv_sizes(config, page_size, kv_dtype),
             num_pages=num_pages,
             memory_fraction=memory_fraction,
             reserved_bytes=activation_bytes(config, **largest),
@@ -311,13 +319,42 @@ def _weights(
     config: ModelConfig,
     folder: Path | None,
     device: torch.device,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | Kind | None,
     seed: int,
     progress: bool,
 ) -> Weights:
+    """Random weights or the folder's, quantized where that is asked for.
+
+    Raises:
+        ConfigError: a checkpoint of another quantization.
+    """
+    kind = None if isinstance(dtype, torch.dtype) else dtype
     if folder is None:
-        return Weights.random(config, seed, device)
-    return Weights.load(folder, config=config, device=device, dtype=dtype, progress=progress)
+        return Weights.random(config, seed, device, dtype=kind)
+    given = config.quantization
+    if kind is not None and given is not None and given.kind != kind:
+        raise ConfigError(
+            f"dtype={kind!r} of a checkpoint that is {given.kind!r}: leave dtype out, or take the "
+            "checkpoint that it was made of"
+        )
+    plain = dtype if isinstance(dtype, torch.dtype) else None
+    loaded = Weights.load(folder, config=config, device=device, dtype=plain, progress=progress)
+    return loaded if kind is None or given is not None else quantize(loaded, kind)
+
+
+def _kv_sizes(config: ModelConfig, page_size: int, dtype: torch.dtype | None) -> KvSizes:
+    """Sizes of a model's pool.
+
+    Raises:
+        ArgumentError: a dtype that attention does not serve beside the model's.
+    """
+    if dtype not in (None, config.dtype, torch.float8_e4m3fn):
+        raise ArgumentError(
+            f"kv_dtype={shown(dtype)} of a model in {config.dtype}: pass {config.dtype}, "
+            f"{torch.float8_e4m3fn} or None"
+        )
+    heads, dim = config.num_kv_heads, config.head_dim
+    return KvSizes(config.num_layers, heads, dim, page_size, dtype or config.dtype)
 
 
 def _find_tokenizer(

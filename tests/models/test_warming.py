@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import ModelCalls, preset
+from smkern.ops import AppendCalls, AttentionCalls
 from smkern.ops.gemm.warmup import GemmCalls
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.swiglu import SwigluCalls
@@ -53,6 +55,13 @@ def test_the_decoders_mode_is_warmed(same: bool):
     for call in ModelCalls(preset("qwen3-8b"), batch_invariant=same).calls():
         if isinstance(call, GemmCalls | SwigluCalls):
             assert list(call.batch_invariant) == [same]
+
+
+def test_the_pools_dtype_is_warmed():
+    for dtype, want in ((torch.float8_e4m3fn,) * 2, (torch.bfloat16, None), (None, None)):
+        calls = list(ModelCalls(preset("qwen3-8b"), cache_dtype=dtype).calls())
+        found = [x.cache_dtype for x in calls if isinstance(x, AttentionCalls | AppendCalls)]
+        assert found == [want, want]
 
 
 def test_experts_have_no_batch_invariant_mode():

@@ -1,0 +1,61 @@
+"""fp8 weights cut over ranks: each part holds the values and the scales of its rows or columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from smkern.errors import ConfigError
+from smkern.models import ModelConfig, Quantization, Shard, Weights, preset
+from tests.models.fp8_checkpoints import write
+from tests.models.peers import hf_config
+from tests.models.test_fp8_decoder import widened
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 200}  # fmt: skip
+
+
+def _joined(parts: list[dict[str, Tensor]], name: str) -> Tensor:
+    dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+    return torch.cat([part[name] for part in parts], dim)
+
+
+@pytest.mark.parametrize("kind", ["fp8-block", "fp8-channel", "fp8-tensor"])
+def test_parts_of_a_seed_are_of_one_model(kind: str):
+    config = ModelConfig.from_hf(hf_config("qwen3", **SIZES)).replace(dtype=torch.float32)
+    whole = widened(Weights.random(config, 3, dtype=kind))  # type: ignore[arg-type]
+    parts = [
+        widened(Weights.random(config, 3, shard=Shard(rank, 2), dtype=kind))  # type: ignore[arg-type]
+        for rank in range(2)
+    ]
+    for name in whole:
+        if "_proj" in name:
+            assert torch.equal(_joined(parts, name), whole[name]), name
+
+
+@pytest.mark.parametrize("kind", ["blocks", "channels", "static"])
+def test_a_checkpoint_is_read_in_parts(tmp_path: Path, kind: str):
+    write(tmp_path, kind, **SIZES)
+    whole = Weights.load(tmp_path)
+    parts = [Weights.load(tmp_path, shard=Shard(rank, 2)) for rank in range(2)]
+    named = [widened(part) for part in parts]
+    for name, want in widened(whole).items():
+        if "_proj" in name:
+            assert torch.equal(_joined(named, name), want), name
+    for part in parts:
+        for cut, layer in zip(part.layers, whole.layers, strict=True):
+            for got, want in zip(cut.scales.tensors(), layer.scales.tensors(), strict=True):
+                assert want.dim() == 2 or torch.equal(got, want)  # of inputs
+
+
+def test_a_part_is_made_of_whole_blocks():
+    config = preset("qwen3-8b").replace(num_layers=1, vocab_size=64)
+    part = Weights.empty(
+        config.replace(quantization=Quantization("fp8-block")), "meta", Shard(1, 8)
+    )
+    assert part.layers[0].gate_up.shape == (2 * 12_288 // 8, 4096)
+    with pytest.raises(ConfigError, match="intermediate_size=192 with quantization 'fp8-block'"):
+        Weights.random(config.replace(intermediate_size=768), shard=Shard(0, 4), dtype="fp8-block")

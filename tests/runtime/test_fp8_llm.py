@@ -1,0 +1,108 @@
+"""Models in fp8 and fp8 pools behind `LLM` and `serve`, on CPU tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import smkern
+from smkern import LLM
+from smkern.errors import ArgumentError, ConfigError
+from smkern.kv import KvPool, KvSizes
+from smkern.models import Decoder, ModelConfig, Weights, quantize
+from tests.models.fp8_checkpoints import CONFIGS, SIZES, write
+from tests.models.generation import greedy, random_prompts, tiny
+from tests.models.peers import hf_config
+
+FP8 = torch.float8_e4m3fn
+WIDE = {"hidden_size": 128, "intermediate_size": 128}
+PROMPTS = random_prompts([9, 30, 14])
+
+
+def _llm(model: Any, **options: Any) -> LLM:
+    given = {"device": "cpu", "num_pages": 64, "max_batch": 8, "seed": 3}
+    return LLM(model, **given | options)
+
+
+def _tokens(llm: LLM) -> list[tuple[int, ...]]:
+    return [tuple(x.tokens) for x in llm.generate(PROMPTS, greedy())]
+
+
+@pytest.mark.parametrize("kind", ["fp8-block", "fp8-channel", "fp8-tensor"])
+def test_random_weights_in_fp8(kind: Any):
+    config = tiny(**WIDE)
+    llm = _llm(config, dtype=kind)
+    weights = Weights.random(config, 3, dtype=kind)
+    assert llm.config == weights.config
+    assert _tokens(llm) == _tokens(_llm(weights.config, weights=weights))
+    assert _tokens(llm) != _tokens(_llm(config, seed=4, dtype=kind))
+
+
+@pytest.mark.parametrize("kind", ["blocks", "static channels"])
+def test_a_folder_in_fp8(tmp_path: Path, kind: str):
+    write(tmp_path, kind)
+    llm = _llm(tmp_path)
+    assert llm.config.quantization == CONFIGS[kind][1]
+    weights = Weights.load(tmp_path)
+    assert _tokens(llm) == _tokens(_llm(weights.config, weights=weights))
+    with pytest.raises(ConfigError, match="dtype='fp8-tensor' of a checkpoint that is 'fp8-"):
+        _llm(tmp_path, dtype="fp8-tensor")
+
+
+def test_a_folder_is_quantized_when_it_is_loaded(tmp_path: Path):
+    config = hf_config("qwen3", **SIZES, dtype="float32")
+    config.save_pretrained(tmp_path)
+    plain = Weights.random(ModelConfig.from_hf(config), 5)
+    named = {name: x.clone() for name, x in plain.named().items()}
+    save_file(named, tmp_path / "model.safetensors")
+    llm = _llm(tmp_path, dtype="fp8-block")
+    for got, want in zip(
+        llm.decoder.weights.tensors(), quantize(plain, "fp8-block").tensors(), strict=True
+    ):
+        assert torch.equal(got.float(), want.float())
+    assert len(_tokens(llm)) == 3
+
+
+def test_a_pool_in_fp8():
+    config = tiny(**WIDE, dtype=torch.bfloat16)
+    llm, wide = _llm(config, kv_dtype=FP8), _llm(config)
+    assert llm.pool.sizes.page_bytes * 2 == wide.pool.sizes.page_bytes
+    assert [len(tokens) for tokens in _tokens(llm)] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("kind", ["fp8-block", "fp8-tensor"])
+def test_tokens_served_in_fp8_depend_on_the_request_alone(kind: Any):
+    """Weights and pool in fp8, scales of the cache other than 1: together as one at a time."""
+    config = tiny(**WIDE, dtype=torch.bfloat16)
+    scales = torch.tensor([[0.5, 0.25], [0.125, 2.0]])
+    weights = replace(Weights.random(config, 3, dtype=kind), kv_scales=scales)
+    decoder = Decoder(weights.config, weights, batch_invariant=True)
+    sizes = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, dtype=FP8)
+
+    def served(prompts: list[list[int]]) -> list[tuple[int, ...]]:
+        pool = KvPool(sizes, num_pages=64, device="cpu", reuse=False)
+        mux = smkern.serve(decoder, pool, max_running=8, max_tokens=128)
+        handles = [mux.submit(prompt, greedy()) for prompt in prompts]
+        for _ in mux.run():
+            pass
+        mux.close()
+        return [tuple(handle.tokens) for handle in handles]
+
+    together = served(PROMPTS)
+    assert together == [served([prompt])[0] for prompt in PROMPTS]
+    assert len(set(together)) == 3
+
+
+def test_dtypes_that_are_not_served():
+    with pytest.raises(ArgumentError, match=r"dtype='fp8': pass a torch.dtype, one of"):
+        _llm(tiny(), dtype="fp8")
+    with pytest.raises(ConfigError, match="hidden_size=64 with quantization 'fp8-block'"):
+        _llm(tiny(), dtype="fp8-block")
+    for dtype in (torch.float16, "fp8"):
+        with pytest.raises(ArgumentError, match=r"kv_dtype=.* of a model in torch.float32: pass"):
+            _llm(tiny(), kv_dtype=dtype)
