@@ -18,6 +18,7 @@ from smkern.errors import SmkernError
 COMMANDS = {
     "doctor": ("smkern.doctor", "What this machine can do; every partition backend tried."),
     "demo": ("smkern.examples.demo", "See it: every policy, partitions, a GEMM inside them."),
+    "serve": ("smkern.server.command", "A model to OpenAI's clients, over HTTP."),
     "replay": (
         "smkern.bench.replay.command",
         "A trace of requests under policies, simulated or on the GPU: attainment, goodput.",

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parent
+SERVER = ("openai", "prometheus_client", "pydantic", "starlette", "transformers", "uvicorn")
 NOT_RUN = pytest.StashKey[Counter[str]]()
 
 if find_spec("hypothesis"):  # absent from a GPU machine without a network
@@ -29,6 +30,8 @@ def _why_not(folder: str) -> str | None:
         return "tests/gpu: torch sees no GPU (make test-gpu, on a machine with one)"
     if folder == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
         return "tests/interpreter: needs a process of its own (TRITON_INTERPRET=1; make test)"
+    if folder == "server" and (lacking := [name for name in SERVER if find_spec(name) is None]):
+        return f"tests/server: {', '.join(lacking)} not installed (pip install '.[serve,test]')"
     return None
 
 

@@ -40,9 +40,9 @@ def long_queue(waiting: int, policy: str, order: str) -> Multiplexer:
         mux.submit([index % 100] * PROMPT, endless)
     while len(mux._queues.running) < RUNNING:
         if not mux.step():
-            mux._wait()
+            mux.wait()
     while mux._launcher.steady is None:
-        mux._wait()
+        mux.wait()
         mux.step()
     once = SamplingParams(max_new_tokens=1)
     for index in range(waiting):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from smkern.measure.gemm import Shape
+if TYPE_CHECKING:
+    from smkern.measure.gemm import Shape
 
 MAX_NUMBER = 1 << 20
 """Above any number of rows or SMs that is listed: a longer range would not end."""

@@ -129,8 +129,7 @@ class Multiplexer:
             self._meter, timeline, self._owner, self._requests,
         )  # fmt: skip
         self._future = Arrivals()
-        self._count = 0
-        self._preemptions = 0
+        self._count = self._preemptions = 0
         self._unread: deque[Output] = deque()
         self._is_closed = self._is_clean = False
 
@@ -229,8 +228,8 @@ class Multiplexer:
                 output = self._unread[0]
                 del self._unread[0]  # behind a call an interrupt might come, and lose it
                 yield output
-            if had_none and not self._scheduler.has_news:
-                self._wait()
+            if had_none:
+                self.wait()
 
     def step(self) -> list[Output]:
         """Poll, decide, launch, hand out; returns without waiting.
@@ -262,6 +261,31 @@ class Multiplexer:
         finally:
             self._owner.is_inside = False
 
+    def wait(self) -> None:
+        """Let time go by until `step` may find something, a few ms at most; raises as it does."""
+        if self._scheduler.has_news:
+            return
+        self._owner.enter("wait")
+        is_whole = True
+        try:
+            until_us = earliest(self._future.next_us, self._scheduler.again_us)
+            if not self._launcher.in_flight and until_us is None:
+                if not self._requests:
+                    return
+                until_us = self._lanes.device.now_us() + BLOCKED_US
+            if not self.timeline.settle_for():
+                return
+            if self._fast_forward is not None:
+                is_whole = False
+                self._fast_forward(until_us)
+                is_whole = True
+            self._lanes.wait(until_us)
+        except BaseException as error:  # noqa: BLE001  what is to be raised is
+            self._finisher.caught(error, is_whole=is_whole)
+            self._unread += self._take()
+        finally:
+            self._owner.is_inside = False
+
     @property
     def dead(self) -> EngineDeadError | None:
         """What ended the runtime itself; None: it serves."""
@@ -274,8 +298,7 @@ class Multiplexer:
 
     @property
     def control_us(self) -> Sequence[float]:
-        """Host time of the last steps that launched decode: polled, decided and launched, without
-        what is done behind it."""
+        """Host time of the last steps that launched decode: polled, decided and launched."""
         return tuple(self._scheduler.control_us)
 
     def stats(self) -> Stats:
@@ -349,26 +372,6 @@ class Multiplexer:
                 self._finisher.launch_failed(error)
         elif not self._launcher.in_flight and not scheduler.rests:
             self._finisher.unblock() if self._requests else catch_up(self._executor, self.timeline)
-
-    def _wait(self) -> None:
-        """Let time go by."""
-        is_whole = True
-        try:
-            until_us = earliest(self._future.next_us, self._scheduler.again_us)
-            if not self._launcher.in_flight and until_us is None:
-                if not self._requests:
-                    return
-                until_us = self._lanes.device.now_us() + BLOCKED_US
-            if not self.timeline.settle_for():
-                return
-            if self._fast_forward is not None:
-                is_whole = False
-                self._fast_forward(until_us)
-                is_whole = True
-            self._lanes.wait(until_us)
-        except BaseException as error:  # noqa: BLE001  what is to be raised is
-            self._finisher.caught(error, is_whole=is_whole)
-            self._unread += self._take()
 
     def _poll(self) -> None:
         """What is over: its tokens to their requests."""

@@ -1,0 +1,6 @@
+"""An OpenAI-compatible HTTP server over the runtime: `smkern serve`.
+
+Two processes: the engine's alone runs the model (`engine.py`), so that no interpreter lock stands
+between two decode steps; the other one speaks HTTP, makes tokens of prompts and text of tokens
+(`app.py`). They share a pipe (`messages.py`). Needs the extra `serve`.
+"""

@@ -1,0 +1,172 @@
+"""From what a command says to a runtime that serves: weights, pages, ladder, policy."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import smkern
+from smkern.device import torch_device
+from smkern.errors import ArgumentError, ProfileError, TableError
+from smkern.kv import KvPool, KvSizes
+from smkern.latency import TablePredictor
+from smkern.latency.predictor import Predictor
+from smkern.models import Decoder, ModelCalls, ModelConfig, Weights
+from smkern.models.presets import find_model, presets
+from smkern.policies import Policy
+from smkern.replay.named import policy_named
+from smkern.runtime.host_device import HostDevice
+from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES
+from smkern.runtime.model.prefill import activation_bytes
+from smkern.runtime.multiplexer import Multiplexer
+from smkern.server.messages import Ready
+
+CPU_TOKENS = 32_768
+"""Tokens that a CPU's pool holds, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine serves, and how.
+
+    Attributes:
+        model: A folder, or a preset's name with random weights.
+        policy: As `smkern replay --policy` has it.
+        tbt_ms: Limit of the time between tokens, for policies.
+        order: In which order requests wait.
+        table: A latency table of one's own; None: the shipped one of the model.
+        device: Where the model is; None: the GPU where there is one, else the CPU.
+        rungs: SMs of decode's side.
+        max_running, max_prefill, max_tokens, max_context: See `smkern.serve`.
+        num_pages: None: as many as fit.
+        memory_fraction, page_size: Of the pool.
+        seed: Of random weights and of requests without one.
+        warm: Whether all kernels are compiled first.
+    """
+
+    model: str
+    policy: str = "adaptive"
+    tbt_ms: float = 50.0
+    order: str = "fcfs"
+    table: Path | None = None
+    device: str | None = None
+    rungs: tuple[int, ...] = (16, 24, 32, 40, 48, 64)
+    max_running: int = 128
+    max_prefill: int = 16
+    max_tokens: int = 8192
+    max_context: int | None = None
+    num_pages: int | None = None
+    memory_fraction: float = 0.9
+    page_size: int = 16
+    seed: int = 0
+    warm: bool = True
+
+
+@contextmanager
+def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
+    """A runtime that is ready to serve; closed at the end, whatever runs.
+
+    Raises:
+        SmkernError: no such model, device, policy or table, or too little memory.
+    """
+    config, folder = find_model(options.model)
+    device = torch_device(options.device)
+    on_gpu = device.type == "cuda"
+    policy = _policy(config, options, smkern.device_info().name if on_gpu else None)
+    if folder is None:
+        weights = Weights.random(config, options.seed, device)
+    else:
+        weights = Weights.load(folder, config=config, device=device)
+    context = config.max_position if options.max_context is None else options.max_context
+    decoder = Decoder(config, weights, max_position=min(context, config.max_position))
+    pool = _pool(config, options, device)
+    with smkern.ladder(options.rungs) if on_gpu else nullcontext() as ladder:
+        if ladder is not None and options.warm:
+            _warm(config, options, ladder)
+        mux = smkern.serve(
+            decoder, pool, ladder=ladder, policy=policy, max_running=options.max_running,
+            device=None if on_gpu else HostDevice(rungs=options.rungs), seed=options.seed,
+            max_prefill=options.max_prefill, max_tokens=options.max_tokens,
+            max_context=options.max_context,
+        )  # fmt: skip
+        # A pass of the collector over all that torch has takes some steps' time.
+        gc.collect()
+        gc.freeze()
+        try:
+            ready = Ready(decoder.max_position, pool.num_pages * pool.page_size, config.vocab_size)
+            yield mux, ready
+        finally:
+            with suppress(smkern.errors.SmkernError):
+                mux.close(force=True)
+
+
+def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Policy:
+    """The policy with the model's latency table, or another's for its sizes; without any table,
+    one that needs none."""
+    spec, order = options.policy, options.order
+    try:
+        predictor = _predictor(config, options, gpu)
+    except (TableError, ProfileError) as error:
+        if options.table is not None:
+            raise
+        with suppress(ArgumentError):
+            return policy_named(spec, order=order)
+        raise error from None
+    return policy_named(spec, predictor, tbt_slo_ms=options.tbt_ms, order=order)
+
+
+def _predictor(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Predictor:
+    if options.table is not None:
+        return TablePredictor.read(options.table).for_model(config)
+    known = [name for name, other in presets().items() if _same(other, config)]
+    return _shipped([*known, "qwen3-8b"], gpu).for_model(config)
+
+
+def _shipped(names: list[str], gpu: str | None) -> TablePredictor:
+    """The first of some tables that there is.
+
+    Raises:
+        TableError, ProfileError: none for that GPU.
+    """
+    for name in names[:-1]:
+        with suppress(TableError):
+            return TablePredictor.load(name, gpu)
+    return TablePredictor.load(names[-1], gpu)
+
+
+def _same(one: ModelConfig, other: ModelConfig) -> bool:
+    sizes = ("num_layers", "hidden_size", "num_q_heads", "num_kv_heads", "intermediate_size", "moe")
+    return all(getattr(one, name) == getattr(other, name) for name in sizes)
+
+
+def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:
+    sizes = KvSizes(
+        config.num_layers, config.num_kv_heads, config.head_dim, options.page_size, config.dtype
+    )
+    num_pages = options.num_pages
+    if num_pages is None and device.type != "cuda":
+        num_pages = -(-CPU_TOKENS // options.page_size)
+    held = activation_bytes(
+        config, max_running=options.max_running, max_prefill=options.max_prefill,
+        max_tokens=options.max_tokens,
+    )  # fmt: skip
+    return KvPool(
+        sizes, num_pages=num_pages, memory_fraction=options.memory_fraction,
+        reserved_bytes=held + GRAPH_LIMIT_BYTES, device=device,
+    )  # fmt: skip
+
+
+def _warm(config: ModelConfig, options: EngineOptions, ladder: smkern.Ladder) -> None:
+    """Compile and load all that a forward may launch, on every side of every split."""
+    calls = ModelCalls(
+        config, options.page_size, max_tokens=options.max_tokens + options.max_running,
+        max_batch=options.max_prefill + options.max_running, max_q_len=options.max_tokens,
+    )  # fmt: skip
+    splits = [ladder.split(decode=rung) for rung in options.rungs]
+    budgets: list[Any] = [smkern.device_info().num_sms]
+    budgets += [side for split in splits for side in (split.decode, split.prefill)]
+    smkern.warmup(calls=[calls], budgets=budgets, progress=False)

@@ -1,0 +1,264 @@
+"""Bodies of requests: which parameters there are, and how tokens are drawn by them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from smkern.errors import RequestError
+from smkern.limits import shown
+from smkern.models.sampling import SamplingParams
+from smkern.server.errors import ApiError
+from smkern.server.messages import Ready
+
+MAX_CHOICES = 128
+"""Prompts of a request times `n`."""
+
+NEUTRAL = {
+    "best_of": ("1",),
+    "echo": ("false",),
+    "frequency_penalty": ("0", "0.0"),
+    "logit_bias": ("{}",),
+    "logprobs": ("false",),
+    "parallel_tool_calls": ("true", "false"),
+    "presence_penalty": ("0", "0.0"),
+    "response_format": ('{"type": "text"}',),
+    "suffix": ('""',),
+    "tool_choice": ('"none"', '"auto"'),
+    "tools": ("[]",),
+    "top_logprobs": ("0",),
+}
+"""Parameters of OpenAI's that are not served, with the values that ask for nothing."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream brings besides tokens; `include_usage`: a last event with the usage."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+
+
+class Asked(BaseModel):
+    """What both kinds of requests may say.
+
+    `top_k`, `min_p`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are none of OpenAI's;
+    they are called as in vLLM. `user` and `metadata` are taken and not used.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+
+    best_of: Any = None
+    echo: Any = None
+    frequency_penalty: Any = None
+    logit_bias: Any = None
+    logprobs: Any = None
+    parallel_tool_calls: Any = None
+    presence_penalty: Any = None
+    response_format: Any = None
+    suffix: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    top_logprobs: Any = None
+
+    default_max_tokens: ClassVar[int | None] = None
+    """None: as many as the context has room for."""
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """A body's JSON.
+
+        Raises:
+            ApiError: it is none, a parameter is unknown, of another type, or not served.
+        """
+        try:
+            asked = cls.model_validate_json(body)
+        except ValidationError as errors:
+            raise _first_of(errors) from None
+        for name, values in NEUTRAL.items():
+            value = getattr(asked, name)
+            if value is not None and json.dumps(value) not in values:
+                raise ApiError(
+                    f"{name}={shown(value)} is not served: leave it out", param=name,
+                    code="unsupported_parameter",
+                )  # fmt: skip
+        if asked.stream_options is not None and not asked.stream:
+            raise ApiError("stream_options without stream: true", param="stream_options")
+        if asked.n is not None and not 1 <= asked.n <= MAX_CHOICES:
+            raise ApiError(f"n={asked.n}: ask for 1 to {MAX_CHOICES} choices", param="n")
+        return asked
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens to generate; None: nobody said."""
+        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end a choice."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, ready: Ready, prompt_tokens: int, choice: int) -> SamplingParams:
+        """How a choice's tokens are drawn; stop texts are looked for where the text is made.
+
+        Args:
+            ready: Of the engine.
+            prompt_tokens: Length of its prompt.
+            choice: Its number among the `n`: each has a seed of its own.
+
+        Raises:
+            ApiError: a value outside its limits, or a prompt that leaves no room.
+        """
+        room = ready.room(prompt_tokens)
+        if room < 1:
+            raise ApiError(
+                f"the prompt has {prompt_tokens} tokens, the model's context holds "
+                f"{prompt_tokens + room - 1}: shorten it", code="context_length_exceeded",
+            )  # fmt: skip
+        limit = room if self.limit is None else self.limit
+        top_k = 0 if self.top_k in (None, -1) else self.top_k
+        params = SamplingParams(
+            max_new_tokens=limit,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=top_k or 0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=0.0 if self.min_p is None else self.min_p,
+            seed=None if self.seed is None else self.seed + choice,
+            stop=self.stops,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+        )
+        try:
+            params.check("the request", ready.vocab_size)
+        except RequestError as error:
+            raise ApiError(str(error).replace("max_new_tokens", "max_tokens")) from None
+        return params
+
+
+class CompletionRequest(Asked):
+    """`/v1/completions`: a text, a list of texts, token ids, or a list of lists of these."""
+
+    prompt: Any
+
+    default_max_tokens: ClassVar[int | None] = 16
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each by itself.
+
+        Raises:
+            ApiError: something else, none, or more than there may be choices.
+        """
+        given = self.prompt
+        if isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0])):
+            given = [given]
+        if not isinstance(given, list) or not given or not all(map(_is_prompt, given)):
+            raise ApiError(
+                f"prompt={shown(given)}: pass a text, token ids, or a list of either, none empty",
+                param="prompt",
+            )
+        if len(given) * (self.n or 1) > MAX_CHOICES:
+            raise ApiError(
+                f"{len(given)} prompts of {self.n or 1} choices: ask for {MAX_CHOICES} choices at "
+                "most", param="prompt",
+            )  # fmt: skip
+        return given
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """A message of a chat; parts other than text are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+
+class ChatRequest(Asked):
+    """`/v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages as chat templates take them.
+
+        Raises:
+            ApiError: none, or one whose content is no text.
+        """
+        if not self.messages:
+            raise ApiError("messages is empty: pass at least one", param="messages")
+        return [
+            {"role": message.role, "content": _text(message.content, at)}
+            for at, message in enumerate(self.messages)
+        ]
+
+
+def _text(content: str | list[TextPart] | None, at: int) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content or ():
+        if part.type != "text" or part.text is None:
+            raise ApiError(
+                f"messages.{at} has a part of type {part.type!r}: only text is served",
+                param=f"messages.{at}.content",
+            )
+    return "".join(part.text or "" for part in content or ())
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return value != ""
+    return isinstance(value, list) and bool(value) and all(map(_is_id, value))
+
+
+def _first_of(errors: ValidationError) -> ApiError:
+    """What is wrong with a body, the first of it."""
+    first = errors.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        message = f"there is no parameter {param!r}: leave it out"
+    elif first["type"] == "json_invalid":
+        message = f"the body is no JSON ({first['msg']})"
+    elif param:
+        message = f"{param}: {first['msg']}"
+    else:
+        message = f"the body is no JSON object ({first['msg']})"
+    return ApiError(message, param=param or None)

@@ -1,0 +1,109 @@
+"""Prompts to token ids, and the text of a choice as its tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smkern.models.sampling import SamplingParams
+from smkern.models.tokenizer import Detokenizer, Tokenizer
+from smkern.runtime.request import FinishReason
+from smkern.server.errors import ApiError
+from smkern.server.messages import End
+
+NO_TOKENIZER = (
+    "this server has no tokenizer: pass token ids as prompt to /v1/completions, without stop "
+    "texts, or start it with --tokenizer <folder>"
+)
+
+
+def encode(tokenizer: Tokenizer | None, prompt: str | list[int]) -> list[int]:
+    """The token ids of a prompt.
+
+    Raises:
+        ApiError: a text without a tokenizer, that it raises at, or of no token.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    if tokenizer is None:
+        raise ApiError(NO_TOKENIZER, param="prompt")
+    try:
+        ids = list(tokenizer.encode(prompt))
+    except Exception as error:
+        raise ApiError(f"the tokenizer raised {type(error).__name__}: {error}") from error
+    return _checked(ids, "prompt")
+
+
+def encode_chat(tokenizer: Tokenizer | None, conversation: list[dict[str, str]]) -> list[int]:
+    """The token ids of a conversation by the model's chat template, up to the answer's begin.
+
+    Raises:
+        ApiError: no tokenizer, one without a template, or a template that raises at it.
+    """
+    if tokenizer is None:
+        raise ApiError(NO_TOKENIZER, param="messages")
+    apply: Any = getattr(tokenizer, "apply_chat_template", None)
+    if apply is None or getattr(tokenizer, "chat_template", None) is None:
+        raise ApiError(
+            "this model has no chat template: use /v1/completions", code="no_chat_template"
+        )
+    try:
+        text = apply(conversation, tokenize=False, add_generation_prompt=True)
+        ids = list(tokenizer.encode(text, add_special_tokens=False))  # type: ignore[call-arg]
+    except Exception as error:  # a template refuses by raising
+        raise ApiError(
+            f"the chat template refused the messages: {error}", param="messages"
+        ) from error
+    return _checked(ids, "messages")
+
+
+def _checked(ids: list[int], param: str) -> list[int]:
+    if not ids:
+        raise ApiError("the prompt has no token: pass at least one", param=param)
+    return ids
+
+
+class Choice:
+    """One choice of a response as its tokens come.
+
+    Args:
+        tokenizer: Makes its text; None: there is none.
+        prompt: Token ids of its prompt.
+        params: How it is drawn; its stop texts are looked for here.
+
+    Attributes:
+        tokens: All so far.
+        text: Their text so far, cut at a stop text.
+        finish_reason: Why it ended; None: it goes on.
+        cached_tokens: Tokens of the prompt that were computed already; None: not told.
+    """
+
+    __slots__ = ("_detokenizer", "cached_tokens", "finish_reason", "text", "tokens")
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams
+    ) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.cached_tokens: int | None = None
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, prompt, params.stops)
+
+    def take(self, token: int, end: End | None) -> str:
+        """A token came, maybe the last; the text that became certain by it."""
+        self.tokens.append(token)
+        detokenizer, text = self._detokenizer, ""
+        if detokenizer is not None:
+            if end is None or end.reason != "stop":  # a token that ends it has no text
+                text = detokenizer.push(token)
+                if detokenizer.stopped:
+                    self.finish_reason = "stop"
+            if end is not None:
+                text += detokenizer.finish()
+            self.text += text
+        if end is not None:
+            self.finish_reason = self.finish_reason or end.reason
+            self.cached_tokens = end.cached_tokens
+        return text

@@ -1,0 +1,179 @@
+"""What is malformed, too large or of another server gets a 4xx that says why; the engine lives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from smkern.server.app import Limits
+from tests.server.serving import NAME, Chatting, Running, running, with_tensors
+
+KEY = "secret"
+BODY_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    limits = Limits(api_key=KEY, max_body_bytes=BODY_BYTES, max_choices=6)
+    with running(with_tensors, tokenizer=Chatting(), limits=limits) as found:
+        found.key = KEY
+        yield found
+        assert found.client.completions.create(model=NAME, prompt="abc", max_tokens=3).usage
+        assert not found.mux.dead
+
+
+def post(server: Running, body: Any, path: str = "completions", key: str = KEY) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    return httpx2.post(f"{server.url}/v1/{path}", content=content, headers=headers)
+
+
+def refused(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
+    """The error of a response, in OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert {*error} == {"message", "type", "param", "code"}
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "no JSON"), (b"{", "no JSON"), (b"[]", "no JSON object"), (b"null", "no JSON object"),
+        (b"\xff\xfe", "no JSON"), (b"[" * 3000, "no JSON"), (b'{"model": NaN}', "model"),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_none(server: Running, body: bytes, said: str) -> None:
+    assert said in refused(post(server, body))["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": 7}, "prompt"),
+        ({"prompt": None}, "prompt"), ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"), ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 1.5}, "n"),
+        ({"max_tokens": "5"}, "max_tokens"), ({"stream": 1}, "stream"), ({"stop": 5}, "stop"),
+        ({"stop": [1]}, "stop.list[str].0"), ({"seed": "x"}, "seed"), ({"colour": 1}, "colour"),
+        ({"stream_options": {}}, "stream_options"), ({"user": 5}, "user"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"logprobs": 3}, "logprobs"), ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"echo": True}, "echo"), ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+    ],
+)  # fmt: skip
+def test_parameters_that_are_wrong_are_named(
+    server: Running, change: dict[str, Any], param: str
+) -> None:
+    error = refused(post(server, {"model": NAME, "prompt": "abc"} | change))
+    found = error["param"] or ""
+    assert found == param or found.split(".")[0] == param.split(".")[0]
+    assert param.split(".")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"temperature": -1}, "temperature=-1"), ({"temperature": 1e999}, "temperature=inf"),
+        ({"top_p": 0}, "top_p=0"), ({"top_p": 1.5}, "top_p=1.5"), ({"top_k": -2}, "top_k=-2"),
+        ({"min_p": 2}, "min_p=2"), ({"max_tokens": 0}, "max_tokens=0: pass a whole number of at"),
+        ({"max_tokens": -5}, "max_tokens=-5"), ({"seed": -1}, "seed=-1"),
+        ({"stop": ""}, "stop=('',)"), ({"stop": ["a", ""]}, "stop="),
+        ({"stop_token_ids": [64]}, "token ids of 0 to 63"),
+        ({"prompt": [5, 64]}, "has 64 at position 1: token ids are whole numbers of 0 to 63"),
+        ({"prompt": [-1]}, "has -1 at position 0"), ({"prompt": [10**30]}, "at position 0"),
+        ({"prompt": "a" * 257}, "the prompt has 257 tokens, the model's context holds 256"),
+    ],
+)  # fmt: skip
+def test_values_outside_their_limits_say_them(
+    server: Running, change: dict[str, Any], said: str
+) -> None:
+    assert said in refused(post(server, {"model": NAME, "prompt": "abc"} | change))["message"]
+
+
+def test_a_prompt_over_the_limit_has_openais_code(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client.completions.create(model=NAME, prompt=[1] * 300, stream=True)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "messages is empty"), ("hi", "messages"), ([{"content": "a"}], "role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "of type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "only text is served"),
+        ([{"role": "nobody", "content": "a"}], "roles are user and assistant"),
+    ],
+)  # fmt: skip
+def test_conversations_that_no_template_takes(server: Running, messages: Any, said: str) -> None:
+    body = {"model": NAME, "messages": messages}
+    error = refused(post(server, body, "chat/completions"))
+    assert said in error["message"]
+
+
+def test_an_unknown_model(server: Running) -> None:
+    error = refused(post(server, {"model": "gpt", "prompt": "a"}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("extra", [0, 1 << 20])
+def test_a_body_that_is_too_large_is_not_read_to_its_end(server: Running, extra: int) -> None:
+    body = {"model": NAME, "prompt": "a" * (BODY_BYTES + extra)}
+    assert f"more than {BODY_BYTES} bytes" in refused(post(server, body), 413)["message"]
+
+
+def test_a_body_in_parts_is_counted_too(server: Running) -> None:
+    parts = iter([b"x" * 1024] * 1024)
+    headers = {"authorization": f"Bearer {KEY}"}
+    refused(httpx2.post(f"{server.url}/v1/completions", content=parts, headers=headers), 413)
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "sécret"])
+def test_a_wrong_key_is_refused_wherever_v1_is(server: Running, key: str) -> None:
+    headers = {"authorization": f"Bearer {key}".strip().encode()}
+    for path in ("models", f"models/{NAME}", "completions", "chat/completions"):
+        method = "GET" if path.startswith("models") else "POST"
+        response = httpx2.request(method, f"{server.url}/v1/{path}", headers=headers)
+        assert refused(response, 401)["code"] == "invalid_api_key"
+    assert httpx2.get(f"{server.url}/health").status_code == 200
+    assert "smkern_tokens_total" in httpx2.get(f"{server.url}/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404), ("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405),
+        ("POST", "/health", 405), ("DELETE", f"/v1/models/{NAME}", 405),
+    ],
+)  # fmt: skip
+def test_other_paths_and_methods(server: Running, method: str, path: str, status: int) -> None:
+    error = refused(httpx2.request(method, f"{server.url}{path}"), status)
+    assert method in error["message"]
+
+
+def test_too_many_choices_at_a_time_are_sent_away(server: Running) -> None:
+    error = refused(post(server, {"model": NAME, "prompt": "a", "n": 7}), 503)
+    assert error["code"] == "overloaded"
+
+
+def test_without_a_tokenizer_texts_are_refused_and_ids_served() -> None:
+    with running(with_tensors) as server:
+        for change in ({"prompt": "abc"}, {"prompt": [1], "stop": "x"}):
+            error = refused(post(server, {"model": NAME} | change))
+            assert "pass token ids as prompt" in error["message"]
+        chat = {"model": NAME, "messages": [{"role": "user", "content": "a"}]}
+        assert "no tokenizer" in refused(post(server, chat, "chat/completions"))["message"]
+        body = {"model": NAME, "prompt": [1, 2], "max_tokens": 2, "return_token_ids": True}
+        assert len(post(server, body).json()["choices"][0]["token_ids"]) == 2

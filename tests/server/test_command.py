@@ -1,0 +1,140 @@
+"""`smkern serve` as a process with its engine's: stopped by a signal, or by the engine's end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from click.testing import CliRunner
+from openai import OpenAI
+from transformers import AutoModelForCausalLM
+
+import smkern.server.command
+from smkern import cli
+from smkern.errors import ArgumentError
+from tests.models.peers import hf_config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a context of 4,096 tokens."""
+    torch.manual_seed(7)
+    config = hf_config("qwen3", max_position_embeddings=4096)
+    path = tmp_path_factory.mktemp("served") / "tiny-qwen3"
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], OpenAI]]:
+    """`smkern serve` of a folder on the CPU, once it serves."""
+    words = ["--model", str(folder), "--device", "cpu", "--port", "0", "--max-running", "4"]
+    words += ["--policy", "chunked"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smkern", "serve", *words], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        said = ""
+        while not (found := re.search(r"(http://\S+)\n", said)):
+            said += (line := process.stderr.readline())
+            assert line, said
+        client = OpenAI(base_url=found[1], api_key="none", max_retries=5)
+        client.models.list()  # it listens a moment later
+        yield process, client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stream(client: OpenAI, count: int) -> Any:
+    return client.completions.create(
+        model="tiny-qwen3", prompt=[1, 2, 3], max_tokens=count, stream=True,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+
+
+def test_sigterm_lets_streams_end_and_the_process_with_them(folder: Path) -> None:
+    with served(folder) as (process, client):
+        parts = stream(client, 150)
+        next(parts)
+        process.send_signal(signal.SIGTERM)
+        rest = list(parts)
+        assert rest[-1].choices[0].finish_reason == "length"
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_an_engine_that_is_killed_ends_streams_and_the_process(folder: Path) -> None:
+    with served(folder) as (process, client):
+        parts = stream(client, 3000)
+        next(parts)
+        os.kill(engine_of(process.pid), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="engine's process ended without a word"):
+            list(parts)
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert "EngineDeadError" in process.stderr.read()
+
+
+def engine_of(pid: int) -> int:
+    """The child of a process that is not multiprocessing's tracker."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (found,) = [
+        child for child in children
+        if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text()
+    ]  # fmt: skip
+    return int(found)
+
+
+def refused(*words: str) -> Exception:
+    result = CliRunner().invoke(cli.cli, ["serve", *words])
+    assert isinstance(result.exception, Exception)
+    return result.exception
+
+
+def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
+    error = refused("--model", str(tmp_path), "--device", "cpu", "--port", "0")
+    assert type(error).__name__ == "ConfigError"
+    assert "config.json" in str(error)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        error = refused("--model", "qwen3-8b", "--port", str(taken.getsockname()[1]))
+    assert isinstance(error, ArgumentError)
+    assert "cannot be bound (Address already in use)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--api-key", ""], "the API key is empty"),
+        (["--host", "no.such.host.invalid"], "cannot be bound"),
+    ],
+)
+def test_options_that_cannot_be(words: list[str], said: str) -> None:
+    error = refused("--model", "qwen3-8b", "--port", "0", *words)
+    assert isinstance(error, ArgumentError)
+    assert said in str(error)
+
+
+def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smkern.server.command, "find_spec", lambda name: None)
+    error = refused("--model", "qwen3-8b")
+    assert "pip install 'smkern[serve]'" in str(error)

@@ -1,0 +1,171 @@
+"""OpenAI's client against a tiny model on CPU tensors: what it gets is what the runtime draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from smkern.models import SamplingParams
+from tests.models.generation import Letters
+from tests.server.serving import NAME, Chatting, Running, running, with_tensors
+
+PROMPT = "hello"
+IDS = Letters().encode(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(with_tensors, tokenizer=Chatting()) as found:
+        yield found
+
+
+def drawn(prompt: list[int], count: int, **options: Any) -> tuple[int, ...]:
+    """What a runtime in this process draws."""
+    mux = with_tensors()
+    handle = mux.submit(prompt, SamplingParams(max_new_tokens=count, **options))
+    list(mux.run())
+    mux.close()
+    return handle.tokens
+
+
+def text_of(tokens: tuple[int, ...]) -> str:
+    return Letters().decode(list(tokens), skip_special_tokens=True)
+
+
+GREEDY = drawn(IDS, 40)
+TEXT = text_of(GREEDY)
+assert len(TEXT) > 8, "the tests need letters"
+
+
+def complete(server: Running, **options: Any) -> Any:
+    given: dict[str, Any] = {"model": NAME, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    return server.client.completions.create(**given | options)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, IDS])
+def test_a_completion_is_what_the_runtime_draws(server: Running, prompt: Any) -> None:
+    made = complete(server, prompt=prompt, extra_body={"return_token_ids": True})
+    (choice,) = made.choices
+    assert tuple(choice.token_ids) == GREEDY
+    assert (choice.text, choice.finish_reason, choice.index) == (TEXT, "length", 0)
+    assert made.object == "text_completion"
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (5, 40)
+    assert made.usage.total_tokens == 45
+
+
+def test_a_stream_says_the_same_token_by_token(server: Running) -> None:
+    stream = complete(
+        server, stream=True, stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    *parts, last = list(stream)
+    assert "".join(part.choices[0].text for part in parts) == TEXT
+    assert tuple(t for part in parts for t in part.choices[0].token_ids) == GREEDY
+    reasons = [part.choices[0].finish_reason for part in parts]
+    assert reasons == [None] * (len(parts) - 1) + ["length"]
+    assert (last.choices, last.usage.completion_tokens) == ([], 40)
+    assert len({part.id for part in (*parts, last)}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", [TEXT[4:7], [TEXT[5:7], "never there"]])
+def test_a_stop_text_is_cut_off_and_ends_the_engines_work(
+    server: Running, stop: Any, stream: bool
+) -> None:
+    wanted = TEXT[: min(TEXT.find(one) for one in ([stop] if isinstance(stop, str) else stop[:1]))]
+    found = complete(server, stop=stop, stream=stream, max_tokens=200)
+    if stream:
+        parts = list(found)
+        text = "".join(part.choices[0].text for part in parts)
+        assert parts[-1].choices[0].finish_reason == "stop"
+    else:
+        (choice,) = found.choices
+        text = choice.text
+        assert choice.finish_reason == "stop"
+        assert found.usage.completion_tokens < 40
+    assert text == wanted
+    server.settle()
+
+
+def test_a_stop_token_ends_without_text(server: Running) -> None:
+    at = next(at for at, token in enumerate(GREEDY) if at > 2 and token < 26)
+    at = GREEDY.index(GREEDY[at])
+    made = complete(server, extra_body={"stop_token_ids": [GREEDY[at]]})
+    assert made.choices[0].text == text_of(GREEDY[:at])
+    assert made.choices[0].finish_reason == "stop"
+    assert made.usage.completion_tokens == at + 1
+
+
+def test_choices_have_seeds_of_their_own(server: Running) -> None:
+    options = {"temperature": 0.9, "top_p": 0.8}
+    made = complete(
+        server, prompt=[PROMPT, "world"], n=2, seed=7, max_tokens=12,
+        extra_body={"return_token_ids": True, "top_k": 20}, **options,
+    )  # fmt: skip
+    asked = [(word, seed) for word in (PROMPT, "world") for seed in (7, 8)]
+    for choice, (word, seed) in zip(made.choices, asked, strict=True):
+        ids = Letters().encode(word)
+        assert tuple(choice.token_ids) == drawn(ids, 12, seed=seed, top_k=20, **options)
+    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (10, 48)
+
+
+def test_streamed_choices_are_kept_apart(server: Running) -> None:
+    stream = complete(
+        server, n=3, seed=1, max_tokens=15, temperature=1.0, stream=True,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for part in stream:
+        found[part.choices[0].index] += part.choices[0].token_ids
+    for at, tokens in found.items():
+        assert tuple(tokens) == drawn(IDS, 15, temperature=1.0, seed=1 + at)
+
+
+@pytest.mark.parametrize("content", ["hell", [{"type": "text", "text": "he"},
+                                             {"type": "text", "text": "ll"}]])  # fmt: skip
+def test_a_chat_goes_through_the_template(server: Running, content: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": NAME, "messages": [{"role": "user", "content": content}], "temperature": 0,
+    }  # fmt: skip
+    wanted = text_of(drawn(Letters().encode("hellz"), 20))
+    made = server.client.chat.completions.create(**asked, max_completion_tokens=20)
+    assert made.object == "chat.completion"
+    assert (made.choices[0].message.role, made.choices[0].message.content) == ("assistant", wanted)
+    first, *parts = server.client.chat.completions.create(**asked, max_tokens=20, stream=True)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(part.choices[0].delta.content for part in parts) == wanted
+    assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_a_chat_goes_on_to_the_end_of_the_context_unless_told(server: Running) -> None:
+    messages: Any = [{"role": "user", "content": "hell"}]
+    made = server.client.chat.completions.create(model=NAME, messages=messages, temperature=0)
+    assert made.choices[0].finish_reason == "length"
+    assert made.usage is not None
+    assert made.usage.total_tokens == 257  # the last token's keys are never needed
+
+
+def test_a_prompt_that_came_before_is_found(server: Running) -> None:
+    ids = [3] * 64
+    complete(server, prompt=ids, max_tokens=1)
+    again = complete(server, prompt=ids, max_tokens=1)
+    assert again.usage.prompt_tokens_details.cached_tokens == 48  # all full pages but the last
+
+
+def test_models(server: Running) -> None:
+    (model,) = server.client.models.list().data
+    assert (model.id, model.owned_by, model.max_model_len) == (NAME, "smkern", 256)  # type: ignore[attr-defined]
+    assert server.client.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        server.client.models.retrieve("other")
+
+
+def test_the_example_prints_what_comes(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    from smkern.examples import openai_client
+
+    text = openai_client.show(PROMPT, f"{server.url}/v1", max_tokens=12)
+    assert capsys.readouterr().out == f"{text}\n5 + 12 tokens\n"

@@ -1,0 +1,70 @@
+"""Many streams at a time, some of whose clients hang up: no token is lost, mixed or drawn twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from random import Random
+
+import httpx2
+
+from tests.server.serving import NAME, Running, run_async, running, simulated, tokens_of
+
+STREAMS, HANGING = 256, 10
+ENDLESS = 100_000
+
+
+def metrics(server: Running) -> dict[str, float]:
+    """All samples, as `name{labels}`."""
+    text = httpx2.get(f"{server.url}/metrics").text
+    lines = re.findall(r"^(\w+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in lines}
+
+
+async def stream_all(server: Running, count: int) -> list[tuple[int, list[int], list[int]]]:
+    """Tokens asked for, expected and streamed, of each stream."""
+    draw = Random(1)
+    asked = [
+        ([draw.randrange(1000) for _ in range(draw.randint(1, 40))], draw.randint(1, 40))
+        for _ in range(count)
+    ]
+    async with server.async_client as client:
+
+        async def one(at: int) -> tuple[int, list[int], list[int]]:
+            prompt, length = asked[at]
+            hangs_up = at % HANGING == 0
+            stream = await client.completions.create(
+                model=NAME, prompt=prompt, stream=True, seed=at,
+                max_tokens=ENDLESS if hangs_up else length,
+                extra_body={"return_token_ids": True},
+            )  # fmt: skip
+            found: list[int] = []
+            async for chunk in stream:
+                found += chunk.choices[0].token_ids
+                if hangs_up and len(found) >= length:
+                    await stream.close()
+                    break
+            return length, tokens_of(prompt, at, len(found)), found
+
+        return await asyncio.gather(*(one(at) for at in range(count)))
+
+
+def test_256_streams_of_which_a_tenth_hang_up() -> None:
+    with running(lambda: simulated(pause_s=0.001)) as server:
+        found = run_async(stream_all(server, STREAMS))
+        server.settle()
+        seen = metrics(server)
+        assert not server.mux._executor.hazards
+    left = -(-STREAMS // HANGING)
+    for at, (length, expected, tokens) in enumerate(found):
+        assert tokens == expected, at
+        assert len(tokens) == length or (at % HANGING == 0 and len(tokens) > length)
+    assert seen["smkern_requests_total"] == STREAMS
+    assert seen['smkern_finished_total{reason="cancelled"}'] == left
+    assert seen['smkern_finished_total{reason="length"}'] == STREAMS - left
+    assert seen["smkern_http_hangups_total"] == left
+    assert seen["smkern_http_choices"] == 0
+    path = 'smkern_http_responses_total{path="/v1/completions",status="200"}'
+    assert seen[path] == STREAMS
+    drawn = sum(len(tokens) for _, _, tokens in found)
+    assert seen["smkern_tokens_total"] >= drawn  # some came to clients that had left
