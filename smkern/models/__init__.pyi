@@ -2,6 +2,7 @@ from smkern.models.activations import ActivationBuffers as ActivationBuffers
 from smkern.models.activations import MoeBuffers as MoeBuffers
 from smkern.models.activations import StepBuffers as StepBuffers
 from smkern.models.architecture import MoeConfig as MoeConfig
+from smkern.models.calibrating import calibrate_kv as calibrate_kv
 from smkern.models.config import ModelConfig as ModelConfig
 from smkern.models.decoder import Decoder as Decoder
 from smkern.models.graph import DecodeGraph as DecodeGraph
