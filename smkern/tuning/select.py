@@ -211,7 +211,7 @@ def rank(
 
 
 @dataclass(frozen=True, slots=True)
-class _Nominal:
+class Nominal:
     """Ceilings of a nominal device: a batch-invariant choice must not change with measurements."""
 
     sm_clock_mhz: int = 1980
@@ -219,7 +219,7 @@ class _Nominal:
     l2_bytes: int = 50 * 2**20
 
     @property
-    def info(self) -> _Nominal:
+    def info(self) -> Nominal:
         return self
 
     def bandwidth(self, num_sms: int, *, confined: Confinement) -> float:
@@ -250,7 +250,7 @@ def invariant_config(
     ]
     constants = DEFAULTS
     budgets = [
-        cost_model.Ceilings(Budget(num_sms, "mask", False), _Nominal(), constants)
+        cost_model.Ceilings(Budget(num_sms, "mask", False), Nominal(), constants)
         for num_sms in INVARIANT_BUDGETS
     ]
     best, chosen = float("inf"), None

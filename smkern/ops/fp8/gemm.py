@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
 from smkern.ops.fp8.call import ScaledGemm, check_gemm, gemm_shapes, out_dtype_of
 from smkern.ops.fp8.call import given_scales as given_scales
+from smkern.ops.fp8.dispatch import bind_gemm, fp8_dispatcher, problem_of
 from smkern.ops.fp8.scales import check_values
 from smkern.ops.operator import Operator
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import gemm as reference
 from smkern.ops.reference.fp8 import dequantize
+from smkern.tuning.fp8 import ScaledProblem
+
+LAUNCHED = ("a", "w", "a_scale", "w_scale", "out", "bias", "residual", "workspace", "stream")
+"""What a launch takes, in order."""
 
 
 def by_reference(call: ScaledGemm) -> Tensor:
@@ -35,12 +37,7 @@ def fill(call: ScaledGemm) -> None:
             by_reference(call)
 
 
-def problem_of(call: Any, aligned: bool) -> Any:
-    """What chooses the kernel of a checked call."""
-    raise ArgumentError("e4m3 matrices on a GPU are not served yet: use bf16, or CPU tensors")
-
-
-SCALED_GEMM: Operator[Any] = Operator(
+SCALED_GEMM: Operator[ScaledProblem] = Operator(
     name="scaled_gemm",
     call=ScaledGemm,
     schema="Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, *, Tensor? bias=None, "
@@ -51,10 +48,12 @@ SCALED_GEMM: Operator[Any] = Operator(
     shapes=gemm_shapes,
     problem=problem_of,
     reference=by_reference,
-    dispatcher=lambda index: None,
+    dispatcher=fp8_dispatcher,
     vectors=("a", "w", "bias", "residual", "out"),
     in_place=(("out", "residual"),),
+    arguments=LAUNCHED,
     unkeyed=("workspace", "check"),
+    prepare=bind_gemm,
     empty=fill,
     check_memory=check_values,
 )

@@ -11,12 +11,15 @@ from smkern.errors import ArgumentError
 from smkern.limits import shown
 from smkern.ops import checks
 from smkern.ops.checks import FP8, FP8_BLOCK
-from smkern.ops.fp8.gemm import problem_of
+from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps, workspace_of
+from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
+from smkern.ops.fp8.scales import check_block_scale
 from smkern.ops.moe.check import check_rows, results_of
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
+from smkern.tuning.fp8_rows import Budget, QuantProblem
 
 KINDS = ("tensor", "token", "block", "weight_block")
 
@@ -50,8 +53,11 @@ def check_quantize(call: Quantize) -> None:
             f"x has {call.x.shape[1]} columns: kind={call.kind!r} wants a multiple of {FP8_BLOCK}; "
             "pad it with zeros, or use 'token'"
         )
-    if call.out_scale is not None:
-        checks.check_kind("out_scale", call.out_scale)
+    scale = call.out_scale
+    if call.kind == "block" and isinstance(scale, Tensor) and scale.dim() == 2:
+        check_block_scale("out's scales", scale, *call.x.shape)
+    elif isinstance(scale, Tensor) and not scale.is_contiguous():
+        raise ArgumentError(f"out's scales have strides {scale.stride()}: pass them without gaps")
 
 
 def check_quantize_by(call: QuantizeBy) -> None:
@@ -84,7 +90,37 @@ def _shapes(call: Quantize) -> Shapes:
     )
 
 
-QUANTIZE: Operator[Any] = Operator(
+def problem_of(call: Quantize, aligned: bool) -> QuantProblem | None:
+    """What chooses the kernel of a checked call."""
+    x = call.x
+    return rows_problem("quantize", call.kind, x, x.shape[1], [call.out], aligned)
+
+
+def _bind(
+    dispatcher: Any, call: Quantize, problem: QuantProblem, budget: Budget, capturing: bool
+) -> Bound:
+    numbers = (*scale_steps(call.out_scale, problem), problem.rows)
+    return bind(dispatcher, problem, budget, capturing, [call.x], call.out, numbers)
+
+
+def problem_by(call: QuantizeBy, aligned: bool) -> QuantProblem | None:
+    """What chooses the kernel of a checked call."""
+    x = call.x
+    return rows_problem("quantize_by", "tensor", x, x.shape[1], [call.out], aligned)
+
+
+def _bind_by(
+    dispatcher: Any, call: QuantizeBy, problem: QuantProblem, budget: Budget, capturing: bool
+) -> Bound:
+    return bind(dispatcher, problem, budget, capturing, [call.x], call.out, (problem.rows,))
+
+
+def fill(call: Quantize) -> None:
+    """No element: scales of groups of nothing."""
+    call.out_scale.fill_(1.0)
+
+
+QUANTIZE: Operator[QuantProblem] = Operator(
     name="quantize",
     call=Quantize,
     schema="Tensor x, str kind",
@@ -93,10 +129,13 @@ QUANTIZE: Operator[Any] = Operator(
     shapes=_shapes,
     problem=problem_of,
     reference=lambda call: reference.quantize(call.x, call.kind),
-    dispatcher=lambda index: None,
+    dispatcher=quant_dispatcher,
     vectors=("x", "out"),
+    workspace=workspace_of,
+    prepare=_bind,
+    empty=fill,
 )
-QUANTIZE_BY: Operator[Any] = Operator(
+QUANTIZE_BY: Operator[QuantProblem] = Operator(
     name="quantize_by",
     call=QuantizeBy,
     schema="Tensor x, Tensor scale",
@@ -105,8 +144,9 @@ QUANTIZE_BY: Operator[Any] = Operator(
     shapes=lambda call: ((tuple(call.x.shape), FP8),),
     problem=problem_of,
     reference=lambda call: reference.quantize_by(call.x, call.scale),
-    dispatcher=lambda index: None,
+    dispatcher=quant_dispatcher,
     vectors=("x", "out"),
+    prepare=_bind_by,
 )
 LIBRARY = register(QUANTIZE, QUANTIZE_BY)
 _quantize = entry(QUANTIZE)

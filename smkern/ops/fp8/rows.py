@@ -14,14 +14,16 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.checks import FP8, FP8_BLOCK
-from smkern.ops.fp8.gemm import problem_of
+from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps
+from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.fp8.scales import check_block_scale
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
 from smkern.ops.reference import rows as rows_reference
 from smkern.ops.rows.call import AddRmsNorm, RmsNorm, SiluAndMul, check_norm, check_silu
+from smkern.tuning.fp8_rows import Budget, Group, QuantOp, QuantProblem
 
 
 class ScaledRmsNorm(NamedTuple):
@@ -111,6 +113,28 @@ def by_reference(call: ScaledRows) -> Tensor:
     return q
 
 
+def problem_of(call: ScaledRows, aligned: bool) -> QuantProblem | None:
+    """What chooses the kernel of a checked call."""
+    op: QuantOp = "silu_and_mul"
+    weight, matrices = None, [call.out]
+    if isinstance(call, ScaledRmsNorm):
+        op, weight = "rms_norm", call.weight
+    elif isinstance(call, ScaledAddRmsNorm):
+        op, weight, matrices = "add_rms_norm", call.weight, [call.residual, call.out]
+    group: Group = "block" if call.out_scale.dim() == 2 else "token"
+    return rows_problem(op, group, call.x, shape_of(call)[1], matrices, aligned, weight)
+
+
+def _bind(
+    dispatcher: Any, call: ScaledRows, problem: QuantProblem, budget: Budget, capturing: bool
+) -> Bound:
+    read = [call.x, call.residual] if isinstance(call, ScaledAddRmsNorm) else [call.x]
+    numbers: tuple[Any, ...] = (*scale_steps(call.out_scale, problem), problem.rows)
+    if not isinstance(call, ScaledSiluAndMul):
+        numbers += (float(call.eps),)
+    return bind(dispatcher, problem, budget, capturing, read, call.out, numbers)
+
+
 _scaled = partial(
     Operator,
     results=("out",),
@@ -118,21 +142,22 @@ _scaled = partial(
     shapes=shapes_of,
     problem=problem_of,
     reference=by_reference,
-    dispatcher=lambda index: None,
+    dispatcher=quant_dispatcher,
+    prepare=_bind,
 )
-SCALED_RMS_NORM: Operator[Any] = _scaled(
+SCALED_RMS_NORM: Operator[QuantProblem] = _scaled(
     name="scaled_rms_norm",
     call=ScaledRmsNorm,
     schema="Tensor x, Tensor weight, Tensor(a!) out_scale, *, float eps=1e-06",
     vectors=("x", "weight", "out"),
 )
-SCALED_ADD_RMS_NORM: Operator[Any] = _scaled(
+SCALED_ADD_RMS_NORM: Operator[QuantProblem] = _scaled(
     name="scaled_add_rms_norm",
     call=ScaledAddRmsNorm,
     schema="Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out_scale, *, float eps=1e-06",
     vectors=("x", "residual", "weight", "out"),
 )
-SCALED_SILU_AND_MUL: Operator[Any] = _scaled(
+SCALED_SILU_AND_MUL: Operator[QuantProblem] = _scaled(
     name="scaled_silu_and_mul",
     call=ScaledSiluAndMul,
     schema="Tensor x, Tensor(a!) out_scale",

@@ -1,0 +1,1 @@
+"""Device code on e4m3, and its launches. No validation, no torch dispatch."""

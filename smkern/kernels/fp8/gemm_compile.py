@@ -1,0 +1,192 @@
+"""The compiled GEMM of e4m3 that a problem and a configuration need, made without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from smkern.kernels.aot import KernelSource, compile_source
+from smkern.kernels.compile import Artifact, check_shared
+from smkern.kernels.driver import OVERLAP_FROM
+from smkern.tuning import fp8
+from smkern.tuning.config import GemmConfig
+from smkern.tuning.fp8 import ScaledProblem
+
+NUMBERS = (
+    "m", "n", "out_stride", "residual_stride", "a_step", "a_block_step", "w_step", "tiles_x",
+    "tiles_y", "k_iters", "whole_tiles", "stream_iters", "quantum", "group", "early",
+)  # fmt: skip
+"""Run-time numbers of `fp8_gemm_ws`, which follow its maps and addresses."""
+POINTER_NUMBERS = (
+    "m", "n", "k", "a_stride", "w_stride", "out_stride", "residual_stride", "a_step",
+    "a_block_step", "w_step", "tiles_m", "tiles_n", "group",
+)  # fmt: skip
+UNIT = 8
+"""Elements of the result that n and its strides count, in `fp8_gemm_ws`."""
+PAIRS = "fp16"
+"""What operands are copied as: two e4m3 are moved like one of 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ScaledVariant:
+    """One compiled kernel; X is the row side of the matrix unit: `a`, or `w` if swapped.
+
+    `unit`: elements that strides of a and w and k are counted in, 16 where rows are aligned.
+    """
+
+    kernel: str
+    out_dtype: str
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    swap: bool
+    stream: bool
+    blocks: bool
+    bias: bool
+    residual: bool
+    activation: str
+    ctas_per_sm: int
+    unit: int
+    capability: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile on the matrix unit's row side."""
+        return self.block_n if self.swap else self.block_m
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile there."""
+        return self.block_m if self.swap else self.block_n
+
+    def compile(self) -> Artifact:
+        """Compile it into the user's cache (or take it from there). Needs no GPU.
+
+        Raises:
+            DeviceError: the kernel needs more shared memory than a CTA may have.
+        """
+        return _compile_ws(self) if self.kernel == "ws" else compile_source(_pointer_source(self))
+
+
+def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> ScaledVariant:
+    """The kernel that runs `config` on `problem`; `capability` is 89, 90, ..."""
+    epilogue, ws = problem.epilogue, config.kernel == "ws"
+    return ScaledVariant(
+        kernel=config.kernel,
+        out_dtype=problem.out_dtype,
+        block_m=config.block_m,
+        block_n=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        swap=config.swap,
+        stream=config.split != 1,
+        blocks=problem.blocks,
+        bias=epilogue.bias,
+        residual=epilogue.residual,
+        activation=epilogue.activation or "none",
+        ctas_per_sm=config.ctas_per_sm if ws else 1,
+        unit=16 if problem.aligned else 1,
+        capability=capability,
+    )
+
+
+def _epilogue(variant: ScaledVariant) -> dict[str, Any]:
+    return {"BIAS": variant.bias, "RESIDUAL": variant.residual, "ACT": variant.activation}
+
+
+def _addresses(variant: ScaledVariant) -> dict[str, str]:
+    pointers = dict.fromkeys(("out_ptr", "bias_ptr", "residual_ptr"), f"*{variant.out_dtype}")
+    return pointers | {"a_scale": "*fp32", "w_scale": "*fp32"}
+
+
+def _pointer_source(variant: ScaledVariant) -> KernelSource:
+    from smkern.kernels.fp8.gemm_triton import fp8_gemm_pointer
+
+    addresses = {"a_ptr": "*fp8e4nv", "w_ptr": "*fp8e4nv"} | _addresses(variant)
+    return KernelSource(
+        fn=fp8_gemm_pointer,
+        signature=addresses | dict.fromkeys(POINTER_NUMBERS, "i32"),
+        constants={
+            "BLOCK_M": variant.block_m,
+            "BLOCK_N": variant.block_n,
+            "BLOCK_K": 2 * fp8.STEP,
+            "STAGES": variant.num_stages,
+            "UNIT": variant.unit,
+            "BLOCKS": variant.blocks,
+            "PDL": variant.capability >= OVERLAP_FROM,
+        }
+        | _epilogue(variant),
+        aligned=("a_ptr", "w_ptr") if variant.unit == 16 else (),
+        num_warps=variant.num_warps,
+        capability=variant.capability,
+        num_stages=variant.num_stages,
+    )
+
+
+def _compile_ws(variant: ScaledVariant) -> Artifact:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from smkern.kernels.fp8.gemm_ws import fp8_gemm_ws
+
+    rows, columns = variant.rows, variant.columns
+    parts = rows // 64
+    signature: dict[str, str] = {}
+    for side, count in (("x", rows), ("y", columns)):
+        layout = gl.NVMMASharedLayout.get_default_for([count, fp8.STEP], gl.float16)
+        signature[f"{side}_desc"] = f"tensordesc<{PAIRS}[{count}, {fp8.STEP}],{layout!r}>"
+    addresses = _addresses(variant)
+    scales = {name: addresses.pop(name) for name in ("a_scale", "w_scale")}
+    signature |= addresses | {"partials": "*fp32", "counters": "*i32"} | scales
+    signature |= dict.fromkeys(NUMBERS, "i32")
+    config = GemmConfig(
+        "ws", variant.block_m, variant.block_n, fp8.STEP, variant.num_warps, variant.num_stages,
+        variant.swap, variant.ctas_per_sm,
+    )  # fmt: skip
+    part = min(columns, 128)
+    constants = {
+        "PARTS": parts,
+        "BLOCK_Y": columns,
+        "BLOCK_K": fp8.STEP,
+        "STAGES": variant.num_stages,
+        "BLOCKS": variant.blocks,
+        "PROMOTE": fp8.PROMOTE,
+        "PART_Y": part,
+        "STREAM": variant.stream,
+        "SWAP": variant.swap,
+        "MMA": gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32]
+        ),
+        "LAYOUT": _store_layout(gl, part, variant.swap),
+        "FLAT": gl.NVMMASharedLayout.get_default_for([64, 2 * fp8.STEP], gl.float8e4nv),
+        "REGS": fp8.multiply_registers(config),
+        "COPY_REGS": fp8.COPY_REGISTERS,
+    } | _epilogue(variant)
+    signature |= dict.fromkeys(constants, "constexpr")
+    names = fp8_gemm_ws.arg_names
+    aligned = ("partials", "counters", "out_ptr", "bias_ptr", "residual_ptr")
+    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    kernel = triton.compile(
+        GluonASTSource(fp8_gemm_ws, signature, constants, attrs),
+        target=GPUTarget("cuda", variant.capability, 32),
+        # a partition has 4 warps, and the launch as many again for each part and the copying warp
+        options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
+    )
+    meta = kernel.metadata
+    check_shared(str(variant), meta.shared, variant.capability)
+    return Artifact(
+        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),
+        boxes=tuple(tuple(d["block_size"]) for d in meta.tensordesc_meta), unit=UNIT,
+    )  # fmt: skip
+
+
+def _store_layout(gl: Any, columns: int, swap: bool) -> Any:
+    """16 bytes per thread of 64 rows by `columns`, contiguous along the output's rows."""
+    if swap:
+        return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    lanes = min(32, columns // 8)
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])

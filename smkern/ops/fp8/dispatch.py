@@ -1,0 +1,163 @@
+"""From a GEMM of e4m3 to its plan on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError, WarmupError
+from smkern.ops.bounded_cache import model_rows
+from smkern.ops.checks import dtype_name
+from smkern.ops.fp8.call import ScaledGemm, out_dtype_of
+from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, row_step
+from smkern.ops.gemm.call import row_stride
+from smkern.ops.operator import Bound
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.tuning import fp8
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.tuning.fp8 import ScaledProblem
+
+if TYPE_CHECKING:
+    from smkern.profile import Profile
+
+
+class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
+    """As others, but each configuration's kernel is loaded for itself: there are dozens a kind.
+
+    Args:
+        index: GPU index.
+        profile: The device's facts and ceilings.
+        kernels: Makes the kernels of this device on first need.
+        select: The configuration for a problem in a budget.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        profile: Profile,
+        kernels: Callable[[], Any],
+        select: Callable[[ScaledProblem, Budget], GemmConfig],
+    ) -> None:
+        super().__init__(profile, kernels, select, of_step)
+        self.index = index
+
+    def launch_by(
+        self, config: GemmConfig, problem: ScaledProblem, budget: Budget, capturing: bool
+    ) -> Any:
+        """The plan of a problem by a configuration."""
+        kernels: Any = self.kernels()
+        if capturing and not kernels.is_loaded(problem, config):
+            raise WarmupError(
+                f"gemm {problem.m}x{problem.n}x{problem.k} in e4m3 on {budget.num_sms} SMs needs "
+                "a kernel that is not loaded, and a graph capture cannot load one: call it once "
+                "before with as many rows in this budget, or warm up by smkern.Fp8Calls"
+            )
+        return super().launch_by(config, problem, budget, False)
+
+
+@cache
+def fp8_dispatcher(index: int) -> ScaledDispatcher:
+    """The dispatcher of a device that is present.
+
+    Raises:
+        DeviceError: a GPU without e4m3.
+    """
+    from smkern.profile import load_profile
+    from smkern.tuning.cost_constants import load_constants
+
+    profile = load_profile(index)
+    major, minor = profile.info.capability
+    check_fp8_capability(10 * major + minor)
+    constants = load_constants(profile.info.name, profile.info.capability)
+
+    def kernels() -> Any:
+        from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
+
+        return ScaledGemmKernels(10 * major + minor)
+
+    def select(problem: ScaledProblem, budget: Budget) -> GemmConfig:
+        return fp8.choose(problem, budget, profile, constants)
+
+    return ScaledDispatcher(index, profile, kernels, select)
+
+
+def of_step(problem: ScaledProblem) -> ScaledProblem:
+    """The problem with the rows that the choice of a whole step is made for."""
+    return replace(problem, m=model_rows(problem.m))
+
+
+def problem_of(call: ScaledGemm, aligned: bool) -> ScaledProblem | None:
+    """What chooses the kernel of a checked call; None where nothing is multiplied.
+
+    Args:
+        call: A checked call.
+        aligned: Whether matrices and bias begin at whole 16 bytes.
+    """
+    epilogue = Epilogue(call.bias is not None, call.residual is not None, call.activation)
+    return problem_from(call, call.w, epilogue, [call.out, call.residual], aligned)
+
+
+def problem_from(
+    call: Any, w: Tensor, epilogue: Epilogue, results: list[Tensor | None], aligned: bool
+) -> ScaledProblem | None:
+    """The problem of a product of `call.a` and w.
+
+    Args:
+        call: A checked call.
+        w: Its weights.
+        epilogue: What is done to the product.
+        results: Matrices of the result's dtype and width.
+        aligned: Whether all begin at whole 16 bytes.
+
+    Raises:
+        ArgumentError: fp32 results, which only the reference gives; a backend that cannot run.
+    """
+    (m, k), n, dtype = call.a.shape, w.shape[0], out_dtype_of(call)
+    if dtype is torch.float32:
+        raise ArgumentError("out_dtype torch.float32 on a GPU: use torch.bfloat16 or float16")
+    if not (m and n and k):
+        return None
+    whole = aligned and not (n % 8 or k % 16 or row_stride(call.a) % 16 or row_stride(w) % 16)
+    whole = whole and not any(row_stride(x) % 8 for x in results)
+    whole = whole and row_stride(call.a) >= k and row_stride(w) >= k
+    kernel = "" if call.backend in (None, "own", "model") else str(call.backend)
+    if kernel not in ("", "ws", "pointer") or (kernel == "ws" and not whole):
+        raise ArgumentError(
+            f"backend={kernel!r} cannot run {m}x{n}x{k} in e4m3 (16-byte aligned: {whole}): leave "
+            "backend at None"
+        )
+    blocks = kind_of(w, call.w_scale) == "block"
+    return ScaledProblem(
+        m, n, k, dtype_name(dtype), epilogue, blocks, whole, bool(call.batch_invariant), kernel
+    )
+
+
+def bind_gemm(
+    dispatcher: ScaledDispatcher,
+    call: ScaledGemm,
+    problem: ScaledProblem,
+    budget: Budget,
+    capturing: bool,
+) -> Bound:
+    """The launch of a call of `gemm` with scales."""
+    plan = dispatcher.launch(problem, budget, capturing=capturing)
+    out_stride = problem.n if call.out is None else row_stride(call.out)
+    return bind_plan(plan, call, call.w, out_stride, row_stride(call.residual))
+
+
+def bind_plan(plan: Any, call: Any, w: Tensor, out_stride: int, residual_stride: int = 0) -> Bound:
+    """A plan's launch for the operands of a call."""
+    from smkern.kernels.fp8.gemm_launch import Strides
+
+    if plan.problem.blocks:
+        steps = (*block_steps(call.a_scale), int(call.w_scale.stride(0)))
+    else:
+        steps = (row_step(call.a_scale), 0, row_step(call.w_scale))
+    strides = Strides(row_stride(call.a), row_stride(w), out_stride, residual_stride, *steps)
+    launch = plan.bind(strides, static_weights=bool(call.static_weights))
+    return Bound(launch, workspace_bytes=plan.workspace_bytes)

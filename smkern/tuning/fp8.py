@@ -1,0 +1,215 @@
+"""GEMMs of e4m3 with scales: problem, candidates, and the cost model's choice.
+
+A product of K in e4m3 moves the bytes and takes the matrix unit's time of one of K / 2 in bf16, so
+the cost model is asked about that twin, whose `block_k` of 64 are 128 e4m3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import log
+from typing import TYPE_CHECKING
+
+from smkern.device import check_budget
+from smkern.tuning import candidates, constraints, cost_model
+from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.cost_constants import DEFAULTS, CostConstants
+from smkern.tuning.select import INVARIANT_BUDGETS, INVARIANT_ROWS, Nominal
+
+if TYPE_CHECKING:
+    from smkern.profile import Profile
+
+STEP = 64
+"""`block_k` of the twin: 128 e4m3."""
+PROMOTE = 4
+"""Steps that tensor cores sum before fp32 takes over where scales are of rows: 512 products, whose
+error is a fraction of bf16's rounding."""
+TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
+"""(block_m, block_n): 64 rows a warpgroup, with sums in tensor cores and in fp32 beside them."""
+SWAPPED = ((16, 64), (32, 64), (64, 64), (16, 128), (32, 128), (64, 128))
+"""(block_m, block_n) with weights on the row side."""
+COLUMNS = (16, 32, 64)
+"""Columns of swapped tiles."""
+OTHER_REGISTERS = 40
+"""Registers of a multiplying thread beside its sums and its scales."""
+COPY_REGISTERS = 24
+MAX_SWAPPED_ROWS = 192
+PLAIN = Epilogue()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ScaledProblem:
+    """out [m, n] = (a [m, k] @ w [n, k]^T), scaled, in e4m3.
+
+    `blocks`: scales of 1 x 128 by 128 x 128, otherwise of rows. `aligned`: a, w and out have
+    16-byte rows and bases. `kernel`: the one that is asked for, or "".
+    """
+
+    m: int
+    n: int
+    k: int
+    out_dtype: Dtype = "bf16"
+    epilogue: Epilogue = PLAIN
+    blocks: bool = False
+    aligned: bool = True
+    batch_invariant: bool = False
+    kernel: str = ""
+
+    @property
+    def twin(self) -> GemmProblem:
+        """The GEMM of 16-bit elements that takes as long."""
+        return GemmProblem(
+            self.m, self.n, -(-self.k // 2), self.out_dtype, self.epilogue, self.aligned,
+            self.batch_invariant,
+        )  # fmt: skip
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes_moved(self) -> int:
+        """Each operand read once, the output written once; scales are 1/32 at most."""
+        return self.twin.bytes_moved
+
+
+def parts(config: GemmConfig) -> int:
+    """Warpgroups that multiply 64 rows each."""
+    return config.num_warps // 4
+
+
+def base_registers(config: GemmConfig) -> int:
+    """Registers a thread that a launch gets; warpgroups exchange them later."""
+    threads = 32 * (config.num_warps + 4)  # the copying warp's group is four warps wide
+    return min(constraints.REGISTERS_PER_SM // (threads * config.ctas_per_sm) // 8 * 8, 255)
+
+
+def multiply_registers(config: GemmConfig) -> int:
+    """Registers of a multiplying thread, once the copying warpgroup has given up its own."""
+    warps = config.num_warps
+    found = (base_registers(config) * (warps + 4) - 4 * COPY_REGISTERS) // warps // 8 * 8
+    return min(found, 240)
+
+
+def fits_registers(config: GemmConfig) -> bool:
+    """Whether sums in tensor cores and in fp32 fit without spills.
+
+    Swapped, a thread also has scales of a quarter of the columns, of this step and of the next.
+    """
+    columns = config.block_m + config.block_m // 2 if config.swap else config.block_n
+    return columns + OTHER_REGISTERS <= multiply_registers(config)
+
+
+@lru_cache(maxsize=64)
+def variants(residual: bool, confined: bool, capability: tuple[int, int]) -> tuple[GemmConfig, ...]:
+    """Compiled variants of the warp-specialised kernel, each as deep as fits; split 1."""
+    twin = GemmProblem(1, 8, STEP, epilogue=Epilogue(residual=residual))
+    budget = Budget(1, "mask" if confined else "grid", True)
+    found = []
+    for swap, tiles in ((False, TILES), (True, SWAPPED)):
+        for (m, n), ctas in product(tiles, (1, 2, 3) if confined else (1,)):
+            rows = n if swap else m
+            for stages in range(constraints.MAX_STAGES, 2, -1):
+                config = GemmConfig("ws", m, n, STEP, rows // 16, stages, swap, ctas, eager=True)
+                if constraints.fits_shared(twin, config, budget, capability):
+                    if fits_registers(config):
+                        found.append(config)
+                    break
+    return tuple(found)
+
+
+def sensible(m: int, config: GemmConfig) -> bool:
+    """Whether no other tile is clearly better for `m` rows."""
+    if not config.swap:
+        return m > 32 and config.block_m < 2 * m
+    tiles = -(-m // config.block_m)
+    lowest = min(columns for columns in COLUMNS if -(-m // columns) <= tiles)
+    return m <= MAX_SWAPPED_ROWS and tiles <= 3 and config.block_m == lowest
+
+
+def serves_ws(problem: ScaledProblem, capability: tuple[int, int]) -> bool:
+    """Whether the warp-specialised kernel can run: bulk copies want 16-byte rows."""
+    return problem.aligned and capability[0] == 9 and problem.kernel in ("", "ws")
+
+
+def pointer_config(problem: ScaledProblem, budget: Budget) -> GemmConfig:
+    """The pointer kernel's tile: larger ones spill, as operands go through registers."""
+    config = GemmConfig("pointer", 64, 64, STEP, 8, 3)
+    group = candidates.group_m(problem.m, config, budget.num_sms)
+    return replace(config, group_m=group, overlap=False)
+
+
+def choose(
+    problem: ScaledProblem, budget: Budget, profile: Profile, constants: CostConstants = DEFAULTS
+) -> GemmConfig:
+    """The configuration that the model predicts to be fastest.
+
+    With `batch_invariant` it depends on (n, k) and the kind alone, and K is not split.
+
+    Raises:
+        BudgetError: a budget below one SM.
+    """
+    check_budget(budget)
+    capability = profile.info.capability
+    if not serves_ws(problem, capability):
+        return pointer_config(problem, budget)
+    if problem.batch_invariant:
+        config = invariant_config(problem.n, problem.k, capability)
+        return replace(config, group_m=candidates.group_m(problem.m, config, budget.num_sms))
+    ceilings = cost_model.Ceilings(budget, profile, constants)
+    twin, best, chosen = problem.twin, float("inf"), None
+    made = variants(problem.epilogue.residual, budget.confined == "mask", capability)
+    for variant in made:
+        if not sensible(problem.m, variant):
+            continue
+        group = candidates.group_m(problem.m, variant, budget.num_sms)
+        estimate = cost_model.Estimate(twin, variant, ceilings, constants, group)
+        for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
+            for cap in estimate.grids(split):
+                ctas = cap or estimate.ctas
+                # each warpgroup of a tile counts for itself
+                if not constraints.partials_fit(
+                    variant, split, parts(variant) * estimate.tiles, ctas
+                ):
+                    continue
+                us, overlap = estimate.fastest_us(split, cap)
+                if us < best:
+                    best = us
+                    chosen = replace(
+                        variant, split=split, group_m=group, max_ctas=cap, overlap=overlap
+                    )
+    assert chosen is not None, "a tile serves every number of rows"
+    return chosen
+
+
+@lru_cache(maxsize=1024)
+def invariant_config(n: int, k: int, capability: tuple[int, int]) -> GemmConfig:
+    """The one configuration for (n, k): the best geomean over a few rows and budgets."""
+    ceilings = [
+        cost_model.Ceilings(Budget(num_sms, "mask", False), Nominal(), DEFAULTS)
+        for num_sms in INVARIANT_BUDGETS
+    ]
+
+    def cost(variant: GemmConfig) -> float:
+        total = 0.0
+        for m, ceiling in product(INVARIANT_ROWS, ceilings):
+            group = candidates.group_m(m, variant, ceiling.budget.num_sms)
+            twin = ScaledProblem(m, n, k).twin
+            total += log(cost_model.Estimate(twin, variant, ceiling, DEFAULTS, group).launch_us())
+        return total
+
+    # leaves room for a residual, and for a grid of one CTA an SM: one serves every epilogue
+    return min((x for x in variants(True, True, capability) if x.ctas_per_sm == 1), key=cost)
+
+
+def num_ctas(problem: ScaledProblem, config: GemmConfig, budget: Budget) -> int:
+    """CTAs of the pointer kernel: at most one a tile."""
+    tiles = constraints.num_tiles(problem.twin, config)
+    return max(1, min(constraints.num_ctas(config, budget), tiles))
+
+
+def kernels_of(capability: tuple[int, int]) -> tuple[Kernel, ...]:
+    """Kernels that a GPU has for e4m3."""
+    return ("ws", "pointer") if capability[0] == 9 else ("pointer",)

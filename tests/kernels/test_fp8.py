@@ -1,0 +1,96 @@
+"""Kernels of e4m3 compiled for devices that are absent: they fit, multiply wide, spill nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smkern.kernels.fp8.gemm_compile import variant_of
+from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
+from smkern.kernels.fp8.rows_launch import QuantKernels
+from smkern.tuning import fp8
+from smkern.tuning.config import Epilogue, GemmConfig
+from smkern.tuning.constraints import shared_limit
+from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8_rows import QuantProblem
+from tests.kernels.cubins import told, usage
+from tests.kernels.test_moe_triton import waits_first
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("triton")
+
+FULL = Epilogue(True, True, "silu")
+WIDE = {
+    "128x128": GemmConfig("ws", 128, 128, 64, 8, 6, eager=True),
+    "64x128": GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=2, eager=True),
+    "64x128-swapped": GemmConfig("ws", 64, 128, 64, 8, 8, True, eager=True),
+    "16x64-swapped": GemmConfig("ws", 16, 64, 64, 4, 7, True, ctas_per_sm=3, eager=True),
+}
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("config", WIDE.values(), ids=WIDE)
+def test_a_gemm_fits_and_keeps_its_sums_in_registers(
+    config: GemmConfig, blocks: bool, tmp_path: Path
+) -> None:
+    assert fp8.fits_registers(config)
+    problem = ScaledProblem(64, 4096, 4096, epilogue=FULL, blocks=blocks)
+    variant = variant_of(problem, replace(config, split=0), 90)
+    artifact = variant.compile()
+    registers, stack = usage(artifact, tmp_path)
+    assert stack == 0
+    assert config.ctas_per_sm * registers * artifact.num_threads <= 65_536
+    assert config.ctas_per_sm * (artifact.shared_bytes + 1024) <= shared_limit((9, 0)) + 1024
+    code = told(artifact, tmp_path, "-sass")
+    assert set(re.findall(r"QGMMA\.(\w+)\.F32\.E4M3\.E4M3", code)) == {f"64x{variant.columns}x32"}
+    assert "UTMALDG.2D" in code
+    waits = re.findall(r"ACQBULK|DEPBAR\.GDC", code)
+    assert len(waits) > fp8.parts(config), "each warpgroup, and the copying warp"
+    assert not re.search(r"\b(LDL|STL)\b", code)
+
+
+def test_every_variant_fits_by_the_rule() -> None:
+    capability = (9, 0)
+    for confined in (False, True):
+        for config in fp8.variants(True, confined, capability):
+            columns = config.block_m if config.swap else config.block_n
+            assert columns <= 128, "64 x 192 sums a warpgroup, twice, are the most"
+            assert fp8.fits_registers(config)
+            assert confined or config.ctas_per_sm == 1
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+def test_the_pointer_kernel_compiles_without_bulk_copies(capability: int, tmp_path: Path) -> None:
+    problem = ScaledProblem(70, 104, 1024, epilogue=FULL, kernel="pointer", blocks=True)
+    for variant in ScaledGemmKernels(capability).variants(problem):
+        artifact = variant.compile()
+        code = told(artifact, tmp_path, "-sass")
+        assert "UTMALDG" not in code
+        assert re.search("QGMMA" if capability == 90 else "QMMA|E4M3", code)
+        assert usage(artifact, tmp_path)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        QuantProblem("quantize", "block", 8, 4096),
+        QuantProblem("quantize", "token", 8, 12288),
+        QuantProblem("quantize", "tensor", 8, 4096),
+        QuantProblem("quantize", "weight_block", 8, 4096),
+        QuantProblem("add_rms_norm", "block", 8, 4096),
+        QuantProblem("silu_and_mul", "block", 8, 12288),
+    ],
+    ids=lambda x: f"{x.op}-{x.group}",
+)
+def test_rows_are_converted_by_the_hardware(problem: QuantProblem, tmp_path: Path) -> None:
+    for variant in QuantKernels(90).variants(problem):
+        artifact = variant.compile()
+        code = told(artifact, tmp_path, "-sass")
+        assert usage(artifact, tmp_path)[1] == 0
+        assert waits_first(code)
+        if variant.kernel != "largest":
+            assert "E4M3" in code

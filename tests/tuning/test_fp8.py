@@ -1,0 +1,59 @@
+"""Which kernel a GEMM of e4m3 runs by: every size is served, within its budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.profile import load_profile
+from smkern.tuning import fp8
+from smkern.tuning.config import Budget, Epilogue
+from smkern.tuning.constraints import num_ctas, partials_fit
+from smkern.tuning.fp8 import ScaledProblem
+
+H200 = load_profile("h200")
+ROWS = (1, 5, 16, 33, 64, 65, 130, 193, 300, 1024, 5000)
+
+
+@pytest.mark.parametrize("num_sms", [16, 24, 132])
+@pytest.mark.parametrize("confined", ["mask", "grid"])
+def test_every_size_is_served(num_sms, confined):
+    budget = Budget(num_sms, confined, True)
+    for m in ROWS:
+        for n, k in ((128, 128), (6144, 4096), (24576, 4096)):
+            problem = ScaledProblem(m, n, k, blocks=True, epilogue=Epilogue(residual=True))
+            config = fp8.choose(problem, budget, H200)
+            assert config.kernel == "ws"
+            assert num_ctas(config, budget) <= budget.most_ctas(config.ctas_per_sm)
+            tiles = -(-m // config.block_m) * -(-n // config.block_n)
+            ctas = num_ctas(config, budget)
+            assert partials_fit(config, config.split, fp8.parts(config) * tiles, ctas)
+            assert config.swap == (config.block_m < 64) or m > 32
+
+
+def test_what_cannot_be_copied_in_bulk_goes_by_pointers():
+    budget = Budget(132, "mask", True)
+    plain = ScaledProblem(64, 4096, 4096)
+    for problem, profile in (
+        (ScaledProblem(64, 4096, 4100, aligned=False), H200),
+        (ScaledProblem(64, 4096, 4096, kernel="pointer"), H200),
+    ):
+        assert fp8.choose(problem, budget, profile).kernel == "pointer"
+    assert not fp8.serves_ws(plain, (8, 9))
+    assert fp8.serves_ws(plain, (9, 0))
+
+
+def test_a_batch_invariant_choice_does_not_see_the_batch():
+    found = set()
+    for m in ROWS:
+        for num_sms in (16, 132):
+            problem = ScaledProblem(m, 6144, 4096, batch_invariant=True)
+            config = fp8.choose(problem, Budget(num_sms, "mask", True), H200)
+            assert config.split == 1
+            found.add((config.block_m, config.block_n, config.num_stages, config.swap))
+    assert len(found) == 1
+
+
+def test_the_twin_moves_as_many_bytes():
+    problem = ScaledProblem(64, 6144, 4096)
+    assert problem.bytes_moved == 64 * 4096 + 6144 * 4096 + 2 * 64 * 6144
+    assert problem.twin.flops == problem.flops // 2
