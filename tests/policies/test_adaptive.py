@@ -58,6 +58,15 @@ def test_chunks_where_the_limit_leaves_room() -> None:
     assert adaptive(35.0, modes=("mixed", "turns")).decide(NOW).chunk_tokens == 1014
 
 
+def test_a_short_prompt_with_none_behind_it_goes_with_the_step() -> None:
+    # On the 108 SMs beside a step on 24 they take 6.1 ms, but the step takes 13.3, longer than one
+    # forward of both.
+    policy = adaptive()
+    assert policy.decide(replace(NOW, waiting=waiting(200))).reason.startswith("mixed: step 13.0")
+    many = replace(NOW, waiting=waiting(*[200] * 20))
+    assert policy.decide(many).rung == 24
+
+
 def late(policy: Adaptive, rows: int) -> None:
     """Tell a policy of a step in which all rows were late."""
     size = Size((), LAYERS, LAYERS, False, rows, 500 * rows)
