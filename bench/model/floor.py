@@ -1,8 +1,9 @@
 """What a forward pass must move and compute, kernel by kernel, and the least time that takes.
 
 A kernel's floor is the larger of its bytes over the partition's measured bandwidth and its FLOPs
-over 8.1 TFLOP/s times the SMs; a step's is the sum. What is moved and computed is counted by
-`smkern.latency.cost`; a floor that let a decode step's activations off-chip would be too easy.
+over 8.1 TFLOP/s times the SMs, in fp8 twice that; a step's is the sum. What is moved and computed
+is counted by `smkern.latency.cost`; a floor that let a decode step's activations off-chip would be
+too easy.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Forward:
 
 def kernel_floor_us(kernel: Kernel, tbps: float, num_sms: int) -> float:
     """The least time of one launch, us."""
-    return max(kernel.bytes_moved / tbps, kernel.flops / (TFLOPS_PER_SM * num_sms)) / 1e6
+    tflops = kernel.flop_rate * TFLOPS_PER_SM * num_sms
+    return max(kernel.bytes_moved / tbps, kernel.flops / tflops) / 1e6
 
 
 def floor_us(kernels: Iterable[Kernel], tbps: float, num_sms: int) -> float:

@@ -1,6 +1,7 @@
 """What a launch of a model must move and compute, kernel by kernel.
 
-Bytes are weights and cached keys and values, each once. Activations count where a kernel's own
+Bytes are weights and cached keys and values, each once; linear layers may be fp8, caches count as
+bf16. Activations count where a kernel's own
 exceed the L2: those of a decode step stay in it. The embedding table is left out.
 """
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
 
 ELEMENT_BYTES = 2
-"""Bytes of a number: weights, activations and the cache are bf16."""
+"""Bytes of a number: activations, the cache, and weights that are not fp8, are bf16."""
 
 
 class Load(NamedTuple):
@@ -70,7 +71,8 @@ class Product(NamedTuple):
 class Kernel:
     """One of a pass's operators: what one launch must do, and how often it is launched.
 
-    `product` is what a GEMM multiplies; None: another operator.
+    `product` is what a GEMM multiplies; None: another operator. `flop_rate` is how many times as
+    many FLOPs the device does in its dtype as in bf16.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Kernel:
     flops: int
     count: int = 1
     product: Product | None = None
+    flop_rate: int = 1
 
 
 def total_flops(kernels: Iterable[Kernel]) -> int:
@@ -167,10 +170,10 @@ class _Listing:
         hidden, layers, tokens = config.hidden_size, self._layers, load.tokens
         q, qkv = config.q_size, config.qkv_size
         yield self._rows("input_norm", hidden, 2 * tokens * hidden, layers)
-        yield self._product("qkv", tokens, qkv, hidden, layers)
+        yield self._linear("qkv", tokens, qkv, hidden, layers)
         yield self._rows("append", 2 * config.head_dim, 2 * tokens * qkv, layers)
         yield self.attention()
-        yield self._product("o", tokens, hidden, q, layers, "residual")
+        yield self._linear("o", tokens, hidden, q, layers, "residual")
         yield self._rows("post_norm", hidden, 2 * tokens * hidden, layers)
         yield from self._mlp() if config.moe is None else self._experts(config.moe)
         if rows := load.rows:
@@ -181,8 +184,8 @@ class _Listing:
     def _mlp(self) -> Iterator[Kernel]:
         config, tokens = self.config, self.load.tokens
         hidden, inner, layers = config.hidden_size, config.intermediate_size, self._layers
-        yield self._product("gate_up", tokens, 2 * inner, hidden, layers, "swiglu")
-        yield self._product("down", tokens, hidden, inner, layers, "residual")
+        yield self._linear("gate_up", tokens, 2 * inner, hidden, layers, "swiglu")
+        yield self._linear("down", tokens, hidden, inner, layers, "residual")
 
     def _experts(self, moe: MoeConfig) -> Iterator[Kernel]:
         """Every expert that some token is expected to choose, under even routing."""
@@ -195,10 +198,9 @@ class _Listing:
         yield self._product("router", tokens, experts, hidden, layers)
         yield self._rows("route", 0, tokens * experts, layers)
         yield self._rows("permute", 0, (tokens + rows) * hidden, layers)
-        yield self._kernel(
-            "gate_up", up, rows * (hidden + inner), 4 * rows * inner * hidden, layers
-        )
-        yield self._kernel("down", down, rows * (hidden + inner), 2 * rows * inner * hidden, layers)
+        moved, flops = rows * (hidden + inner), 2 * rows * inner * hidden
+        yield self._in_fp8(self._kernel("gate_up", up, moved, 2 * flops, layers), up)
+        yield self._in_fp8(self._kernel("down", down, moved, flops, layers), down)
         yield self._rows("unpermute", 0, (rows + 2 * tokens) * hidden, layers)
 
     def attention(self) -> Kernel:
@@ -213,6 +215,20 @@ class _Listing:
         columns = {"none": n, "residual": 2 * n, "swiglu": n // 2}[epilogue]
         kernel = self._kernel(name, n * k, m * (k + columns), 2 * m * n * k, count)
         return replace(kernel, product=Product(m, n, k, epilogue))
+
+    def _linear(
+        self, name: str, m: int, n: int, k: int, count: int, epilogue: Epilogue = "none"
+    ) -> Kernel:
+        """A product that a quantized model computes in fp8."""
+        return self._in_fp8(self._product(name, m, n, k, count, epilogue), n * k)
+
+    def _in_fp8(self, kernel: Kernel, weights: int) -> Kernel:
+        """A kernel whose weights, so many numbers, are fp8 in a quantized model; inputs count as
+        bf16 still, for the pass that quantizes them reads those."""
+        saved = ELEMENT_BYTES - self.config.linear_bytes
+        if not saved:
+            return kernel
+        return replace(kernel, bytes_moved=kernel.bytes_moved - saved * weights, flop_rate=2)
 
     def _rows(self, name: str, constant: int, moved: int, count: int) -> Kernel:
         return self._kernel(name, constant, moved, 0, count)

@@ -122,7 +122,7 @@ class Roofline:
         tbps, tflops = self._rates(num_sms)
         return Bound(
             kernel.count * kernel.bytes_moved / tbps / 1e6,
-            kernel.count * kernel.flops / tflops / 1e6,
+            kernel.count * kernel.flops / (kernel.flop_rate * tflops) / 1e6,
         )
 
     def _read_rates(self, num_sms: int) -> tuple[float, float]:

@@ -24,7 +24,10 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What `smkern.latency.cost` reads of a `ModelConfig`, by the same names."""
+    """What `smkern.latency.cost` reads of a `ModelConfig`, by the same names.
+
+    `linear_bytes` are those of a number in a linear layer's weight; tables of bf16 leave it out.
+    """
 
     num_layers: int
     hidden_size: int
@@ -35,6 +38,7 @@ class ModelSizes:
     head_dim: int
     vocab_size: int
     moe: ExpertSizes | None = None
+    linear_bytes: int = 2
 
     @classmethod
     def of(cls, config: ModelConfig | ModelSizes) -> ModelSizes:
@@ -50,6 +54,8 @@ class ModelSizes:
         rest = dict(values)
         moe = rest.pop("moe", None)
         made = replace(checked(cls, rest), moe=None if moe is None else checked(ExpertSizes, moe))
+        if made.linear_bytes not in (1, 2):
+            raise ValueError(f"{made} has weights of {made.linear_bytes} bytes")
         if min(made.num_layers, made.hidden_size, made.head_dim, made.kv_size) < 1:
             raise ValueError(f"{made} has sizes of 0")
         return made
@@ -72,6 +78,8 @@ class ModelSizes:
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
+        if self.linear_bytes == 2:
+            del values["linear_bytes"]
         return {name: value for name, value in values.items() if value is not None}
 
 

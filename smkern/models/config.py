@@ -181,17 +181,36 @@ class ModelConfig:
         return 2 * self.num_layers * self.kv_size * element_bytes
 
     @property
+    def linear_bytes(self) -> int:
+        """Bytes of a number in a linear layer's weight: 1 in fp8, else 2, whatever the dtype."""
+        return 2 if self.quantization is None else 1
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the whole model; a tied head counts once."""
         hidden, heads = self.hidden_size, 2 * self.head_dim if self.qk_norm else 0
-        layer = hidden * (self.qkv_size + self.q_size + 2) + heads
-        if self.moe is None:
-            layer += 3 * hidden * self.intermediate_size
-        else:
-            expert = 3 * hidden * self.moe.intermediate_size
-            layer += self.moe.num_experts * (expert + hidden)
+        layer = self._linear_parameters + 2 * hidden + heads
+        if self.moe is not None:
+            layer += self.moe.num_experts * hidden
         tables = (1 if self.tied else 2) * self.vocab_size * hidden
         return self.num_layers * layer + tables + hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights on a GPU, where 2 are those of a number that is not fp8; scales, at
+        most a thousandth of it, are left out."""
+        linear = self.num_layers * self._linear_parameters
+        return 2 * (self.num_parameters - linear) + self.linear_bytes * linear
+
+    @property
+    def _linear_parameters(self) -> int:
+        """Parameters of a layer's projections, and of its MLP or experts."""
+        moe, wide = self.moe, 3 * self.hidden_size
+        if moe is None:
+            inner = wide * self.intermediate_size
+        else:
+            inner = moe.num_experts * wide * moe.intermediate_size
+        return self.hidden_size * (self.qkv_size + self.q_size) + inner
 
 
 def _check_widths(config: ModelConfig) -> None:

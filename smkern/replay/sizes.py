@@ -16,7 +16,6 @@ KV_TOKENS = 700_000
 HBM_BYTES = 141e9
 USED = 0.88
 """Share of the device's memory that weights and pages take; the rest is activations and graphs."""
-BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,11 @@ def kv_tokens_beside(config: ModelConfig) -> int:
     Raises:
         ArgumentError: the weights leave no room.
     """
-    left = USED * HBM_BYTES - BF16_BYTES * config.num_parameters
+    left = USED * HBM_BYTES - config.weight_bytes
     tokens = int(left / config.kv_bytes_per_token) // 10_000 * 10_000
     if tokens <= 0:
         raise ArgumentError(
-            f"the weights take {BF16_BYTES * config.num_parameters / 1e9:.0f} GB: an H200 has "
+            f"the weights take {config.weight_bytes / 1e9:.0f} GB: an H200 has "
             f"{HBM_BYTES / 1e9:.0f}, and no room for KV is left; replay a smaller model"
         )
     return min(KV_TOKENS, tokens)

@@ -6,6 +6,7 @@ import pytest
 
 from smkern.bench.model.floor import Forward, floor_us
 from smkern.latency.cost import kernels_of, total_bytes, total_flops
+from smkern.models import Quantization
 from smkern.models.presets import preset
 
 L2 = 60 << 20
@@ -47,6 +48,26 @@ def test_the_floor_is_summed_kernel_by_kernel():
     assert floor_us(kernels, 3.21, 16) == pytest.approx(products + attention, rel=1e-3)
     one_bound = max(total_bytes(kernels) / 3.21, total_flops(kernels) / (8.1 * 16)) / 1e6
     assert floor_us(kernels, 3.21, 16) > 1.2 * one_bound
+
+
+def test_linear_layers_in_fp8():
+    """A byte a weight and twice the FLOPs; head, norms and the cache stay."""
+    config = QWEN.replace(quantization=Quantization("fp8-block"))
+    plain, small = decode(64), decode(64, config)
+    assert total_bytes(plain) - total_bytes(small) == 36 * LAYER
+    assert total_bytes(small) / total_bytes(plain) == pytest.approx(0.80, abs=0.005)
+    assert total_flops(small) == total_flops(plain)
+    saved = floor_us(plain, 3.21, 16) - floor_us(small, 3.21, 16)
+    assert saved == pytest.approx(64 * 36 * LAYER / (8.1 * 16) / 1e6, rel=1e-3)
+
+
+def test_experts_in_fp8():
+    config = preset("qwen3-30b-a3b")
+    small = config.replace(quantization=Quantization("fp8-block"))
+    plain = {k.name: k.bytes_moved for k in decode(64, config)}
+    for kernel in decode(64, small):
+        halved = kernel.name in ("qkv", "o", "gate_up", "down")
+        assert kernel.bytes_moved == plain[kernel.name] // (2 if halved else 1)
 
 
 def test_activations_count_where_they_exceed_the_l2():

@@ -38,6 +38,22 @@ def test_sizes_of_experts_come_back() -> None:
     assert ModelSizes.from_json(json.loads(json.dumps(sizes.to_json()))) == sizes
 
 
+def test_sizes_of_weights_in_fp8_come_back() -> None:
+    from smkern.models import Quantization, preset
+
+    config = preset("qwen3-8b")
+    plain, small = (
+        ModelSizes.of(config.replace(quantization=given))
+        for given in (None, Quantization("fp8-block"))
+    )
+    assert (plain.linear_bytes, small.linear_bytes) == (2, 1)
+    assert "linear_bytes" not in plain.to_json()
+    for sizes in (plain, small):
+        assert ModelSizes.from_json(json.loads(json.dumps(sizes.to_json()))) == sizes
+    with pytest.raises(ValueError, match="weights of 4 bytes"):
+        ModelSizes.from_json(plain.to_json() | {"linear_bytes": 4})
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -184,6 +184,13 @@ def test_another_model() -> None:
     assert PREDICTOR.alone_us(step, 20) == pytest.approx(400.0)
 
 
+def test_the_same_model_in_fp8() -> None:
+    """Times of bf16 over its rooflines hold: a step by its bytes, a prompt by its arithmetic."""
+    small = PREDICTOR.for_model(replace(SIZES, linear_bytes=1))
+    for size, num_sms in ((decode(4, 1024), 20), (prompt(2048), 80)):
+        assert 0.45 < small.alone_us(size, num_sms) / PREDICTOR.alone_us(size, num_sms) < 0.95
+
+
 sizes = st.builds(
     lambda new, cached, batch, context: (new, cached, batch, context),
     st.integers(0, 9000),
