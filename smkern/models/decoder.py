@@ -12,14 +12,7 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
-from smkern.models.parts import (
-    add_norm_part,
-    add_part,
-    agree_on_model,
-    embed_part,
-    lane_of,
-    own_logits,
-)
+from smkern.models.parts import agree_on_model, embed_part, lane_of, own_logits
 from smkern.models.products import (
     Launch,
     Operand,
@@ -172,7 +165,9 @@ class Decoder:
         if self.tp is None:
             x = normed(layer.post_norm, eps, wide, b, num_sms)
         else:
-            add_norm_part(self.tp, layer.post_norm, eps, step)
+            lane_of(self.tp, step).add_rms_norm(
+                b.normed, b.hidden, layer.post_norm, eps=eps, num_sms=num_sms
+            )
             x = quantized(b.normed, wide, b.fp8.hidden, num_sms)
         if isinstance(layer, DenseLayer):
             _dense(layer, x, b, residual, out, launch)
@@ -181,7 +176,7 @@ class Decoder:
             assert self.config.moe is not None
             _experts(layer, self.config.moe, b, b.moe, residual, out, num_sms)
         if self.tp is not None:
-            add_part(self.tp, step)
+            lane_of(self.tp, step).add(b.normed, b.hidden, num_sms=num_sms)
         return b.hidden
 
     def head(self, step: Step) -> Tensor:

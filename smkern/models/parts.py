@@ -60,20 +60,6 @@ def embed_part(tp: TensorParallel, table: Tensor, step: Step) -> None:
     lane_of(tp, step).all_reduce(b.hidden)
 
 
-def add_norm_part(tp: TensorParallel, weight: Tensor, eps: float, step: Step) -> None:
-    """hidden += the sum of `normed` over all ranks; `normed` is its norm."""
-    b = step.buffers
-    lane_of(tp, step).all_reduce(b.normed)
-    ops.add_rms_norm(b.normed, b.hidden, weight, eps=eps, out=b.normed, num_sms=step.num_sms)
-
-
-def add_part(tp: TensorParallel, step: Step) -> None:
-    """hidden += the sum of `normed` over all ranks."""
-    b = step.buffers
-    lane_of(tp, step).all_reduce(b.normed)
-    b.hidden.add_(b.normed)
-
-
 def own_logits(tp: TensorParallel, logits: Tensor) -> Tensor:
     """The columns of this rank's part of the vocabulary; the others are zeros, to be summed.
 

@@ -7,7 +7,6 @@ import platform
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from smkern import ops
 from smkern.errors import ArgumentError, RankError
 from smkern.limits import as_float, shown
 from smkern.models.shard import Shard
@@ -25,22 +25,37 @@ Result = TypeVar("Result")
 
 
 class Collective(Protocol):
-    """Sums over the ranks, for one lane: its calls come in the same order on all of them."""
+    """Sums over the ranks, for one lane: its calls come in the same order on all of them.
+
+    What has a default here is for those that derive from this: a kernel may do it in one.
+    """
 
     def all_reduce(self, x: Tensor) -> None:
         """Sum a contiguous tensor over the ranks, in place, on the current stream."""
         ...
 
+    def add(self, x: Tensor, residual: Tensor, *, num_sms: int | None = None) -> None:
+        """residual += the sum of x [tokens, hidden]; x is lost."""
+        self.all_reduce(x)
+        residual.add_(x)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupCollective:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, num_sms: int | None = None
+    ) -> None:
+        """residual += the sum of x [tokens, hidden], and its norm into x."""
+        self.all_reduce(x)
+        ops.add_rms_norm(x, residual, weight, eps=eps, out=x, num_sms=num_sms)
+
+
+class GroupCollective(Collective):
     """Sums by a process group of torch: NCCL on GPUs, gloo on CPUs.
 
     Attributes:
         group: The ranks; a lane has one of its own, so that lanes do not wait for each other.
     """
 
-    group: Any
+    def __init__(self, group: Any) -> None:
+        self.group = group
 
     def all_reduce(self, x: Tensor) -> None:
         dist.all_reduce(x, group=self.group)
@@ -198,11 +213,9 @@ class TensorParallel:
                     "process a GPU of its own, by LOCAL_RANK"
                 )
 
-    def least(self, value: int) -> int:
-        """The smallest of all ranks' numbers: pages that all have memory for."""
-        if self.control is None:
-            return value
-        return min(_gathered(self.control, self.size, value))
+    def everyones(self, value: Result) -> list[Result]:
+        """The values of all ranks, by rank; without a control group one's own alone."""
+        return [value] if self.control is None else _gathered(self.control, self.size, value)
 
     def close(self, *, abort: bool = False) -> None:
         """Leave the process groups; `abort`: also where a sum of theirs will never end."""

@@ -36,7 +36,7 @@ def main() -> dict[str, Any]:
         session = Session.make(decoder, 2, 64)
         logits = [session.logits([[1, 2, 3], [4]]), session.logits([[5], [6]], ragged=False)]
     found["logits"] = torch.stack(logits).tolist()
-    found["least"] = tp.least(10 + tp.rank)
+    found["everyone"] = tp.everyones(10 + tp.rank)
 
     longer = config.replace(num_layers=2 + tp.rank)
     weights = Weights.random(longer, shard=tp.shard)

@@ -63,7 +63,7 @@ def test_processes_compute_what_one_does(told: list[dict[str, object]]) -> None:
     torch.testing.assert_close(
         torch.tensor(told[0]["logits"]), torch.stack(alone), rtol=1e-4, atol=1e-5
     )
-    assert [found["least"] for found in told] == [10, 10]
+    assert [found["everyone"] for found in told] == [[10, 11]] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Sums over the GPUs of a host by kernels of ours."""

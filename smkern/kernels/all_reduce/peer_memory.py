@@ -1,0 +1,82 @@
+"""Memory of one GPU that the processes of the others reach: allocated once, told by handles."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from smkern.errors import DeviceError
+from smkern.kernels.driver import check, libcuda
+
+_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("bytes", ctypes.c_ubyte * 64),)
+
+
+class PeerMemory:
+    """Zeroed memory on this rank's GPU, and where the others' is; the primary context is current.
+
+    Args:
+        num_bytes: Of each rank's memory.
+
+    Attributes:
+        handle: What the other processes open it by.
+        addresses: Of each rank's memory, as this GPU sees it, once they are opened.
+
+    Raises:
+        DeviceError: no memory.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        lib, own = libcuda(), ctypes.c_uint64()
+        check(lib.cuMemAlloc_v2(ctypes.byref(own), ctypes.c_size_t(num_bytes)), "cuMemAlloc")
+        self._own = own
+        self.addresses: list[int] = []
+        zeros = lib.cuMemsetD8_v2(own, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
+        check(zeros, "cuMemsetD8")
+        check(lib.cuCtxSynchronize(), "cuCtxSynchronize")
+        handle = _Handle()
+        check(lib.cuIpcGetMemHandle(ctypes.byref(handle), own), "cuIpcGetMemHandle")
+        self.handle = bytes(handle)
+
+    def open(self, rank: int, handles: Sequence[bytes]) -> None:
+        """Map the memory of all ranks.
+
+        Args:
+            rank: This process.
+            handles: By rank.
+
+        Raises:
+            DeviceError: no peer access to one of them.
+        """
+        for index, given in enumerate(handles):
+            at = self._own if index == rank else _opened(index, given)
+            self.addresses.append(int(at.value))
+
+    def close(self) -> None:
+        """Unmap and free it; nothing of it may run, on any rank. Closing twice is fine."""
+        lib, own = libcuda(), self._own.value
+        for address in self.addresses:
+            if address != own:
+                lib.cuIpcCloseMemHandle(ctypes.c_uint64(address))
+        if own:
+            lib.cuMemFree_v2(self._own)
+        self.addresses, self._own = [], ctypes.c_uint64()
+
+
+def _opened(rank: int, given: bytes) -> ctypes.c_uint64:
+    handle, at = _Handle.from_buffer_copy(given), ctypes.c_uint64()
+    opened = libcuda().cuIpcOpenMemHandle_v2
+    opened.argtypes = (ctypes.c_void_p, _Handle, ctypes.c_uint)
+    try:
+        check(opened(ctypes.byref(at), handle, _PEER_ACCESS), "cuIpcOpenMemHandle")
+    except DeviceError as error:
+        raise DeviceError(
+            f"the memory of rank {rank} cannot be reached ({error}): GPUs that share a model need "
+            "peer access; look at nvidia-smi topo -m"
+        ) from None
+    return at
