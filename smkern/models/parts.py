@@ -25,9 +25,11 @@ def agree_on_model(
     """
     tp.agree_on_host(weights.embed.device)
     found = hashlib.blake2b(digest_size=8)
-    for tensor in weights.tensors():
-        if tensor.dim() == 1:
-            found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for layer in weights.layers:
+        for norm in (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm):
+            if norm is not None:
+                found.update(_bytes(norm))
+    found.update(_bytes(weights.final_norm))
     tp.agree(
         {
             "config": weights.config,
@@ -68,3 +70,7 @@ def own_logits(tp: TensorParallel, logits: Tensor) -> Tensor:
     rows = tp.shard.rows(logits.shape[1])
     logits.zero_()
     return logits[:, rows.start : rows.stop]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,16 +12,14 @@ from typing import Any
 import torch
 
 from smkern.device import torch_device
-from smkern.errors import ArgumentError, ConfigError, ModelError, RequestError
-from smkern.kv import KvPool, KvSizes
+from smkern.errors import ArgumentError, ModelError, RequestError
 from smkern.limits import shown
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import Decoder
 from smkern.models.presets import find_model
 from smkern.models.quantization import KINDS, Kind
-from smkern.models.quantizing import quantize
 from smkern.models.sampling import MAX_SEED, SamplingParams
-from smkern.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from smkern.models.tokenizer import Tokenizer, load_tokenizer
 from smkern.models.weights import Weights
 from smkern.ops.checks import as_int
 from smkern.ops.warming import Bar
@@ -31,9 +28,13 @@ from smkern.policies import Chunked
 from smkern.runtime.executor import MemoryReport
 from smkern.runtime.handle import Handle, Output
 from smkern.runtime.input_processor import Prompt
+from smkern.runtime.loading import find_tokenizer, find_weights, kv_sizes
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
+from smkern.runtime.prompts import as_list, for_each
+from smkern.runtime.ranks.group import RankGroup
+from smkern.runtime.ranks.leader import RankExecutor
 from smkern.runtime.request import Completion
 from smkern.runtime.watchdog import catch_up
 
@@ -72,10 +73,13 @@ class LLM:
         prefix_cache: Whether prefixes are found again.
         partition: Where all runs. None: on the whole device, also inside a `with partition:`.
         num_sms: SMs of every operator. None: all that the partition has.
+        tp: GPUs that share the model, under `torchrun --nproc-per-node <tp>`: each process makes
+            the same `LLM`, rank 0 generates, and the others `follow`.
         progress: Draw a progress bar while weights load.
 
     Attributes:
         config: The model.
+        rank: This process among those that share the model; 0 where it is alone.
         decoder: Its layers.
         pool: Its pages; `pool.usage` and `pool.check()` are there to be looked at.
 
@@ -85,6 +89,7 @@ class LLM:
         WeightsError: the folder's files are wrong.
         OutOfPagesError: no memory for pages.
         ArgumentError: sizes that cannot be, or a partition for weights on a CPU.
+        RankError: ranks that do not come, or that differ; on all of them, before anything runs.
 
     Source: continuous batching as in Orca (OSDI 2022) section 3.2; pages as in PagedAttention
         (arXiv 2309.06180) section 4; chunks of prompts as in Sarathi (arXiv 2308.16369) section 4.
@@ -120,6 +125,7 @@ class LLM:
         prefix_cache: bool = True,
         partition: Partition | None = None,
         num_sms: int | None = None,
+        tp: int = 1,
         progress: bool = False,
     ) -> None:
         as_int("max_batch", max_batch, 1)
@@ -136,12 +142,20 @@ class LLM:
             config = config.replace(dtype=dtype)
         max_context = config.max_position if max_context is None else max_context
         as_int("max_context", max_context, 1, config.max_position)
-        self._tokenizer, self._unread_tokenizer = _find_tokenizer(folder, tokenizer)
+        self._tokenizer, self._unread_tokenizer = find_tokenizer(folder, tokenizer)
+        self._ranks = ranks = RankGroup(tp, device)
+        self.rank = ranks.rank
         if weights is None:
-            weights = _weights(config, folder, torch_device(device), dtype, seed, progress)
-            config = weights.config
+            weights = ranks.together(
+                "loading its weights",
+                lambda: find_weights(
+                    config, folder, torch_device(device), dtype, seed, ranks.shard, progress
+                ),
+            )
+            config = config.replace(quantization=weights.config.quantization)
         self.config = config
-        self.decoder = Decoder(config, weights, max_position=max_context)
+        self.decoder = Decoder(config, weights, max_position=max_context, tp=ranks.tp)
+        part = self.decoder.config
         largest: Any = {
             "max_running": max_batch,
             "max_prefill": max_batch,
@@ -150,17 +164,18 @@ class LLM:
         on_gpu = self.decoder.device.type == "cuda"
         if num_pages is None and not on_gpu:
             num_pages = max_batch * -(-min(max_context, CPU_CONTEXT) // page_size)
-        self.pool = KvPool(
-            _kv_sizes(config, page_size, kv_dtype),
+        ranks.agree({"seed": seed, "page_size": page_size, "num_pages": num_pages, **largest})
+        self.pool = ranks.pool(
+            kv_sizes(part, page_size, kv_dtype),
             num_pages=num_pages,
             memory_fraction=memory_fraction,
-            reserved_bytes=activation_bytes(config, **largest),
+            reserved_bytes=activation_bytes(part, **largest),
             device=self.decoder.device,
             reuse=prefix_cache,
         )
         self._partition = partition
         self._sizes = {"max_context": max_context, "num_sms": num_sms, **largest}
-        self._executor: ModelExecutor | None = None
+        self._executor: ModelExecutor | RankExecutor | None = None
         self._opened()
         self._max_step_tokens = max_step_tokens
         self._seeds = Random(seed)
@@ -227,16 +242,26 @@ class LLM:
         """
         return self._run(*self._submit(prompts, params))
 
+    def follow(self) -> None:
+        """On other ranks than 0: serve what rank 0 generates, until it closes or ends.
+
+        Raises:
+            ArgumentError: on rank 0.
+            RankError: a rank is gone, hangs or failed; it is named.
+        """
+        self._ranks.follow(self._opened())
+
     def memory_report(self) -> MemoryReport:
         """Device memory of graphs, activations, state and pages."""
         return self._opened().memory_report()
 
     def close(self) -> None:
-        """Destroy the graphs, so that a partition can close. Closing twice is fine."""
+        """Destroy the graphs, so that a partition can close; the other ranks' `follow` returns.
+        Closing twice is fine."""
         if self._executor is not None:
             self._executor.close()
 
-    def _opened(self) -> ModelExecutor:
+    def _opened(self) -> ModelExecutor | RankExecutor:
         """The executor; another one where a call was stopped midway, as by an interrupt.
 
         Raises:
@@ -245,16 +270,19 @@ class LLM:
         if self._executor is None:
             self.pool.check()
             device, partition = self.decoder.device, self._partition
-            executor = ModelExecutor(
-                self.decoder,
-                self.pool,
-                device=None if partition is None else _device_in(partition, device),
-                **self._sizes,
+            executor = self._ranks.together(
+                "taking memory for its buffers",
+                lambda: ModelExecutor(
+                    self.decoder,
+                    self.pool,
+                    device=None if partition is None else _device_in(partition, device),
+                    **self._sizes,
+                ),
             )
             if device.type == "cuda":
                 executor.warm()
                 executor.capture()
-            self._executor = executor
+            self._executor = self._ranks.executor(executor)
         return self._executor
 
     def _submit(
@@ -263,8 +291,9 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> tuple[Multiplexer, list[Handle]]:
         """A runtime for the requests of this call alone, and these; nothing runs."""
-        given = _as_list(prompts)
-        each = _for_each(params, len(given))
+        self._ranks.check_leads()
+        given = as_list(prompts)
+        each = for_each(params, len(given))
         is_text = any(isinstance(x, str) for x in given) or any(x.stop for x in each)
         if is_text and self._unread_tokenizer is not None:
             load_tokenizer(self._unread_tokenizer)  # says what is missing
@@ -315,59 +344,6 @@ class LLM:
                 mux.close()
 
 
-def _weights(
-    config: ModelConfig,
-    folder: Path | None,
-    device: torch.device,
-    dtype: torch.dtype | Kind | None,
-    seed: int,
-    progress: bool,
-) -> Weights:
-    """Random weights or the folder's, quantized where that is asked for.
-
-    Raises:
-        ConfigError: a checkpoint of another quantization.
-    """
-    kind = None if isinstance(dtype, torch.dtype) else dtype
-    if folder is None:
-        return Weights.random(config, seed, device, dtype=kind)
-    given = config.quantization
-    if kind is not None and given is not None and given.kind != kind:
-        raise ConfigError(
-            f"dtype={kind!r} of a checkpoint that is {given.kind!r}: leave dtype out, or take the "
-            "checkpoint that it was made of"
-        )
-    plain = dtype if isinstance(dtype, torch.dtype) else None
-    loaded = Weights.load(folder, config=config, device=device, dtype=plain, progress=progress)
-    return loaded if kind is None or given is not None else quantize(loaded, kind)
-
-
-def _kv_sizes(config: ModelConfig, page_size: int, dtype: torch.dtype | None) -> KvSizes:
-    """Sizes of a model's pool.
-
-    Raises:
-        ArgumentError: a dtype that attention does not serve beside the model's.
-    """
-    if dtype not in (None, config.dtype, torch.float8_e4m3fn):
-        raise ArgumentError(
-            f"kv_dtype={shown(dtype)} of a model in {config.dtype}: pass {config.dtype}, "
-            f"{torch.float8_e4m3fn} or None"
-        )
-    heads, dim = config.num_kv_heads, config.head_dim
-    return KvSizes(config.num_layers, heads, dim, page_size, dtype or config.dtype)
-
-
-def _find_tokenizer(
-    folder: Path | None, given: str | Path | Tokenizer | None
-) -> tuple[Tokenizer | None, Path | None]:
-    """The tokenizer; and the folder of one that cannot be read, though token ids come out."""
-    if given is None and folder is not None and has_tokenizer(folder):
-        if find_spec("transformers") is None:
-            return None, folder
-        given = folder
-    return load_tokenizer(Path(given)) if isinstance(given, (str, Path)) else given, None
-
-
 def _device_in(partition: Partition, device: torch.device) -> Any:
     """A partition as the device that all runs on."""
     if device.type != "cuda":
@@ -378,44 +354,3 @@ def _device_in(partition: Partition, device: torch.device) -> Any:
     from smkern.runtime.cuda_device import CudaDevice
 
     return CudaDevice(device=device.index, partition=partition)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Several prompts, also where one was given alone.
-
-    Raises:
-        RequestError: what is no sequence.
-    """
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts are a {type(prompts).__name__}: pass a text, a list of token ids, or a list "
-            "of these"
-        )
-    if len(prompts) and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    """The params of each prompt.
-
-    Raises:
-        RequestError: values of another kind, or not as many as prompts.
-    """
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    each = list(params) if isinstance(params, Sequence) else [params]
-    for given in each:
-        if not isinstance(given, SamplingParams):
-            raise RequestError(
-                f"params={shown(given)}: pass SamplingParams, one for all or one each"
-            )
-    if len(each) != count:
-        raise RequestError(
-            f"{len(each)} SamplingParams for {count} prompts: pass one for all, or one each"
-        )
-    return each

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,42 +12,19 @@ import torch.distributed as dist
 from smkern.errors import ArgumentError, RankError
 from smkern.models import Decoder, TensorParallel, Weights, preset
 from tests.models.peers import Session
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process."""
-    return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+from tests.models.rank_case import compare
+from tests.processes import environment, free_port, on_processes
 
 
 @pytest.fixture(scope="module")
-def told() -> list[dict[str, object]]:
+def told() -> list[dict[str, Any]]:
     """What each of two processes told."""
-    root, port = Path(__file__).parents[2], free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.models.rank_process"],
-            cwd=root,
-            env=os.environ | environment(rank, 2, port) | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate()[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    found = on_processes(2, compare)
+    assert [outcome.error for outcome in found] == ["", ""]
+    return [outcome.result for outcome in found]
 
 
-def test_processes_compute_what_one_does(told: list[dict[str, object]]) -> None:
+def test_processes_compute_what_one_does(told: list[dict[str, Any]]) -> None:
     config = preset("qwen3-8b").replace(
         num_layers=2, hidden_size=64, num_q_heads=4, num_kv_heads=2,
         intermediate_size=96, vocab_size=64, dtype=torch.float32, max_position=64,
@@ -71,7 +44,7 @@ def test_processes_compute_what_one_does(told: list[dict[str, object]]) -> None:
     [("layers", "config is"), ("mode", "batch_invariant is True"), ("norms", "hash of the norms")],
 )
 def test_ranks_that_differ_are_told_on_all(
-    told: list[dict[str, object]], what: str, named: str
+    told: list[dict[str, Any]], what: str, named: str
 ) -> None:
     for found in told:
         assert str(found[what]).startswith("RankError: "), found[what]
@@ -79,7 +52,7 @@ def test_ranks_that_differ_are_told_on_all(
         assert "on rank 1" in str(found[what])
 
 
-def test_what_raises_on_one_rank_raises_on_all(told: list[dict[str, object]]) -> None:
+def test_what_raises_on_one_rank_raises_on_all(told: list[dict[str, Any]]) -> None:
     assert str(told[1]["part"]).startswith("ConfigError: weights of Shard(rank=0, size=1)")
     assert str(told[0]["part"]).startswith("RankError: rank 1 failed at making its decoder (Config")
 

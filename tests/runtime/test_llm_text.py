@@ -145,7 +145,7 @@ def test_without_transformers_only_text_needs_it(
 ) -> None:
     _save_tokenizer(folder, peer.model.config.vocab_size)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr("smkern.runtime.llm.find_spec", lambda name: None)
+    monkeypatch.setattr("smkern.runtime.loading.find_spec", lambda name: None)
     llm = LLM(folder, device="cpu", num_pages=16)
     assert llm.generate([5, 6], greedy(2, ignore_eos=True))[0].text is None
     with pytest.raises(ConfigError, match="needs transformers, which is not installed"):

@@ -1,10 +1,8 @@
-"""A rank as a process of its own: what a run of torchrun goes through, told as JSON."""
+"""A rank as a process of its own: what a run of torchrun goes through."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +22,8 @@ def told(run: Callable[[], Any]) -> str:
     return ""
 
 
-def main() -> dict[str, Any]:
+def compare() -> dict[str, Any]:
+    """Logits of a small model, and what ranks that differ are told."""
     found: dict[str, Any] = {}
     tp = TensorParallel.from_env(int(os.environ["WORLD_SIZE"]), "cpu", timeout_s=20)
     config = preset("qwen3-8b").replace(
@@ -50,8 +49,3 @@ def main() -> dict[str, Any]:
     found["part"] = told(lambda: Decoder(config, wrong, tp=tp))
     tp.close()
     return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(main()))
-    sys.stdout.flush()

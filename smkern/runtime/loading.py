@@ -1,0 +1,74 @@
+"""What an `LLM` is made of: weights, the sizes of its pool, a tokenizer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from smkern.errors import ArgumentError, ConfigError
+from smkern.kv import KvSizes
+from smkern.limits import shown
+from smkern.models.config import ModelConfig
+from smkern.models.quantization import Kind
+from smkern.models.quantizing import quantize
+from smkern.models.shard import Shard
+from smkern.models.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from smkern.models.weights import Weights
+
+
+def find_weights(
+    config: ModelConfig,
+    folder: Path | None,
+    device: torch.device,
+    dtype: torch.dtype | Kind | None,
+    seed: int,
+    shard: Shard,
+    progress: bool,
+) -> Weights:
+    """Random weights or the folder's, quantized where that is asked for.
+
+    Raises:
+        ConfigError: a checkpoint of another quantization.
+    """
+    kind = None if isinstance(dtype, torch.dtype) else dtype
+    if folder is None:
+        return Weights.random(config, seed, device, shard, dtype=kind)
+    given = config.quantization
+    if kind is not None and given is not None and given.kind != kind:
+        raise ConfigError(
+            f"dtype={kind!r} of a checkpoint that is {given.kind!r}: leave dtype out, or take the "
+            "checkpoint that it was made of"
+        )
+    plain = dtype if isinstance(dtype, torch.dtype) else None
+    loaded = Weights.load(
+        folder, config=config, device=device, dtype=plain, shard=shard, progress=progress
+    )
+    return loaded if kind is None or given is not None else quantize(loaded, kind)
+
+
+def kv_sizes(config: ModelConfig, page_size: int, dtype: torch.dtype | None) -> KvSizes:
+    """Sizes of a model's pool.
+
+    Raises:
+        ArgumentError: a dtype that attention does not serve beside the model's.
+    """
+    if dtype not in (None, config.dtype, torch.float8_e4m3fn):
+        raise ArgumentError(
+            f"kv_dtype={shown(dtype)} of a model in {config.dtype}: pass {config.dtype}, "
+            f"{torch.float8_e4m3fn} or None"
+        )
+    heads, dim = config.num_kv_heads, config.head_dim
+    return KvSizes(config.num_layers, heads, dim, page_size, dtype or config.dtype)
+
+
+def find_tokenizer(
+    folder: Path | None, given: str | Path | Tokenizer | None
+) -> tuple[Tokenizer | None, Path | None]:
+    """The tokenizer; and the folder of one that cannot be read, though token ids come out."""
+    if given is None and folder is not None and has_tokenizer(folder):
+        if find_spec("transformers") is None:
+            return None, folder
+        given = folder
+    return load_tokenizer(Path(given)) if isinstance(given, (str, Path)) else given, None

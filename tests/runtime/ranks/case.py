@@ -1,0 +1,150 @@
+"""A rank that serves: rank 0 with a `Multiplexer`, the others behind it; and ways to fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smkern import LLM
+from smkern.errors import ArgumentError
+from smkern.kv import KvPool, KvReplica, KvSizes
+from smkern.models import Decoder, ModelConfig, SamplingParams, TensorParallel, Weights
+from smkern.policies import Chunked
+from smkern.runtime import HostDevice, ModelExecutor, Multiplexer
+from smkern.runtime.ranks.channel import Links, open_links
+from smkern.runtime.ranks.follower import follow
+from smkern.runtime.ranks.leader import RankExecutor
+from tests.models.generation import tiny
+from tests.runtime.alone import RequestSpec, workload
+from tests.runtime.policies import RandomPolicy
+
+RUNGS = (16, 48, 96)
+PAGES, PAGE = 24, 16
+
+
+def config(size: int) -> ModelConfig:
+    """Of two ranks each has a KV head, of three two, of four one that all share."""
+    heads = {2: (4, 2), 3: (6, 6), 4: (4, 1)}[size]
+    return tiny(num_q_heads=heads[0], num_kv_heads=heads[1], vocab_size=96)
+
+
+def specs(count: int) -> list[RequestSpec]:
+    return workload(5, count, 96, longest=60, answer=12)
+
+
+def executor_of(tp: TensorParallel, max_running: int = 6) -> ModelExecutor:
+    whole = config(tp.size)
+    decoder = Decoder(whole, Weights.random(whole, 3, shard=tp.shard), tp=tp)
+    part = decoder.config
+    sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, PAGE, part.dtype)
+    pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device="cpu")
+    return ModelExecutor(
+        decoder, pool, device=HostDevice(rungs=RUNGS), max_running=max_running, max_prefill=3,
+        max_tokens=48, max_context=80,
+    )  # fmt: skip
+
+
+def served(mux: Multiplexer, count: int) -> list[Any]:
+    """Tokens of each request that ended; they are submitted as others end."""
+    handles, left = [], [*enumerate(specs(count))]
+    got = dict.fromkeys(range(count), 0)
+    while left or not mux.is_idle:
+        if left and len(handles) - sum(h.done for h in handles) < 8:
+            _, spec = left.pop(0)
+            handles.append(mux.submit(list(spec.prompt), spec.params, priority=spec.priority))
+        for output in mux.step():
+            if output.error is not None:
+                raise output.error
+            got[output.id] += output.token is not None
+            if got[output.id] == specs_cancel(count)[output.id]:
+                mux.cancel(output.id)
+    return [None if h.completion is None else list(h.completion.tokens) for h in handles]
+
+
+def specs_cancel(count: int) -> list[int | None]:
+    return [spec.cancel_after for spec in specs(count)]
+
+
+def serve(size: int, count: int, seeds: tuple[int, ...], timeout_s: float) -> Any:
+    """All of a workload under a random policy for each seed; the others say how many launches."""
+    tp = TensorParallel.from_env(size, "cpu", timeout_s=timeout_s)
+    executor, links = executor_of(tp), open_links(tp)
+    if not isinstance(links, Links):
+        follow(executor, links)
+        return "followed"
+    ranked, found = RankExecutor(executor, links), []
+    for seed in seeds:
+        mux = Multiplexer(
+            ranked, policy=RandomPolicy(seed), preemption=("keep", "recompute")[seed % 2]
+        )
+        found.append(served(mux, count))
+        executor.pool.check()
+    mux.close()
+    return found
+
+
+def generate(size: int, folder: str) -> Any:
+    """An `LLM` as a program under torchrun has it: what rank 0 generates, or what it is told."""
+    llm = LLM(folder or config(size), device="cpu", tp=size, num_pages=PAGES, max_batch=4, seed=3)
+    prompts, params = [[1, 2, 3], [4], [5, 6]], SamplingParams(8, ignore_eos=True)
+    if llm.rank:
+        try:
+            llm.generate(prompts, params)
+        except ArgumentError as error:
+            said = str(error)
+        llm.follow()
+        return said
+    done = [llm.generate(prompts, params) for _ in range(2)]
+    try:
+        llm.follow()
+    except ArgumentError as error:
+        return [[list(x.tokens) for x in each] for each in done], str(error)
+
+
+def fail(size: int, timeout_s: float, who: int | None, how: str) -> Any:
+    """A run in which a rank, or all, fail at the fortieth launch; what is told on this one."""
+    tp = TensorParallel.from_env(size, "cpu", timeout_s=timeout_s)
+    executor, links = executor_of(tp), open_links(tp)
+    if who in (tp.rank, None):
+        _fail_at(executor, 40, _FAULTS[how])
+    if not isinstance(links, Links):
+        follow(executor, links)
+        return "followed to the end"
+    mux = Multiplexer(RankExecutor(executor, links), policy=Chunked(chunk_tokens=16))
+    params = SamplingParams(60, ignore_eos=True)
+    handles = [mux.submit([1, 2, index], params) for index in range(4)]
+    for _ in mux.run():
+        pass
+    mux.close(force=True)
+    if mux.dead is None:
+        return [str(handle.error) for handle in handles]
+    raise mux.dead
+
+
+def _fail_at(executor: ModelExecutor, launch: int, fault: Callable[[], None]) -> None:
+    device, count = executor.device, 0
+    before = device.launch
+
+    def launches(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == launch:
+            fault()
+        return before(*arguments)
+
+    device.launch = launches  # type: ignore[method-assign]
+
+
+def _raise() -> None:
+    raise torch.OutOfMemoryError("planted: no memory")
+
+
+_FAULTS: dict[str, Callable[[], None]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "no memory": _raise,
+}
