@@ -139,34 +139,32 @@ __device__ __forceinline__ void send(const Params& p, u32 call, int first, int s
 // A row: the sum over ranks, added and normed as MODE says.
 __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int lane, int group,
                                        float* sums) {
-  float2 sum[VECTORS][4];
+  uint4 kept[VECTORS];  // what the norm is of: the sum as it was rounded
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     const int at = lane + i * kGroup;
-    const long long place = (long long)row * p.width + at;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sum[i][j] = make_float2(0.0f, 0.0f);
     if (at >= p.width) continue;
+    const long long place = (long long)row * p.width + at;
+    float2 sum[4] = {};
 #pragma unroll
     for (int from = 0; from < RANKS; ++from) {
       const uint4* rows = from == p.rank ? (const uint4*)p.x : slot(p, p.rank, call, from);
-      add(sum[i], __ldcg(rows + place));
+      add(sum, __ldcg(rows + place));
     }
     if (MODE == 0) {
-      ((uint4*)p.x)[place] = packed(sum[i]);
+      ((uint4*)p.x)[place] = packed(sum);
       continue;
     }
     uint4* residual = (uint4*)p.residual + place;
-    add(sum[i], *residual);
-    const uint4 rounded = packed(sum[i]);
-    *residual = rounded;
-    if (MODE == 2) {  // the norm is of the rounded sum
+    add(sum, *residual);
+    kept[i] = packed(sum);
+    *residual = kept[i];
+    if (MODE == 2) {
+      float2 rounded[4] = {};
+      add(rounded, kept[i]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[i][j] = make_float2(0.0f, 0.0f);
-      add(sum[i], rounded);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) squares += sum[i][j].x * sum[i][j].x + sum[i][j].y * sum[i][j].y;
+      for (int j = 0; j < 4; ++j) squares += rounded[j].x * rounded[j].x + rounded[j].y * rounded[j].y;
     }
   }
   if (MODE != 2) return;
@@ -175,12 +173,15 @@ __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int l
   for (int i = 0; i < VECTORS; ++i) {
     const int at = lane + i * kGroup;
     if (at >= p.width) continue;
-    float2 weight[4] = {};
+    float2 row_part[4] = {}, weight[4] = {};
+    add(row_part, kept[i]);
     add(weight, __ldg((const uint4*)p.weight + at));
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      sum[i][j] = make_float2(sum[i][j].x * scale * weight[j].x, sum[i][j].y * scale * weight[j].y);
-    ((uint4*)p.out)[(long long)row * p.width + at] = packed(sum[i]);
+    for (int j = 0; j < 4; ++j) {
+      row_part[j].x *= scale * weight[j].x;
+      row_part[j].y *= scale * weight[j].y;
+    }
+    ((uint4*)p.out)[(long long)row * p.width + at] = packed(row_part);
   }
 }
 
