@@ -13,15 +13,7 @@ from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
 from smkern.models.parts import agree_on_model, embed_part, lane_of, own_logits
-from smkern.models.products import (
-    Launch,
-    Operand,
-    by_expert,
-    gated,
-    normed,
-    product,
-    quantized,
-)
+from smkern.models.products import Operand, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
 from smkern.models.tensor_parallel import TensorParallel
@@ -81,7 +73,8 @@ class Decoder:
         self.batch_invariant = batch_invariant
         self.cos_sin = config.rope.table(self.max_position, self.device)
         # On the device, a number each: launches of all layers are of one kind.
-        self._kv_scales = _kv_scales(weights)
+        given = weights.kv_scales
+        self._kv_scales = None if given is None else [(layer[:1], layer[1:]) for layer in given]
 
     def _checked(
         self,
@@ -155,22 +148,24 @@ class Decoder:
         layer, b, num_sms = self.weights.layers[index], step.buffers, step.num_sms
         self._attention(layer, index, step)
         scales, eps = layer.scales, self.config.rms_eps
-        launch = Launch(num_sms, self.batch_invariant)
         # A rank's products are a part of the sum: they go over all ranks before the residual.
         residual, out = (b.hidden, b.hidden) if self.tp is None else (None, b.normed)
-        x = quantized(b.attended_rows, scales.o, b.fp8.attended, num_sms)
-        product(x, layer.o, scales.o, launch, residual=residual, out=out)
+        x, x_scale, w_scale = quantized(b.attended_rows, scales.o, b.fp8.attended, num_sms)
+        ops.gemm(
+            x, layer.o, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
+            static_weights=True, batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
         # Routers and the exchange of rows are in the model's dtype.
         wide = scales.gate_up if isinstance(layer, DenseLayer) else None
         if self.tp is None:
-            x = normed(layer.post_norm, eps, wide, b, num_sms)
+            operand = normed(layer.post_norm, eps, wide, b, num_sms)
         else:
             lane_of(self.tp, step).add_rms_norm(
                 b.normed, b.hidden, layer.post_norm, eps=eps, num_sms=num_sms
             )
-            x = quantized(b.normed, wide, b.fp8.hidden, num_sms)
+            operand = quantized(b.normed, wide, b.fp8.hidden, num_sms)
         if isinstance(layer, DenseLayer):
-            _dense(layer, x, b, residual, out, launch)
+            self._dense(layer, operand, b, residual, out, num_sms)
         else:
             assert b.moe is not None
             assert self.config.moe is not None
@@ -201,12 +196,16 @@ class Decoder:
 
     def _attention(self, layer: Layer, index: int, step: Step) -> None:
         """From the residual stream to what the heads read."""
-        b, num_sms, scales = step.buffers, step.num_sms, layer.scales
-        eps, launch = self.config.rms_eps, Launch(num_sms, self.batch_invariant)
+        b, num_sms, eps = step.buffers, step.num_sms, self.config.rms_eps
         k_cache, v_cache = step.caches[index]
-        k_scale, v_scale = self._kv_scales[index] if k_cache.dtype is FP8 else (None, None)
-        x = normed(layer.input_norm, eps, scales.qkv, b, num_sms)
-        product(x, layer.qkv, scales.qkv, launch, out=b.qkv)
+        k_scale, v_scale = None, None
+        if self._kv_scales is not None and k_cache.dtype is FP8:
+            k_scale, v_scale = self._kv_scales[index]
+        x, x_scale, w_scale = normed(layer.input_norm, eps, layer.scales.qkv, b, num_sms)
+        ops.gemm(
+            x, layer.qkv, a_scale=x_scale, w_scale=w_scale, out=b.qkv, static_weights=True,
+            batch_invariant=self.batch_invariant, num_sms=num_sms,
+        )  # fmt: skip
         ops.qk_norm_rope_append(
             b.q, b.k, b.v, k_cache, v_cache, step.page_table, step.kv_lens,
             cos_sin=self.cos_sin, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=eps,
@@ -218,25 +217,23 @@ class Decoder:
             out=b.attended, num_sms=num_sms,
         )  # fmt: skip
 
-
-def _dense(
-    layer: DenseLayer, x: Operand, b: StepBuffers, residual: Tensor | None, out: Tensor,
-    launch: Launch,
-) -> None:  # fmt: skip
-    """SwiGLU, added to the residual stream, or a rank's part of it."""
-    assert b.gated is not None
-    scales = layer.scales
-    gated(x, layer.gate_up, scales.gate_up, launch, out=b.gated)
-    x = quantized(b.gated, scales.down, b.fp8.gated, launch.num_sms)
-    product(x, layer.down, scales.down, launch, residual=residual, out=out)
-
-
-def _kv_scales(weights: Weights) -> list[tuple[Tensor, Tensor] | tuple[None, None]]:
-    """The scales of each layer's fp8 cache, keys' and values'."""
-    scales = weights.kv_scales
-    if scales is None:
-        return [(None, None)] * len(weights.layers)
-    return [(layer[:1], layer[1:]) for layer in scales]
+    def _dense(
+        self, layer: DenseLayer, operand: Operand, b: StepBuffers, residual: Tensor | None,
+        out: Tensor, num_sms: int | None,
+    ) -> None:  # fmt: skip
+        """SwiGLU, added to the residual stream, or a rank's part of it."""
+        assert b.gated is not None
+        same = self.batch_invariant
+        x, x_scale, w_scale = operand
+        ops.gemm_swiglu(
+            x, layer.gate_up, a_scale=x_scale, w_scale=w_scale, out=b.gated, static_weights=True,
+            batch_invariant=same, num_sms=num_sms,
+        )  # fmt: skip
+        x, x_scale, w_scale = quantized(b.gated, layer.scales.down, b.fp8.gated, num_sms)
+        ops.gemm(
+            x, layer.down, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
+            static_weights=True, batch_invariant=same, num_sms=num_sms,
+        )  # fmt: skip
 
 
 def refuse_experts(config: ModelConfig) -> None:
@@ -266,10 +263,14 @@ def _experts(
     ops.moe_permute(
         b.normed, m.experts, moe.num_experts, out=(m.rows, m.offsets, m.index), num_sms=num_sms
     )
-    scales = layer.scales
-    x = quantized(m.rows, scales.gate_up, b.fp8.rows, num_sms)
-    wide, narrow = scales.gate_up, scales.down
-    by_expert(x, layer.w_gate_up, wide, m.offsets, num_sms, out=m.gated, swiglu=True)
-    x = quantized(m.gated, narrow, b.fp8.gated, num_sms)
-    by_expert(x, layer.w_down, narrow, m.offsets, num_sms, out=m.outs)
+    wide, narrow = layer.scales.gate_up, layer.scales.down
+    x, x_scale, w_scale = quantized(m.rows, wide, b.fp8.rows, num_sms)
+    ops.grouped_gemm(
+        x, layer.w_gate_up, m.offsets, a_scale=x_scale, w_scale=w_scale, swiglu=True, out=m.gated,
+        num_sms=num_sms,
+    )  # fmt: skip
+    x, x_scale, w_scale = quantized(m.gated, narrow, b.fp8.gated, num_sms)
+    ops.grouped_gemm(
+        x, layer.w_down, m.offsets, a_scale=x_scale, w_scale=w_scale, out=m.outs, num_sms=num_sms
+    )
     ops.moe_unpermute(m.outs, m.index, m.weights, residual=residual, out=out, num_sms=num_sms)

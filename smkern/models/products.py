@@ -1,8 +1,6 @@
-"""A decoder's products, in the model's dtype or in fp8 with the scales of both sides."""
+"""What a decoder's products multiply: rows of the model's dtype, or e4m3 with both scales."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,19 +8,9 @@ from smkern import ops
 from smkern.models.activations import QuantizedRows, StepBuffers
 from smkern.models.layers import Scales
 
-
-class Operand(NamedTuple):
-    """What a product multiplies: rows of the model's dtype, or e4m3 and its scales."""
-
-    rows: Tensor
-    scale: Tensor | None = None
-
-
-class Launch(NamedTuple):
-    """What all products of a step have in common."""
-
-    num_sms: int | None
-    batch_invariant: bool
+Operand = tuple[Tensor, Tensor | None, Tensor | None]
+"""Rows, their scales and the weight's, as `smkern.gemm` takes them; None of rows that are in the
+model's dtype."""
 
 
 def normed(
@@ -35,7 +23,7 @@ def normed(
         ops.rms_norm(
             b.hidden, weight, eps=eps, out=into.values, out_scale=into.scale, num_sms=num_sms
         )
-        return Operand(into.values, into.scale)
+        return into.values, into.scale, scales.weight
     ops.rms_norm(b.hidden, weight, eps=eps, out=b.normed, num_sms=num_sms)
     return quantized(b.normed, scales, b.fp8.hidden, num_sms)
 
@@ -52,59 +40,12 @@ def quantized(
         num_sms: SMs to use at most.
     """
     if scales is None:
-        return Operand(x)
+        return x, None, None
     assert into is not None
     if scales.input is not None:
         static = scales.input
         ops.quantize(x, "tensor", scale=static, out=(into.values, static), num_sms=num_sms)
-        return Operand(into.values, static)
+        return into.values, static, scales.weight
     kind = "token" if into.scale.dim() == 1 else "block"
     ops.quantize(x, kind, out=(into.values, into.scale), num_sms=num_sms)
-    return Operand(into.values, into.scale)
-
-
-def product(
-    x: Operand,
-    weight: Tensor,
-    scales: Scales | None,
-    launch: Launch,
-    *,
-    out: Tensor,
-    residual: Tensor | None = None,
-) -> None:
-    """out = x @ weight.T + residual."""
-    ops.gemm(
-        x.rows, weight, residual=residual, a_scale=x.scale, w_scale=_weight(scales), out=out,
-        static_weights=True, batch_invariant=launch.batch_invariant, num_sms=launch.num_sms,
-    )  # fmt: skip
-
-
-def gated(
-    x: Operand, weight: Tensor, scales: Scales | None, launch: Launch, *, out: Tensor
-) -> None:
-    """out = silu(gate) * up of the two halves of x @ weight.T."""
-    ops.gemm_swiglu(
-        x.rows, weight, a_scale=x.scale, w_scale=_weight(scales), out=out,
-        static_weights=True, batch_invariant=launch.batch_invariant, num_sms=launch.num_sms,
-    )  # fmt: skip
-
-
-def by_expert(
-    x: Operand,
-    weight: Tensor,
-    scales: Scales | None,
-    offsets: Tensor,
-    num_sms: int | None,
-    *,
-    out: Tensor,
-    swiglu: bool = False,
-) -> None:
-    """Each expert's rows times its weight; with `swiglu` gated."""
-    ops.grouped_gemm(
-        x.rows, weight, offsets, a_scale=x.scale, w_scale=_weight(scales), swiglu=swiglu, out=out,
-        num_sms=num_sms,
-    )  # fmt: skip
-
-
-def _weight(scales: Scales | None) -> Tensor | None:
-    return None if scales is None else scales.weight
+    return into.values, into.scale, scales.weight

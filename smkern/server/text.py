@@ -17,12 +17,14 @@ NO_TOKENIZER = (
 )
 
 
-def encode(tokenizer: Tokenizer | None, prompt: str) -> list[int]:
-    """The token ids of a text.
+def encode(tokenizer: Tokenizer | None, prompt: str | list[int]) -> list[int]:
+    """The token ids of a prompt.
 
     Raises:
-        ApiError: there is no tokenizer, it raises, or finds no token.
+        ApiError: a text without a tokenizer, that it raises at, or of no token.
     """
+    if not isinstance(prompt, str):
+        return prompt
     if tokenizer is None:
         raise ApiError(NO_TOKENIZER, param="prompt")
     try:
