@@ -87,8 +87,8 @@ def _multiply(
             block = gl.minimum(w_first, n * 8 - 1) // BLOCK
             w_at = w_scale + block.to(gl.int64) * w_step
             a_at = a_scale + k_begin.to(gl.int64) * a_block_step
-            scale = _row_scale(a_at, a_first, a_step, m, A_LENGTH, A_ROWS)
-            scale *= gl.load(w_at + k_begin)
+            by_row = _row_scale(a_at, a_first, a_step, m, A_LENGTH, A_ROWS)
+            by_block = gl.load(w_at + k_begin)
         for k in range(k_begin, k_end):
             mbarrier.wait(full.index(stage), phase)
             x = x_bufs.index(stage * PARTS + PART)
@@ -98,18 +98,20 @@ def _multiply(
                 ahead = gl.minimum(k + 1, k_end - 1)
                 a_at = a_scale + ahead.to(gl.int64) * a_block_step
                 coming = _row_scale(a_at, a_first, a_step, m, A_LENGTH, A_ROWS)
-                coming *= gl.load(w_at + ahead)
+                coming_block = gl.load(w_at + ahead)
             else:
                 done = (k - k_begin) % PROMOTE
                 acc = warpgroup_mma(x, y, acc, use_acc=done != 0, is_async=True)
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
             mbarrier.arrive(empty.index(stage), count=1)
             if BLOCKS:
+                scale = by_row * by_block
                 if SWAP:
                     total += acc * scale[None, :]
                 else:
                     total += acc * scale[:, None]
-                scale = coming
+                by_row = coming
+                by_block = coming_block
             else:
                 if (done == PROMOTE - 1) | (k == k_end - 1):
                     total += acc
