@@ -44,6 +44,7 @@ bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes h
 	$(RUN) -m smkern bench cliffs
 	$(RUN) -m smkern bench batch-invariant
 	$(RUN) -m smkern bench host
+	$(RUN) -m smkern bench server
 	$(RUN) -m smkern bench plot
 
 bench-cpu: $(READY) ## time what the host does: dispatch, table look-up, cost model

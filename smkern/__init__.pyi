@@ -10,6 +10,7 @@ from smkern.device import device_info as device_info
 from smkern.kernels import counters as counters
 from smkern.ops import AppendCalls as AppendCalls
 from smkern.ops import AttentionCalls as AttentionCalls
+from smkern.ops import Fp8Calls as Fp8Calls
 from smkern.ops import MoeCalls as MoeCalls
 from smkern.ops import Plan as Plan
 from smkern.ops import RowsCalls as RowsCalls

@@ -61,6 +61,10 @@ SUITES = {
         "smkern.bench.replay.confirm",
         "Simulated goodputs served on the GPU, a little below and above.",
     ),
+    "server": (
+        "smkern.bench.server",
+        "Tokens of streams over HTTP, against the same runtime in its own process.",
+    ),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

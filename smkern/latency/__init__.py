@@ -9,6 +9,7 @@ from smkern.latency.models import MODELS
 from smkern.latency.muxwise import MuxWise
 from smkern.latency.predictor import Predictor
 from smkern.latency.regression import ContentionIgnored, LinearRegression
+from smkern.latency.ring import Ring
 from smkern.latency.sample import Sample
 from smkern.latency.table_predictor import TablePredictor
 from smkern.latency.work import Chunk, Size
@@ -24,6 +25,7 @@ __all__ = [
     "LinearRegression",
     "MuxWise",
     "Predictor",
+    "Ring",
     "Sample",
     "Size",
     "TablePredictor",

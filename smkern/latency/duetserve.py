@@ -8,6 +8,7 @@ from functools import lru_cache
 from smkern.errors import ArgumentError
 from smkern.latency.cost import ELEMENT_BYTES
 from smkern.latency.formulas import Work, linear
+from smkern.latency.ring import ring_us
 from smkern.latency.sizes import ModelSizes
 from smkern.latency.work import Size
 from smkern.profile import Profile
@@ -92,7 +93,7 @@ class DuetServe:
         heads, kv_heads = sizes.q_size // sizes.head_dim, sizes.kv_size // sizes.head_dim
         self._sizes = sizes.sharded(tp)
         self._masked = 0.5 if corrected else 0.0
-        self._heads, self._kv_heads = heads / tp, kv_heads / tp
+        self._heads, self._kv_heads = heads / tp, max(kv_heads / tp, 1)
         self._head_dim = sizes.head_dim if corrected else sizes.hidden_size / heads
         self._block_us = lru_cache(maxsize=4096)(self._sum_block)
         self._classifier_us = lru_cache(maxsize=4096)(self._price_classifier)
@@ -146,8 +147,8 @@ class DuetServe:
         _, tflops = self._rates(num_sms)
         output = ELEMENT_BYTES * tokens * self._sizes.hidden_size
         added = (gpus - 1) / gpus if self._corrected else gpus * (gpus - 1)
-        moved_us = 2 * (gpus - 1) / gpus * output / self._nvlink_tbps / 1e6
-        return 2 * (gpus - 1) * self._startup_us + moved_us + added * output / tflops / 1e6
+        sent_us = ring_us(gpus, output, self._nvlink_tbps, self._startup_us)
+        return sent_us + added * output / tflops / 1e6
 
     def _price_attention(self, num_sms: int) -> tuple[float, float, float]:
         """Of a pair's FLOPs, and of the bytes of a query with its output and of a key with its

@@ -63,18 +63,25 @@ class ModelSizes:
     def sharded(self, tp: int) -> ModelSizes:
         """A GPU's part of the model where `tp` of them share it: heads, widths and vocabulary.
 
+        KV heads of which there are fewer than GPUs go to several.
+
         Raises:
             ArgumentError: some of these cannot be shared evenly.
         """
-        names = ("q_size", "kv_size", "qkv_size", "intermediate_size", "vocab_size")
-        widths = {name: getattr(self, name) for name in names}
+        widths = {
+            name: getattr(self, name) for name in ("q_size", "intermediate_size", "vocab_size")
+        }
         heads = self.kv_size // self.head_dim
-        if tp < 1 or heads % tp or any(width % tp for width in widths.values()):
+        uneven = tp < 1 or (heads % tp and tp % heads) or self.q_size // self.head_dim % tp
+        if uneven or any(width % tp for width in widths.values()):
             raise ArgumentError(
                 f"tp={tp} does not divide {heads} key heads and {widths}: take one that does"
             )
+        kv_size = max(heads // tp, 1) * self.head_dim
+        parts = {name: width // tp for name, width in widths.items()}
+        parts |= {"kv_size": kv_size, "qkv_size": parts["q_size"] + 2 * kv_size}
         moe = self.moe and replace(self.moe, intermediate_size=self.moe.intermediate_size // tp)
-        return replace(self, moe=moe, **{name: width // tp for name, width in widths.items()})
+        return replace(self, moe=moe, **parts)
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)

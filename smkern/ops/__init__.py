@@ -10,7 +10,7 @@ from smkern.ops.attention import (
     paged_attention,
     plan_attention,
 )
-from smkern.ops.fp8 import quantize
+from smkern.ops.fp8 import Fp8Calls, quantize
 from smkern.ops.gemm import gemm
 from smkern.ops.gemm.explain import explain_gemm, gemm_workspace_bytes
 from smkern.ops.moe import grouped_gemm, moe_permute, moe_unpermute, topk_softmax
@@ -29,6 +29,7 @@ from smkern.rope import Linear, Llama3, Rope, Yarn
 __all__ = [
     "AppendCalls",
     "AttentionCalls",
+    "Fp8Calls",
     "Linear",
     "Llama3",
     "MoeCalls",

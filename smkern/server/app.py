@@ -105,7 +105,10 @@ class Server:
         asked = CompletionRequest.parse(await self._body(request))
         self._check(asked)
         prompts = [
-            await to_thread.run_sync(encode, self._tokenizer, prompt) for prompt in asked.prompts()
+            await to_thread.run_sync(encode, self._tokenizer, prompt)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in asked.prompts()
         ]
         return await self._generate(request, asked, prompts, Completions)
 

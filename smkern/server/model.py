@@ -25,6 +25,8 @@ from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.server.messages import Ready
 
+WHOLE = ("chunked", "prefill_first")
+"""Policies that never split the device: graphs of partitions would be for nothing."""
 CPU_TOKENS = 32_768
 """Tokens that a CPU's pool holds, unless told otherwise."""
 
@@ -34,13 +36,13 @@ class EngineOptions:
     """What the engine serves, and how.
 
     Attributes:
-        model: A folder, or a preset's name with random weights.
+        model: A folder; or a preset's name or a configuration, with random weights.
         policy: As `smkern replay --policy` has it.
         tbt_ms: Limit of the time between tokens, for policies.
         order: In which order requests wait.
         table: A latency table of one's own; None: the shipped one of the model.
         device: Where the model is; None: the GPU where there is one, else the CPU.
-        rungs: SMs of decode's side.
+        rungs: SMs of decode's side; none: no partitions.
         max_running, max_prefill, max_tokens, max_context: See `smkern.serve`.
         num_pages: None: as many as fit.
         memory_fraction, page_size: Of the pool.
@@ -48,7 +50,7 @@ class EngineOptions:
         warm: Whether all kernels are compiled first.
     """
 
-    model: str
+    model: str | ModelConfig
     policy: str = "adaptive"
     tbt_ms: float = 50.0
     order: str = "fcfs"
@@ -84,8 +86,9 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     context = config.max_position if options.max_context is None else options.max_context
     decoder = Decoder(config, weights, max_position=min(context, config.max_position))
     pool = _pool(config, options, device)
-    with smkern.ladder(options.rungs) if on_gpu else nullcontext() as ladder:
-        if ladder is not None and options.warm:
+    splits = on_gpu and options.rungs and options.policy.partition(":")[0] not in WHOLE
+    with smkern.ladder(options.rungs) if splits else nullcontext() as ladder:
+        if on_gpu and options.warm:
             _warm(config, options, ladder)
         mux = smkern.serve(
             decoder, pool, ladder=ladder, policy=policy, max_running=options.max_running,
@@ -160,13 +163,13 @@ def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:
     )  # fmt: skip
 
 
-def _warm(config: ModelConfig, options: EngineOptions, ladder: smkern.Ladder) -> None:
+def _warm(config: ModelConfig, options: EngineOptions, ladder: smkern.Ladder | None) -> None:
     """Compile and load all that a forward may launch, on every side of every split."""
     calls = ModelCalls(
         config, options.page_size, max_tokens=options.max_tokens + options.max_running,
         max_batch=options.max_prefill + options.max_running, max_q_len=options.max_tokens,
     )  # fmt: skip
-    splits = [ladder.split(decode=rung) for rung in options.rungs]
+    splits = [] if ladder is None else [ladder.split(decode=rung) for rung in options.rungs]
     budgets: list[Any] = [smkern.device_info().num_sms]
     budgets += [side for split in splits for side in (split.decode, split.prefill)]
     smkern.warmup(calls=[calls], budgets=budgets, progress=False)

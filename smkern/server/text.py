@@ -17,14 +17,12 @@ NO_TOKENIZER = (
 )
 
 
-def encode(tokenizer: Tokenizer | None, prompt: str | list[int]) -> list[int]:
-    """The token ids of a prompt.
+def encode(tokenizer: Tokenizer | None, prompt: str) -> list[int]:
+    """The token ids of a text.
 
     Raises:
-        ApiError: a text without a tokenizer, that it raises at, or of no token.
+        ApiError: there is no tokenizer, it raises, or finds no token.
     """
-    if not isinstance(prompt, str):
-        return prompt
     if tokenizer is None:
         raise ApiError(NO_TOKENIZER, param="prompt")
     try:

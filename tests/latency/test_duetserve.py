@@ -155,7 +155,7 @@ def test_more_sms_than_the_device_has() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"tp": 4}, "tp=4 does not divide 2 key heads"), ({"nvlink_tbps": 0.0}, "nvlink_tbps=0.0")],
+    [({"tp": 3}, "tp=3 does not divide 2 key heads"), ({"nvlink_tbps": 0.0}, "nvlink_tbps=0.0")],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

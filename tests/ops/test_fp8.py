@@ -267,3 +267,19 @@ def test_gpus_without_e4m3_are_refused_by_name():
     check_fp8_capability(89)
     with pytest.raises(smkern.errors.DeviceError, match=r"compute capability 8\.6 has no e4m3"):
         check_fp8_capability(86)
+
+
+def test_calls_to_come_are_checked():
+    calls = smkern.Fp8Calls(
+        shapes=[(512, 256)], swiglu=[(128, 256)], experts=[(4, 128, 256, True)], blocks=True,
+        hidden=[256], added=[256], gated=[128], quantized=[256], static=[100],
+    )  # fmt: skip
+    assert {op.name for op, _ in calls.calls(torch.device("meta"), True)} == {
+        "scaled_rms_norm", "scaled_add_rms_norm", "scaled_silu_and_mul", "quantize", "quantize_by",
+        "scaled_grouped_gemm",
+    }  # fmt: skip
+    assert [(p.n, p.aligned) for p in calls.problems(True)] == [(512, True), (256, True)]
+    refused("K is a multiple of 128", smkern.Fp8Calls, shapes=[(512, 200)], blocks=True)
+    refused(r"give \(N, K\)", smkern.Fp8Calls, shapes=[(512, 0)])
+    refused("max_m=0", smkern.Fp8Calls, shapes=[(512, 128)], max_m=0)
+    refused("wants a multiple of 128", smkern.Fp8Calls, quantized=[100], blocks=True)

@@ -180,14 +180,18 @@ class ScaledGemmKernels:
         config = fp8.pointer_config(problem, Budget(1, "grid"))
         return (variant_of(problem, config, self.capability),)
 
+    def variant(self, problem: ScaledProblem, config: GemmConfig) -> ScaledVariant:
+        """The kernel that runs a configuration."""
+        return variant_of(problem, config, self.capability)
+
     def is_loaded(self, problem: ScaledProblem, config: GemmConfig | None = None) -> bool:
         """Whether `prepare` would compile and load nothing; None: by any configuration."""
         if config is not None:
-            return self._set.is_loaded(variant_of(problem, config, self.capability))
+            return self._set.is_loaded(self.variant(problem, config))
         return all(self._set.is_loaded(x) for x in self.variants(problem))
 
     def prepare(self, problem: ScaledProblem, config: GemmConfig, budget: Budget) -> ScaledPlan:
         """The plan of a problem by a configuration; loads its kernel on first use."""
-        variant = variant_of(problem, config, self.capability)
+        variant = self.variant(problem, config)
         loaded = self._set.load(variant, variant.compile)
         return ScaledPlan(problem, config, budget, variant, loaded)

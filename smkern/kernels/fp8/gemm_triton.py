@@ -42,7 +42,7 @@ def fp8_gemm_pointer(
             w = tl.load(w_at + step * BLOCK_K, mask=inside & (cols < n)[:, None], other=0.0)
             part = tl.dot(a, w.T)
             if BLOCKS:
-                by_row = tl.load(a_row + step.to(tl.int64) * a_block_step, mask=rows < m, other=1.0)
+                by_row = tl.load(a_row + step * a_block_step, mask=rows < m, other=1.0)
                 by_col = tl.load(w_row + step)
                 total += part * (by_row[:, None] * by_col[None, :])
             else:

@@ -47,7 +47,7 @@ def _store_blocks(x, out_at, scale_at, block_step, column, first, mask, H: tl.co
     tl.store(out_at + column, q.to(tl.float8e4nv), mask=mask)
     block = tl.arange(0, P)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     block += first // SHARED_BY
-    at = scale_at + block.to(tl.int64) * block_step
+    at = scale_at + block * block_step
     tl.store(at, scale, mask=block < H // SHARED_BY)
 
 
@@ -59,14 +59,9 @@ def _store_row(x, scale, out_at, column, mask):
 
 
 @triton.jit
-def _far(index, step):
-    """Elements to an index, in 64 bits."""
-    return index.to(tl.int64) * step
-
-
-@triton.jit
 def _rows_of(row, step, UNIT: tl.constexpr):
-    return _far(row, step) * UNIT
+    """Elements to a row: strides are 64 bits wide, so this is."""
+    return row * step * UNIT
 
 
 @triton.jit
@@ -97,7 +92,7 @@ def _quantize(
             mask = column < H
             x = _values(x_ptr, _rows_of(row, x_step, UNIT), column, mask, H, GLU)
             out_at = out_ptr + _rows_of(row, out_step, UNIT)
-            scale_at = scale_ptr + _far(row, scale_step)
+            scale_at = scale_ptr + row * scale_step
             _store_blocks(x, out_at, scale_at, block_step, column, first, mask, H)
     else:
         for row in range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -120,7 +115,7 @@ def _quantize(
                     column = piece * BLOCK + tl.arange(0, BLOCK)
                     x = _values(x_ptr, x_at, column, column < H, H, GLU)
                     _store_row(x, scale, out_at, column, column < H)
-            tl.store(scale_ptr + _far(row, scale_step), scale)
+            tl.store(scale_ptr + row * scale_step, scale)
 
 
 @triton.jit
@@ -168,8 +163,8 @@ def quantize_tiles_fp8(
         scale = _scale_of(tl.max(tl.max(_magnitude(x), 1), 0))
         out_at = out_ptr + _rows_of(row, out_step, UNIT)[:, None]
         _store_row(x, scale, out_at, column, mask)
-        at = scale_ptr + _far(high, scale_step)
-        tl.store(at + _far(tile % ACROSS, block_step), scale)
+        at = scale_ptr + high * scale_step
+        tl.store(at + (tile % ACROSS) * block_step, scale)
 
 
 @triton.jit
@@ -233,7 +228,7 @@ def _norm(
         by = tl.rsqrt(tl.fma(_square_sum(x).to(tl.float32), 1.0 / H, eps))
         y = (x * by * weight.to(tl.float32)).to(x_ptr.dtype.element_ty).to(tl.float32)
         out_at = out_ptr + _rows_of(row, out_step, UNIT)
-        scale_at = scale_ptr + _far(row, scale_step)
+        scale_at = scale_ptr + row * scale_step
         if BLOCKS:
             _store_blocks(y, out_at, scale_at, block_step, column, 0, mask, H)
         else:

@@ -8,5 +8,6 @@ import smkern.ops.gemm
 import smkern.ops.moe
 import smkern.ops.rows  # noqa: F401
 from smkern.ops.fp8.quantize import quantize
+from smkern.ops.fp8.warmup import Fp8Calls
 
-__all__ = ["quantize"]
+__all__ = ["Fp8Calls", "quantize"]

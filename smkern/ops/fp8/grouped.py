@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.checks import dtype_name
 from smkern.ops.fp8.call import ScaledGrouped, check_out_dtype, out_dtype_of
 from smkern.ops.fp8.call import given_scales as given_scales
-from smkern.ops.fp8.scales import check_e4m3, check_scale_pair, check_values
+from smkern.ops.fp8.scales import (
+    block_steps,
+    check_e4m3,
+    check_fp8_capability,
+    check_scale_pair,
+    check_values,
+    kind_of,
+    row_step,
+)
+from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.checks import check_matrix
 from smkern.ops.moe.check import check_experts
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.ops.reference.fp8 import dequantize
+from smkern.tuning.fp8_grouped import Budget, ScaledGroupedConfig, ScaledGroupedProblem, choose
 
 
 def check_grouped(call: ScaledGrouped) -> None:
@@ -66,13 +78,63 @@ def by_reference(call: ScaledGrouped) -> Tensor:
     return found.to(out_dtype_of(call))
 
 
-def _problem(call: ScaledGrouped, aligned: bool) -> Any:
-    raise ArgumentError(
-        "grouped_gemm of e4m3 has no GPU kernel: use bf16 experts, or CPU tensors for the reference"
-    )
+def _problem(call: ScaledGrouped, aligned: bool) -> ScaledGroupedProblem | None:
+    ((rows, n), dtype), (experts, _, k) = _shapes(call)[0], call.w.shape
+    if dtype is torch.float32:
+        raise ArgumentError("out_dtype torch.float32 on a GPU: use torch.bfloat16 or float16")
+    if not rows:
+        return None
+    whole = aligned and not any(x % 16 for x in (k, row_stride(call.a), *call.w.stride()[:2]))
+    blocks = kind_of(call.w, call.w_scale) == "block"
+    swiglu = bool(call.swiglu)
+    return ScaledGroupedProblem(rows, experts, n, k, swiglu, dtype_name(dtype), blocks, whole)
 
 
-SCALED_GROUPED: Operator[Any] = Operator(
+@cache
+def grouped_dispatcher(
+    index: int,
+) -> OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig]:
+    """The dispatcher of a device that is present.
+
+    Raises:
+        DeviceError: a GPU without e4m3.
+    """
+    from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
+
+    found = load_dispatcher(index, ScaledGroupedKernels, lambda profile: choose)
+    check_fp8_capability(found.capability)
+    return found
+
+
+def _bind(
+    dispatcher: OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig],
+    call: ScaledGrouped,
+    problem: ScaledGroupedProblem,
+    budget: Budget,
+    capturing: bool,
+) -> Bound:
+    run = dispatcher.launch(problem, budget, capturing=capturing)
+    p, config, unit = problem, dispatcher.select(problem, budget), 16 if problem.aligned else 1
+    w, scale = call.w, call.w_scale
+    if p.blocks:
+        steps = (*block_steps(call.a_scale), int(scale.stride(1)), int(scale.stride(0)))
+    else:
+        by_row = int(scale.numel() > p.num_experts)
+        each = w.shape[1] if by_row else int(scale.numel() > 1)
+        steps = (row_step(call.a_scale), 0, by_row, each)
+    numbers = (
+        row_stride(call.a) // unit, w.stride(1) // unit, w.stride(0) // unit,
+        p.n if call.out is None else row_stride(call.out), *steps, p.rows, p.num_experts, p.n,
+        p.n if p.swiglu else 0, p.k // unit, -(-p.n // config.block_n),
+    )  # fmt: skip
+
+    def launch(*addresses: int) -> None:
+        run(*addresses, *numbers)
+
+    return Bound(launch)
+
+
+SCALED_GROUPED: Operator[ScaledGroupedProblem] = Operator(
     name="scaled_grouped_gemm",
     call=ScaledGrouped,
     schema="Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, Tensor expert_offsets, *, "
@@ -82,9 +144,10 @@ SCALED_GROUPED: Operator[Any] = Operator(
     shapes=_shapes,
     problem=_problem,
     reference=by_reference,
-    dispatcher=lambda index: None,
+    dispatcher=grouped_dispatcher,
     vectors=("a", "w", "out"),
     unkeyed=("check",),
+    prepare=_bind,
     check_memory=check_values,
 )
 LIBRARY = register(SCALED_GROUPED)

@@ -9,10 +9,12 @@ from typing import Any
 
 from smkern.errors import ArgumentError, DeviceError, StalledError
 from smkern.latency.predictor import Predictor
-from smkern.limits import as_float, as_int, shown
+from smkern.latency.ring import Ring
+from smkern.limits import as_int, shown
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.place import LANES, Lane, Place
 from smkern.runtime.sim.event import FAULTS, Fault, Queued, SimEvent
+from smkern.runtime.sim.options import as_part, as_rungs, check_costs
 
 HANGING_WAIT_US = 100_000.0
 """How long a wait takes where nothing ends."""
@@ -35,10 +37,13 @@ class SimDevice(Device):
         decode_gap_us: Device time between two queued decode steps; on an H200 some 8.
         prefill_launch_us: Host time to launch a layer of prompts. Layers run as they are launched,
             so slow launches leave the device idle, as a real host's do.
+        tp: Where GPUs share a model, this is one of them: what their sums add to a launch, and
+            `predictor` prices its part. None: it has all of the model.
         faults: Launch numbers to faults; see `fail_at`.
 
     Attributes:
-        num_sms, rungs, predictor, decode_gap_us: As given.
+        num_sms, rungs, decode_gap_us: As given.
+        predictor: As given, with the sums of `tp`.
         launches: Launches so far; the number of the next.
         launching: The event of the launch whose `run` is being called, else None.
         lost_by: The launch that took the device, if any.
@@ -73,28 +78,19 @@ class SimDevice(Device):
         decode_launch_us: float = 0.0,
         prefill_launch_us: float = 0.0,
         decode_gap_us: float = 0.0,
+        tp: Ring | None = None,
         faults: Mapping[int, Fault] | None = None,
     ) -> None:
         num_sms = as_int("num_sms", num_sms, 1)
-        try:
-            sides = [as_int("rungs", rung, 1, num_sms - 1) for rung in rungs]
-            is_ascending = sides == sorted(set(sides))
-        except Exception:  # noqa: BLE001  of whatever stands for rungs
-            is_ascending = False
-        if not is_ascending:
-            raise ArgumentError(
-                f"rungs={shown(rungs)}: give ascending SM counts of 1 to num_sms={num_sms} - 1"
-            )
-        costs = {
-            "decode_launch_us": decode_launch_us, "prefill_launch_us": prefill_launch_us,
-            "decode_gap_us": decode_gap_us,
-        }  # fmt: skip
-        for name, cost in costs.items():
-            if not 0 <= as_float(name, cost) < inf:
-                raise ArgumentError(f"{name}={cost}: give a finite time of at least 0")
+        self.rungs = as_rungs(rungs, num_sms)
+        check_costs(
+            {
+                "decode_launch_us": decode_launch_us, "prefill_launch_us": prefill_launch_us,
+                "decode_gap_us": decode_gap_us,
+            }
+        )  # fmt: skip
         self.num_sms = num_sms
-        self.rungs = tuple(sides)
-        self.predictor = predictor
+        self.predictor = as_part(predictor, tp)
         self.launches = 0
         self.launching: SimEvent | None = None
         self.lost_by: int | None = None

@@ -1,0 +1,126 @@
+"""Streams of `smkern serve` as a client sees them: when each token came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from time import perf_counter
+
+START_S = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of some streams that ran side by side.
+
+    Attributes:
+        times_s: By stream, when each of its tokens came.
+        events: Events that held them.
+        cpu_s: CPU time of the server's process while they ran.
+        took_s: How long they ran.
+    """
+
+    times_s: list[list[float]] = field(default_factory=list)
+    events: int = 0
+    cpu_s: float = 0.0
+    took_s: float = 0.0
+
+    def gaps_ms(self) -> list[float]:
+        """Time between two tokens of a stream, ms, while all streams ran."""
+        begin = max(times[0] for times in self.times_s)
+        end = min(times[-1] for times in self.times_s)
+        return [
+            1e3 * (after - before)
+            for times in self.times_s
+            for before, after in pairwise(times)
+            if begin <= before and after <= end
+        ]
+
+
+def watch_streams(
+    port: int, server: int, prompts: Sequence[list[int]], tokens: int, answer: Connection
+) -> None:
+    """Stream all prompts at a time, stop the server, tell what came; the body of a process.
+
+    It reads bytes as they come and looks into them afterwards: what is measured is the server.
+
+    Args:
+        port: Where the server listens.
+        server: Its process.
+        prompts: Token ids of each stream.
+        tokens: New tokens of each.
+        answer: Where the `Seen` is put.
+    """
+    seen = asyncio.run(_all(port, server, prompts, tokens))
+    os.kill(server, signal.SIGTERM)  # the engine reads the answer once that has ended
+    answer.send(seen)
+
+
+async def _all(port: int, server: int, prompts: Sequence[list[int]], tokens: int) -> Seen:
+    await _until_up(port)
+    cpu_s, began = _cpu_s(server), perf_counter()
+    arrived = await asyncio.gather(*(_one(port, prompt, tokens) for prompt in prompts))
+    seen = Seen(cpu_s=_cpu_s(server) - cpu_s, took_s=perf_counter() - began)
+    for parts in arrived:
+        times: list[float] = []
+        for at, line in parts:
+            if line.startswith(b"data: {"):
+                seen.events += 1
+                times += [at] * len(json.loads(line[6:])["choices"][0]["token_ids"])
+        seen.times_s.append(times)
+    return seen
+
+
+async def _one(port: int, prompt: list[int], tokens: int) -> list[tuple[float, bytes]]:
+    """Lines of one response, and when they came."""
+    body = json.dumps(
+        {
+            "model": "bench", "prompt": prompt, "max_tokens": tokens, "stream": True,
+            "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+        }
+    ).encode()  # fmt: skip
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    lines = []
+    while True:
+        line = await reader.readline()
+        lines.append((perf_counter(), line))
+        if not line or line.startswith(b"data: [DONE]"):
+            writer.close()
+            return lines
+
+
+async def _until_up(port: int) -> None:
+    last = perf_counter() + START_S
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            if perf_counter() > last:
+                raise
+            await asyncio.sleep(0.05)
+            continue
+        writer.close()
+        return
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        return int(place.getsockname()[1])

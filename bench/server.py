@@ -1,0 +1,151 @@
+"""`smkern bench server`: what HTTP costs beside the same runtime in its own process."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import click
+import torch
+
+from smkern.bench.http_streams import Seen, free_port, watch_streams
+from smkern.bench.results import Results
+from smkern.bench.rows import cost_cell, target_row
+from smkern.bench.runtime.figures import percentile
+from smkern.bench.suite import suite_command, written
+from smkern.errors import SmkernError
+from smkern.models import SamplingParams
+from smkern.runtime.multiplexer import Multiplexer
+from smkern.server.command import bound, run_server
+from smkern.server.engine import EngineLoop
+from smkern.server.messages import Ready
+from smkern.server.model import EngineOptions, open_runtime
+
+OP = "server"
+TARGET = 1.03
+"""TBT over HTTP, p50, over that in process, at most."""
+ROUNDS = 3
+
+
+class LostError(SmkernError, RuntimeError):
+    """Streams that got another number of tokens than they asked for."""
+
+
+def in_process(mux: Multiplexer, prompts: Sequence[list[int]], tokens: int) -> Seen:
+    """Serve all prompts in a loop of our own."""
+    params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+    times: dict[int, list[float]] = {mux.submit(prompt, params).id: [] for prompt in prompts}
+    for output in mux.run():
+        if output.error is not None:
+            raise output.error
+        times[output.id].append(perf_counter())
+    return _checked(Seen([*times.values()]), tokens)
+
+
+def over_http(mux: Multiplexer, ready: Ready, prompts: Sequence[list[int]], tokens: int) -> Seen:
+    """Serve all prompts to a client process by way of the server's, as `smkern serve` does."""
+    spawn = multiprocessing.get_context("spawn")
+    port, (ours, theirs), (answer, told) = free_port(), spawn.Pipe(), spawn.Pipe(duplex=False)
+    server = spawn.Process(target=run_front, args=(theirs, ready, port))
+    server.start()
+    theirs.close()
+    client = spawn.Process(target=watch_streams, args=(port, server.pid, prompts, tokens, told))
+    client.start()
+    told.close()
+    EngineLoop(mux, ours).run()  # until the client has stopped the server
+    seen: Seen = answer.recv()
+    client.join()
+    server.join()
+    ours.close()
+    return _checked(seen, tokens)
+
+
+def run_front(connection: Connection, ready: Ready, port: int) -> None:
+    """The body of the server's process."""
+    from smkern.server.app import Server
+    from smkern.server.client import EngineClient
+
+    client = EngineClient(connection)
+    with bound("127.0.0.1", port) as place:
+        run_server(Server(client, ready, "bench").app, client, place, 30)
+
+
+def _checked(seen: Seen, tokens: int) -> Seen:
+    found = {len(times) for times in seen.times_s}
+    if found != {tokens}:
+        raise LostError(f"streams of {sorted(found)} tokens, where {tokens} were asked for")
+    return seen
+
+
+def prompts_of(streams: int, length: int, vocab: int) -> list[list[int]]:
+    draw = Random(1)
+    return [[draw.randrange(vocab) for _ in range(length)] for _ in range(streams)]
+
+
+def measure(
+    results: Results, options: EngineOptions, name: str, *, streams: int, prompt: int, tokens: int,
+    rounds: int,
+) -> None:  # fmt: skip
+    """Rounds of both, interleaved, behind one that is not counted."""
+    found: dict[str, list[Seen]] = {"in_process": [], "http": []}
+    with open_runtime(options) as (mux, ready):
+        prompts = prompts_of(streams, prompt, ready.vocab_size)
+        in_process(mux, prompts, tokens)
+        for _ in range(rounds):
+            found["in_process"].append(in_process(mux, prompts, tokens))
+            found["http"].append(over_http(mux, ready, prompts, tokens))
+    about: dict[str, Any] = {"model": name, "streams": streams, "context": prompt}
+    for way, rounds_seen in found.items():
+        gaps = [seen.gaps_ms() for seen in rounds_seen]
+        for quantile in (0.5, 0.99):
+            value = median(percentile(one, quantile) for one in gaps)
+            cell = cost_cell(OP, f"tbt_p{round(100 * quantile)}", value, "ms", way=way, **about)
+            results.add(cell | {"rounds": [round(percentile(one, quantile), 4) for one in gaps]})
+    shares = [seen.cpu_s / seen.took_s for seen in found["http"]]
+    results.add(cost_cell(OP, "server_cpu", median(shares), "cores", way="http", **about))
+    per_event = [streams * tokens / seen.events for seen in found["http"]]
+    results.add(cost_cell(OP, "tokens_per_event", median(per_event), "", way="http", **about))
+
+
+def summarize(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row that counts."""
+    p50 = {
+        cell["case"]["way"]: cell["value"] for cell in cells if cell["case"]["name"] == "tbt_p50"
+    }
+    ratio = p50["http"] / p50["in_process"] if len(p50) == 2 else None
+    return {"http_over_in_process": target_row(ratio, TARGET, len(p50), at_most=True)}
+
+
+@suite_command(
+    "server",
+    click.option("--model", default="qwen3-8b", show_default=True),
+    click.option("--streams", type=int, default=64, show_default=True),
+    click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each."),
+    click.option("--tokens", type=int, default=512, show_default=True, help="New ones of each."),
+)
+def command(output: Any, *, model: str, streams: int, prompt: int, tokens: int, **_: Any) -> None:
+    """Time tokens of streams over HTTP, and of the same runtime without it."""
+    options = EngineOptions(
+        model, policy="chunked:512", rungs=(), max_running=streams, max_tokens=1024,
+        max_context=prompt + tokens, num_pages=2 * streams * (-(-(prompt + tokens) // 16)),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )  # fmt: skip
+    results = output.open()
+    with written(results, output, summarize):
+        measure(
+            results, options, model, streams=streams, prompt=prompt, tokens=tokens,
+            rounds=1 if output.quick else ROUNDS,
+        )  # fmt: skip
+    for cell in results.cells:
+        click.echo(
+            f"{cell['case']['way']:10} {cell['case']['name']:16} {cell['value']} {cell['unit']}"
+        )
+
+
+if __name__ == "__main__":
+    command()

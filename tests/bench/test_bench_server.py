@@ -1,0 +1,49 @@
+"""What HTTP costs: the suite on a tiny model on CPU tensors, with its processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from smkern.bench import server
+from smkern.bench.http_streams import Seen
+from smkern.bench.results import Results
+from smkern.server.model import EngineOptions
+from tests.models.generation import tiny
+
+
+def test_gaps_count_while_all_streams_run() -> None:
+    seen = Seen([[0.0, 1.0, 2.0, 3.5], [0.5, 1.5, 2.25]])
+    # from 0.5, when the second began, to 2.25, when it ended
+    assert seen.gaps_ms() == [1000.0, 1000.0, 750.0]
+
+
+def test_the_row_is_http_over_in_process() -> None:
+    cells = [
+        {"case": {"name": "tbt_p50", "way": way}, "value": value}
+        for way, value in (("in_process", 10.0), ("http", 10.2))
+    ]
+    row = server.summarize(cells)["http_over_in_process"]
+    assert (row["value"], row["target"], row["met"]) == (1.02, 1.03, True)
+    assert server.summarize(cells[:1])["http_over_in_process"]["value"] is None
+
+
+def test_lost_tokens_are_no_result() -> None:
+    with pytest.raises(server.LostError, match=r"streams of \[2, 3\] tokens, where 3"):
+        server._checked(Seen([[0.0, 1.0, 2.0], [0.0, 1.0]]), 3)
+
+
+@pytest.mark.slow
+def test_both_ways_serve_all_tokens() -> None:
+    options = EngineOptions(
+        tiny(), policy="chunked:64", device="cpu", rungs=(), max_running=4, num_pages=64,
+        max_tokens=64,
+    )  # fmt: skip
+    results = Results()
+    server.measure(results, options, "tiny", streams=4, prompt=20, tokens=30, rounds=1)
+    found = {(cell["case"]["name"], cell["case"]["way"]): cell["value"] for cell in results.cells}
+    assert {*found} == {
+        ("tbt_p50", "in_process"), ("tbt_p99", "in_process"), ("tbt_p50", "http"),
+        ("tbt_p99", "http"), ("server_cpu", "http"), ("tokens_per_event", "http"),
+    }  # fmt: skip
+    assert 1 <= found["tokens_per_event", "http"] <= 30
+    assert all(value >= 0 for value in found.values())

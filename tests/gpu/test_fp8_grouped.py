@@ -1,0 +1,108 @@
+"""The grouped GEMM of e4m3 on a GPU: values, empty and skewed experts, kinds of scales, budgets."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+import smkern
+from smkern.kernels.compile import compile_all
+from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
+from smkern.ops.operator_dispatch import Compile
+from smkern.ops.reference import fp8
+from smkern.ops.reference import moe as reference
+from smkern.tuning.fp8_grouped import ScaledGroupedProblem
+from tests.gpu.fp8_support import KINDS
+from tests.gpu.gemm_support import capability, framed
+
+COUNTS = {
+    "few": [1, 0, 3, 0, 0, 7, 2, 1],
+    "skewed": [0, 0, 300, 1, 0, 5, 0, 17],
+    "many": [130, 128, 0, 1, 257, 64, 127, 129],
+}
+SIZES = {False: (2048, 768), True: (768, 2048)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    if not torch.cuda.is_available():
+        return
+    kernels = ScaledGroupedKernels(capability())
+    wanted = {
+        variant: None
+        for swiglu in SIZES
+        for blocks in (False, True)
+        for variant in kernels.variants(ScaledGroupedProblem(1, 8, 8, 8, swiglu, blocks=blocks))
+    }
+    workers = min(16, len(os.sched_getaffinity(0)))
+    compile_all([Compile(variant) for variant in wanted], workers=workers)
+
+
+def experts_of(kind: str, rows: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, a_scale = fp8.quantize(torch.randn(rows, k, device="cuda"), KINDS[kind][0])
+    made = [
+        fp8.quantize(torch.randn(n, k, device="cuda") * (i + 1) / k**0.5, KINDS[kind][1])
+        for i in range(8)
+    ]
+    w = torch.stack([q.view(torch.uint8) for q, _ in made]).view(torch.float8_e4m3fn)
+    return a, w, a_scale, torch.stack([scale for _, scale in made])
+
+
+@pytest.mark.parametrize("swiglu", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", COUNTS)
+def test_values(name, kind, swiglu):
+    counts = COUNTS[name]
+    rows, (n, k) = sum(counts), SIZES[swiglu]
+    a, w, a_scale, w_scale = experts_of(kind, rows, n * (1 + swiglu), k)
+    offsets = torch.tensor([0, *counts], device="cuda").cumsum(0).int()
+    out, frame = framed(rows, n, torch.bfloat16)
+    options = {"a_scale": a_scale, "w_scale": w_scale, "swiglu": swiglu}
+    assert smkern.grouped_gemm(a, w, offsets, **options, out=out) is out
+    want = reference.grouped_gemm(
+        fp8.dequantize(a, a_scale, torch.float64), fp8.dequantize(w, w_scale, torch.float64),
+        offsets, swiglu=swiglu, compute_dtype=torch.float64,
+    )  # fmt: skip
+    assert float((out.double() - want).norm() / want.norm()) < 0.0025
+    assert float((out.double() - want).abs().max()) < 0.02 * float(want.abs().max())
+    inside = torch.zeros_like(frame, dtype=torch.bool)
+    inside[8 : 8 + rows, 8 : 8 + n] = True
+    assert bool(frame[~inside].isnan().all())
+    for num_sms in (7, 60):
+        again = smkern.grouped_gemm(a, w, offsets, **options, num_sms=num_sms)
+        assert torch.equal(again, out)
+
+
+def test_offsets_that_cannot_be_read_nothing_outside():
+    a, w, a_scale, w_scale = experts_of("block", 64, 256, 256)
+    offsets = torch.tensor([-5, 3, 2, 70, 64, 64, 10**9, 64, 64], device="cuda").int()
+    found = smkern.grouped_gemm(a, w, offsets, a_scale=a_scale, w_scale=w_scale)
+    assert found.shape == (64, 256)
+    torch.cuda.synchronize()
+
+
+def test_a_graph(ladder):
+    a, w, a_scale, w_scale = experts_of("block", 64, 512, 512)
+    offsets = torch.arange(0, 72, 8, device="cuda").int()
+    out = torch.empty(64, 512, dtype=torch.bfloat16, device="cuda")
+
+    def run() -> None:
+        smkern.grouped_gemm(a, w, offsets, a_scale=a_scale, w_scale=w_scale, out=out)
+
+    partition = ladder.split(decode=16).decode
+    with partition:
+        run()
+    partition.synchronize()
+    want = out.clone()
+    with partition.capture() as graph:
+        run()
+    out.fill_(math.nan)
+    torch.cuda.synchronize()
+    partition.launch(graph)
+    partition.synchronize()
+    assert torch.equal(out, want)
+    graph.close()
