@@ -9,7 +9,9 @@ import struct
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
@@ -76,12 +78,20 @@ class Links:
     Args:
         peers: The connection to each other rank, by rank.
         timeout_s: How long a rank may take to carry a message out.
+        on_end: Called in a thread of its own when a rank has ended the run: sums that wait for it
+            shall end.
     """
 
-    def __init__(self, peers: dict[int, Connection], timeout_s: float) -> None:
+    def __init__(
+        self,
+        peers: dict[int, Connection],
+        timeout_s: float,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._timeout_s = timeout_s
+        self._on_end = on_end
         self._number = 0
         self._unanswered: deque[tuple[int, float]] = deque()
         self._overs: list[int] = []
@@ -225,6 +235,7 @@ class Links:
         self._dead = RankError(f"{text}. All ranks end")
         with suppress(Exception):
             self._send((self._number + 1, "end", [], (str(self._dead),)))
+        threading.Thread(target=self._on_end, name="end", daemon=True).start()
         raise self._dead
 
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -302,7 +313,7 @@ def open_links(tp: TensorParallel) -> Links | Link:
             listener.listen(tp.size)
             tp.everyones(str(folder / "ranks"))
             peers = tp.together("waiting for the others", lambda: _came(listener, tp))
-            return Links(peers, tp.timeout_s)
+            return Links(peers, tp.timeout_s, on_end=partial(tp.close, abort=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

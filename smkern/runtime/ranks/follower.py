@@ -13,7 +13,7 @@ from smkern.runtime.executor import Draw, PrefillRun
 from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.place import Lane, Place
 from smkern.runtime.ranks.channel import Link, described
-from smkern.runtime.ranks.records import ChunkRecord, Mirror, Record
+from smkern.runtime.ranks.records import ChunkRecord, Mirror, Records
 
 _NOTHING = Work("fence", lambda place: None, launches=0)
 
@@ -67,7 +67,7 @@ class _Replay:
         self._launched: dict[int, tuple[Event, Draw | None]] = {}
 
     def begin(
-        self, number: int, records: Sequence[Record], chunks: Sequence[ChunkRecord], slot: int
+        self, number: int, records: Records, chunks: Sequence[ChunkRecord], slot: int
     ) -> None:
         self._requests.update(records)
         self._runs[slot] = self._executor.begin(self._requests.chunks(chunks), slot)
@@ -78,15 +78,15 @@ class _Replay:
         is_last = first + count == self._executor.config.num_layers
         self._prepared = number, [(work, run.draw if is_last else None)]
 
-    def decode(self, number: int, records: Sequence[Record], steps: int) -> None:
+    def decode(self, number: int, records: Records, steps: int) -> None:
         requests = self._requests.update(records)
         self._prepared = number, [*self._executor.decode(requests, steps)]
 
-    def prepare_next(self, number: int, records: Sequence[Record], steps: int) -> None:
+    def prepare_next(self, number: int, records: Records, steps: int) -> None:
         self._executor.prepare_next(self._requests.update(records), steps)
 
     def mixed(
-        self, number: int, records: Sequence[Record], chunks: Sequence[ChunkRecord],
+        self, number: int, records: Records, chunks: Sequence[ChunkRecord],
         decoding: Sequence[int],
     ) -> None:  # fmt: skip
         self._requests.update(records)

@@ -10,37 +10,28 @@ from smkern.models.sampling import SamplingParams
 from smkern.runtime.executor import PrefillChunk
 from smkern.runtime.request import Request
 
-
-class Fixed(NamedTuple):
-    """Of a request that was not told before."""
-
-    params: SamplingParams
-    seed: int
-    stop_token_ids: frozenset[int]
-    max_new_tokens: int
-    prompt_len: int
+Fixed = tuple[SamplingParams, int, frozenset[int], int, int]
+"""Of a request that was not told before: params, seed, stop tokens, new tokens, prompt's tokens."""
 
 
-class Record(NamedTuple):
-    """What is new of a request.
+class Records(NamedTuple):
+    """What is new of some requests, in their order; lists of numbers, which are quick to send.
 
     Attributes:
-        number: The request's.
-        num_pending: Tokens that were drawn and not delivered.
-        had: Token ids that were told before; `ids` follow.
-        ids: Token ids.
-        first: Pages that were told before; `pages` follow.
-        pages: Page ids.
-        fixed: Of one that was not told before.
+        numbers: The requests'.
+        pending: Tokens of each that were drawn and not delivered.
+        had: Token ids of each that were told before.
+        ids: Those that follow.
+        pages: Of requests that have more: pages that were told before, and those that follow.
+        fixed: Of requests that were not told before.
     """
 
-    number: int
-    num_pending: int
-    had: int
-    ids: list[int]
-    first: int
-    pages: tuple[int, ...]
-    fixed: Fixed | None
+    numbers: list[int]
+    pending: list[int]
+    had: list[int]
+    ids: list[list[int]]
+    pages: dict[int, tuple[int, tuple[int, ...]]]
+    fixed: dict[int, Fixed]
 
 
 ChunkRecord = tuple[int, int, int, bool]
@@ -66,29 +57,34 @@ class Told:
     def knows(self, request: Request) -> bool:
         return request in self._known
 
-    def records(self, requests: Iterable[Request]) -> list[Record]:
+    def records(self, requests: Iterable[Request]) -> Records:
         """What is new of requests; they are told with it."""
-        return [self._record(request) for request in requests]
+        found = Records([], [], [], [], {}, {})
+        known = self._known
+        for request in requests:
+            number, ids = request.index, request.ids
+            had, room, first = known.get(request) or self._new(request, found)
+            if request.room != room:
+                pages = self._pool.pages(request, first)
+                found.pages[number] = first, pages
+                first += len(pages)
+            known[request] = len(ids), request.room, first
+            found.numbers.append(number)
+            found.pending.append(request.num_pending)
+            found.had.append(had)
+            found.ids.append(ids[had:])
+        return found
 
     def forget(self, request: Request) -> None:
         """A request has left, or has other tokens and pages when it comes again."""
         self._known.pop(request, None)
 
-    def _record(self, request: Request) -> Record:
-        known, fixed = self._known.get(request), None
-        if known is None:
-            known = 0, 0, 0
-            fixed = Fixed(
-                request.params, request.seed, request.stop_token_ids, request.max_new_tokens,
-                request.prompt_len,
-            )  # fmt: skip
-        had, room, first = known
-        pages: tuple[int, ...] = ()
-        if request.room != room:
-            pages = self._pool.pages(request, first)
-        self._known[request] = len(request.ids), request.room, first + len(pages)
-        ids = request.ids[had:]
-        return Record(request.index, request.num_pending, had, ids, first, pages, fixed)
+    def _new(self, request: Request, found: Records) -> tuple[int, int, int]:
+        found.fixed[request.index] = (
+            request.params, request.seed, request.stop_token_ids, request.max_new_tokens,
+            request.prompt_len,
+        )  # fmt: skip
+        return 0, 0, 0
 
 
 class Mirror:
@@ -105,9 +101,18 @@ class Mirror:
     def __getitem__(self, index: int) -> Request:
         return self._requests[index]
 
-    def update(self, records: Iterable[Record]) -> list[Request]:
+    def update(self, records: Records) -> list[Request]:
         """Take what is new of requests; they, in its order."""
-        return [self._updated(record) for record in records]
+        for number, (params, seed, stops, new, prompt_len) in records.fixed.items():
+            self._requests[number] = Request(number, params, seed, stops, new, [], prompt_len)
+        requests = [self._requests[number] for number in records.numbers]
+        news = zip(requests, records.pending, records.had, records.ids, strict=True)
+        for request, pending, had, ids in news:
+            request.num_pending = pending
+            request.ids[had:] = ids
+        for number, (first, pages) in records.pages.items():
+            self._pool.tell(self._requests[number], first, pages)
+        return requests
 
     def chunks(self, records: Iterable[ChunkRecord]) -> list[PrefillChunk]:
         """Chunks of requests that are known."""
@@ -117,18 +122,4 @@ class Mirror:
         """A request that is told anew when it comes again."""
         request = self._requests.pop(index)
         self._pool.forget(request)
-        return request
-
-    def _updated(self, record: Record) -> Request:
-        if record.fixed is not None:
-            fixed = record.fixed
-            self._requests[record.number] = Request(
-                record.number, fixed.params, fixed.seed, fixed.stop_token_ids, fixed.max_new_tokens,
-                [], fixed.prompt_len,
-            )  # fmt: skip
-        request = self._requests[record.number]
-        request.ids[record.had :] = record.ids
-        request.num_pending = record.num_pending
-        if record.pages:
-            self._pool.tell(request, record.first, record.pages)
         return request

@@ -1,0 +1,193 @@
+"""What rank 0 and the others wait for, one by one: launches, events, answers."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smkern.errors import ArgumentError, RankError
+from smkern.kv import PagePool
+from smkern.models import SamplingParams
+from smkern.runtime import HostDevice, Place, Work
+from smkern.runtime.ranks.channel import Link, Links
+from smkern.runtime.ranks.follower import _Replay
+from smkern.runtime.ranks.leader import RankDevice
+from smkern.runtime.ranks.records import Mirror, Told
+from smkern.runtime.request import Request
+
+WHOLE = Place.whole(132)
+
+
+class Logged:
+    """Links that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def check(self) -> None:
+        pass
+
+    def accepted(self, number: int) -> None:
+        self.log.append(("accepted", number))
+
+    def tell(self, kind: str, *payload: Any) -> int:
+        self.log.append((kind, *payload))
+        return len(self.log)
+
+    def over(self, number: int) -> None:
+        self.log.append(("over", number))
+
+    def failed_here(self, number: int, error: Exception) -> None:
+        self.log.append(("failed", number, str(error)))
+
+
+def test_nothing_is_launched_before_all_have_prepared_it() -> None:
+    links = Logged()
+    device, ran = RankDevice(HostDevice(), links), []  # type: ignore[arg-type]
+    work = Work("decode", lambda place: ran.append([*links.log]))
+    device.prepared([Work("other", ran.append), work], call=7)
+    event = device.launch("decode", WHOLE, work)
+    told = [("accepted", 7), ("launch", "decode", WHOLE, (7, 1))]
+    assert ran == [told]
+    assert links.log == told
+    assert event.query()
+    assert event.query()
+    assert links.log == [*told, ("over", 2)]  # once
+
+
+def test_work_that_others_do_not_have_is_refused() -> None:
+    links = Logged()
+    device = RankDevice(HostDevice(), links)  # type: ignore[arg-type]
+    work = Work("decode", lambda place: None)
+    with pytest.raises(ArgumentError, match="'decode' was not prepared"):
+        device.launch("decode", WHOLE, work)
+    device.prepared([work], call=1)
+    device.prepared([], call=2)
+    with pytest.raises(ArgumentError, match="was not prepared"):
+        device.launch("decode", WHOLE, work)
+    device.launch("decode", WHOLE, Work("fence", lambda place: None, launches=0))
+    assert links.log == [("launch", "decode", WHOLE, None)]
+
+
+def test_what_raises_here_is_told() -> None:
+    links = Logged()
+    device = RankDevice(HostDevice(), links)  # type: ignore[arg-type]
+    work = Work("decode", lambda place: 1 // 0)
+    device.prepared([work], call=3)
+    with pytest.raises(ZeroDivisionError):
+        device.launch("decode", WHOLE, work)
+    assert links.log[-1][:2] == ("failed", 2)
+
+
+class SlowEvent:
+    """Over at its third look."""
+
+    def __init__(self, looks: float) -> None:
+        self.left = looks
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def replay_with(event: SlowEvent, read: list[str]) -> _Replay:
+    device = SimpleNamespace(launch=lambda *given: event, wait=lambda events, until: None)
+    work = Work("decode", lambda place: None), SimpleNamespace(read=lambda: read.append("read"))
+    graphs = SimpleNamespace(by_graph={"a": 1, "b": 2}, refused={})
+    executor = SimpleNamespace(device=device, decode=lambda requests, steps: [work], graphs=graphs)
+    return _Replay(executor, None, 0.05)  # type: ignore[arg-type]
+
+
+def test_a_launch_that_is_over_on_rank_0_is_waited_for() -> None:
+    event, read = SlowEvent(3), list[str]()
+    replay = replay_with(event, read)
+    replay.decode(1, Told(PagePool(4, 4)).records([]), 1)
+    replay.launch(2, "decode", WHOLE, (1, 0))
+    assert (event.left, read) == (3, [])
+    replay.over(2)
+    assert (event.left, read) == (0, ["read"])
+    replay.over(2)
+    assert read == ["read"]
+
+
+def test_a_launch_that_never_ends_is_an_error() -> None:
+    replay = replay_with(SlowEvent(float("inf")), [])
+    replay.decode(1, Told(PagePool(4, 4)).records([]), 1)
+    replay.launch(2, "decode", WHOLE, (1, 0))
+    with pytest.raises(RankError, match=r"not ended here for 0\.05 s"):
+        replay.over(2)
+
+
+def test_graphs_that_differ_are_named() -> None:
+    replay = replay_with(SlowEvent(1), [])
+    replay.same_graphs(1, ["a", "b"])
+    with pytest.raises(RankError, match=r"graphs \['b'\] are on one"):
+        replay.same_graphs(1, ["a"])
+
+
+def test_records_say_only_what_is_new() -> None:
+    pool = PagePool(16, 4)
+    request = Request(3, SamplingParams(9), 1, frozenset({2}), 9, [5, 6, 7, 8, 9], 5)
+    pool.allocate(request, request.ids)
+    request.room = 8
+    told, other = Told(pool), {}
+    mirror = Mirror(SimpleNamespace(  # type: ignore[arg-type]
+        tell=lambda x, first, pages: other.setdefault(x.index, []).extend([first, *pages]),
+        forget=lambda x: other.pop(x.index),
+    ))  # fmt: skip
+    (copy,) = mirror.update(told.records([request]))
+    assert (copy.ids, copy.prompt_len, copy.stop_token_ids) == ([5, 6, 7, 8, 9], 5, {2})
+    assert other == {3: [0, *pool.pages(request)]}
+    request.ids.append(1)
+    request.num_pending = 2
+    news = told.records([request])
+    assert (news.ids, news.pages, news.fixed) == ([[1]], {}, {})
+    assert mirror.update(news) == [copy]
+    assert (copy.ids, copy.num_tokens) == (request.ids, request.num_tokens)
+    pool.extend(request, 9)
+    request.room = 12
+    news = told.records([request])
+    assert news.pages == {3: (2, pool.pages(request, 2))}
+    told.forget(request)
+    assert told.records([request]).had == [0]
+
+
+def test_a_rank_that_never_answers_is_named() -> None:
+    here, there = Pipe()
+    ended = threading.Event()
+    links = Links({1: here}, 0.2, on_end=ended.set)
+    number = links.tell("begin")
+    with pytest.raises(RankError, match=r"rank 1 has not answered for 0\.2 s"):
+        links.accepted(number)
+    with pytest.raises(RankError, match="rank 1"):  # and ever after
+        links.check()
+    link = Link(there, 5.0)
+    assert link.receive()[1] == "begin"
+    with pytest.raises(RankError, match="rank 1 has not answered"):
+        link.receive()
+    assert ended.wait(5)
+    links.close()
+
+
+def test_messages_come_in_order_with_what_is_over() -> None:
+    here, there = Pipe()
+    links, link, seen = Links({1: here}, 5.0), Link(there, 5.0), []
+
+    def other() -> None:
+        while not seen or seen[-1][1] != "close":
+            seen.append(link.receive())
+            link.answer(seen[-1][0])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    links.tell("a", 1)
+    links.over(1)
+    links.over(5)
+    links.accepted(links.tell("b"))
+    links.close()
+    thread.join()
+    assert seen == [(1, "a", [], (1,)), (2, "b", [1, 5], ()), (3, "close", [], ())]
