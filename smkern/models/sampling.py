@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from smkern.errors import RequestError
-from smkern.limits import shown
+from smkern.limits import MAX_FLOAT, shown
 
 MAX_SEED = 2**63 - 1
 
@@ -66,8 +66,9 @@ class SamplingParams:
 
         if not _is_int(self.max_new_tokens, 1, MAX_SEED):
             refuse("max_new_tokens", "a whole number of at least 1")
-        if not _is_number(self.temperature) or self.temperature < 0:
-            refuse("temperature", "a finite number of at least 0, where 0 is greedy")
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= MAX_FLOAT:
+            limits = f"a finite number of at least 0, where 0 is greedy, and at most {MAX_FLOAT:g}"
+            refuse("temperature", limits)
         if not _is_int(self.top_k, 0, 2**31 - 1):
             refuse("top_k", "a whole number of at least 0, where 0 keeps all")
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:

@@ -232,6 +232,7 @@ def test_an_error_in_a_forward_leaks_nothing(
         ([1], {"stop_token_ids": 2}, "prompt 1: stop_token_ids=2: pass a tuple of token ids"),
         ([1], {"stop_token_ids": None}, "prompt 1: stop_token_ids=None"),
         ([1], {"temperature": 10**400}, "prompt 1: temperature=1000"),
+        ([1], {"temperature": 1e39}, "temperature=1e.39: pass a finite number .* 3.40282e.38"),
         ([1], {"temperature": -0.1}, "prompt 1: temperature=-0.1: pass a finite number"),
         ([1], {"temperature": float("nan")}, "prompt 1: temperature=nan"),
         ([1], {"top_p": 0.0}, "prompt 1: top_p=0.0: pass a number above 0"),
