@@ -53,13 +53,21 @@ class QuantizedRows(NamedTuple):
 
 
 class QuantizedBuffers(NamedTuple):
-    """The inputs of a quantized model's products, None of another's; of experts, `rows` and `gated`
-    are by slot."""
+    """The inputs of a quantized model's products, None of another's.
+
+    Attributes:
+        hidden, attended: By token.
+        gated: By token; of experts by slot.
+        rows: By slot, of experts.
+        gate_up: [tokens, 2 * intermediate_size] in the model's dtype, where `gated` follows from it
+            in one pass: of a dense MLP with dynamic scales.
+    """
 
     hidden: QuantizedRows | None = None
     attended: QuantizedRows | None = None
     gated: QuantizedRows | None = None
     rows: QuantizedRows | None = None
+    gate_up: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +79,8 @@ class StepBuffers:
         normed: [tokens, hidden_size].
         qkv: [tokens, qkv_size]; `q`, `k` and `v` are its heads, [tokens, heads, head_dim].
         attended: [tokens, q_heads, head_dim]; `attended_rows` the same as a matrix.
-        gated: [tokens, intermediate_size] of a dense MLP, else None.
+        gated: [tokens, intermediate_size] of a dense MLP, else None; None too with
+            `fp8.gate_up`.
         moe: Buffers of a mixture of experts, else None.
         fp8: Inputs of a quantized model's products.
         last_rows: [batch] int32: the row of each request's last token.
@@ -172,7 +181,7 @@ class ActivationBuffers:
             attended_rows=x["attended"].view(num_tokens, config.q_size),
             gated=x.pop("gated", None),
             moe=moe,
-            fp8=QuantizedBuffers(**inputs),
+            fp8=QuantizedBuffers(**inputs, gate_up=x.pop("gate_up", None)),
             **x,
         )
 
@@ -211,7 +220,10 @@ def _fields(config: ModelConfig) -> dict[str, _Field]:
         found[f"{name}_fp8"] = _Field(rows, (width,), FP8)
         found[f"{name}_scale"] = _Field(rows, blocks, torch.float32)
     if moe is None:
-        return {**found, "gated": _Field("token", (config.intermediate_size,), dtype)}
+        given, width = config.quantization, config.intermediate_size
+        if given is not None and given.activations == "dynamic":
+            return {**found, "gate_up": _Field("token", (2 * width,), dtype)}
+        return {**found, "gated": _Field("token", (width,), dtype)}
     return {
         **found,
         "router_logits": _Field("token", (moe.num_experts,), dtype),

@@ -13,7 +13,7 @@ from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
 from smkern.models.parts import agree_on_model, embed_part, lane_of, own_logits
-from smkern.models.products import Operand, normed, quantized
+from smkern.models.products import Operand, gated, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
 from smkern.models.tensor_parallel import TensorParallel
@@ -222,14 +222,22 @@ class Decoder:
         out: Tensor, num_sms: int | None,
     ) -> None:  # fmt: skip
         """SwiGLU, added to the residual stream, or a rank's part of it."""
-        assert b.gated is not None
         same = self.batch_invariant
         x, x_scale, w_scale = operand
-        ops.gemm_swiglu(
-            x, layer.gate_up, a_scale=x_scale, w_scale=w_scale, out=b.gated, static_weights=True,
-            batch_invariant=same, num_sms=num_sms,
-        )  # fmt: skip
-        x, x_scale, w_scale = quantized(b.gated, layer.scales.down, b.fp8.gated, num_sms)
+        wide, down = b.fp8.gate_up, layer.scales.down
+        if wide is None:
+            assert b.gated is not None
+            ops.gemm_swiglu(
+                x, layer.gate_up, a_scale=x_scale, w_scale=w_scale, out=b.gated,
+                static_weights=True, batch_invariant=same, num_sms=num_sms,
+            )  # fmt: skip
+            x, x_scale, w_scale = quantized(b.gated, down, b.fp8.gated, num_sms)
+        else:
+            ops.gemm(
+                x, layer.gate_up, a_scale=x_scale, w_scale=w_scale, out=wide, static_weights=True,
+                batch_invariant=same, num_sms=num_sms,
+            )  # fmt: skip
+            x, x_scale, w_scale = gated(wide, down, b.fp8.gated, num_sms)
         ops.gemm(
             x, layer.down, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
             static_weights=True, batch_invariant=same, num_sms=num_sms,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from smkern.errors import ArgumentError
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import refuse_experts
+from smkern.models.quantization import Quantization
 from smkern.ops import (
     AppendCalls,
     AttentionCalls,
+    Fp8Calls,
     MoeCalls,
     RowsCalls,
     SampleCalls,
@@ -95,16 +98,52 @@ class ModelCalls:
         def products(shapes: list[tuple[int, int]], max_m: int, epilogue: str) -> GemmCalls:
             return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], same)
 
-        plain, added = [(config.qkv_size, hidden)], [(hidden, config.q_size)]
+        yield products([(config.vocab_size, hidden)], self.max_batch, "none")
+        router = [] if config.moe is None else [(config.moe.num_experts, hidden)]
+        if config.quantization is not None:
+            if router:
+                yield products(router, tokens, "none")
+            yield from _fp8_calls(config, config.quantization, tokens, same)
+            return
+        added = [(hidden, config.q_size)]
         if config.moe is None:
             added.append((hidden, width))
             yield SwigluCalls([(width, hidden)], tokens, [config.dtype], same)
-        else:
-            plain.append((config.moe.num_experts, hidden))
-        yield products(plain, tokens, "none")
+        yield products([(config.qkv_size, hidden), *router], tokens, "none")
         yield products(added, tokens, "residual")
-        yield products([(config.vocab_size, hidden)], self.max_batch, "none")
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
         return joined([calls.work(target) for calls in self.calls()])
+
+
+def _fp8_calls(
+    config: ModelConfig, given: Quantization, max_tokens: int, same: list[bool]
+) -> Iterator[Warmable]:
+    """What a quantized model calls in place of products and norms in its dtype."""
+    hidden, moe, static = config.hidden_size, config.moe, given.activations == "static"
+    calls = partial(
+        Fp8Calls, blocks=given.kind == "fp8-block", max_m=max_tokens, batch_invariant=same,
+        dtype=config.dtype,
+    )  # fmt: skip
+    plain, added = [(config.qkv_size, hidden)], [(hidden, config.q_size)]
+    widths, norms = [config.q_size], [hidden]
+    if moe is not None:
+        inner, experts = moe.intermediate_size, moe.num_experts
+        yield calls(experts=[(experts, inner, hidden, True), (experts, hidden, inner, False)])
+        widths += [hidden, inner]
+    elif static:
+        widths.append(config.intermediate_size)
+        yield calls(swiglu=[(config.intermediate_size, hidden)])
+        yield RowsCalls(gated=[config.intermediate_size], dtype=config.dtype)
+    else:
+        plain.append((2 * config.intermediate_size, hidden))
+        yield calls(gated=[config.intermediate_size])
+    if moe is None:
+        added.append((hidden, config.intermediate_size))
+    yield calls(shapes=plain)
+    yield calls(shapes=added, epilogues=["residual"])
+    if static:
+        yield calls(static=sorted({*widths, *norms}))
+    else:
+        yield calls(quantized=sorted(set(widths)), hidden=norms)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from smkern.errors import ArgumentError, ConfigError
-from smkern.models import ModelCalls, preset
-from smkern.ops import AppendCalls, AttentionCalls
+from smkern.models import ModelCalls, Quantization, preset
+from smkern.ops import AppendCalls, AttentionCalls, Fp8Calls
 from smkern.ops.gemm.warmup import GemmCalls
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.swiglu import SwigluCalls
@@ -62,6 +64,47 @@ def test_the_pools_dtype_is_warmed():
         calls = list(ModelCalls(preset("qwen3-8b"), cache_dtype=dtype).calls())
         found = [x.cache_dtype for x in calls if isinstance(x, AttentionCalls | AppendCalls)]
         assert found == [want, want]
+
+
+def _fp8(name: str, **given: Any) -> dict[str, list[Any]]:
+    """What a quantized model's calls on e4m3 name; other products are the head's and routers'."""
+    config = preset(name).replace(quantization=Quantization(**given))
+    found: dict[str, list[Any]] = {}
+    for call in ModelCalls(config, max_batch=64, batch_invariant=False).calls():
+        assert not isinstance(call, SwigluCalls)
+        if isinstance(call, GemmCalls):
+            assert set(call.shapes) <= {(151_936, config.hidden_size), (128, config.hidden_size)}
+        if isinstance(call, Fp8Calls):
+            assert call.blocks == (given["kind"] == "fp8-block")
+            for field in ("swiglu", "experts", "hidden", "gated", "quantized", "static"):
+                found.setdefault(field, []).extend(getattr(call, field))
+            found.setdefault(call.epilogues[0], []).extend(call.shapes)
+    return {field: values for field, values in found.items() if values}
+
+
+def test_a_quantized_models_calls():
+    products = {
+        "none": [(6144, 4096), (24_576, 4096)],
+        "residual": [(4096, 4096), (4096, 12_288)],
+    }
+    dynamic = {"gated": [12_288], "quantized": [4096], "hidden": [4096]}
+    for kind in ("fp8-block", "fp8-channel", "fp8-tensor"):
+        assert _fp8("qwen3-8b", kind=kind) == products | dynamic
+    assert _fp8("qwen3-8b", kind="fp8-tensor", activations="static") == products | {
+        "none": [(6144, 4096)],
+        "swiglu": [(12_288, 4096)],
+        "static": [4096, 12_288],
+    }
+
+
+def test_a_quantized_mixtures_calls():
+    assert _fp8("qwen3-30b-a3b", kind="fp8-block") == {
+        "experts": [(128, 768, 2048, True), (128, 2048, 768, False)],
+        "none": [(5120, 2048)],
+        "residual": [(2048, 4096)],
+        "quantized": [768, 2048, 4096],
+        "hidden": [2048],
+    }
 
 
 def test_experts_have_no_batch_invariant_mode():
