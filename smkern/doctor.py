@@ -23,6 +23,7 @@ from smkern.doctor_device import (
     table_findings,
     tried,
 )
+from smkern.doctor_peers import peers
 from smkern.errors import SmkernError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def examine(device: int | None = None) -> Report:
         findings += cache_findings()
         return Report(tuple(findings), WITHOUT_GPU)
     findings += device_findings(info, device)
+    findings.append(tried("GPU", "peers", partial(peers, device)))
     for name, options in PARTITION_BACKENDS.items():
         check = partial(_partition, info, device, options)
         findings.append(tried("Partitions", name, check))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from smkern import doctor, doctor_device
 from smkern.device import DeviceInfo
 from smkern.doctor import Finding, Report
 from smkern.doctor_device import table_findings
+from smkern.doctor_peers import peers
 from smkern.errors import ConfinementError, DeviceError
 from smkern.profile import Profile, cache_file, load_profile, save_profile
 from smkern.tuning.cells import PROVENANCE, user_path
@@ -271,3 +273,19 @@ def test_tables_are_named_by_the_models_they_are_whole_for():
     foreign = {finding.name: finding for finding in table_findings(pcie)}
     assert foreign["shipped"].status == "absent"
     assert "those of an H200" in foreign["cost model"].detail
+
+
+@pytest.mark.parametrize(
+    ("count", "reached", "status", "text"),
+    [(1, (), "note", "no other GPU"), (3, (1, 2), "ok", "2 of 2 other GPUs"),
+     (3, (1,), "note", "1 of 2 other GPUs by peer access, links not known")],
+)  # fmt: skip
+def test_other_gpus_are_found(
+    monkeypatch: pytest.MonkeyPatch, count: int, reached: tuple[int, ...], status: str, text: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, other: other in reached)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    found = peers(0)
+    assert found[0] == status
+    assert text in found[1]
