@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import smkern
 from smkern.errors import SmkernError
-from tests.fuzz import operators, paged
+from tests.fuzz import fp8, operators, paged
 from tests.fuzz.conftest import Cases
 from tests.fuzz.hostile import changed
 
@@ -24,6 +24,12 @@ SIMPLE = ("gemm", "gemm_swiglu", "grouped_gemm", "merge_states", "rms_norm", "ad
 PAGED = ("paged_attention", "append_kv", "qk_norm_rope_append", "plan_attention")
 MAKERS = {name: getattr(operators, name) for name in SIMPLE}
 MAKERS |= {name: getattr(paged, name) for name in PAGED}
+MAKERS["quantize"] = fp8.quantize
+SCALED = {
+    "gemm": fp8.scaled_gemm, "gemm_swiglu": fp8.scaled_swiglu, "grouped_gemm": fp8.scaled_grouped,
+    "rms_norm": fp8.scaled_norm, "silu_and_mul": fp8.scaled_silu,
+}  # fmt: skip
+"""Other calls of the same operators."""
 
 every_operator = pytest.mark.parametrize("name", MAKERS)
 
@@ -74,7 +80,7 @@ def test_no_operator_is_forgotten() -> None:
 @every_operator
 def test_values_are_those_of_fp64(name: str, cases: Cases) -> None:
     for random in cases(60):
-        made = MAKERS[name](random)
+        made = random.choice((MAKERS[name], SCALED.get(name, MAKERS[name])))(random)
         with somewhere(random):
             found = getattr(smkern, name)(**made.arguments)
         if made.truth is None:
@@ -89,7 +95,7 @@ def test_values_are_those_of_fp64(name: str, cases: Cases) -> None:
 def test_what_does_not_belong_is_refused_by_name(name: str, cases: Cases) -> None:
     parameters = [*inspect.signature(getattr(smkern, name)).parameters]
     for random in cases(300):
-        made = MAKERS[name](random)
+        made = random.choice((MAKERS[name], SCALED.get(name, MAKERS[name])))(random)
         arguments = made.arguments
         for _ in range(random.choice((1, 1, 2))):
             where = random.choice((*arguments, random.choice(parameters)))

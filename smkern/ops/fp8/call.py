@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.limits import shown
 from smkern.ops.fp8.scales import OUT_DTYPES, check_e4m3, check_scale_pair
 from smkern.ops.gemm.checks import check_bias, check_choices, check_matrix
 from smkern.ops.operator import Shapes
@@ -114,10 +115,10 @@ def check_swiglu(call: ScaledSwiglu) -> None:
 def check_out_dtype(call: Any, others: dict[str, Tensor | None]) -> None:
     """Raise ArgumentError unless bias, residual and out are of the result's dtype."""
     wanted = out_dtype_of(call)
-    if wanted not in OUT_DTYPES:
+    if not (isinstance(wanted, torch.dtype) and wanted in OUT_DTYPES):
         raise ArgumentError(
-            f"out_dtype is {wanted}: use torch.bfloat16 or torch.float16 (torch.float32 on CPU "
-            "tensors)"
+            f"out_dtype is {shown(wanted)}: use torch.bfloat16 or torch.float16 (torch.float32 on "
+            "CPU tensors)"
         )
     for name, x in others.items():
         if x is not None and x.dtype is not wanted:

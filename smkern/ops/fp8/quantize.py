@@ -46,7 +46,7 @@ class QuantizeBy(NamedTuple):
 def check_quantize(call: Quantize) -> None:
     """Raise ArgumentError for a matrix that cannot be quantised."""
     check_rows("x", call.x, "[rows, columns]")
-    if call.kind not in KINDS:
+    if not (isinstance(call.kind, str) and call.kind in KINDS):
         raise ArgumentError(f"kind={shown(call.kind)}: use one of {list(KINDS)}")
     if "block" in call.kind and call.x.shape[1] % FP8_BLOCK:
         raise ArgumentError(
@@ -206,9 +206,11 @@ def quantize(
     if scale is None:
         found: tuple[Tensor, Tensor] = _quantize(x, kind, q, out_scale, num_sms)
         return found
-    if kind != "tensor" or (out_scale is not None and out_scale is not scale):
+    if not (isinstance(kind, str) and kind == "tensor") or (
+        out_scale is not None and out_scale is not scale
+    ):
         raise ArgumentError(
-            f"scale is given with kind={shown(kind)}: one scale serves kind='tensor' only, and is "
-            "handed back as it is; leave scale at None, or out at None"
+            f"scale is given with kind={shown(kind)}: it serves kind='tensor' only, and is handed "
+            "back as it is; leave scale at None, or out at None"
         )
     return _quantize_by(x, scale, q, num_sms), scale

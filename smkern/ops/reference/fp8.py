@@ -51,10 +51,10 @@ def quantize(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         high = -(-rows // FP8_BLOCK)
         grid = wide.new_zeros(high * FP8_BLOCK, columns)
         grid[:rows] = wide
-        tiles = grid.view(high, FP8_BLOCK, -1, FP8_BLOCK)
-        scale = scale_of(tiles.abs().amax((1, 3)) if tiles.numel() else tiles.sum((1, 3)))
+        tiles = grid.view(high, FP8_BLOCK, columns // FP8_BLOCK, FP8_BLOCK)
+        scale = scale_of(tiles.abs().amax((1, 3)))
     elif kind == "block":
-        scale = scale_of(wide.view(rows, -1, FP8_BLOCK).abs().amax(2))
+        scale = scale_of(wide.view(rows, columns // FP8_BLOCK, FP8_BLOCK).abs().amax(2))
     elif kind == "token":
         scale = scale_of(wide.abs().amax(1) if columns else wide.new_zeros(rows))
     else:
