@@ -12,6 +12,7 @@ from smkern.errors import ArgumentError
 from smkern.models.config import ModelConfig
 from smkern.models.decoder import refuse_experts
 from smkern.models.quantization import Quantization
+from smkern.models.shard import Shard
 from smkern.ops import (
     AppendCalls,
     AttentionCalls,
@@ -42,10 +43,12 @@ class ModelCalls:
         max_q_len: New tokens of a request, at most.
         batch_invariant: The decoder's mode.
         cache_dtype: Dtype of the KV pool. None: the model's.
+        tp: GPUs that share the model; the calls are of one's part.
 
     Raises:
         ArgumentError: numbers or a dtype that cannot be.
-        ConfigError: `batch_invariant` of a mixture of experts.
+        ConfigError: `batch_invariant` of a mixture of experts, or sizes that so many GPUs cannot
+            share.
 
     Example:
         >>> import smkern
@@ -61,6 +64,7 @@ class ModelCalls:
     max_q_len: int = 8192
     batch_invariant: bool = False
     cache_dtype: torch.dtype | None = None
+    tp: int = 1
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_batch", "max_q_len"):
@@ -72,45 +76,49 @@ class ModelCalls:
 
     def calls(self) -> Iterator[Warmable]:
         """The calls of each family."""
-        config, dtype = self.config, self.config.dtype
+        config, dtype = Shard(0, self.tp).config(self.config), self.config.dtype
         heads = (config.num_q_heads, config.num_kv_heads, config.head_dim, self.page_size)
         cache = None if self.cache_dtype is dtype else self.cache_dtype
-        yield from self._products()
+        yield from self._products(config)
         yield AttentionCalls(*heads, max_q_len=self.max_q_len, dtype=dtype, cache_dtype=cache)
         yield AppendCalls(
             *heads, rotary_dim=config.rope.rotary_dim, norm=config.qk_norm, dtype=dtype,
             cache_dtype=cache,
         )  # fmt: skip
-        yield RowsCalls(hidden=[config.hidden_size], embedded=[config.hidden_size], dtype=dtype)
+        hidden = [config.hidden_size]
+        added = [] if self.tp == 1 else hidden
+        yield RowsCalls(hidden=hidden, added=added, embedded=hidden, dtype=dtype)
         yield SampleCalls(config.vocab_size, [dtype])
         if config.moe is not None:
             moe = config.moe
             yield MoeCalls(
                 config.hidden_size, moe.intermediate_size, moe.num_experts, moe.top_k,
-                renormalize=moe.renormalize, dtype=dtype,
+                renormalize=moe.renormalize, dtype=dtype, residual=self.tp == 1,
             )  # fmt: skip
 
-    def _products(self) -> Iterator[Warmable]:
-        config, tokens = self.config, self.max_tokens
+    def _products(self, config: ModelConfig) -> Iterator[Warmable]:
+        tokens = self.max_tokens
+        # Of several GPUs each has a part of a sum, to which the residual is added afterwards.
+        added_by = "residual" if self.tp == 1 else "none"
         hidden, width = config.hidden_size, config.intermediate_size
         kinds, same = [checks.dtype_name(config.dtype)], [self.batch_invariant]
 
         def products(shapes: list[tuple[int, int]], max_m: int, epilogue: str) -> GemmCalls:
             return GemmCalls(shapes, max_m, kinds, [epilogue_from(epilogue)], same)
 
-        yield products([(config.vocab_size, hidden)], self.max_batch, "none")
+        yield products([(config.vocab_size // self.tp, hidden)], self.max_batch, "none")
         router = [] if config.moe is None else [(config.moe.num_experts, hidden)]
         if config.quantization is not None:
             if router:
                 yield products(router, tokens, "none")
-            yield from _fp8_calls(config, config.quantization, tokens, same)
+            yield from _fp8_calls(config, config.quantization, tokens, same, added_by)
             return
         added = [(hidden, config.q_size)]
         if config.moe is None:
             added.append((hidden, width))
             yield SwigluCalls([(width, hidden)], tokens, [config.dtype], same)
         yield products([(config.qkv_size, hidden), *router], tokens, "none")
-        yield products(added, tokens, "residual")
+        yield products(added, tokens, added_by)
 
     def work(self, target: Target) -> Work:
         """What these calls need on a device."""
@@ -118,7 +126,7 @@ class ModelCalls:
 
 
 def _fp8_calls(
-    config: ModelConfig, given: Quantization, max_tokens: int, same: list[bool]
+    config: ModelConfig, given: Quantization, max_tokens: int, same: list[bool], added_by: str
 ) -> Iterator[Warmable]:
     """What a quantized model calls in place of products and norms in its dtype."""
     hidden, moe, static = config.hidden_size, config.moe, given.activations == "static"
@@ -142,7 +150,9 @@ def _fp8_calls(
     if moe is None:
         added.append((hidden, config.intermediate_size))
     yield calls(shapes=plain)
-    yield calls(shapes=added, epilogues=["residual"])
+    yield calls(shapes=added, epilogues=[added_by])
+    if added_by == "none":  # the norm behind a sum over GPUs is in the model's dtype
+        widths += norms
     if static:
         yield calls(static=sorted({*widths, *norms}))
     else:

@@ -9,7 +9,7 @@ import torch
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import ModelCalls, Quantization, preset
-from smkern.ops import AppendCalls, AttentionCalls, Fp8Calls
+from smkern.ops import AppendCalls, AttentionCalls, Fp8Calls, RowsCalls
 from smkern.ops.gemm.warmup import GemmCalls
 from smkern.ops.moe.warmup import MoeCalls
 from smkern.ops.swiglu import SwigluCalls
@@ -80,6 +80,29 @@ def _fp8(name: str, **given: Any) -> dict[str, list[Any]]:
                 found.setdefault(field, []).extend(getattr(call, field))
             found.setdefault(call.epilogues[0], []).extend(call.shapes)
     return {field: values for field, values in found.items() if values}
+
+
+def test_a_part_of_a_models_calls():
+    """Of two GPUs each: parts of the sums come without the residual, which the norm adds."""
+    calls = [*ModelCalls(preset("qwen3-8b"), max_batch=64, tp=2).calls()]
+    products = [(x.shapes, x.epilogues[0].key) for x in calls if isinstance(x, GemmCalls)]
+    assert products == [
+        ([(75_968, 4096)], "none"),
+        ([(3072, 4096)], "none"),
+        ([(4096, 2048), (4096, 6144)], "none"),
+    ]
+    (rows,) = [x for x in calls if isinstance(x, RowsCalls)]
+    assert (rows.hidden, rows.added, rows.embedded) == ([4096], [4096], [4096])
+    (moe,) = [
+        x for x in ModelCalls(preset("qwen3-30b-a3b"), tp=2).calls() if isinstance(x, MoeCalls)
+    ]
+    assert not moe.residual
+    quantized = preset("qwen3-8b").replace(quantization=Quantization("fp8-block"))
+    found = [x for x in ModelCalls(quantized, tp=2).calls() if isinstance(x, Fp8Calls)]
+    assert [x.shapes for x in found if list(x.epilogues) == ["residual"]] == []
+    assert [x.quantized for x in found if x.quantized] == [[2048, 4096]]
+    with pytest.raises(ConfigError, match="tp=3"):
+        ModelCalls(preset("qwen3-8b"), tp=3)
 
 
 def test_a_quantized_models_calls():
