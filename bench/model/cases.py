@@ -8,6 +8,9 @@ from typing import Any
 
 from smkern.bench.model.floor import Forward
 from smkern.bench.suite import UnknownNameError
+from smkern.models.config import ModelConfig
+from smkern.models.presets import preset
+from smkern.models.quantization import KINDS, Kind, Quantization
 
 CONTEXT = 2048
 BATCHES = (1, 32, 64, 128)
@@ -85,13 +88,31 @@ class PrefillCase:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What is measured of one model: decode batches and a prompt, each in its budgets."""
+    """What is measured of one model: decode batches and a prompt, each in its budgets.
+
+    `kind` quantizes the preset's linear layers; a cache is of the model's dtype, or of fp8.
+    """
 
     model: str
     batches: tuple[int, ...]
     tokens: int
     decode_budgets: tuple[int, ...] = DECODE_BUDGETS
     prefill_budgets: tuple[int, ...] = PREFILL_BUDGETS
+    kind: Kind | None = None
+    fp8_cache: bool = False
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model: its name is the preset's with what is in fp8 behind it."""
+        found = preset(self.model.partition("+")[0])
+        if self.kind is None:
+            return found
+        return found.replace(quantization=Quantization(self.kind))
+
+    def in_fp8(self, kind: Kind, cache: bool = False) -> ModelPlan:
+        """The same model with fp8 weights, and an fp8 cache; without one, by another name."""
+        name = f"{self.model}+{kind}{'+fp8-kv' if cache else ''}"
+        return replace(self, model=name, kind=kind, fp8_cache=cache)
 
     @property
     def beside_decode(self) -> str:
@@ -130,6 +151,12 @@ MORE_PLANS = (
     ModelPlan("llama-3.1-8b", (1, 64), 8192),
     ModelPlan("qwen3-14b", (1, 64), 8192),
     ModelPlan("qwen3-30b-a3b", (1, 64), 8192),
+    *(
+        ModelPlan(model, (1, 64), tokens).in_fp8(kind, cache)
+        for model, tokens in (("qwen3-8b", 8192), ("qwen3-32b", 4096), ("qwen3-30b-a3b", 8192))
+        for kind in KINDS
+        for cache in (False, True)
+    ),
 )
 """Measured where they are named."""
 QUICK_PLANS = (ModelPlan("qwen3-8b", (1, 64), 8192, QUICK_BUDGETS, (116, 132)),)

@@ -189,7 +189,10 @@ class Measurer:
 
     def _kernels(self, case: DecodeCase | PrefillCase) -> tuple[Kernel, ...]:
         l2_bytes = self.profile.info.l2_bytes
-        return kernels_of(self.model.config, case.forward.load, l2_bytes=l2_bytes)
+        cache = 1 if self.model.plan.fp8_cache else 2
+        return kernels_of(
+            self.model.config, case.forward.load, l2_bytes=l2_bytes, cache_bytes=cache
+        )
 
     def _tbps(self, place: Place) -> float:
         return ceiling_of(self.profile, place.budget, place.placement).tbps

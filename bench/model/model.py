@@ -22,7 +22,6 @@ from smkern.models import (
     ModelConfig,
     Step,
     Weights,
-    preset,
 )
 from smkern.partition import Partition
 
@@ -56,7 +55,10 @@ class Caches:
 
         def cache() -> Tensor:
             values = torch.empty(shape, dtype=config.dtype, device=device)
-            return values.normal_(generator=generator).transpose(1, 2)
+            values.normal_(generator=generator)
+            return values.to(torch.float8_e4m3fn if plan.fp8_cache else config.dtype).transpose(
+                1, 2
+            )
 
         order = torch.randperm(pages, generator=generator, device=device).int()
         tables = order[: batch * columns].view(batch, columns), order[batch * columns :][None]
@@ -76,7 +78,7 @@ class Model:
         self, plan: ModelPlan, device: str = "cuda", config: ModelConfig | None = None
     ) -> None:
         self.plan, self.device = plan, device
-        self.config = config = config or preset(plan.model)
+        self.config = config = config or plan.config
         positions = max(ROOM, plan.tokens)
         weights = Weights.random(config, device=device)
         self.decoder = Decoder(config, weights, max_position=positions)

@@ -19,7 +19,12 @@ def operator_calls(model: Model, loop: DecodeLoop) -> dict[str, Call]:
 
     They run on the buffers as the loop's last step left them. What a step does once is here too,
     and "plan" and "embedding", which have no floor.
+
+    Raises:
+        ValueError: a quantized model, whose products read what norms and quantizing write.
     """
+    if model.config.quantization is not None:
+        raise ValueError(f"{model.plan.model}: the operators of bf16 models are timed alone")
     step = loop.step
     layers, count = model.decoder.weights.layers, model.config.num_layers
 

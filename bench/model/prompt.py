@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from smkern import ops
 from smkern.bench.model.model import Model
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Timing, current_stream
 from smkern.models import Step
-from smkern.models.layers import DenseLayer
+from smkern.models.activations import QuantizedRows
+from smkern.models.layers import DenseLayer, Layer, Scales
 
 ROUNDS = 2
 """Measured passes of each; one more goes before them."""
@@ -81,17 +83,19 @@ def layer_gemms(model: Model, step: Step) -> tuple[Callable[[int], None], int]:
 
     Of a mixture of experts those outside the experts.
     """
-    b, layers = step.buffers, model.decoder.weights.layers
-    config, tokens = model.config, step.num_tokens
+    layers, config, tokens = model.decoder.weights.layers, model.config, step.num_tokens
     pairs = config.hidden_size * (config.qkv_size + config.q_size)
-    wide: Any = None
     if config.moe is None:
-        inner = config.intermediate_size
-        pairs += 3 * config.hidden_size * inner
-        wide = torch.empty(tokens, 2 * inner, dtype=config.dtype, device=model.device)
+        pairs += 3 * config.hidden_size * config.intermediate_size
+    run = _in_fp8 if config.quantization is not None else _in_the_models_dtype
+    products = run(model, step)
+    return lambda index: products(layers[index]), 2 * tokens * pairs
 
-    def run(index: int) -> None:
-        layer = layers[index]
+
+def _in_the_models_dtype(model: Model, step: Step) -> Callable[[Layer], None]:
+    b, wide = step.buffers, _wide(model, step)
+
+    def run(layer: Layer) -> None:
         ops.gemm(b.normed, layer.qkv, out=b.qkv, static_weights=True)
         ops.gemm(b.attended_rows, layer.o, out=b.hidden, static_weights=True)
         if isinstance(layer, DenseLayer):
@@ -99,4 +103,33 @@ def layer_gemms(model: Model, step: Step) -> tuple[Callable[[int], None], int]:
             ops.gemm(b.normed, layer.gate_up, out=wide, static_weights=True)
             ops.gemm(b.gated, layer.down, out=b.hidden, static_weights=True)
 
-    return run, 2 * tokens * pairs
+    return run
+
+
+def _in_fp8(model: Model, step: Step) -> Callable[[Layer], None]:
+    """The same of a quantized model, whose inputs are in e4m3 already."""
+    b, wide = step.buffers, _wide(model, step)
+
+    def product(x: QuantizedRows | None, w: Tensor, scales: Scales | None, out: Any) -> None:
+        assert x is not None
+        assert scales is not None
+        ops.gemm(x.values, w, a_scale=x.scale, w_scale=scales.weight, out=out, static_weights=True)
+
+    def run(layer: Layer) -> None:
+        scales, x = layer.scales, b.fp8
+        product(x.hidden, layer.qkv, scales.qkv, b.qkv)
+        product(x.attended, layer.o, scales.o, b.hidden)
+        if isinstance(layer, DenseLayer):
+            product(x.hidden, layer.gate_up, scales.gate_up, wide)
+            product(x.gated, layer.down, scales.down, b.hidden)
+
+    return run
+
+
+def _wide(model: Model, step: Step) -> Any:
+    """Room for the gate and up of a dense MLP; None of experts."""
+    config = model.config
+    if config.moe is not None:
+        return None
+    shape = (step.num_tokens, 2 * config.intermediate_size)
+    return torch.empty(shape, dtype=config.dtype, device=model.device)

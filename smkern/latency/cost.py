@@ -1,7 +1,7 @@
 """What a launch of a model must move and compute, kernel by kernel.
 
-Bytes are weights and cached keys and values, each once; linear layers may be fp8, caches count as
-bf16. Activations count where a kernel's own
+Bytes are weights and cached keys and values, each once; linear layers and caches may be
+fp8. Activations count where a kernel's own
 exceed the L2: those of a decode step stay in it. The embedding table is left out.
 """
 
@@ -92,7 +92,12 @@ def total_bytes(kernels: Iterable[Kernel]) -> int:
 
 
 def kernels_of(
-    config: ModelConfig, load: Load, *, l2_bytes: int, layers: int | None = None
+    config: ModelConfig,
+    load: Load,
+    *,
+    l2_bytes: int,
+    layers: int | None = None,
+    cache_bytes: int = ELEMENT_BYTES,
 ) -> tuple[Kernel, ...]:
     """The operators of one forward pass, in the order in which a layer launches them.
 
@@ -101,8 +106,9 @@ def kernels_of(
         load: its tokens; the head and what is around it are left out where no logits are computed.
         l2_bytes: of the device; a kernel's activations up to so many are not off-chip traffic.
         layers: that it runs; None: all.
+        cache_bytes: of a number in the cache.
     """
-    return tuple(_Listing(config, load, l2_bytes, layers).kernels())
+    return tuple(_Listing(config, load, l2_bytes, layers, cache_bytes).kernels())
 
 
 class Cost(NamedTuple):
@@ -160,6 +166,7 @@ class _Listing:
     load: Load
     l2_bytes: int
     layers: int | None
+    cache_bytes: int = ELEMENT_BYTES
 
     @property
     def _layers(self) -> int:
@@ -207,7 +214,11 @@ class _Listing:
         config, load = self.config, self.load
         cached = 2 * load.keys * config.kv_size
         moved, flops = 2 * load.tokens * config.q_size, 4 * config.q_size * load.pairs
-        return self._kernel(ATTENTION, cached, moved, flops, self._layers)
+        kernel = self._kernel(ATTENTION, cached, moved, flops, self._layers)
+        if self.cache_bytes == ELEMENT_BYTES:
+            return kernel
+        saved = (ELEMENT_BYTES - self.cache_bytes) * cached
+        return replace(kernel, bytes_moved=kernel.bytes_moved - saved)
 
     def _product(
         self, name: str, m: int, n: int, k: int, count: int, epilogue: Epilogue = "none"

@@ -21,6 +21,7 @@ from smkern.kernels import driver, gemm_frame
 from smkern.latency.cost import kernels_of
 from smkern.measure.forwards import problems_of
 from smkern.measure.timing import Timing
+from smkern.models import Quantization
 from smkern.models.presets import preset
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue
@@ -162,6 +163,30 @@ def test_a_prompt_s_passes(model, partitions):
     hidden, qkv, inner = 64, 4 * 64, 96
     assert times.gemm_flops == 2 * 2 * 40 * hidden * (qkv + 2 * 64 + 3 * inner)
     assert len(times.whole.us_all) == len(times.gemms.us_all) == prompt.ROUNDS
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_model_in_fp8(partitions, cache):
+    """Its step and its prompt, against floors of its bytes; its operators are not timed alone."""
+    plan = PLAN.in_fp8("fp8-block", cache)
+    assert plan.model == "qwen3-8b+fp8-block" + cache * "+fp8-kv"
+    assert plan.config == preset("qwen3-8b").replace(quantization=Quantization("fp8-block"))
+    wide = {"hidden_size": 128, "num_kv_heads": 2, "intermediate_size": 256}
+    model = Model(plan, "cpu", tiny().replace(**wide, quantization=Quantization("fp8-block")))
+    assert {x.dtype for x in model.caches.layers[0]} == {
+        torch.float8_e4m3fn if cache else torch.float32
+    }
+    case = next(iter(plan.decode(overlaps=(True,))))
+    alone, *_ = measurer(model).decode(case, partitions.at(16), None)
+    kernels = kernels_of(
+        model.config, case.forward.load, l2_bytes=PROFILE.info.l2_bytes, cache_bytes=2 - cache
+    )
+    floor = floor_us(kernels, PROFILE.bandwidth(16), 16)
+    assert alone["floor_us"] == pytest.approx(floor, abs=0.01)
+    times = prompt.time_prompt(model, model.prefill_step().planned(), partitions.at(132), Meter())
+    assert times.gemm_flops == 2 * 2 * 40 * 128 * (6 * 64 + 2 * 64 + 3 * 256)
+    with pytest.raises(ValueError, match=r"qwen3-8b\+fp8-block.*: the operators of bf16 models"):
+        operator_calls(model, model.decode(2, partitions.at(132)))
 
 
 def test_gemms_to_compile():

@@ -61,6 +61,14 @@ def test_linear_layers_in_fp8():
     assert saved == pytest.approx(64 * 36 * LAYER / (8.1 * 16) / 1e6, rel=1e-3)
 
 
+def test_a_cache_in_fp8():
+    config = QWEN.replace(quantization=Quantization("fp8-block"))
+    load = Forward(64, 1, 2048).load
+    small = kernels_of(config, load, l2_bytes=L2, cache_bytes=1)
+    assert total_bytes(decode(64, config)) - total_bytes(small) == 36 * 64 * 2048 * KV
+    assert total_bytes(small) / total_bytes(decode(64)) == pytest.approx(0.52, abs=0.005)
+
+
 def test_experts_in_fp8():
     config = preset("qwen3-30b-a3b")
     small = config.replace(quantization=Quantization("fp8-block"))

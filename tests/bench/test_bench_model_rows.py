@@ -64,7 +64,8 @@ def test_cases():
     }  # fmt: skip
     assert plan.prompt.forward.tokens == 8192
     assert plan.within((16, 116)) == ModelPlan(plan.model, plan.batches, 8192, (16,), (116,))
-    assert [found.model for found in plans_named(["qwen3-32b"])] == ["qwen3-32b"]
+    for name in ("qwen3-32b", "qwen3-8b+fp8-block", "qwen3-8b+fp8-tensor+fp8-kv"):
+        assert [found.model for found in plans_named([name])] == [name]
     with pytest.raises(ValueError, match="no model is named 'gpt-2'"):
         plans_named(["gpt-2"])
 
