@@ -1,0 +1,123 @@
+"""A rank on a GPU of its own: sums by one kernel against fp64, a model's part against the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import smkern
+from smkern.models import Decoder, ModelConfig, TensorParallel, Weights
+from smkern.models.one_shot import OneShot
+from tests.gpu.models.support import ALL_WIDE, TEXTS, WIDE
+from tests.models.peers import Session, error, make_peer, prompts
+
+STEPS = 8
+SMS = (24, 32)
+ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def sums(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Worst errors over rows and grids, in ulps at 1, and whether bits are equal everywhere."""
+    tp = TensorParallel.from_env(2, "cuda", timeout_s=30)
+    device = torch.device("cuda", torch.cuda.current_device())
+    one, worst, equal = OneShot(tp, hidden, dtype, device), 0.0, True
+    with smkern.ladder([24]) as ladder:
+        for stream in (torch.cuda.Stream(), *(side.stream for side in ladder.split(decode=24))):
+            for rows in (1, 3, 64, 100, 256):
+                found, error_ = _sums_of(one, tp.rank, rows, hidden, dtype, stream)
+                worst = max(worst, error_)
+                others = [x.to(device) for x in tp.everyones(found.cpu())]
+                equal &= all(torch.equal(found, other) for other in others)
+    one.close()
+    return {"worst": worst, "equal": equal}
+
+
+def _sums_of(
+    one: OneShot, rank: int, rows: int, hidden: int, dtype: torch.dtype, stream: Any
+) -> tuple[Tensor, float]:
+    """residual and norm behind three calls of each kind, all of the same bits; the worst error."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    xs = [drawn(rows, hidden).to(dtype) for _ in range(2)]
+    residual, weight = drawn(rows, hidden).mul(4).to(dtype), (1 + 0.1 * drawn(hidden)).to(dtype)
+    before = residual.double() + xs[0].double() + xs[1].double()
+    runs: list[Tensor] = []
+    for _ in range(3):
+        x, added, summed = xs[rank].clone(), residual.clone(), xs[rank].clone()
+        y, alone = xs[rank].clone(), residual.clone()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            one.add_rms_norm(x, added, weight, eps=1e-6)
+            one.add(y, alone)
+            one.all_reduce(summed)
+        torch.cuda.synchronize()
+        assert torch.equal(added, alone)
+        runs.append(torch.stack([added, x, summed]))
+    assert all(torch.equal(runs[0], run) for run in runs)
+    added, normed, summed = runs[0].double()
+    scale = torch.rsqrt(added.pow(2).mean(-1, keepdim=True) + 1e-6)
+    wanted = (before, added * scale * weight.double(), xs[0].double() + xs[1].double())
+    errors = [
+        ((got - want).abs() / want.abs().clamp_min(0.1)).max().item() / ULP[dtype]
+        for got, want in zip((added, normed, summed), wanted, strict=True)
+    ]
+    return runs[0], max(errors)
+
+
+def logits(how: str) -> dict[str, Any]:
+    """Errors of a part of four layers of 8B against fp32, beside the whole's; bits."""
+    tp = TensorParallel.from_env(2, "cuda", timeout_s=60)
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(11)
+    peer = make_peer("qwen3", device="cuda", **ALL_WIDE | WIDE["qwen3"])
+    config = ModelConfig.from_hf(peer.model.config).replace(dtype=torch.bfloat16)
+    state, texts = peer.model.state_dict(), prompts(TEXTS, config.vocab_size)
+    want = peer.last_logits(texts, torch.float32)
+    whole = Decoder(config, Weights.from_tensors(config, state, device=device))
+    alone = error(_logits(whole, texts)[0], want, "qwen3")
+    del whole
+    weights = Weights.from_tensors(config, state, device=device, shard=tp.shard)
+    if how == "one shot":
+        tp.decode = OneShot(tp, config.hidden_size, config.dtype, device)
+    part = Decoder(config, weights, tp=tp, batch_invariant=True)
+    runs = [_logits(part, texts) for _ in range(2)]
+    sides = [_on(part, texts, side) for side in _sides()]
+    ours = tp.everyones(runs[0].cpu())
+    return {
+        "alone": alone,
+        "part": error(runs[0][0], want, "qwen3"),
+        "equal": all(torch.equal(runs[0], x) for x in (runs[1], *(y.to(device) for y in ours))),
+        "equal on sides": all(torch.equal(runs[0][0], x) for x in sides),
+    }
+
+
+def _logits(decoder: Decoder, texts: list[list[int]]) -> Tensor:
+    """Of prompts, and of greedy decode steps behind them."""
+    with torch.inference_mode():
+        session = Session.make(decoder, len(texts), 832)
+        found = [session.logits(texts)]
+        for _ in range(STEPS):
+            drawn = found[-1].argmax(-1).tolist()
+            found.append(session.logits([[token] for token in drawn], ragged=False))
+        return torch.stack(found)
+
+
+def _sides() -> list[Any]:
+    """Sides of splits, which stay open."""
+    ladder = smkern.ladder(SMS)
+    return [side for n in SMS for side in ladder.split(decode=n)]
+
+
+def _on(decoder: Decoder, texts: list[list[int]], side: Any) -> Tensor:
+    with torch.inference_mode():
+        step = Session.make(decoder, len(texts), 832).step(texts).planned(num_sms=side.num_sms)
+        torch.cuda.synchronize()
+        with side:
+            decoder.forward(step)
+        side.synchronize()
+        return step.buffers.logits.float().clone()
