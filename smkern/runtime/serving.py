@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from smkern.errors import ArgumentError
 from smkern.kv import KvPool
 from smkern.models.layered import LayeredModel
 from smkern.models.tokenizer import Tokenizer
@@ -63,7 +64,8 @@ def serve(
             `Multiplexer`.
 
     Raises:
-        ArgumentError: settings that cannot be, or a pool of another device or model.
+        ArgumentError: settings that cannot be, a pool of another device or model, or a part of a
+            model that several GPUs share.
 
     Example:
         >>> import smkern, torch
@@ -83,6 +85,11 @@ def serve(
         >>> len(handles[0].tokens), mux.stats().tokens, mux.close()
         (5, 10, None)
     """
+    if getattr(model, "tp", None) is not None:
+        raise ArgumentError(
+            "serve() of one rank's part of a model: the other ranks must launch the same; take "
+            "LLM(tp=), or a Multiplexer over RankExecutor on rank 0 and follow() on the others"
+        )
     executor = ModelExecutor(
         model,
         pool,

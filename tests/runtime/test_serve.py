@@ -11,7 +11,7 @@ import smkern
 from smkern import ops
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool, KvSizes
-from smkern.models import Decoder, SamplingParams, Weights, graph
+from smkern.models import Decoder, SamplingParams, TensorParallel, Weights, graph
 from smkern.policies import StaticSplit
 from smkern.runtime import HostDevice, ModelExecutor, serving
 from tests.models.generation import Letters, tiny
@@ -134,3 +134,11 @@ def test_what_was_put_off_is_done_when_nothing_runs(monkeypatch: pytest.MonkeyPa
 def test_settings_that_cannot_be_are_named(option: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         smkern.serve(Decoder(CONFIG, WEIGHTS), made_pool(), **SIZES | option)
+
+
+def test_a_part_of_a_model_is_refused() -> None:
+    tp = TensorParallel(0, 2)
+    config = tiny(num_q_heads=4, num_kv_heads=2)
+    decoder = Decoder(config, Weights.random(config, shard=tp.shard), tp=tp)
+    with pytest.raises(ArgumentError, match=r"one rank's part .*RankExecutor on rank 0"):
+        smkern.serve(decoder, made_pool(), **SIZES)
