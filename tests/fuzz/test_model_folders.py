@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 import smkern
@@ -17,6 +19,7 @@ from smkern.models import ModelConfig, SamplingParams, Weights
 from smkern.models.loader import INDEX
 from smkern.models.tokenizer import load_tokenizer
 from tests.fuzz.documents import spoiled
+from tests.models.fp8_checkpoints import TENSOR, compressed
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32,
@@ -53,13 +56,27 @@ DOCUMENTS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The bytes of a safetensors file of the model."""
+class Folder(NamedTuple):
+    """A model's files: its config.json, and the bytes of its safetensors file."""
+
+    config: dict[str, Any]
+    shard: bytes
+
+
+QUANTIZED = {"static": compressed("channel", "tensor", dynamic=False), "tensors": TENSOR}
+
+
+@pytest.fixture(scope="module", params=["plain", *QUANTIZED])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    config = CONFIG
+    if request.param != "plain":
+        config = CONFIG | {"quantization_config": QUANTIZED[request.param]}
     path = tmp_path_factory.mktemp("model") / SHARD
-    weights = Weights.random(ModelConfig.from_hf(CONFIG))
+    weights = Weights.random(ModelConfig.from_hf(config))
+    if request.param == "tensors":  # promised
+        weights = replace(weights, kv_scales=torch.ones(1, 2))
     save_file({name: tensor.clone() for name, tensor in weights.named().items()}, path)
-    return path.read_bytes()
+    return Folder(config, path.read_bytes())
 
 
 def header_of(shard: bytes) -> Any:
@@ -72,11 +89,12 @@ def with_header(shard: bytes, header: str) -> bytes:
     return len(words).to_bytes(8, "little") + words + shard[8 + length :]
 
 
-def spoil(random: Random, folder: Path, shard: bytes) -> None:
+def spoil(random: Random, folder: Path, model: Folder) -> None:
     """A whole folder, but for one of its files."""
+    shard = model.shard
     index = {"weight_map": dict.fromkeys(header_of(shard), SHARD)}
     index["weight_map"].pop("__metadata__", None)
-    files = DOCUMENTS | {INDEX: index}
+    files = DOCUMENTS | {"config.json": model.config, INDEX: index}
     for name, document in files.items():
         (folder / name).write_text(json.dumps(document))
     (folder / "planted.py").write_text("from pathlib import Path\nPath('mark').touch()\n")
@@ -92,12 +110,12 @@ def spoil(random: Random, folder: Path, shard: bytes) -> None:
 
 
 def test_a_spoiled_folder_generates_or_is_refused_by_name(
-    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: bytes
+    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Folder
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *said: pytest.fail(f"asked {said}"))
     for random in cases(50):
-        spoil(random, tmp_path, shard)
+        spoil(random, tmp_path, folder)
         with suppress(SmkernError):
             llm = smkern.LLM(tmp_path, device="cpu", max_context=16, max_batch=2)
             (found,) = llm.generate([[1, 2, 3]], SamplingParams(max_new_tokens=2))
