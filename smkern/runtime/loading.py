@@ -25,7 +25,7 @@ def find_weights(
     dtype: torch.dtype | Kind | None,
     seed: int,
     shard: Shard,
-    progress: bool,
+    progress: bool = False,
 ) -> Weights:
     """Random weights or the folder's, quantized where that is asked for.
 

@@ -53,6 +53,11 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               help="Pages of 16 tokens. Default: as many as fit.")  # fmt: skip
 @click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True), default=0.9,
               show_default=True, help="Of the free memory, for pages.")  # fmt: skip
+@click.option("--quantization", type=click.Choice(["fp8-block", "fp8-channel", "fp8-tensor"]),
+              default=None, help="Quantize a bf16 model's linear layers. Default: as they are.",
+              )  # fmt: skip
+@click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto",
+              show_default=True, help="auto: the model's dtype.")  # fmt: skip
 @click.option("--warm/--no-warm", default=True, show_default=True,
               help="Compile all kernels first: minutes where no cache has them.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True,

@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import smkern
 from smkern.device import torch_device
 from smkern.errors import ArgumentError, ProfileError, TableError
-from smkern.kv import KvPool, KvSizes
+from smkern.kv import KvPool
 from smkern.latency import TablePredictor
 from smkern.latency.predictor import Predictor
-from smkern.models import Decoder, ModelCalls, ModelConfig, Weights
+from smkern.models import Decoder, ModelCalls, ModelConfig
 from smkern.models.presets import find_model, presets
+from smkern.models.quantization import Kind
+from smkern.models.shard import WHOLE as WHOLE_MODEL
+from smkern.models.weights import with_dtype
 from smkern.policies import Policy
 from smkern.replay.named import policy_named
 from smkern.runtime.host_device import HostDevice
+from smkern.runtime.loading import find_weights, kv_sizes
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES
 from smkern.runtime.model.prefill import activation_bytes
 from smkern.runtime.multiplexer import Multiplexer
@@ -47,6 +53,9 @@ class EngineOptions:
         num_pages: None: as many as fit.
         memory_fraction, page_size: Of the pool.
         seed: Of random weights and of requests without one.
+        quantization: "fp8-block", "fp8-channel" or "fp8-tensor": linear layers in fp8, also of a
+            folder that has them in bf16.
+        kv_cache_dtype: "auto", the model's; or "fp8".
         warm: Whether all kernels are compiled first.
     """
 
@@ -65,7 +74,13 @@ class EngineOptions:
     memory_fraction: float = 0.9
     page_size: int = 16
     seed: int = 0
+    quantization: Kind | None = None
+    kv_cache_dtype: str = "auto"
     warm: bool = True
+
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else None
 
 
 @contextmanager
@@ -78,11 +93,10 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     config, folder = find_model(options.model)
     device = torch_device(options.device)
     on_gpu = device.type == "cuda"
-    policy = _policy(config, options, smkern.device_info().name if on_gpu else None)
-    if folder is None:
-        weights = Weights.random(config, options.seed, device)
-    else:
-        weights = Weights.load(folder, config=config, device=device)
+    sizes = with_dtype(config, options.quantization)
+    policy = _policy(sizes, options, smkern.device_info().name if on_gpu else None)
+    weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE_MODEL)
+    config = weights.config
     context = config.max_position if options.max_context is None else options.max_context
     decoder = Decoder(config, weights, max_position=min(context, config.max_position))
     pool = _pool(config, options, device)
@@ -147,9 +161,7 @@ def _same(one: ModelConfig, other: ModelConfig) -> bool:
 
 
 def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:
-    sizes = KvSizes(
-        config.num_layers, config.num_kv_heads, config.head_dim, options.page_size, config.dtype
-    )
+    sizes = kv_sizes(config, options.page_size, options.kv_dtype)
     num_pages = options.num_pages
     if num_pages is None and device.type != "cuda":
         num_pages = -(-CPU_TOKENS // options.page_size)
@@ -168,6 +180,7 @@ def _warm(config: ModelConfig, options: EngineOptions, ladder: smkern.Ladder | N
     calls = ModelCalls(
         config, options.page_size, max_tokens=options.max_tokens + options.max_running,
         max_batch=options.max_prefill + options.max_running, max_q_len=options.max_tokens,
+        cache_dtype=options.kv_dtype,
     )  # fmt: skip
     splits = [] if ladder is None else [ladder.split(decode=rung) for rung in options.rungs]
     budgets: list[Any] = [smkern.device_info().num_sms]

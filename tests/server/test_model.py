@@ -1,0 +1,52 @@
+"""What a command's options make of a model: its weights, and the dtype of its pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from smkern.errors import ConfigError
+from smkern.models import Decoder, Quantization
+from smkern.server.command import command
+from smkern.server.model import EngineOptions, open_runtime
+from tests.models.generation import greedy, random_prompts, tiny
+
+SIZES: dict[str, Any] = {"rungs": (), "max_running": 4, "num_pages": 64, "max_tokens": 64}
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8-block"])
+@pytest.mark.parametrize(
+    ("cache", "dtype"), [("auto", torch.bfloat16), ("fp8", torch.float8_e4m3fn)]
+)
+def test_weights_and_pool_in_fp8(quantization: Any, cache: str, dtype: torch.dtype):
+    config = tiny(hidden_size=128, intermediate_size=128, dtype=torch.bfloat16)
+    options = EngineOptions(
+        config, policy="chunked:64", device="cpu", quantization=quantization,
+        kv_cache_dtype=cache, **SIZES,
+    )  # fmt: skip
+    with open_runtime(options) as (mux, ready):
+        executor: Any = mux._executor
+        assert executor.pool.sizes.dtype is dtype
+        model: Decoder = executor._model
+        want = None if quantization is None else Quantization("fp8-block")
+        assert model.config.quantization == want
+        handle = mux.submit(random_prompts([9])[0], greedy(5))
+        for _ in mux.run():
+            pass
+        assert len(handle.tokens) == 5
+        assert ready.kv_tokens == 64 * 16
+
+
+def test_sizes_that_blocks_do_not_divide_are_refused():
+    options = EngineOptions(tiny(), device="cpu", quantization="fp8-block", **SIZES)
+    with pytest.raises(ConfigError, match="hidden_size=64 with quantization 'fp8-block'"):
+        open_runtime(options).__enter__()
+
+
+def test_other_quantizations_are_no_choice():
+    found = CliRunner().invoke(command, ["--model", "qwen3-8b", "--quantization", "awq"])
+    assert found.exit_code == 2
+    assert "fp8-block" in found.output
