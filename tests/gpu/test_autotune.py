@@ -34,7 +34,7 @@ def test_every_cell_has_a_winner_and_no_candidate_is_wrong(tuned):
     own = [item for item in record if item.config.kernel != "cublaslt"]
     assert len(own) >= 12
     assert {item.error for item in own} == {None}
-    assert all(1 < cell.own_us < 1000 for cell in table.cells.values())
+    assert all(cell.own_us > 1 for cell in table.cells.values())
     assert {key.num_sms for key in table.cells} == {16, 100}
     assert {key.confined for key in table.cells} == {"mask"}
 

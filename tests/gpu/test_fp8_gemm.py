@@ -137,6 +137,7 @@ def test_a_row_does_not_depend_on_the_batch_or_the_budget(kind):
 def test_partitions_and_graphs(ladder):
     case = Case(64, 2048, 1024, "block")
     x = operands(case)
+    torch.cuda.synchronize()
     for partition in (ladder.split(decode=16).decode, ladder.split(decode=16).prefill):
         with partition:
             smkern.gemm(**x.given(), static_weights=True)

@@ -150,6 +150,7 @@ def test_a_partition_owns_nothing_of_it(pair):
     with smkern.ladder([32]) as ladder:
         partition = ladder.split(decode=32).decode
         session = pair.session(1)
+        torch.cuda.synchronize()
         with partition:
             forward(pair.decoder, session.step(prompts((50,))).planned())
         partition.synchronize()

@@ -134,8 +134,8 @@ def test_graphs_of_partitions():
                 replayed = Replayed.of(CHUNKS)
                 step = replayed.step
                 replayed.fill_queries()
-                torch.cuda.synchronize()
                 plan = make_plan(step, num_sms=partition.num_sms)
+                torch.cuda.synchronize()  # a partition does not wait for the stream before it
                 with partition:
                     attend(step, plan=plan)
                 partition.synchronize()
