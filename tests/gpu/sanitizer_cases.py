@@ -187,11 +187,51 @@ def sample() -> None:
     torch.cuda.synchronize()
 
 
+def fp8_gemm(kernel: str) -> None:
+    """Whole and split K, swapped, ragged, with an epilogue, scales of rows and of blocks."""
+    from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig
+    from tests.gpu.fp8_support import Case, check, operands, run_config
+
+    full = Epilogue(True, True, "silu")
+    configs = [GemmConfig("pointer", 64, 64, 64, 8, 3)]
+    if kernel == "ws":
+        configs = [
+            GemmConfig("ws", 128, 128, 64, 8, 3, split=STREAM_K, eager=True),
+            GemmConfig("ws", 64, 64, 64, 4, 3, split=2, eager=True),
+            GemmConfig("ws", 16, 128, 64, 8, 3, True, split=3, eager=True),
+        ]
+    for config in configs:
+        for kind in ("row", "block"):
+            case = Case(7 if config.swap else 130, 264, 640, kind, epilogue=full)
+            x = operands(case)
+            run_config(case, x, config, Budget(7, "grid"))
+            check(case, x)
+
+
+def fp8_rows() -> None:
+    """Quantising of every kind, and what writes e4m3; whole rows and not."""
+    from smkern.ops.reference import fp8
+
+    for width, pad in ((512, 0), (640, 8), (1000, 3)):
+        x = torch.randn(37, width + pad, device="cuda").bfloat16()[:, :width]
+        for kind in ("tensor", "token", "block", "weight_block"):
+            if "block" in kind and width % 128:
+                continue
+            found, wanted = smkern.quantize(x, kind, num_sms=3), fp8.quantize(x.cpu(), kind)
+            assert torch.equal(found[0].cpu().float(), wanted[0].float())
+        weight, scale = torch.ones(width, device="cuda").bfloat16(), torch.empty(37, device="cuda")
+        smkern.add_rms_norm(x, x.clone(), weight, out_scale=scale, num_sms=3)
+        smkern.silu_and_mul(x, out_scale=scale, num_sms=3)
+    torch.cuda.synchronize()
+
+
 CASES: dict[str, Callable[[], None]] = {
     **{f"gemm-{kernel}": partial(gemm, kernel) for kernel in ("tma", "ws", "pointer")},
     **{f"swiglu-{kernel}": partial(swiglu, kernel) for kernel in ("ws", "tma", "pointer")},
     **{f"attention-{kernel}": partial(attention, kernel) for kernel in ("cuda", "triton")},
+    **{f"fp8-{kernel}": partial(fp8_gemm, kernel) for kernel in ("ws", "pointer")},
     "append": append,
+    "fp8-rows": fp8_rows,
     "experts": experts,
     "rows": rows,
     "sample": sample,
