@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from smkern.kernels.fp8.gemm_compile import variant_of
+from smkern.kernels.fp8 import (
+    gemm_triton,
+    gemm_ws,
+    grouped_launch,
+    grouped_triton,
+    rows_launch,
+    rows_triton,
+)
+from smkern.kernels.fp8.gemm_compile import NUMBERS, POINTER_NUMBERS, variant_of
 from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 from smkern.kernels.fp8.rows_launch import QuantKernels
 from smkern.tuning import fp8
@@ -24,6 +33,8 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("triton")
 
 FULL = Epilogue(True, True, "silu")
+GIVEN = ["out_ptr", "bias_ptr", "residual_ptr", "partials", "counters", "a_scale", "w_scale"]
+"""Addresses of a GEMM, in order."""
 WIDE = {
     "128x128": GemmConfig("ws", 128, 128, 64, 8, 6, eager=True),
     "64x128": GemmConfig("ws", 64, 128, 64, 4, 4, ctas_per_sm=2, eager=True),
@@ -94,3 +105,19 @@ def test_rows_are_converted_by_the_hardware(problem: QuantProblem, tmp_path: Pat
         assert waits_first(code)
         if variant.kernel != "largest":
             assert "E4M3" in code
+
+
+def test_parameters_are_packed_in_the_kernels_order() -> None:
+    for name, parameters in rows_launch.PARAMETERS.items():
+        kernel: Any = getattr(rows_triton, f"{name}_fp8")
+        assert kernel.arg_names[: len(parameters)] == [*parameters]
+    for fn, names in (
+        (grouped_triton.fp8_grouped_pointer, [*grouped_launch.SIGNATURE]),
+        (
+            gemm_triton.fp8_gemm_pointer,
+            ["a_ptr", "w_ptr", *GIVEN[:3], *GIVEN[5:], *POINTER_NUMBERS],
+        ),
+        (gemm_ws.fp8_gemm_ws, ["x_desc", "y_desc", *GIVEN, *NUMBERS]),
+    ):
+        kernel = fn
+        assert kernel.arg_names[: len(names)] == names

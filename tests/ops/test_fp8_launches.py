@@ -1,0 +1,207 @@
+"""Eager calls on e4m3 on a driver that does nothing: a launch has every parameter in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from smkern.bench.micro.fake_layer import Launched, without_driver
+from smkern.errors import WarmupError
+from smkern.kernels.compile import Artifact
+from smkern.kernels.fp8 import gemm_compile, gemm_launch, grouped_launch, rows_launch
+from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
+from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
+from smkern.kernels.fp8.rows_launch import PARAMETERS, QuantKernels
+from smkern.kernels.gemm_schedule import make_schedule
+from smkern.ops.fp8.call import ScaledGemm, ScaledGrouped
+from smkern.ops.fp8.dispatch import ScaledDispatcher
+from smkern.ops.fp8.gemm import SCALED_GEMM
+from smkern.ops.fp8.grouped import SCALED_GROUPED
+from smkern.ops.fp8.quantize import QUANTIZE, QUANTIZE_BY, Quantize, QuantizeBy
+from smkern.ops.fp8.rows import (
+    SCALED_ADD_RMS_NORM,
+    SCALED_SILU_AND_MUL,
+    ScaledAddRmsNorm,
+    ScaledSiluAndMul,
+)
+from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_eager import EagerOperator
+from smkern.ops.streams import Streams
+from smkern.ops.workspace import Workspaces
+from smkern.profile import load_profile
+from smkern.tuning import fp8, fp8_grouped, fp8_rows
+from smkern.tuning.config import Budget
+from smkern.tuning.fp8 import ScaledProblem
+
+E4M3 = torch.float8_e4m3fn
+H200 = load_profile("h200")
+BUDGET = Budget(24, "mask", True)
+WS = ["x_map", *["-"] * 4, "y_map", *["-"] * 4, "out", "bias", "residual", "partials", "counters",
+      "a_scale", "w_scale", *gemm_compile.NUMBERS]  # fmt: skip
+
+
+def artifact(variant: Any) -> Artifact:
+    boxes: Any = ()
+    if getattr(variant, "kernel", "") == "ws":
+        boxes = ((variant.rows, 64), (variant.columns, 64))
+    return Artifact("kernel", b"", 384, 0, (3, 3), boxes, 8)
+
+
+@pytest.fixture
+def launched() -> Iterator[list[Launched]]:
+    found: list[Launched] = []
+    variants = (
+        gemm_compile.ScaledVariant, rows_launch.QuantVariant, grouped_launch.ScaledGroupedVariant,
+    )  # fmt: skip
+    with without_driver(found), patch.object(gemm_launch, "replace_address", lambda: no_call):
+        patches = [patch.object(variant, "compile", artifact) for variant in variants]
+        for each in patches:
+            each.start()
+        yield found
+        for each in patches:
+            each.stop()
+
+
+def no_call(*_: int) -> int:
+    return 0
+
+
+def run(op: Any, call: Any, dispatcher: Any, capturing: bool = False) -> Any:
+    streams = Streams(lambda: -1, lambda index: 7, lambda raw, index: BUDGET, lambda: capturing)
+    workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
+    with patch("smkern.ops.checks.check_capability"):
+        return EagerOperator(op, -1, dispatcher, streams, workspaces)(call)
+
+
+def gemms() -> ScaledDispatcher:
+    def select(problem: ScaledProblem, budget: Budget) -> Any:
+        return fp8.choose(problem, budget, H200)
+
+    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90), select)
+
+
+def named(launch: Launched, names: list[str]) -> dict[str, int | None]:
+    assert len(launch.values) == len(names) + 2, "two of Triton's own come last"
+    return dict(zip(names, launch.values, strict=False))
+
+
+def rows(count: int, columns: int, pitch: int) -> Tensor:
+    return torch.zeros(count, pitch, dtype=torch.uint8).view(E4M3)[:, :columns]
+
+
+@pytest.mark.parametrize("m", [5, 70, 4096])
+def test_a_product_of_blocks(m, launched):
+    n, k = 6144, 4096
+    a, w = rows(m, k, k + 32), rows(n, k, k)
+    a_scale, w_scale = torch.ones(32, m).t(), torch.ones(48, 32)
+    call = ScaledGemm(a, w, a_scale, w_scale, residual=torch.zeros(m, n + 8).bfloat16()[:, :n])
+    dispatcher = gemms()
+    out = run(SCALED_GEMM, call, dispatcher)
+    assert out.shape == (m, n)
+    assert out.dtype is torch.bfloat16
+    problem = ScaledProblem(m, n, k, blocks=True, epilogue=fp8.Epilogue(residual=True))
+    config = dispatcher.select(problem, BUDGET)
+    schedule = make_schedule(problem.twin, config, BUDGET)
+    found = named(launched[-1], WS)
+    assert launched[-1].num_ctas == schedule.num_ctas
+    assert found["k_iters"] == 32
+    wanted = {
+        "m": m, "n": n // 8, "out_stride": n // 8, "residual_stride": n // 8 + 1, "a_step": 1,
+        "a_block_step": m, "w_step": 32, "tiles_x": schedule.tiles_x, "tiles_y": schedule.tiles_y,
+        "early": 0, "bias": 0,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_a_product_of_rows_and_of_a_matrix(launched):
+    a, w = rows(9, 256, 256), rows(64, 256, 256)
+    call = ScaledGemm(a, w, torch.ones(9), torch.ones(64, 1), static_weights=True)
+    run(SCALED_GEMM, call, gemms())
+    found = named(launched[-1], WS)
+    assert (found["a_step"], found["a_block_step"], found["w_step"]) == (1, 0, 1)
+    assert found["early"] == fp8.choose(ScaledProblem(16, 64, 256), BUDGET, H200).num_stages
+    run(SCALED_GEMM, call._replace(a_scale=torch.ones(()), w_scale=torch.ones(1)), gemms())
+    found = named(launched[-1], WS)
+    assert (found["a_step"], found["a_block_step"], found["w_step"]) == (0, 0, 0)
+
+
+def test_what_is_not_aligned_goes_by_pointers(launched):
+    a, w = rows(9, 250, 251), rows(60, 250, 250)
+    run(SCALED_GEMM, ScaledGemm(a, w, torch.ones(9), torch.ones(1)), gemms())
+    names = ["a", "w", "out", "bias", "residual", "a_scale", "w_scale"]
+    found = named(launched[-1], [*names, *gemm_compile.POINTER_NUMBERS])
+    wanted = {"m": 9, "n": 60, "k": 250, "a_stride": 251, "w_stride": 250, "out_stride": 60,
+              "a_step": 1, "a_block_step": 0, "w_step": 0, "tiles_m": 1, "tiles_n": 1}  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_a_capture_loads_nothing(launched):
+    a, w, one = rows(9, 256, 256), rows(64, 256, 256), torch.ones(1)
+    dispatcher = gemms()
+    with pytest.raises(WarmupError, match="needs a kernel that is not loaded"):
+        run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher, capturing=True)
+    assert not launched
+    run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher)
+    run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher, capturing=True)
+    assert len(launched) == 2
+
+
+def quants() -> OperatorDispatcher[Any, Any]:
+    return OperatorDispatcher(H200, lambda: QuantKernels(90), fp8_rows.choose)
+
+
+def test_rows(launched):
+    x = torch.zeros(70, 520).bfloat16()[:, :512]
+    run(QUANTIZE, Quantize(x, "block"), quants())
+    found = named(launched[-1], [*PARAMETERS["quantize"]])
+    assert (found["x_step"], found["out_step"], found["rows"]) == (65, 64, 70)
+    assert (found["scale_step"], found["block_step"]) == (4, 1)
+    run(QUANTIZE, Quantize(x, "weight_block"), quants())
+    found = named(launched[-1], [*PARAMETERS["quantize_tiles"]])
+    assert (found["scale_step"], found["block_step"], found["rows"]) == (4, 1, 70)
+    run(QUANTIZE_BY, QuantizeBy(x, torch.ones(())), quants())
+    found = named(launched[-1], [*PARAMETERS["quantize_by"]])
+    assert (found["x_step"], found["out_step"], found["rows"]) == (65, 64, 70)
+    launched.clear()
+    q, scale = run(QUANTIZE, Quantize(x, "tensor"), quants())
+    assert (q.shape, scale.shape) == ((70, 512), (1,))
+    largest, by = launched
+    assert named(largest, [*PARAMETERS["largest"]])["rows"] == 70
+    assert named(by, [*PARAMETERS["quantize_by"]])["out_step"] == 64
+    scale = torch.empty(4, 70).t()
+    weight, residual = torch.ones(512).bfloat16(), torch.zeros(70, 512).bfloat16()
+    run(SCALED_ADD_RMS_NORM, ScaledAddRmsNorm(x, residual, weight, scale, 0.0), quants())
+    found = named(launched[-1], [*PARAMETERS["add_rms_norm"]])
+    wanted = {"x_step": 65, "residual_step": 64, "out_step": 64, "scale_step": 1, "block_step": 70,
+              "rows": 70}  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    run(SCALED_SILU_AND_MUL, ScaledSiluAndMul(x, torch.empty(70)), quants())
+    found = named(launched[-1], [*PARAMETERS["silu_and_mul"]])
+    assert (found["x_step"], found["out_step"], found["scale_step"]) == (65, 32, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"),
+    [((1,), (0, 0)), ((3,), (0, 1)), ((3, 256), (1, 256)), ((3, 256, 1), (1, 256)),
+     ((3, 2, 4), (4, 8))],
+)  # fmt: skip
+def test_experts(shape, steps, launched):
+    w = torch.zeros(3, 256, 512, dtype=torch.uint8).view(E4M3)
+    a_scale = torch.ones(70, 4) if shape == (3, 2, 4) else torch.ones(70)
+    call = ScaledGrouped(
+        rows(70, 512, 512), w, a_scale, torch.ones(shape), torch.zeros(4).int(), True
+    )
+    kernels = OperatorDispatcher(H200, lambda: ScaledGroupedKernels(90), fp8_grouped.choose)
+    assert run(SCALED_GROUPED, call, kernels).shape == (70, 128)
+    found = named(launched[-1], [*grouped_launch.SIGNATURE])
+    assert (found["w_step"], found["w_expert_step"]) == steps
+    wanted = {
+        "a_stride": 32, "w_stride": 32, "expert_stride": 256 * 32, "out_stride": 128, "rows": 70,
+        "num_experts": 3, "n": 128, "half": 128, "k": 32, "tiles_n": 2,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
