@@ -1,0 +1,62 @@
+"""smkern in vLLM 0.26: paged attention as the backend `CUSTOM`.
+
+vLLM finds `register` by the entry point `vllm.general_plugins`; nothing else is imported before
+the backend is asked for:
+
+    vllm serve Qwen/Qwen3-8B --attention-backend CUSTOM
+
+Keys and values are written by `smkern.append_kv`, read by `smkern.paged_attention`; a plan is made
+once a step and shared by the layers. Decode steps, those with a fixed number of speculative tokens
+too, run in full CUDA graphs: their plans are made anew in place, outside the graph.
+
+| what | what happens |
+| --- | --- |
+| bf16, fp16; fp8 (e4m3) caches; sliding windows, soft caps, sinks; grouped queries | served |
+| chunked prefill, prefix caching, NHD and HND caches, blocks of 16 to 256 tokens | served |
+| ALiBi, encoders, MLA, cascades, other head dims, quantised outputs | refused while the engine starts |
+| another vLLM | ConfigError where the backend is asked for |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from logging import getLogger
+
+from smkern.errors import ConfigError
+
+VERSIONS = ("0.26",)
+"""Of vLLM, whose interface the backend implements."""
+BACKEND = "smkern.integrations.vllm.backend.SmkernBackend"
+
+__all__ = ["VERSIONS", "check_version", "register"]
+
+
+def register() -> None:
+    """Register the backend as `CUSTOM`, unless another plug-in has that name; vLLM calls it.
+
+    A vLLM that has no such registry starts as if smkern were not there, and its log says so.
+    """
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        is_taken = AttentionBackendEnum.CUSTOM.is_overridden()
+    except (ImportError, AttributeError) as reason:
+        getLogger(__name__).warning(
+            "smkern's attention backend is not registered: it is written for vLLM %s (%s)",
+            ", ".join(VERSIONS), reason,
+        )  # fmt: skip
+        return
+    if not is_taken:
+        register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
+
+
+def check_version(version: str) -> None:
+    """Raise ConfigError for a vLLM whose interface is another.
+
+    Args:
+        version: vLLM's, as "0.26.0".
+    """
+    if not any(version == known or version.startswith(f"{known}.") for known in VERSIONS):
+        raise ConfigError(
+            f"vLLM {version}: smkern's attention backend is written for {', '.join(VERSIONS)}; "
+            "install that one, or leave attention_backend=CUSTOM out"
+        )

@@ -1,0 +1,205 @@
+"""smkern's attention as a backend of vLLM 0.26; imported by vLLM when it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import vllm
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
+from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+import smkern
+from smkern.errors import ConfigError
+from smkern.integrations.vllm import check_version
+from smkern.integrations.vllm.metadata import Heads, SmkernMetadata, SmkernMetadataBuilder
+from smkern.limits import HEAD_DIMS
+
+check_version(vllm.__version__)
+
+FP8 = ("fp8", "fp8_e4m3")
+BLOCKS = (16, 32, 64, 128, 256)
+ORDERS = {
+    ("NHD", False): (0, 2, 1, 3),
+    ("NHD", True): (1, 0, 3, 2, 4),
+    ("HND", False): (0, 1, 2, 3),
+    ("HND", True): (1, 2, 0, 3, 4),
+}
+"""How [blocks, kv_heads, block, 2 * head_dim] lies in memory, without layers and with."""
+
+
+class SmkernBackend(AttentionBackend):  # type: ignore[misc]
+    """What of vLLM's options is served, and the classes that do it."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *FP8]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[SmkernImpl]:
+        return SmkernImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[SmkernMetadataBuilder]:
+        return SmkernMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[int]:
+        return [*BLOCKS]
+
+    @classmethod
+    def supports_block_size(cls, block_size: int | None) -> bool:
+        return block_size is None or any(block_size % size == 0 for size in BLOCKS)
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return [*HEAD_DIMS]
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> tuple[int, ...]:
+        """K and V of a head side by side, as vLLM's own backends have them."""
+        return num_blocks, num_kv_heads, block_size, 2 * head_size
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        return ORDERS[get_kv_cache_layout(), include_num_layers_dimension]
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """A row's bits depend on its request alone."""
+        return True
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return (capability.major, capability.minor) >= (8, 0)
+
+
+class SmkernImpl(AttentionImpl):  # type: ignore[misc]
+    """The attention of one layer.
+
+    Raises:
+        ConfigError: an option that is not served, with the one that avoids it.
+    """
+
+    supports_dcp = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **others: Any,
+    ) -> None:
+        _refuse(alibi_slopes is not None, "ALiBi slopes", "FLASH_ATTN")
+        _refuse(attn_type != AttentionType.DECODER, f"attn_type={attn_type}", "FLASH_ATTN")
+        _refuse(head_size not in HEAD_DIMS, f"head_size={head_size}", "FLASH_ATTN")
+        for name, value in others.items():  # each has a value that asks for nothing
+            _refuse(value not in (None, False, -1), f"{name}={value!r}", "TRITON_ATTN")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.softcap = logits_soft_cap or None
+        self.sinks = sinks
+        self.is_fp8 = kv_cache_dtype in FP8
+        self.heads = Heads(num_heads, self.num_kv_heads, head_size, sliding_window)
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Sinks have their values now; scores are fp32."""
+        if self.sinks is not None:
+            self.sinks = self.sinks.detach().float()
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: SmkernMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Write the new keys and values, then attend.
+
+        Args:
+            layer: Has the scales of an fp8 cache.
+            query: [rows, q_heads, head_dim]; rows behind the step's tokens are padding.
+            key: [rows, kv_heads, head_dim].
+            value: As key.
+            kv_cache: [blocks, kv_heads, block, 2 * head_dim], any strides between its rows.
+            attn_metadata: The step; None: a run that only counts memory.
+            output: [rows, q_heads, head_dim], written.
+            output_scale, output_block_scale: Not served.
+        """
+        _refuse(output_scale is not None, "an output scale", "TRITON_ATTN")
+        _refuse(output_block_scale is not None, "an output block scale", "FLASH_ATTN")
+        if attn_metadata is None:
+            return output.zero_()
+        step, tokens = attn_metadata, attn_metadata.num_tokens
+        if self.is_fp8 and kv_cache.dtype is not torch.float8_e4m3fn:
+            kv_cache = kv_cache.view(torch.float8_e4m3fn)
+        k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, -1)
+        scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale} if self.is_fp8 else {}
+        if self.kv_sharing_target_layer_name is None:
+            smkern.append_kv(
+                key[:tokens], value[:tokens], k_cache, v_cache, step.page_table, step.kv_lens,
+                cu_q_lens=step.cu_q_lens, **scales,
+            )  # fmt: skip
+        smkern.paged_attention(
+            query[:tokens], k_cache, v_cache, step.page_table, step.kv_lens,
+            cu_q_lens=step.cu_q_lens, max_q_len=step.max_q_len, scale=self.scale,
+            window=self.heads.window, softcap=self.softcap, sinks=self.sinks,
+            plan=step.plans[self.heads], out=output[:tokens], **scales,
+        )  # fmt: skip
+        return output
+
+    def calls(self, page_size: int, max_q_len: int, dtype: torch.dtype) -> list[Any]:
+        """What a warm-up compiles for this layer."""
+        cache_dtype = torch.float8_e4m3fn if self.is_fp8 else None
+        attention = smkern.AttentionCalls(
+            self.num_heads, self.num_kv_heads, self.head_size, page_size, max_q_len=max_q_len,
+            window=self.heads.window, softcap=self.softcap is not None,
+            sinks=self.sinks is not None, dtype=dtype, cache_dtype=cache_dtype,
+        )  # fmt: skip
+        append = smkern.AppendCalls(
+            0, self.num_kv_heads, self.head_size, page_size, dtype=dtype, cache_dtype=cache_dtype
+        )
+        return [attention, append]
+
+
+def _refuse(is_asked: bool, what: str, instead: str) -> None:
+    if is_asked:
+        raise ConfigError(
+            f"{what} is not served by smkern's attention: start vLLM with "
+            f"attention_backend={instead}, or without one"
+        )

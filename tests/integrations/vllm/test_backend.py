@@ -1,0 +1,260 @@
+"""The attention backend against attention by hand, on CPU tensors and stubs of vLLM's classes."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from smkern.errors import ConfigError
+from smkern.integrations import vllm as ours
+from tests.integrations.vllm import stubs
+
+BLOCK, CONTEXT, BLOCKS = 16, 256, 80
+
+
+@pytest.fixture(autouse=True)
+def backend() -> Iterator[Any]:
+    with stubs.stubbed():
+        from smkern.integrations.vllm import backend as found
+
+        yield found
+
+
+@dataclass
+class Worker:
+    """One attention layer behind vLLM's calls: blocks, steps, and all keys so far."""
+
+    backend: Any
+    num_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    cache_dtype: str = "auto"
+    seed: int = 0
+    seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.draw = torch.Generator().manual_seed(self.seed)
+        self.impl = self.backend.SmkernImpl(
+            self.num_heads, self.head_dim, self.head_dim**-0.5, self.kv_heads, None, self.window,
+            self.cache_dtype, self.softcap, sinks=self.sinks, use_alibi_sqrt=False,
+            chunk_lookback=-1,
+        )  # fmt: skip
+        self.impl.process_weights_after_loading(torch.bfloat16)
+        one = torch.tensor(0.5)
+        self.layer = SimpleNamespace(impl=self.impl, _k_scale=one, _v_scale=2 * one)
+        spec = SimpleNamespace(block_size=BLOCK)
+        self.builder = self.backend.SmkernMetadataBuilder(
+            spec, ["layer"], stubs.config({"layer": self.layer}, CONTEXT), torch.device("cpu")
+        )
+        shape = self.backend.SmkernBackend.get_kv_cache_shape(
+            BLOCKS, BLOCK, self.kv_heads, self.head_dim
+        )
+        order = self.backend.SmkernBackend.get_kv_cache_stride_order()
+        lying = torch.full([shape[i] for i in order], float("nan"))
+        if self.impl.is_fp8:
+            lying = lying.to(torch.float8_e4m3fn).view(torch.uint8)
+        self.cache = lying.permute([order.index(i) for i in range(4)])
+        if not self.impl.is_fp8:
+            assert self.cache.shape == shape
+
+    def step(
+        self, new: dict[int, int], *, rows: int = 0, pad: int = 0, capture: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Some new tokens of some requests; what came out, and what should have.
+
+        Args:
+            new: Tokens by request.
+            rows: Rows of padding behind the tokens.
+            pad: Requests of padding, as full graphs have them.
+            capture: Whether the metadata is that of a capture.
+        """
+        tokens, longest = sum(new.values()), max(new.values())
+        qkv = [self._rand(tokens + rows, n) for n in (self.num_heads, self.kv_heads, self.kv_heads)]
+        starts, lens, expected = [0], [], []
+        for request, count in new.items():
+            part = slice(starts[-1], starts[-1] + count)
+            starts.append(starts[-1] + count)
+            old = self.seen.get(request, (qkv[1][:0], qkv[2][:0]))
+            k, v = (torch.cat([x, y[part]]) for x, y in zip(old, qkv[1:], strict=True))
+            self.seen[request] = k, v
+            lens.append(len(k))
+            expected.append(self._by_hand(qkv[0][part], k, v))
+        table = [[1 + request * 16 + i for i in range(16)] for request in new]
+        common = stubs.CommonAttentionMetadata(
+            torch.tensor(starts + [starts[-1]] * pad).int(), torch.tensor(lens + [0] * pad).int(),
+            len(new) + pad, tokens + pad * longest, longest, max(lens),
+            torch.tensor(table + [[0] * 16] * pad).int(),
+        )  # fmt: skip
+        build = self.builder.build_for_cudagraph_capture if capture else self.builder.build
+        metadata = build(common) if capture else build(0, common)
+        out = torch.full((tokens + rows, self.num_heads, self.head_dim), float("nan"))
+        assert self.impl.forward(self.layer, *qkv, self.cache, metadata, out) is out
+        self.metadata = metadata
+        return out[:tokens], torch.cat(expected)
+
+    def _rand(self, tokens: int, heads: int) -> Tensor:
+        return torch.randn(tokens, heads, self.head_dim, generator=self.draw)
+
+    def _by_hand(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = self.num_heads // self.kv_heads
+        if self.impl.is_fp8:
+            k = (k / 0.5).to(torch.float8_e4m3fn).float() * 0.5
+            v = v.to(torch.float8_e4m3fn).float()
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * self.impl.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        at = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+        hidden = (at < 0) | (at >= (self.window or len(k)))
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if self.sinks is not None:
+            sinks = self.sinks.float()[:, None, None].expand(-1, len(q), 1)
+            scores = torch.cat([scores, sinks], -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
+
+
+def assert_close(found: tuple[Tensor, Tensor]) -> None:
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"num_heads": 8, "kv_heads": 1}, {"head_dim": 128}, {"window": 20}, {"softcap": 5.0},
+        {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]).bfloat16()}, {"cache_dtype": "fp8"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_chunks_and_steps_are_attention_by_hand(
+    backend: Any, options: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stubs, "LAYOUT", [layout])
+    worker = Worker(backend, **options)
+    for new in ({0: 37}, {0: 20, 1: 5}, {0: 1, 1: 1}, {1: 1, 0: 1, 2: 33}, {2: 1}):
+        assert_close(worker.step(new))
+
+
+def test_random_steps_with_rows_of_padding(backend: Any) -> None:
+    random, worker = Random(3), Worker(backend, seed=3)
+    lengths = dict.fromkeys(range(4), 0)
+    for _ in range(25):
+        some = random.sample(sorted(lengths), random.randint(1, 4))
+        new = {x: random.choice([1, 1, 3, 20]) for x in some if lengths[x] < 200}
+        if new:
+            assert_close(worker.step(new, rows=random.choice([0, 0, 7])))
+            for request, count in new.items():
+                lengths[request] += count
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_captured_steps_plan_is_made_anew_in_place(backend: Any, count: int) -> None:
+    """What a graph of four requests keeps: the plan's addresses, also where some are padding."""
+    worker = Worker(backend)
+    assert_close(worker.step({0: 40, 1: 70, 2: 9, 3: 1}))
+    assert_close(worker.step(dict.fromkeys(range(4), count), capture=True))
+    captured = worker.metadata.plans
+    assert_close(worker.step(dict.fromkeys(range(3), count), pad=1, rows=count))
+    assert {**worker.metadata.plans} == captured  # the same objects
+    assert_close(worker.step({0: count, 1: count}))
+    assert worker.metadata.plans != captured
+
+
+def test_a_run_that_counts_memory_gets_zeros(backend: Any) -> None:
+    worker = Worker(backend)
+    q = torch.ones(3, 4, 64)
+    out = worker.impl.forward(worker.layer, q, q, q, worker.cache, None, torch.ones(3, 4, 64))
+    assert not out.any()
+
+
+def test_layers_of_other_windows_have_plans_of_their_own(backend: Any) -> None:
+    given = (4, 64, 0.125, 2, None)
+    impls = [backend.SmkernImpl(*given, window) for window in (None, 32, None)]
+    layers = {f"layer{i}": SimpleNamespace(impl=impl) for i, impl in enumerate(impls)}
+    builder = backend.SmkernMetadataBuilder(
+        SimpleNamespace(block_size=16), [*layers], stubs.config(layers, 256), torch.device("cpu")
+    )
+    lens = torch.tensor([5, 9]).int()
+    common = stubs.CommonAttentionMetadata(
+        torch.tensor([0, 1, 2]).int(), lens, 2, 2, 1, 9, torch.zeros(2, 16).int()
+    )
+    plans = builder.build(0, common).plans
+    assert [plans[impl.heads].shape.window for impl in impls] == [0, 32, 0]
+    assert len(plans) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"alibi_slopes": [0.5]}, "ALiBi slopes"), ({"attn_type": "encoder_only"}, "encoder_only"),
+        ({"head_size": 80}, "head_size=80"), ({"use_alibi_sqrt": True}, "use_alibi_sqrt=True"),
+        ({"chunk_lookback": 2}, "chunk_lookback=2"),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_served_are_refused_when_a_layer_is_made(
+    backend: Any, options: dict[str, Any], said: str
+) -> None:
+    given: dict[str, Any] = {"num_heads": 4, "head_size": 64, "scale": 1.0, "num_kv_heads": 4}
+    with pytest.raises(ConfigError, match=f"{said}.* attention_backend="):
+        backend.SmkernImpl(**given | options)
+
+
+def test_vllm_is_told_what_is_served(backend: Any) -> None:
+    found = backend.SmkernBackend
+    assert [n for n in (16, 24, 32, 48, 256) if found.supports_block_size(n)] == [16, 32, 48, 256]
+    assert found.supports_head_size(128)
+    assert not found.supports_head_size(80)
+    assert found.supports_kv_cache_dtype("fp8")
+    assert not found.supports_kv_cache_dtype("fp8_e5m2")
+    assert found.supports_compute_capability(SimpleNamespace(major=8, minor=0))
+    assert not found.supports_compute_capability(SimpleNamespace(major=7, minor=5))
+
+
+def test_the_plug_in_registers_and_leaves_another_ones_name_alone() -> None:
+    ours.register()
+    assert stubs.REGISTERED == {stubs.Backends.CUSTOM: ours.BACKEND}
+    stubs.REGISTERED[stubs.Backends.CUSTOM] = "theirs"
+    ours.register()
+    assert stubs.REGISTERED == {stubs.Backends.CUSTOM: "theirs"}
+
+
+def test_a_vllm_without_the_registry_starts_and_its_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    del sys.modules["vllm.v1.attention.backends.registry"]
+    ours.register()
+    assert "not registered: it is written for vLLM 0.26" in caplog.text
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "0.260", "1.0"])
+def test_another_vllm_is_refused_where_the_backend_is_asked_for(version: str) -> None:
+    with stubs.stubbed(version):
+        ours.register()
+        with pytest.raises(ConfigError, match=f"vLLM {version}: .* 0.26"):
+            __import__("smkern.integrations.vllm.backend")
+
+
+def test_nothing_of_vllm_is_imported_before_it_asks() -> None:
+    assert ours.register.__module__ == "smkern.integrations.vllm"
+    with stubs.stubbed():
+        assert not set(stubs.OURS) & {*sys.modules}
+
+
+def test_the_entry_point_is_the_register() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["smkern"].partition(":")
+    assert getattr(import_module(module), name) is ours.register
