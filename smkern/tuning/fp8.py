@@ -66,6 +66,15 @@ class ScaledProblem:
         )  # fmt: skip
 
     @property
+    def dtype(self) -> str:
+        """What is multiplied, in words."""
+        return f"e4m3 by {'blocks' if self.blocks else 'rows'}"
+
+    @property
+    def out_columns(self) -> int:
+        return self.n
+
+    @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
 

@@ -283,3 +283,17 @@ def test_calls_to_come_are_checked():
     refused(r"give \(N, K\)", smkern.Fp8Calls, shapes=[(512, 0)])
     refused("max_m=0", smkern.Fp8Calls, shapes=[(512, 128)], max_m=0)
     refused("wants a multiple of 128", smkern.Fp8Calls, quantized=[100], blocks=True)
+
+
+def test_an_explanation_names_kernel_and_kind():
+    why = smkern.explain_gemm(64, 6144, 4096, dtype=E4M3, blocks=True, num_sms=24, confined="mask")
+    assert why.config.kernel == "ws"
+    assert why.config.block_k == 128
+    assert "64x6144x4096 e4m3 by blocks (none) on 24 SMs" in str(why)
+    bf16 = smkern.explain_gemm(64, 6144, 4096, num_sms=24, confined="mask")
+    assert why.predicted_us < bf16.predicted_us
+    odd = smkern.explain_gemm(64, 6144, 4100, dtype=E4M3)
+    assert odd.config.kernel == "pointer"
+    assert smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=E4M3) >= 0
+    refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, blocks=True)
+    refused("cannot run", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3, backend="tma")

@@ -36,6 +36,7 @@ from smkern.ops.workspace import Workspaces
 from smkern.profile import load_profile
 from smkern.tuning import fp8, fp8_grouped, fp8_rows
 from smkern.tuning.config import Budget
+from smkern.tuning.cost_constants import DEFAULTS
 from smkern.tuning.fp8 import ScaledProblem
 
 E4M3 = torch.float8_e4m3fn
@@ -79,10 +80,7 @@ def run(op: Any, call: Any, dispatcher: Any, capturing: bool = False) -> Any:
 
 
 def gemms() -> ScaledDispatcher:
-    def select(problem: ScaledProblem, budget: Budget) -> Any:
-        return fp8.choose(problem, budget, H200)
-
-    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90), select)
+    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90), DEFAULTS)
 
 
 def named(launch: Launched, names: list[str]) -> dict[str, int | None]:

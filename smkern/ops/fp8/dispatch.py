@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +17,10 @@ from smkern.ops.fp8.call import ScaledGemm, out_dtype_of
 from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, row_step
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.operator import Bound
-from smkern.ops.operator_dispatch import OperatorDispatcher
+from smkern.ops.operator_dispatch import OperatorDispatcher, absent_kernels
 from smkern.tuning import fp8
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.tuning.cost_constants import CostConstants, load_constants
 from smkern.tuning.fp8 import ScaledProblem
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
         index: GPU index.
         profile: The device's facts and ceilings.
         kernels: Makes the kernels of this device on first need.
-        select: The configuration for a problem in a budget.
+        constants: The cost model's, as fitted on this GPU.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
         index: int,
         profile: Profile,
         kernels: Callable[[], Any],
-        select: Callable[[ScaledProblem, Budget], GemmConfig],
+        constants: CostConstants,
     ) -> None:
+        select = partial(fp8.choose, profile=profile, constants=constants)
         super().__init__(profile, kernels, select, of_step)
-        self.index = index
+        self.index, self.constants = index, constants
 
     def launch_by(
         self, config: GemmConfig, problem: ScaledProblem, budget: Budget, capturing: bool
@@ -68,7 +70,6 @@ def fp8_dispatcher(index: int) -> ScaledDispatcher:
         DeviceError: a GPU without e4m3.
     """
     from smkern.profile import load_profile
-    from smkern.tuning.cost_constants import load_constants
 
     profile = load_profile(index)
     major, minor = profile.info.capability
@@ -80,10 +81,13 @@ def fp8_dispatcher(index: int) -> ScaledDispatcher:
 
         return ScaledGemmKernels(10 * major + minor)
 
-    def select(problem: ScaledProblem, budget: Budget) -> GemmConfig:
-        return fp8.choose(problem, budget, profile, constants)
+    return ScaledDispatcher(index, profile, kernels, constants)
 
-    return ScaledDispatcher(index, profile, kernels, select)
+
+def offline_dispatcher(profile: Profile) -> ScaledDispatcher:
+    """A dispatcher that chooses for a device that may be absent; it cannot launch."""
+    constants = load_constants(profile.info.name, profile.info.capability)
+    return ScaledDispatcher(-1, profile, absent_kernels, constants)
 
 
 def of_step(problem: ScaledProblem) -> ScaledProblem:
@@ -125,16 +129,26 @@ def problem_from(
     whole = aligned and not (n % 8 or k % 16 or row_stride(call.a) % 16 or row_stride(w) % 16)
     whole = whole and not any(row_stride(x) % 8 for x in results)
     whole = whole and row_stride(call.a) >= k and row_stride(w) >= k
-    kernel = "" if call.backend in (None, "own", "model") else str(call.backend)
-    if kernel not in ("", "ws", "pointer") or (kernel == "ws" and not whole):
-        raise ArgumentError(
-            f"backend={kernel!r} cannot run {m}x{n}x{k} in e4m3 (16-byte aligned: {whole}): leave "
-            "backend at None"
-        )
     blocks = kind_of(w, call.w_scale) == "block"
-    return ScaledProblem(
-        m, n, k, dtype_name(dtype), epilogue, blocks, whole, bool(call.batch_invariant), kernel
+    problem = ScaledProblem(
+        m, n, k, dtype_name(dtype), epilogue, blocks, whole, bool(call.batch_invariant)
     )
+    return replace(problem, kernel=kernel_of(call.backend, problem))
+
+
+def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
+    """The kernel that a backend names, or "".
+
+    Raises:
+        ArgumentError: one that cannot run the problem.
+    """
+    kernel = "" if backend in (None, "own", "model") else str(backend)
+    if kernel not in ("", "ws", "pointer") or (kernel == "ws" and not problem.aligned):
+        raise ArgumentError(
+            f"backend={kernel!r} cannot run {problem.m}x{problem.n}x{problem.k} in e4m3 (16-byte "
+            f"aligned: {problem.aligned}): leave backend at None"
+        )
+    return kernel
 
 
 def bind_gemm(

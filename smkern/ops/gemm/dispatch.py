@@ -15,6 +15,7 @@ from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
+from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.select import Selection, rank, select_gemm, select_near
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Explanation:
     time either way.
     """
 
-    problem: GemmProblem
+    problem: GemmProblem | ScaledProblem
     budget: Budget
     config: GemmConfig
     source: str

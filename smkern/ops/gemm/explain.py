@@ -12,6 +12,7 @@ from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.annotated import checked
 from smkern.ops.explain import dispatcher_and_budget
+from smkern.ops.fp8 import explain as fp8
 from smkern.ops.gemm.checks import check_choices
 from smkern.ops.gemm.dispatch import (
     Dispatcher,
@@ -83,6 +84,7 @@ def explain_gemm(
     k: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    blocks: bool = False,
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
@@ -103,7 +105,8 @@ def explain_gemm(
         m: Rows of a.
         n: Rows of w.
         k: Columns of both.
-        dtype: torch.bfloat16 or torch.float16.
+        dtype: torch.bfloat16 or torch.float16, or torch.float8_e4m3fn with scales.
+        blocks: Of e4m3, whether scales are of 1 x 128 by 128 x 128; otherwise of rows.
         bias: Whether a bias is added.
         residual: Whether a residual is added.
         activation: None, "silu" or "gelu".
@@ -132,10 +135,19 @@ def explain_gemm(
         True
     """
     check_choices(activation, backend)
+    sizes = {"m": m, "n": n, "k": k}
+    epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
+    if dtype is checks.FP8:
+        check_sizes(sizes)
+        return fp8.explain_scaled(
+            sizes, epilogue, blocks=blocks, aligned=aligned, batch_invariant=batch_invariant,
+            backend=backend, num_sms=num_sms, confined=confined, clusters=clusters,
+            partition=partition, device=device,
+        )  # fmt: skip
     return explain_product(
-        {"m": m, "n": n, "k": k}, Epilogue(bias, residual, activation),  # type: ignore[arg-type]
-        dtype=dtype, aligned=aligned, batch_invariant=batch_invariant, backend=backend,
-        num_sms=num_sms, confined=confined, clusters=clusters, partition=partition, device=device,
+        sizes, epilogue, dtype=dtype, aligned=aligned, batch_invariant=batch_invariant,
+        backend=backend, num_sms=num_sms, confined=confined, clusters=clusters,
+        partition=partition, device=device,
     )  # fmt: skip
 
 
@@ -146,6 +158,7 @@ def gemm_workspace_bytes(
     k: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    blocks: bool = False,
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
@@ -165,7 +178,7 @@ def gemm_workspace_bytes(
         True
     """
     return largest_workspace(backend, lambda aligned: explain_gemm(
-        m, n, k, dtype=dtype, bias=bias, residual=residual, activation=activation,
+        m, n, k, dtype=dtype, blocks=blocks, bias=bias, residual=residual, activation=activation,
         aligned=aligned, batch_invariant=batch_invariant, backend=backend, num_sms=num_sms,
         device=device,
     ))  # fmt: skip

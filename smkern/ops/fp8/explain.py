@@ -1,0 +1,78 @@
+"""Which configuration a GEMM of e4m3 takes, and why; nothing is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from smkern.errors import ArgumentError
+from smkern.ops.checks import FP8_BLOCK
+from smkern.ops.explain import dispatcher_and_budget
+from smkern.ops.fp8.dispatch import ScaledDispatcher, fp8_dispatcher, kernel_of, offline_dispatcher
+from smkern.ops.gemm.dispatch import Explanation
+from smkern.tuning import constraints, cost_model
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.tuning.fp8 import ScaledProblem
+
+
+@cache
+def _shipped_dispatcher() -> ScaledDispatcher:
+    """The dispatcher of the GPU whose profile is shipped, for a machine without a GPU."""
+    from smkern.profile import load_profile
+
+    return offline_dispatcher(load_profile())
+
+
+def explain_scaled(
+    sizes: Mapping[str, int],
+    epilogue: Epilogue,
+    *,
+    blocks: bool,
+    aligned: bool,
+    batch_invariant: bool,
+    backend: str | None,
+    device: int | None,
+    **place: Any,
+) -> Explanation:
+    """The choice for a product of e4m3 with bf16 results.
+
+    Args:
+        sizes: Rows of a, columns of out and of a, by name.
+        epilogue: What is done to the product.
+        blocks: Whether scales are of blocks.
+        aligned: Whether addresses and row pitches are multiples of 16 bytes.
+        batch_invariant: As in `smkern.gemm`.
+        backend: As in `smkern.gemm`.
+        device: GPU index; None is the current one.
+        place: As `smkern.ops.explain.dispatcher_and_budget` takes it.
+    """
+    dispatcher, budget = dispatcher_and_budget(device, fp8_dispatcher, _shipped_dispatcher, **place)
+    m, n, k = sizes.values()
+    if blocks and k % FP8_BLOCK:
+        raise ArgumentError(f"k={k}: block scales want a multiple of {FP8_BLOCK}")
+    whole = aligned and n % 8 == 0 and k % 16 == 0
+    problem = ScaledProblem(m, n, k, "bf16", epilogue, blocks, whole, batch_invariant)
+    problem = replace(problem, kernel=kernel_of(backend, problem))
+    config = dispatcher.select(problem, budget)
+    profile, constants = dispatcher.profile, dispatcher.constants
+    predicted_us = cost_model.predict_us(problem.twin, config, budget, profile, constants)
+    tiles = constraints.num_tiles(problem.twin, config)
+    return Explanation(
+        problem,
+        budget,
+        replace(config, block_k=2 * config.block_k),
+        "forced" if problem.kernel else "model",
+        predicted_us,
+        _workspace_bytes(problem, config, budget),
+        tiles,
+        tiles / constraints.num_ctas(config, budget),
+        profile.info.name,
+    )
+
+
+def _workspace_bytes(problem: ScaledProblem, config: GemmConfig, budget: Budget) -> int:
+    from smkern.ops.gemm.dispatch import workspace_bytes
+
+    return workspace_bytes(problem.twin, config, budget) if config.kernel == "ws" else 0
