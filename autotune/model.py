@@ -82,6 +82,11 @@ def model_config(name: str) -> ModelConfig:
             f"--model {name!r} has {config.dtype}: models are tuned in torch.bfloat16; set dtype "
             "in its config.json if you serve it so"
         )
+    if config.quantization is not None:
+        raise ConfigError(
+            f"--model {name!r} is {config.quantization.kind}: products on e4m3 have no tables yet; "
+            "give the bf16 model, whose attention and norms it shares"
+        )
     return config
 
 

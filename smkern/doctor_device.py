@@ -181,7 +181,7 @@ def _models_of(weights: set[tuple[int, int]]) -> Iterator[str]:
     for name, config in presets().items():
         layers = kernels_of(config, Load(1, 0, 1, 1), l2_bytes=0)
         products = {(k.product.n, k.product.k) for k in layers if k.product is not None}
-        if products and products <= weights:
+        if config.quantization is None and products and products <= weights:
             yield name
 
 

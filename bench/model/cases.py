@@ -10,7 +10,7 @@ from smkern.bench.model.floor import Forward
 from smkern.bench.suite import UnknownNameError
 from smkern.models.config import ModelConfig
 from smkern.models.presets import preset
-from smkern.models.quantization import KINDS, Kind, Quantization
+from smkern.models.quantization import Kind, Quantization
 
 CONTEXT = 2048
 BATCHES = (1, 32, 64, 128)
@@ -90,7 +90,8 @@ class PrefillCase:
 class ModelPlan:
     """What is measured of one model: decode batches and a prompt, each in its budgets.
 
-    `kind` quantizes the preset's linear layers; a cache is of the model's dtype, or of fp8.
+    `kind` quantizes the preset's linear layers; a cache is of the model's dtype, or of fp8. What a
+    preset's name does not say of it stands behind a "+".
     """
 
     model: str
@@ -103,16 +104,19 @@ class ModelPlan:
 
     @property
     def config(self) -> ModelConfig:
-        """The model: its name is the preset's with what is in fp8 behind it."""
+        """The model that its name says, quantized where `kind` does."""
         found = preset(self.model.partition("+")[0])
         if self.kind is None:
             return found
         return found.replace(quantization=Quantization(self.kind))
 
-    def in_fp8(self, kind: Kind, cache: bool = False) -> ModelPlan:
-        """The same model with fp8 weights, and an fp8 cache; without one, by another name."""
-        name = f"{self.model}+{kind}{'+fp8-kv' if cache else ''}"
-        return replace(self, model=name, kind=kind, fp8_cache=cache)
+    def in_fp8(self, kind: Kind) -> ModelPlan:
+        """The same with fp8 weights, by another name."""
+        return replace(self, model=f"{self.model}+{kind}", kind=kind)
+
+    def with_fp8_cache(self) -> ModelPlan:
+        """The same with an fp8 cache, by another name."""
+        return replace(self, model=f"{self.model}+fp8-kv", fp8_cache=True)
 
     @property
     def beside_decode(self) -> str:
@@ -147,16 +151,19 @@ PLANS = (
     ModelPlan("qwen3-8b", BATCHES, 8192),
     ModelPlan("qwen3-32b", (64,), 4096),
 )
+_FP8_PLANS = (
+    ModelPlan("qwen3-8b-fp8", (1, 64), 8192),
+    ModelPlan("qwen3-32b-fp8", (1, 64), 4096),
+    ModelPlan("qwen3-30b-a3b-fp8", (1, 64), 8192),
+    ModelPlan("qwen3-8b", (1, 64), 8192).in_fp8("fp8-channel"),
+    ModelPlan("qwen3-8b", (1, 64), 8192).in_fp8("fp8-tensor"),
+)
 MORE_PLANS = (
     ModelPlan("llama-3.1-8b", (1, 64), 8192),
     ModelPlan("qwen3-14b", (1, 64), 8192),
     ModelPlan("qwen3-30b-a3b", (1, 64), 8192),
-    *(
-        ModelPlan(model, (1, 64), tokens).in_fp8(kind, cache)
-        for model, tokens in (("qwen3-8b", 8192), ("qwen3-32b", 4096), ("qwen3-30b-a3b", 8192))
-        for kind in KINDS
-        for cache in (False, True)
-    ),
+    *_FP8_PLANS,
+    *(plan.with_fp8_cache() for plan in _FP8_PLANS),
 )
 """Measured where they are named."""
 QUICK_PLANS = (ModelPlan("qwen3-8b", (1, 64), 8192, QUICK_BUDGETS, (116, 132)),)

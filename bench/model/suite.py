@@ -208,7 +208,7 @@ def run(
 
 @suite_command(
     "model",
-    click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-8b+fp8-block+fp8-kv"),
+    click.option("--models", default=None, help="Presets: qwen3-8b,qwen3-8b-fp8+fp8-kv"),
     click.option("--batches", type=IntList(), default=None, help="Decode batches: 1,64"),
     BUDGETS_OPTION,
     TIME_LIMIT_OPTION,

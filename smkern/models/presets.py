@@ -11,6 +11,7 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.from_hf import token_ids
 from smkern.models.hub import read_json
+from smkern.models.quantization import Quantization
 from smkern.rope import Llama3, Rope
 
 _QWEN3: dict[str, Any] = {
@@ -59,21 +60,24 @@ def _qwen3(hidden: int, intermediate: int, num_layers: int, num_q_heads: int) ->
 
 
 def presets() -> dict[str, ModelConfig]:
-    """All named models."""
-    return {
-        "llama-3.1-8b": _LLAMA,
+    """All named models; those whose makers publish them in fp8 too, as "-fp8"."""
+    qwen3 = {
         "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
         "qwen3-14b": _qwen3(5120, 17_408, 40, 40),
         "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
         "qwen3-30b-a3b": _QWEN3_MOE,
     }
+    blocks = Quantization("fp8-block")
+    in_fp8 = {f"{name}-fp8": x.replace(quantization=blocks) for name, x in qwen3.items()}
+    return {"llama-3.1-8b": _LLAMA, **qwen3, **in_fp8}
 
 
 def preset(name: str) -> ModelConfig:
     """A model's configuration by name, whatever the case.
 
     Args:
-        name: "llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b" or "qwen3-30b-a3b".
+        name: "llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b" or "qwen3-30b-a3b"; of Qwen3
+            also with "-fp8" behind it, linear layers in blocks.
 
     Raises:
         ConfigError: no such preset.

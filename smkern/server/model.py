@@ -139,7 +139,8 @@ def _policy(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Pol
 def _predictor(config: ModelConfig, options: EngineOptions, gpu: str | None) -> Predictor:
     if options.table is not None:
         return TablePredictor.read(options.table).for_model(config)
-    known = [name for name, other in presets().items() if _same(other, config)]
+    alike = {name: other for name, other in presets().items() if _same(other, config)}
+    known = sorted(alike, key=lambda name: alike[name].quantization != config.quantization)
     return _shipped([*known, "qwen3-8b"], gpu).for_model(config)
 
 

@@ -38,6 +38,11 @@ def gemms(jobs):
     return found
 
 
+def test_models_in_fp8_have_no_tables():
+    with pytest.raises(ConfigError, match=r"--model 'qwen3-8b-fp8' is fp8-block: products on e4m3"):
+        model_config("qwen3-8b-fp8")
+
+
 def test_a_dense_model_is_its_products_and_everything_around_them(profile):
     jobs = jobs_of(model_config("qwen3-8b"), profile)
     rows = {*model.DECODE_ROWS, *model.PREFILL_ROWS}

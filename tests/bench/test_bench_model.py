@@ -168,7 +168,8 @@ def test_a_prompt_s_passes(model, partitions):
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_model_in_fp8(partitions, cache):
     """Its step and its prompt, against floors of its bytes; its operators are not timed alone."""
-    plan = PLAN.in_fp8("fp8-block", cache)
+    plan = PLAN.in_fp8("fp8-block")
+    plan = plan.with_fp8_cache() if cache else plan
     assert plan.model == "qwen3-8b+fp8-block" + cache * "+fp8-kv"
     assert plan.config == preset("qwen3-8b").replace(quantization=Quantization("fp8-block"))
     wide = {"hidden_size": 128, "num_kv_heads": 2, "intermediate_size": 256}

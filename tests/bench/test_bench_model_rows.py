@@ -64,7 +64,7 @@ def test_cases():
     }  # fmt: skip
     assert plan.prompt.forward.tokens == 8192
     assert plan.within((16, 116)) == ModelPlan(plan.model, plan.batches, 8192, (16,), (116,))
-    for name in ("qwen3-32b", "qwen3-8b+fp8-block", "qwen3-8b+fp8-tensor+fp8-kv"):
+    for name in ("qwen3-32b", "qwen3-8b-fp8+fp8-kv", "qwen3-8b+fp8-tensor"):
         assert [found.model for found in plans_named([name])] == [name]
     with pytest.raises(ValueError, match="no model is named 'gpt-2'"):
         plans_named(["gpt-2"])

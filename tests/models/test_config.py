@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from smkern.errors import ConfigError
-from smkern.models import ModelConfig, MoeConfig, preset, presets
+from smkern.models import ModelConfig, MoeConfig, Quantization, preset, presets
 from smkern.rope import Llama3
 from tests.models.peers import FAMILIES, hf_config
 
@@ -28,6 +28,13 @@ PARAMETERS = {
 def test_presets_have_as_many_parameters_as_published(name):
     assert preset(name).num_parameters == PARAMETERS[name]
     assert preset(name.upper()) == presets()[name]
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-14b", "qwen3-32b", "qwen3-30b-a3b"])
+def test_presets_in_fp8(name):
+    want = preset(name).replace(quantization=Quantization("fp8-block"))
+    assert preset(f"{name}-FP8") == want
+    assert want.weight_bytes < 0.6 * preset(name).weight_bytes
 
 
 def test_an_unknown_preset_names_the_known():
