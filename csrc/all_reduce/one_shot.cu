@@ -195,7 +195,7 @@ all_reduce(const __grid_constant__ Params p) {
   Shared* own = (Shared*)p.shared[p.rank];
   const u32 call = *(volatile u32*)&own->calls + 1;
   const int group = threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
-  const int first = blockIdx.x * kGroups + group, step = gridDim.x * kGroups;
+  const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * kGroups;
   send(p, call, first, step, lane);
   __syncthreads();
   const int other = threadIdx.x;

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smkern.device import device_info
+from smkern.device import Budget, device_info
 from smkern.errors import ArgumentError
 from smkern.kernels.all_reduce.one_shot import MAX_RANKS, Mode, OneShotKernels, memory_bytes
 from smkern.kernels.all_reduce.peer_memory import PeerMemory
+from smkern.kernels.driver import may_overlap
 from smkern.models.tensor_parallel import Collective, TensorParallel
 from smkern.ops.checks import dtype_name
-from smkern.partition import current_num_sms
+from smkern.partition import budget_of_stream
 
 MAX_ROWS = 256
 """Rows of a call, at most: behind that the links are busy for longer than a launch takes."""
@@ -65,11 +66,12 @@ class OneShot(Collective):
         tp.together("mapping memory", lambda: memory.open(tp.rank, handles))
         self._memory = memory
         major, minor = device_info(device.index).capability
+        self._capability = 10 * major + minor
         self._kernels = tp.together(
             "loading its kernels",
             lambda: OneShotKernels(
                 tp.rank, memory.addresses, slot, dtype_name(dtype), hidden_size,
-                10 * major + minor, tp.timeout_s,
+                self._capability, tp.timeout_s,
             ),
         )  # fmt: skip
 
@@ -108,7 +110,12 @@ class OneShot(Collective):
 
     def _launch(self, mode: Mode, x: Tensor, num_sms: int | None, **rest: float) -> None:
         index = self._device.index
-        if num_sms is None:
-            num_sms = current_num_sms(index)
         stream: int = torch._C._cuda_getCurrentRawStream(index)
-        self._kernels.launch(mode, stream, x.shape[0], num_sms, x.data_ptr(), **rest)  # type: ignore[arg-type]
+        budget = budget_of_stream(stream, index)
+        if num_sms is not None and num_sms < budget.num_sms:  # kept by the grid, not by a mask
+            budget = Budget(num_sms)
+        overlap = may_overlap(True, budget, self._capability)
+        self._kernels.launch(
+            mode, stream, x.shape[0], budget.num_sms, x.data_ptr(), overlap=overlap,
+            **rest,  # type: ignore[arg-type]
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smkern.kernels.cuda_source import compile_cuda
-from smkern.kernels.driver import OVERLAP_FROM, check, launcher, load_function
+from smkern.kernels.driver import OVERLAP_FROM, Run, check, launcher, load_function
 from smkern.kernels.ledger import ledger
 
 Mode = Literal["sum", "add", "norm"]
@@ -87,7 +87,7 @@ class OneShotKernels:
     ) -> None:
         ranks, self._width = len(addresses), 2 * width // VECTOR_BYTES
         self.slot_bytes = slot_bytes
-        self._rank, self._capability = rank, capability
+        self._rank = rank
         self._shared = (*addresses, *[0] * (MAX_RANKS - ranks))
         self._limit_ns = int(1e9 * limit_s)
         vectors = -(-self._width // GROUP)
@@ -96,6 +96,7 @@ class OneShotKernels:
             variant = OneShotVariant(ranks, dtype, mode, vectors, capability)
             self._functions[mode] = load_function(variant.compile(), "all_reduce", 0)
             ledger().append(variant)
+        self._runs: dict[tuple[str, int, bool], Run] = {}
         self._lock = threading.Lock()
         self._buffer = ctypes.create_string_buffer(_PARAMS.size)
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
@@ -115,16 +116,20 @@ class OneShotKernels:
             eps: Added to the mean of squares.
             overlap: Whether it may begin while the launch before it ends.
         """
-        num_ctas = min(-(-rows // ROWS), num_sms, MAX_CTAS)
-        run = launcher(
-            self._functions[mode], num_ctas, GROUP * ROWS, 0,
-            overlap=overlap and self._capability >= OVERLAP_FROM,
-        )  # fmt: skip
+        key = mode, min(rows, num_sms, MAX_CTAS), overlap
         with self._lock:
+            run = self._runs.get(key) or self._run(*key)
             _PARAMS.pack_into(
                 self._buffer, 0, *self._shared, x, residual, weight, out, self.slot_bytes,
                 self._limit_ns, self._rank, rows, self._width, eps,
             )  # fmt: skip
             code = run(stream, self._pointers)
         if code:
-            check(code, f"launching {num_ctas} CTAs of a sum over {len(self._shared)} ranks")
+            check(code, f"launching {key[1]} CTAs of a sum over ranks")
+
+    def _run(self, mode: str, num_ctas: int, overlap: bool) -> Run:
+        """The launch of a grid, made once."""
+        run = self._runs[mode, num_ctas, overlap] = launcher(
+            self._functions[mode], num_ctas, GROUP * ROWS, 0, overlap=overlap
+        )
+        return run
