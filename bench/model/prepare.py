@@ -37,12 +37,7 @@ def wanted(
 def compile_gemms(
     config: ModelConfig, plan: ModelPlan, steps: Iterable[Budget], prompts: Iterable[Budget]
 ) -> int:
-    """Compile what dispatch will choose for these; how many variants.
-
-    None of a quantized model: what it launches compiles when it first runs, and is few kernels.
-    """
-    if config.quantization is not None:
-        return 0
+    """Compile what dispatch will choose for these; how many variants."""
     ready = [
         (settled_problem(problem, budget), budget, None)
         for problem, budget in wanted(config, plan, steps, prompts)

@@ -204,6 +204,9 @@ def _switch(tasks: Tasks) -> Iterator[Task]:
 
 
 def _stock(tasks: Tasks) -> Iterator[Task]:
+    """Of models in bf16: stock kernels read those weights."""
+    if preset(tasks.plan.model).quantization is not None:
+        return
     yield from _rungs(tasks, STOCK, STOCK_RUNGS.get(tasks.plan.model, tasks.plan.rungs))
     yield from _chunked(tasks, STOCK)
 

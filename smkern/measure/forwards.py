@@ -18,15 +18,21 @@ Forwards = tuple[Iterable[tuple[int, int]], Sequence[Budget]]
 
 
 def problems_of(config: ModelConfig, tokens: int, batch: int) -> tuple[GemmProblem, ...]:
-    """The GEMMs of a forward of so many tokens and requests."""
+    """The GEMMs of a forward of so many tokens and requests, but for those on e4m3: these compile
+    when they first run, and are few."""
     hidden, residual = config.hidden_size, Epilogue(residual=True)
+    whole = [GemmProblem(batch, config.vocab_size, hidden)]
+    if config.moe is not None:
+        whole.append(GemmProblem(tokens, config.moe.num_experts, hidden))
+    if config.quantization is not None:
+        return tuple(whole)
     found = [
         GemmProblem(tokens, config.qkv_size, hidden),
         GemmProblem(tokens, hidden, config.q_size, epilogue=residual),
-        GemmProblem(batch, config.vocab_size, hidden),
+        *whole,
     ]
     if config.moe is not None:
-        return (*found, GemmProblem(tokens, config.moe.num_experts, hidden))
+        return tuple(found)
     inner = config.intermediate_size
     found.append(GemmProblem(tokens, 2 * inner, hidden, epilogue=Epilogue(swiglu=True)))
     found.append(GemmProblem(tokens, hidden, inner, epilogue=residual))

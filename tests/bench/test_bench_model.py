@@ -197,6 +197,8 @@ def test_gemms_to_compile():
         (6144, 4096, "none"), (4096, 4096, "residual"), (151936, 4096, "none"),
         (24576, 4096, "swiglu"), (4096, 12288, "residual"),
     }  # fmt: skip
+    in_fp8 = problems_of(preset("qwen3-8b-fp8"), 64, 64)
+    assert [(p.n, p.k) for p in in_fp8] == [(151936, 4096)]
     small, large = Budget(16, "mask"), Budget(116, "mask")
     found = list(wanted(config, PLAN, [small], [large]))
     assert {p.m for p, budget in found if budget is small} == {1, 2}
