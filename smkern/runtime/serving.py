@@ -12,6 +12,7 @@ from smkern.partition import Ladder
 from smkern.policies import Policy
 from smkern.runtime.device import Device
 from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES, ModelExecutor
+from smkern.runtime.model.sizes import is_summed
 from smkern.runtime.multiplexer import STALL_S, Multiplexer
 from smkern.runtime.queues import Preemption
 from smkern.runtime.timeline.timeline import Timeline
@@ -85,7 +86,7 @@ def serve(
         >>> len(handles[0].tokens), mux.stats().tokens, mux.close()
         (5, 10, None)
     """
-    if getattr(model, "tp", None) is not None:
+    if is_summed(model):
         raise ArgumentError(
             "serve() of one rank's part of a model: the other ranks must launch the same; take "
             "LLM(tp=), or a Multiplexer over RankExecutor on rank 0 and follow() on the others"

@@ -75,7 +75,8 @@ class MixedRunner:
     def launches(self) -> int:
         """Kernels of a forward, at most."""
         config = self._model.config
-        return config.num_layers * sizes.layer_launches(config) + OTHER_LAUNCHES
+        layer = sizes.layer_launches(config, summed=sizes.is_summed(self._model))
+        return config.num_layers * layer + OTHER_LAUNCHES
 
     def work(
         self,

@@ -186,6 +186,7 @@ class PrefillRunner:
         self._slots = slots
         self._reads = reads
         self._max_context = max_context
+        self._layer_launches = sizes.layer_launches(model.config, summed=sizes.is_summed(model))
         self._staging = Staging(state.device)
 
     def begin(self, chunks: Sequence[PrefillChunk], slot: int) -> PrefillRun:
@@ -267,7 +268,7 @@ class PrefillRunner:
             "prefill",
             launch,
             sizes.prefill_size(config, run, count, read is not None),
-            count * sizes.layer_launches(config) + (first == 0) * 5 + is_last * 6,
+            count * self._layer_launches + (first == 0) * 5 + is_last * 6,
             {"first": first, "requests": [chunk.request.index for chunk in run.chunks]},
         )
 

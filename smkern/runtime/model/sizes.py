@@ -97,9 +97,19 @@ def bounds(counts: Sequence[int], lengths: Sequence[int], most: int) -> Bounds:
     }
 
 
-def layer_launches(config: ModelConfig) -> int:
-    """Kernels of a layer, at most."""
-    return 9 if config.moe is None else 14
+def layer_launches(config: ModelConfig, *, summed: bool = False) -> int:
+    """Kernels of a layer, at most.
+
+    Args:
+        config: The model.
+        summed: Whether it is a part, summed over ranks: two sums more, and what adds the last.
+    """
+    return (9 if config.moe is None else 14) + 3 * summed
+
+
+def is_summed(model: object) -> bool:
+    """Whether a model is a rank's part, whose forwards sum over the ranks."""
+    return getattr(model, "tp", None) is not None
 
 
 def prefill_size(config: ModelConfig, run: PrefillRun, layers: int, head: bool) -> Size:

@@ -13,11 +13,13 @@ from smkern.errors import ArgumentError, RankError
 from smkern.kv import PagePool
 from smkern.models import SamplingParams
 from smkern.runtime import HostDevice, Place, Work
+from smkern.runtime.model import sizes
 from smkern.runtime.ranks.channel import Link, Links
 from smkern.runtime.ranks.follower import _Replay
 from smkern.runtime.ranks.leader import RankDevice
 from smkern.runtime.ranks.records import Mirror, Told
 from smkern.runtime.request import Request
+from tests.models.generation import tiny
 
 WHOLE = Place.whole(132)
 
@@ -191,3 +193,11 @@ def test_messages_come_in_order_with_what_is_over() -> None:
     links.close()
     thread.join()
     assert seen == [(1, "a", [], (1,)), (2, "b", [1, 5], ()), (3, "close", [], ())]
+
+
+def test_a_part_counts_its_sums_among_its_launches() -> None:
+    config = tiny()
+    part = SimpleNamespace(tp=object())
+    assert (sizes.is_summed(part), sizes.is_summed(SimpleNamespace(tp=None))) == (True, False)
+    alone, summed = (sizes.layer_launches(config, summed=x) for x in (False, True))
+    assert summed == alone + 3  # two sums, and what adds the second to the residual
