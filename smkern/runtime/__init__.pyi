@@ -12,6 +12,7 @@ from smkern.runtime.model.executor import ModelExecutor as ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer as Multiplexer
 from smkern.runtime.place import Lane as Lane
 from smkern.runtime.place import Place as Place
+from smkern.runtime.ranks.serving import serve_ranks as serve_ranks
 from smkern.runtime.request import Completion as Completion
 from smkern.runtime.serving import serve as serve
 from smkern.runtime.sim.device import SimDevice as SimDevice

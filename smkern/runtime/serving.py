@@ -88,8 +88,8 @@ def serve(
     """
     if is_summed(model):
         raise ArgumentError(
-            "serve() of one rank's part of a model: the other ranks must launch the same; take "
-            "LLM(tp=), or a Multiplexer over RankExecutor on rank 0 and follow() on the others"
+            "serve() of one rank's part of a model: the other ranks must launch the same; call "
+            "smkern.runtime.serve_ranks on all of them, or take LLM(tp=)"
         )
     executor = ModelExecutor(
         model,

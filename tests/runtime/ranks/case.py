@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from smkern import LLM
-from smkern.errors import ArgumentError
+from smkern.errors import ArgumentError, RankError
 from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, TensorParallel, Weights
-from smkern.policies import Chunked
-from smkern.runtime import HostDevice, ModelExecutor, Multiplexer
+from smkern.policies import Chunked, StaticSplit
+from smkern.runtime import HostDevice, ModelExecutor, Multiplexer, serve_ranks
 from smkern.runtime.ranks.channel import Links, open_links
 from smkern.runtime.ranks.follower import follow
 from smkern.runtime.ranks.leader import RankExecutor
@@ -103,6 +103,31 @@ def generate(size: int, folder: str) -> Any:
         llm.follow()
     except ArgumentError as error:
         return [[list(x.tokens) for x in each] for each in done], str(error)
+
+
+def served_by_ranks(size: int) -> Any:
+    """`serve_ranks` under a split; then of ranks that ask for other sizes, what they are told."""
+    tp = TensorParallel.from_env(size, "cpu", timeout_s=10)
+    whole = config(size)
+    decoder = Decoder(whole, Weights.random(whole, 3, shard=tp.shard), tp=tp)
+    part = decoder.config
+    sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, PAGE, part.dtype)
+    pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device="cpu")
+    given: dict[str, Any] = {"max_running": 4, "max_tokens": 48, "max_context": 80}
+    device = HostDevice(rungs=RUNGS)
+    mux = serve_ranks(decoder, pool, device=device, policy=StaticSplit(48), **given)
+    tokens = None
+    if mux is not None:
+        handles = [mux.submit([1, 2, 3 + i], SamplingParams(6, ignore_eos=True)) for i in range(3)]
+        for _ in mux.run():
+            pass
+        mux.close()
+        tokens = [list(handle.tokens) for handle in handles]
+    given["max_running"] += tp.rank
+    try:
+        serve_ranks(decoder, pool, device=device, **given)
+    except RankError as error:
+        return tokens, str(error)
 
 
 def fail(size: int, timeout_s: float, who: int | None, how: str) -> Any:

@@ -49,6 +49,18 @@ def test_an_llm_under_torchrun(tmp_path: Path) -> None:
         assert outcome.error.startswith("ConfigError"), outcome
 
 
+def test_served_by_all_ranks() -> None:
+    config = case.config(2)
+    alone = Alone(Decoder(config, Weights.random(config, 3)), 80)
+    params = SamplingParams(6, ignore_eos=True)
+    first, second = on_processes(2, case.served_by_ranks, 2)
+    assert (first.error, second.error) == ("", "")
+    assert first.result[0] == [alone.generate([1, 2, 3 + i], params) for i in range(3)]
+    assert second.result[0] is None
+    for outcome in (first, second):
+        assert "max_running is 5 on rank 1 and 4 on rank 0" in outcome.result[1]
+
+
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_rank_that_is_killed_is_named_on_all(who: int) -> None:
     found = on_processes(3, case.fail, 3, 10.0, who, "killed")
