@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ConfigError
-from smkern.models import ModelConfig, Quantization, Shard, Weights, preset
+from smkern.models import (
+    Decoder,
+    ModelConfig,
+    Quantization,
+    Shard,
+    TensorParallel,
+    Weights,
+    preset,
+)
 from tests.models.fp8_checkpoints import write
-from tests.models.peers import hf_config
-from tests.models.test_fp8_decoder import widened
+from tests.models.peers import Session, hf_config, prompts
+from tests.models.ranks import on_ranks
+from tests.models.test_fp8_decoder import assert_rounded_alike, widened
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 200}  # fmt: skip
@@ -49,6 +58,25 @@ def test_a_checkpoint_is_read_in_parts(tmp_path: Path, kind: str):
         for cut, layer in zip(part.layers, whole.layers, strict=True):
             for got, want in zip(cut.scales.tensors(), layer.scales.tensors(), strict=True):
                 assert want.dim() == 2 or torch.equal(got, want)  # of inputs
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_ranks_compute_what_one_does(family: str):
+    """A rank's columns are whole blocks, so inputs round as they do on one."""
+    moe = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {}
+    given = hf_config(family, **SIZES, **moe, num_hidden_layers=1)
+    config = ModelConfig.from_hf(given).replace(dtype=torch.float32)
+    texts, blocks = prompts((5, 2, 9), 200), "fp8-block"
+
+    def logits(tp: TensorParallel | None = None) -> Tensor:
+        shard = Shard() if tp is None else tp.shard
+        weights = Weights.random(config, 3, shard=shard, dtype=blocks)  # type: ignore[arg-type]
+        quantized = config.replace(quantization=Quantization(blocks))  # type: ignore[arg-type]
+        return Session.make(Decoder(quantized, weights, tp=tp), len(texts)).logits(texts)
+
+    found, _, _ = on_ranks(2, logits)
+    assert torch.equal(found[0], found[1])
+    assert_rounded_alike(found[0], logits())
 
 
 def test_a_part_is_made_of_whole_blocks():
