@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from smkern.device import device_info
 from smkern.errors import ConfigError, WeightsError
 from smkern.models.layers import DenseLayer, Layer, LayerScales, Scales
 from smkern.models.quantization import Kind, Quantization
 from smkern.ops import quantize as quantize_matrix
+from smkern.ops.fp8.scales import check_fp8_capability
 
 if TYPE_CHECKING:
     from smkern.models.config import ModelConfig
@@ -35,6 +37,7 @@ def quantize(weights: Weights, kind: Kind) -> Weights:
     Raises:
         ConfigError: another kind, weights that are quantized, or sizes that blocks do not divide.
         WeightsError: weights that are not finite.
+        DeviceError: weights on a GPU without e4m3.
 
     Source: blocks as in DeepSeek-V3 (arXiv 2412.19437) section 3.3.2.
 
@@ -57,8 +60,16 @@ def quantize(weights: Weights, kind: Kind) -> Weights:
             "were made of"
         )
     config = weights.config.replace(quantization=Quantization(kind))
+    check_device(config, weights.embed.device)
     layers = tuple(quantize_layer(layer, config, i) for i, layer in enumerate(weights.layers))
     return replace(weights, config=config, layers=layers)
+
+
+def check_device(config: ModelConfig, device: torch.device) -> None:
+    """Raise DeviceError for a quantized model on a GPU without e4m3, before it takes memory."""
+    if config.quantization is not None and device.type == "cuda":
+        major, minor = device_info(device.index).capability
+        check_fp8_capability(10 * major + minor)
 
 
 def quantize_layer(layer: Layer, config: ModelConfig, index: int) -> Layer:

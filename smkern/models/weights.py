@@ -17,7 +17,7 @@ from smkern.models.layers import Layer, Make, empty_layer
 from smkern.models.loader import filled, load
 from smkern.models.names import named_layer, named_weights
 from smkern.models.quantization import Kind, Quantization
-from smkern.models.quantizing import quantize_layer
+from smkern.models.quantizing import check_device, quantize_layer
 from smkern.models.shard import WHOLE, Shard
 
 
@@ -54,7 +54,7 @@ class Weights:
             ConfigError: no `ModelConfig`, or sizes that so many ranks cannot share.
         """
         config = shard.config(with_dtype(config, None))
-        make = _maker(device)
+        make = _maker(config, device)
         table = (len(shard.rows(config.vocab_size)), config.hidden_size)
         embed = make(*table, dtype=config.dtype)
         return cls(
@@ -94,7 +94,7 @@ class Weights:
             ConfigError: no `ModelConfig`, a dtype that is not served, or sizes that so many ranks
                 cannot share.
             ArgumentError: a seed that is no whole number of 64 bits.
-            DeviceError: no such device, or one that draws nothing.
+            DeviceError: no such device, one that draws nothing, or a GPU without e4m3.
 
         Example:
             >>> from smkern.models import Weights, preset
@@ -109,7 +109,7 @@ class Weights:
             raise DeviceError("device='meta' draws no numbers: give cpu, or a GPU")
         config = with_dtype(config, dtype)
         plain, part = config.replace(quantization=None), shard.config(config)
-        make, table = _maker(device), (config.vocab_size, config.hidden_size)
+        make, table = _maker(config, device), (config.vocab_size, config.hidden_size)
         embed = make(*table, dtype=config.dtype)
         generator = torch.Generator(embed.device).manual_seed(seed)
 
@@ -249,8 +249,9 @@ def with_dtype(config: ModelConfig, dtype: torch.dtype | Kind | None) -> ModelCo
     return config.replace(quantization=Quantization(dtype))
 
 
-def _maker(device: torch.device | str) -> Make:
+def _maker(config: ModelConfig, device: torch.device | str) -> Make:
     place = torch_device(device)
+    check_device(config, place)
 
     def make(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from smkern.errors import ConfigError, WeightsError
+from smkern.errors import ConfigError, DeviceError, WeightsError
 from smkern.models import ModelConfig, Quantization, Weights, preset, quantize
+from smkern.models.quantizing import check_device
+from tests.gpus import A100, L40S, install
 from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, is_linear, quantized, write
 from tests.models.peers import hf_config
 
@@ -221,6 +224,17 @@ def test_what_cannot_be_quantized_is_named():
     weights.layers[1].o[3, 5] = float("nan")
     with pytest.raises(WeightsError, match="o of layer 1 holds values that are not finite"):
         quantize(weights, "fp8-block")
+
+
+def test_gpus_without_e4m3_are_refused_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch):
+    config = preset("qwen3-8b-fp8")
+    install(monkeypatch, A100)
+    for make in (Weights.empty, partial(Weights.random, seed=1)):
+        with pytest.raises(DeviceError, match=r"compute capability 8\.0 has no e4m3"):
+            make(config, device="cuda:0")
+    install(monkeypatch, L40S)
+    check_device(config, torch.device("cuda:0"))
+    check_device(config, torch.device("cpu"))
 
 
 def test_zeros_are_quantized():
