@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection
+from threading import Thread
 from typing import NamedTuple
 
 from smkern.models.sampling import SamplingParams
@@ -130,7 +131,9 @@ class EngineClient:
         self._numbers = count()
         self._readers: dict[int, tuple[Generation, int]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
-        # Sending may wait for an engine that is busy, which may wait for this loop to read.
+        self._is_stopping = False
+        # The pipe blocks, each way in a thread of its own: a loop that watched it (uvloop) would
+        # make it non-blocking, and cut what it does not take at once.
         self._sender = ThreadPoolExecutor(1, "to-engine")
 
     @property
@@ -139,14 +142,14 @@ class EngineClient:
         return len(self._readers)
 
     def start(self) -> None:
-        """Read in the event loop that runs."""
-        asyncio.get_running_loop().add_reader(self._connection.fileno(), self._read)
+        """Hand what comes to the event loop that runs."""
+        loop = asyncio.get_running_loop()
+        Thread(target=self._listen, args=(loop,), name="from-engine", daemon=True).start()
 
     def stop(self) -> None:
-        """Have the engine give everything back and end; nothing is read any more."""
-        if self.failure is None:
-            asyncio.get_running_loop().remove_reader(self._connection.fileno())
-            self._send(Stop())
+        """Have the engine give everything back and end."""
+        self._send(Stop())
+        self._is_stopping = True
         self._sender.shutdown(wait=False)
 
     async def generate(
@@ -195,17 +198,25 @@ class EngineClient:
         return answer
 
     def _send(self, message: ToEngine) -> None:
-        self._sender.submit(self._put, message)
+        if not self._is_stopping:
+            self._sender.submit(self._put, message)
 
     def _put(self, message: ToEngine) -> None:
         with suppress(OSError):  # reading tells that the engine is gone
             self._connection.send(message)
 
-    def _read(self) -> None:
-        try:
-            message: FromEngine = self._connection.recv()
-        except (EOFError, OSError):
-            message = Failed(GONE)
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The body of the thread that reads, until the engine is gone."""
+        message: FromEngine | None = None
+        while not isinstance(message, Failed):
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                message = Failed(GONE)
+            with suppress(RuntimeError):  # a loop that has ended wants no more
+                loop.call_soon_threadsafe(self._got, message)
+
+    def _got(self, message: FromEngine) -> None:
         match message:
             case Drawn():
                 self._drawn(message)
@@ -244,7 +255,8 @@ class EngineClient:
 
     def _failed(self, fault: Fault) -> None:
         """The engine is gone: all that waits for it is told."""
-        asyncio.get_running_loop().remove_reader(self._connection.fileno())
+        if self._is_stopping:
+            return
         self.failure = fault
         for id_ in [*self._answers]:
             self._answered(id_, EngineError(fault))

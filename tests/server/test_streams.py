@@ -49,6 +49,27 @@ async def stream_all(server: Running, count: int) -> list[tuple[int, list[int], 
         return await asyncio.gather(*(one(at) for at in range(count)))
 
 
+def test_more_than_a_pipe_holds_arrives_whole() -> None:
+    """Prompts of a megabyte at a time, while the engine looks into its pipe now and then."""
+    prompts = [[at + 70_000] * 20_000 for at in range(10)]
+
+    async def all_of(server: Running) -> list[list[int]]:
+        async with server.async_client as client:
+
+            async def one(at: int) -> list[int]:
+                made = await client.completions.create(
+                    model=NAME, prompt=prompts[at], max_tokens=3, seed=at,
+                    extra_body={"return_token_ids": True},
+                )  # fmt: skip
+                return list(made.choices[0].token_ids)  # type: ignore[attr-defined]
+
+            return await asyncio.gather(*map(one, range(len(prompts))))
+
+    with running(lambda: simulated(pause_s=0.005)) as server:
+        found = run_async(all_of(server))
+    assert found == [tokens_of(prompt, at, 3) for at, prompt in enumerate(prompts)]
+
+
 def test_256_streams_of_which_a_tenth_hang_up() -> None:
     with running(lambda: simulated(pause_s=0.001)) as server:
         found = run_async(stream_all(server, STREAMS))
