@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 STEP_TERMS, PROMPT_TERMS = 9, 1
 """Terms of a pair in the line of a step's slowdown, and of prompts': these are told by what is
 near, as a line in shares led far off for the shortest prompts (10% against 6% in the mean)."""
+FP8 = "-fp8"
+"""What stands behind the names of presets whose linear layers are in fp8."""
 GUARD = 1.12
 """What a step beside prompts may take over what is expected."""
 UNMEASURED_BESIDE = 1.25
@@ -107,7 +110,8 @@ class TablePredictor:
 
     @classmethod
     def load(cls, model: str = "qwen3-8b", gpu: str | None = None) -> TablePredictor:
-        """From the table that smkern ships for a model.
+        """From the table that smkern ships for a model; of one in fp8 that has none, from the bf16
+        model's and its own rooflines.
 
         Args:
             model: A preset's name, whatever the case.
@@ -123,6 +127,9 @@ class TablePredictor:
             if not isinstance(value, str):
                 raise ArgumentError(f"{name}={value!r}: pass a name")
         path = shipped_path(model, gpu)
+        if not path.exists() and model.lower().endswith(FP8):
+            plain = cls.load(model[: -len(FP8)], gpu)
+            return plain.for_model(replace(plain.sizes, linear_bytes=1))
         if not path.exists():
             raise TableError(
                 f"no timings of {model!r} on {gpu!r}; there are {shipped(gpu)}. Measure with "

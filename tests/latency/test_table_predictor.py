@@ -256,6 +256,15 @@ def test_what_contention_costs_on_an_h200() -> None:
     assert predictor.alone_us(step, 24) < 15_000
 
 
+def test_a_preset_in_fp8_without_a_table() -> None:
+    plain, small = (TablePredictor.load(name) for name in ("qwen3-8b", "Qwen3-8B-FP8"))
+    assert small.sizes == replace(plain.sizes, linear_bytes=1)
+    step = decode(64, 2048)
+    assert small.alone_us(step, 24) < 0.9 * plain.alone_us(step, 24)
+    with pytest.raises(TableError, match="no timings of 'gpt-5'"):
+        TablePredictor.load("gpt-5-fp8")
+
+
 def test_bad_requests() -> None:
     with pytest.raises(ArgumentError, match="no timings"):
         TablePredictor({}, SIZES, PROFILE)
