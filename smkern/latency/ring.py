@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import isfinite
+from itertools import pairwise
+from math import inf
 
 from smkern.errors import ArgumentError
 from smkern.latency.cost import ELEMENT_BYTES
 from smkern.latency.predictor import Predictor
 from smkern.latency.work import Size
+from smkern.limits import as_float, as_int, shown
 
 SUMS_PER_LAYER = 2
 """Behind attention's output product, and behind the second one of the MLP."""
@@ -54,19 +56,21 @@ class Ring:
     measured: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or self.hidden_size < 1 or self.vocab_size < 1:
-            raise ArgumentError(f"{self}: give at least one GPU, and sizes of 1 or more")
-        if not self.nvlink_tbps > 0 or not 0 <= self.startup_us < float("inf"):
+        for name in ("gpus", "hidden_size", "vocab_size"):
+            as_int(name, getattr(self, name), 1)
+        if not 0 < as_float("nvlink_tbps", self.nvlink_tbps) < inf:
+            raise ArgumentError(f"nvlink_tbps={self.nvlink_tbps}: take a bandwidth above 0")
+        if not 0 <= as_float("startup_us", self.startup_us) < inf:
+            raise ArgumentError(f"startup_us={self.startup_us}: take a finite time of 0 or more")
+        try:
+            points = [(float(size), float(us)) for size, us in self.measured]
+            is_right = all(0 < x < inf for point in points for x in point)
+            is_ascending = all(a[0] < b[0] for a, b in pairwise(points))
+        except Exception:  # noqa: BLE001  of whatever stands for points
+            is_right = is_ascending = False
+        if not (is_right and is_ascending):
             raise ArgumentError(
-                f"nvlink_tbps={self.nvlink_tbps}, startup_us={self.startup_us}: take a bandwidth "
-                "above 0 and a time of 0 or more"
-            )
-        sizes = [size for size, _ in self.measured]
-        if sizes != sorted(set(sizes)) or not all(
-            size > 0 and us > 0 and isfinite(size + us) for size, us in self.measured
-        ):
-            raise ArgumentError(
-                f"measured={self.measured!r:.200}: give (bytes, microseconds) above 0, ascending "
+                f"measured={shown(self.measured)}: give (bytes, microseconds) above 0, ascending "
                 "by bytes"
             )
 
@@ -76,7 +80,7 @@ class Ring:
             return 0.0
         if not self.measured:
             return ring_us(self.gpus, num_bytes, self.nvlink_tbps, self.startup_us)
-        right = bisect_right(self.measured, (num_bytes, float("inf")))
+        right = bisect_right(self.measured, (num_bytes, inf))
         if right == 0:
             return self.measured[0][1]
         size, us = self.measured[right - 1]

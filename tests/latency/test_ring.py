@@ -67,7 +67,7 @@ def test_parts_of_a_model_as_ranks_have_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"gpus": 0}, "at least one GPU"),
+        ({"gpus": 0}, "gpus=0"),
         ({"nvlink_tbps": 0.0}, "nvlink_tbps=0.0"),
         ({"startup_us": -1.0}, "startup_us=-1.0"),
         ({"measured": ((2, 1.0), (1, 1.0))}, "ascending"),

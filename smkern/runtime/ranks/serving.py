@@ -50,11 +50,10 @@ def serve_ranks(
         RankError: ranks that differ; or while it serves, a rank that is gone, hangs or failed.
 
     Example:
-        >>> mux = serve_ranks(decoder, pool, ladder=ladder, policy=MuxWise(tbt_slo_ms=50))
-        ... # doctest: +SKIP
+        >>> mux = serve_ranks(decoder, pool, ladder=ladder)                    # doctest: +SKIP
         >>> if mux is not None:                                                # doctest: +SKIP
         ...     handle = mux.submit(tokens)
-        ...     for output in mux.run(): ...
+        ...     outputs = list(mux.run())
         ...     mux.close()
     """
     tp = model.tp
