@@ -35,9 +35,10 @@ def check_scale(
     if place.dim() == 1 or (kind is not None and kind.kind == "fp8-tensor"):
         shapes += [[], [1], [1, 1]]
     if list(tensor.shape) not in shapes:
+        whose = "scales" if kind is None else f"{kind.kind} scales"
         raise WeightsError(
-            f"{name} in {source} has shape {list(tensor.shape)}, {kind and kind.kind} scales of "
-            f"this tensor have {shapes[0]}: use the config.json that belongs to it"
+            f"{name} in {source} has shape {list(tensor.shape)}, {whose} of this tensor have "
+            f"{shapes[0]}: use the config.json that belongs to it"
         )
     if tensor.device.type == "meta":
         return
