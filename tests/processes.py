@@ -56,7 +56,11 @@ def _one(
 
 
 def on_processes(
-    size: int, run: Callable[..., Any], *arguments: Any, left_behind: int | None = None
+    size: int,
+    run: Callable[..., Any],
+    *arguments: Any,
+    left_behind: int | None = None,
+    limit_s: float = LIMIT_S,
 ) -> list[Outcome]:
     """What `run` does on each rank; a rank that is `left_behind` is killed when all others ended.
 
@@ -65,6 +69,7 @@ def on_processes(
         run: A function of a module that the ranks import.
         arguments: Its arguments.
         left_behind: A rank that does not end by itself.
+        limit_s: How long a rank may take.
     """
     port, ranks = free_port(), []
     for rank in range(size):
@@ -79,7 +84,7 @@ def on_processes(
         said: tuple[Any, str] = None, ""
         if rank != left_behind:
             with suppress(EOFError):
-                said = here.recv() if here.poll(LIMIT_S) else (None, "it did not end")
+                said = here.recv() if here.poll(limit_s) else (None, "it did not end")
             process.join(5)
         found.append(Outcome(*said, process.exitcode))
     for process, _ in ranks:

@@ -12,6 +12,8 @@ from tests.processes import on_processes
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs of one host")
 
 
+LIMIT_S = 240.0
+"""Kernels compile in it."""
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
@@ -19,7 +21,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
     ("hidden", "dtype"), [(4096, BF16), (5120, BF16), (1024, FP16), (16384, BF16)]
 )
 def test_sums_by_one_kernel(hidden: int, dtype: torch.dtype) -> None:
-    for outcome in on_processes(2, rank_case.sums, hidden, dtype):
+    for outcome in on_processes(2, rank_case.sums, hidden, dtype, limit_s=LIMIT_S):
         assert outcome.error == ""
         assert outcome.result["equal"]
         assert outcome.result["worst"] <= 1.0
@@ -27,7 +29,7 @@ def test_sums_by_one_kernel(hidden: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("how", ["nccl", "one shot"])
 def test_logits_of_two_gpus_are_those_of_one(how: str) -> None:
-    for outcome in on_processes(2, rank_case.logits, how):
+    for outcome in on_processes(2, rank_case.logits, how, limit_s=LIMIT_S):
         assert outcome.error == ""
         found = outcome.result
         assert found["part"] <= SLACK * found["alone"], found
