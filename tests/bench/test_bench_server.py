@@ -7,6 +7,8 @@ import pytest
 from smkern.bench import server
 from smkern.bench.http_streams import Seen
 from smkern.bench.results import Results
+from smkern.bench.tables.markdown import NOT_MEASURED
+from smkern.bench.tables.server import server_table
 from smkern.server.model import EngineOptions
 from tests.models.generation import tiny
 
@@ -47,3 +49,20 @@ def test_both_ways_serve_all_tokens() -> None:
     }  # fmt: skip
     assert 1 <= found["tokens_per_event", "http"] <= 30
     assert all(value >= 0 for value in found.values())
+
+
+def test_the_table_has_a_row_a_way() -> None:
+    about = {"model": "m", "streams": 64}
+    cells = [
+        {"case": {"name": name, "way": way, **about}, "value": value}
+        for name, way, value in (
+            ("tbt_p50", "in_process", 10.0), ("tbt_p99", "in_process", 11.5),
+            ("tbt_p50", "http", 10.123), ("tbt_p99", "http", 12.0), ("server_cpu", "http", 0.25),
+            ("tokens_per_event", "http", 1.0),
+        )
+    ]  # fmt: skip
+    assert server_table(cells).splitlines()[2:] == [
+        "| m, 64 streams: a loop in the engine's process | 10.00 | 11.50 |  |  |",
+        "| m, 64 streams: `smkern serve` | 10.12 | 12.00 | 0.25 | 1.00 |",
+    ]
+    assert server_table([]) == NOT_MEASURED
