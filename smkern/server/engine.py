@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
@@ -52,6 +53,8 @@ def serve_connection(connection: Connection, open_runtime: Open) -> None:
     except (BrokenPipeError, ConnectionResetError):
         pass  # nobody is left to be told
     except Exception as error:  # noqa: BLE001  the other end says it, and ends
+        if not isinstance(error, SmkernError):
+            traceback.print_exc()
         with suppress(OSError):
             connection.send(Failed(Fault.of(error)))
     finally:

@@ -110,6 +110,7 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
             max_prefill=options.max_prefill, max_tokens=options.max_tokens,
             max_context=options.max_context,
         )  # fmt: skip
+        mux.metrics_text()  # what it imports, 10 ms, is there when the first scrape comes
         # A pass of the collector over all that torch has takes some steps' time.
         gc.collect()
         gc.freeze()
