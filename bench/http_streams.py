@@ -1,4 +1,4 @@
-"""Streams of `smkern serve` as a client sees them: when each token came."""
+"""The server's process, and streams as a client's sees them: when each token came."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from time import perf_counter
+from typing import Any
 
 START_S = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -43,6 +44,17 @@ class Seen:
             for before, after in pairwise(times)
             if begin <= before and after <= end
         ]
+
+
+def run_front(connection: Connection, ready: Any, port: int) -> None:
+    """The server's process, as `smkern serve` has it: neither torch nor a model is loaded."""
+    from smkern.server.app import Server
+    from smkern.server.client import EngineClient
+    from smkern.server.command import bound, run_server
+
+    client = EngineClient(connection)
+    with bound("127.0.0.1", port) as place:
+        run_server(Server(client, ready, "bench").app, client, place, 30)
 
 
 def watch_streams(

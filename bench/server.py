@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -13,7 +12,7 @@ from typing import Any
 import click
 import torch
 
-from smkern.bench.http_streams import Seen, free_port, watch_streams
+from smkern.bench.http_streams import Seen, free_port, run_front, watch_streams
 from smkern.bench.results import Results
 from smkern.bench.rows import cost_cell, target_row
 from smkern.bench.runtime.figures import percentile
@@ -21,7 +20,6 @@ from smkern.bench.suite import suite_command, written
 from smkern.errors import SmkernError
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.server.command import bound, run_server
 from smkern.server.engine import EngineLoop
 from smkern.server.messages import Ready
 from smkern.server.model import EngineOptions, open_runtime
@@ -63,16 +61,6 @@ def over_http(mux: Multiplexer, ready: Ready, prompts: Sequence[list[int]], toke
     server.join()
     ours.close()
     return _checked(seen, tokens)
-
-
-def run_front(connection: Connection, ready: Ready, port: int) -> None:
-    """The body of the server's process."""
-    from smkern.server.app import Server
-    from smkern.server.client import EngineClient
-
-    client = EngineClient(connection)
-    with bound("127.0.0.1", port) as place:
-        run_server(Server(client, ready, "bench").app, client, place, 30)
 
 
 def _checked(seen: Seen, tokens: int) -> Seen:

@@ -30,7 +30,7 @@ def server() -> Iterator[Running]:
 def post(server: Running, body: Any, path: str = "completions", key: str = KEY) -> httpx2.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    return httpx2.post(f"{server.url}/v1/{path}", content=content, headers=headers)
+    return server.http.post(f"/v1/{path}", content=content, headers=headers)
 
 
 def refused(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def test_a_wrong_key_is_refused_wherever_v1_is(server: Running, key: str) -> Non
     headers = {"authorization": f"Bearer {key}".strip().encode()}
     for path in ("models", f"models/{NAME}", "completions", "chat/completions"):
         method = "GET" if path.startswith("models") else "POST"
-        response = httpx2.request(method, f"{server.url}/v1/{path}", headers=headers)
+        response = server.http.request(method, f"/v1/{path}", headers=headers)
         assert refused(response, 401)["code"] == "invalid_api_key"
-    assert httpx2.get(f"{server.url}/health").status_code == 200
-    assert "smkern_tokens_total" in httpx2.get(f"{server.url}/metrics").text
+    assert server.http.get("/health").status_code == 200
+    assert "smkern_tokens_total" in server.http.get("/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_wrong_key_is_refused_wherever_v1_is(server: Running, key: str) -> Non
     ],
 )  # fmt: skip
 def test_other_paths_and_methods(server: Running, method: str, path: str, status: int) -> None:
-    error = refused(httpx2.request(method, f"{server.url}{path}"), status)
+    error = refused(server.http.request(method, path), status)
     assert method in error["message"]
 
 

@@ -44,7 +44,7 @@ def test_a_launch_that_raises_ends_its_stream_alone() -> None:
         found = tokens_until_error(server, 500, "raised .a fault asked for")
         assert 0 < len(found) < 500
         assert found == tokens_of(PROMPT, 1, len(found))
-        assert httpx2.get(f"{server.url}/health").status_code == 200
+        assert server.http.get("/health").status_code == 200
         parts = list(stream(server, 5))
         assert [t for x in parts for t in x.choices[0].token_ids] == tokens_of(PROMPT, 1, 5)
         server.settle()
@@ -60,7 +60,7 @@ def test_a_device_that_is_lost_ends_the_engine_and_every_client_hears_it(
         found = tokens_until_error(server, 500, said)
         assert found == tokens_of(PROMPT, 1, len(found))
         for path in ("health", "metrics"):
-            response = httpx2.get(f"{server.url}/{path}")
+            response = server.http.get(f"/{path}")
             assert response.status_code == 503
             assert said in response.json()["error"]["message"]
         with pytest.raises(openai.InternalServerError, match=said) as caught:
