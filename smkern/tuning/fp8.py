@@ -26,15 +26,17 @@ STEP = 64
 PROMOTE = 4
 """Steps that tensor cores sum before fp32 takes over where scales are of rows: 512 products, whose
 error is a fraction of bf16's rounding."""
-TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
+TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (192, 128))
 """(block_m, block_n): 64 rows a warpgroup, with sums in tensor cores and in fp32 beside them."""
 SWAPPED = ((16, 64), (32, 64), (64, 64), (16, 128), (32, 128), (64, 128))
 """(block_m, block_n) with weights on the row side."""
 COLUMNS = (16, 32, 64)
 """Columns of swapped tiles."""
-OTHER_REGISTERS = 40
+OTHER_REGISTERS = 32
 """Registers of a multiplying thread beside its sums and its scales."""
 COPY_REGISTERS = 24
+MAX_SPLIT_PARTS = 2
+"""Three warpgroups have 160 registers a thread, and partial tiles would spill."""
 MAX_SWAPPED_ROWS = 192
 PLAIN = Epilogue()
 
@@ -175,7 +177,8 @@ def choose(
             continue
         group = candidates.group_m(problem.m, variant, budget.num_sms)
         estimate = cost_model.Estimate(twin, variant, ceilings, constants, group)
-        for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
+        pieces = candidates.splits(estimate.tiles, estimate.ctas, estimate.steps)
+        for split in pieces if parts(variant) <= MAX_SPLIT_PARTS else (1,):
             for cap in estimate.grids(split):
                 ctas = cap or estimate.ctas
                 # each warpgroup of a tile counts for itself

@@ -13,7 +13,7 @@ QuantOp = Literal["quantize", "quantize_by", "rms_norm", "add_rms_norm", "silu_a
 Group = Literal["tensor", "token", "block", "weight_block"]
 """What shares a scale."""
 
-MAX_CHUNK = 8192
+MAX_CHUNK = 16384
 """Columns that a CTA holds: wider rows are read twice where they have one scale."""
 BLOCKS_AT_ONCE = 2048
 """Columns of an item whose blocks have scales of their own."""

@@ -85,6 +85,25 @@ def test_offsets_that_cannot_be_read_nothing_outside():
     torch.cuda.synchronize()
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(3, 2, 8), (64, 8, 128), (2000, 8, 128)])
+def test_permuted_rows_are_those_of_the_tokens(tokens, top_k, experts, blocks):
+    x = torch.randn(tokens, 2048, device="cuda").bfloat16()
+    chosen = torch.rand(tokens, experts, device="cuda").topk(top_k, 1).indices.int()
+    chosen[0, 0] = experts + 5
+    count = tokens * top_k
+    scale = torch.full((16, count) if blocks else (count,), math.nan, device="cuda")
+    scale = scale.t() if blocks else scale
+    rows, offsets, index = smkern.moe_permute(x, chosen, experts, out_scale=scale)
+    plain, *wanted = smkern.moe_permute(x, chosen, experts)
+    assert torch.equal(offsets, wanted[0])
+    assert torch.equal(index, wanted[1])
+    q, wanted_scale = smkern.quantize(plain[: count - 1], "block" if blocks else "token")
+    assert torch.equal(rows[: count - 1].view(torch.uint8), q.view(torch.uint8))
+    assert torch.equal(scale[: count - 1], wanted_scale)
+    assert bool(scale[count - 1 :].isnan().all())
+
+
 def test_a_graph(ladder):
     a, w, a_scale, w_scale = experts_of("block", 64, 512, 512)
     offsets = torch.arange(0, 72, 8, device="cuda").int()
@@ -94,6 +113,7 @@ def test_a_graph(ladder):
         smkern.grouped_gemm(a, w, offsets, a_scale=a_scale, w_scale=w_scale, out=out)
 
     partition = ladder.split(decode=16).decode
+    torch.cuda.synchronize()
     with partition:
         run()
     partition.synchronize()

@@ -84,6 +84,17 @@ def test_tiles_and_a_whole_matrix():
     assert words.tolist() == [0, 0], "left as they were found"
 
 
+def test_scales_follow_their_rows():
+    scale, index = torch.rand(5, 3), torch.tensor([3, 0, -1, 1, 4, 6, 2, 8, 5, 7]).int()
+    out = torch.full((9, 3), math.nan)
+    rows_triton.scatter_scales[(2,)](
+        scale, index, out, 3, 1, 10, TOP_K=2, GROUPS=3, HIGH=4, WIDE=4, PDL=False
+    )
+    for choice, row in enumerate(index.tolist()):
+        if row >= 0:
+            assert torch.equal(out[row], scale[choice // 2])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_products(kind):
     m, n, k = 70, 200, 384

@@ -271,12 +271,13 @@ def test_gpus_without_e4m3_are_refused_by_name():
 
 def test_calls_to_come_are_checked():
     calls = smkern.Fp8Calls(
-        shapes=[(512, 256)], swiglu=[(128, 256)], experts=[(4, 128, 256, True)], blocks=True,
-        hidden=[256], added=[256], gated=[128], quantized=[256], static=[100],
+        shapes=[(512, 256)], swiglu=[(128, 256)], experts=[(4, 128, 256, True)],
+        permuted=[(256, 4, 2)], blocks=True, hidden=[256], added=[256], gated=[128],
+        quantized=[256], static=[100],
     )  # fmt: skip
     assert {op.name for op, _ in calls.calls(torch.device("meta"), True)} == {
         "scaled_rms_norm", "scaled_add_rms_norm", "scaled_silu_and_mul", "quantize", "quantize_by",
-        "scaled_grouped_gemm",
+        "scaled_grouped_gemm", "scaled_moe_permute",
     }  # fmt: skip
     assert [(p.n, p.aligned) for p in calls.problems(True)] == [(512, True), (256, True)]
     refused("K is a multiple of 128", smkern.Fp8Calls, shapes=[(512, 200)], blocks=True)
@@ -297,3 +298,18 @@ def test_an_explanation_names_kernel_and_kind():
     assert smkern.gemm_workspace_bytes(64, 6144, 4096, dtype=E4M3) >= 0
     refused("k=200: block scales", smkern.explain_gemm, m=1, n=8, k=200, dtype=E4M3, blocks=True)
     refused("cannot run", smkern.explain_gemm, m=1, n=8, k=128, dtype=E4M3, backend="tma")
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_permuted_rows_are_those_of_the_tokens(blocks):
+    x, experts = torch.randn(3, 256), torch.tensor([[2, 0], [0, 9], [1, 2]]).int()
+    scale = torch.empty((6, 2) if blocks else (6,))
+    rows, offsets, index = smkern.moe_permute(x, experts, 3, out_scale=scale)
+    plain = smkern.moe_permute(x, experts, 3)
+    assert torch.equal(offsets, plain[1])
+    assert torch.equal(index, plain[2])
+    q, wanted = smkern.quantize(plain[0][:5], "block" if blocks else "token")
+    assert torch.equal(rows[:5].float(), q.float())
+    assert torch.equal(scale[:5], wanted)
+    refused("both must be even", smkern.moe_permute, x=x[:, :255], experts=experts, num_experts=3,
+            out_scale=torch.empty(6))  # fmt: skip

@@ -135,7 +135,8 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
     rows, columns = variant.rows, variant.columns
     parts = rows // 64
     signature: dict[str, str] = {}
-    for side, count in (("x", rows), ("y", columns)):
+    boxes = rows if parts & (parts - 1) == 0 else 64
+    for side, count in (("x", boxes), ("y", columns)):
         layout = gl.NVMMASharedLayout.get_default_for([count, fp8.STEP], gl.float16)
         signature[f"{side}_desc"] = f"tensordesc<{PAIRS}[{count}, {fp8.STEP}],{layout!r}>"
     addresses = _addresses(variant)

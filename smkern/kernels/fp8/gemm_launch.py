@@ -173,7 +173,8 @@ class ScaledGemmKernels:
         if fp8.serves_ws(problem, capability):
             for confined in (True, False):
                 for config in fp8.variants(problem.epilogue.residual, confined, capability):
-                    for split in (1, 0):
+                    splits = (1, 0) if fp8.parts(config) <= fp8.MAX_SPLIT_PARTS else (1,)
+                    for split in splits:
                         named = replace(config, split=split)
                         found[variant_of(problem, named, self.capability)] = None
             return tuple(found)

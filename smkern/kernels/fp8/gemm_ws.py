@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -156,6 +157,57 @@ def _multiply(
 
 
 @gluon.jit
+def _copy_parts(
+    x_desc, y_desc, x_bufs, y_bufs, full, empty, m,
+    tiles_x, tiles_y, k_iters, whole_tiles, stream_iters, quantum, group, early,
+    PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """`copy_warp` for a number of parts that is no power of two: a box of rows for each."""
+    BYTES: gl.constexpr = 2 * BLOCK_K * (PARTS * ROWS + BLOCK_Y)
+    pid = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    streamed, segments = _num_segments(pid, ctas, whole_tiles, stream_iters, quantum, k_iters)
+    if (early > 0) & (segments > 0):
+        tile, k_begin, k_end = _segment(
+            0, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        early = gl.minimum(early, k_end - k_begin)
+        for ahead in range(early):
+            bar = full.index(ahead)
+            mbarrier.expect(bar, BYTES)
+            column = (k_begin + ahead) * BLOCK_K
+            at = [tile_y * BLOCK_Y, column]
+            tma.async_copy_global_to_shared(y_desc, at, bar, y_bufs.index(ahead))
+    gdc_wait()
+    stage = 0
+    phase = 1
+    for i in range(segments):
+        tile, k_begin, k_end = _segment(
+            i, streamed, pid, ctas, whole_tiles, stream_iters, quantum, k_iters
+        )
+        tile_x, tile_y = _tile_coords(tile, tiles_x, tiles_y, group)
+        row = _first_row(tile_x, PARTS * ROWS, m)
+        for k in range(k_begin, k_end):
+            bar = full.index(stage)
+            if early > 0:
+                early -= 1
+            else:
+                mbarrier.wait(empty.index(stage), phase)
+                mbarrier.expect(bar, BYTES)
+                at = [tile_y * BLOCK_Y, k * BLOCK_K]
+                tma.async_copy_global_to_shared(y_desc, at, bar, y_bufs.index(stage))
+            for part in gl.static_range(PARTS):
+                at = [row + part * ROWS, k * BLOCK_K]
+                buffer = x_bufs.index(stage * PARTS + part)
+                tma.async_copy_global_to_shared(x_desc, at, bar, buffer)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
 def fp8_gemm_ws(
     x_desc, y_desc, out_ptr, bias_ptr, residual_ptr, partials, counters, a_scale, w_scale,
     m, n, out_stride, residual_stride, a_step, a_block_step, w_step,
@@ -170,7 +222,11 @@ def fp8_gemm_ws(
     BLOCK_X: gl.constexpr = PARTS * ROWS
     FIRST_PART: gl.constexpr = 0
     SECOND_PART: gl.constexpr = 1
-    x_boxes = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_X, BLOCK_K], x_desc.layout)
+    THIRD_PART: gl.constexpr = 2
+    BOXES: gl.constexpr = BLOCK_X // x_desc.block_type.shape[0]
+    x_boxes = gl.allocate_shared_memory(
+        x_desc.dtype, [STAGES * BOXES, BLOCK_X // BOXES, BLOCK_K], x_desc.layout
+    )
     y_boxes = gl.allocate_shared_memory(y_desc.dtype, [STAGES, BLOCK_Y, BLOCK_K], y_desc.layout)
     x_bufs = x_boxes._reinterpret(gl.float8e4nv, [STAGES * PARTS, ROWS, 2 * BLOCK_K], FLAT)
     y_bufs = y_boxes._reinterpret(gl.float8e4nv, [STAGES, BLOCK_Y, 2 * BLOCK_K], FLAT)
@@ -181,7 +237,52 @@ def fp8_gemm_ws(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=PARTS)
     fence_async_shared()
-    if PARTS == 2:
+    if PARTS == 3:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        x_bufs, y_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials,
+                        counters, a_scale, w_scale, m, n, out_stride, residual_stride, a_step,
+                        a_block_step, w_step, tiles_x, tiles_y, k_iters, whole_tiles, stream_iters,
+                        quantum, group, FIRST_PART, PARTS, BLOCK_Y, STAGES, BLOCKS, PROMOTE, PART_Y,
+                        STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        x_bufs, y_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials,
+                        counters, a_scale, w_scale, m, n, out_stride, residual_stride, a_step,
+                        a_block_step, w_step, tiles_x, tiles_y, k_iters, whole_tiles, stream_iters,
+                        quantum, group, SECOND_PART, PARTS, BLOCK_Y, STAGES, BLOCKS, PROMOTE,
+                        PART_Y, STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        x_bufs, y_bufs, full, empty, out_ptr, bias_ptr, residual_ptr, partials,
+                        counters, a_scale, w_scale, m, n, out_stride, residual_stride, a_step,
+                        a_block_step, w_step, tiles_x, tiles_y, k_iters, whole_tiles, stream_iters,
+                        quantum, group, THIRD_PART, PARTS, BLOCK_Y, STAGES, BLOCKS, PROMOTE,
+                        PART_Y, STREAM, SWAP, BIAS, RESIDUAL, ACT, MMA, LAYOUT,
+                    ),
+                ),
+                (
+                    _copy_parts,
+                    (
+                        x_desc, y_desc, x_boxes, y_boxes, full, empty, m, tiles_x, tiles_y, k_iters,
+                        whole_tiles, stream_iters, quantum, group, early, PARTS, BLOCK_Y, BLOCK_K,
+                        STAGES,
+                    ),
+                ),
+            ],
+            [4, 4, 1],
+            [REGS, REGS, COPY_REGS],
+        )  # fmt: skip
+    elif PARTS == 2:
         gl.warp_specialize(
             [
                 (

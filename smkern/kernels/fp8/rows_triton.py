@@ -1,6 +1,7 @@
 """Rows to e4m3 in Triton: quantising, and norms and SiLU times up that write it in their pass.
 
-A scale is the largest magnitude of its group / 448. Magnitudes are compared as bits, of which NaN's
+A scale is the largest magnitude of its group / 448, and elements are multiplied by its inverse: a
+division of each took as long as all the rest. Magnitudes are compared as bits, of which NaN's
 are the largest, so that what is not finite is seen; the conversion saturates and keeps NaN. Values
 are rounded to the rows' dtype before, as where the row is written and quantised in two passes.
 
@@ -35,6 +36,12 @@ def _scale_of(bits):
 
 
 @triton.jit
+def _inverse(scale):
+    """1 / scale, rounded once."""
+    return tl.div_rn(1.0 + tl.zeros_like(scale), scale)
+
+
+@triton.jit
 def _store_blocks(x, out_at, scale_at, block_step, column, first, mask, H: tl.constexpr):
     """Quantise pieces [P, C] of a row from column `first` on, C a multiple of 128; store both."""
     P: tl.constexpr = x.shape[0]
@@ -42,8 +49,7 @@ def _store_blocks(x, out_at, scale_at, block_step, column, first, mask, H: tl.co
     EACH: tl.constexpr = C // SHARED_BY
     groups = tl.reshape(x, [P, EACH, SHARED_BY])
     scale = _scale_of(tl.max(_magnitude(groups), 2))
-    by = tl.broadcast_to(scale[:, :, None], [P, EACH, SHARED_BY])
-    q = tl.reshape(tl.div_rn(groups, by), [P, C])
+    q = tl.reshape(groups * _inverse(scale)[:, :, None], [P, C])
     tl.store(out_at + column, q.to(tl.float8e4nv), mask=mask)
     block = tl.arange(0, P)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     block += first // SHARED_BY
@@ -53,9 +59,8 @@ def _store_blocks(x, out_at, scale_at, block_step, column, first, mask, H: tl.co
 
 @triton.jit
 def _store_row(x, scale, out_at, column, mask):
-    """Store elements divided by one scale."""
-    q = tl.div_rn(x, scale + tl.zeros_like(x))
-    tl.store(out_at + column, q.to(tl.float8e4nv), mask=mask)
+    """Store elements by one scale."""
+    tl.store(out_at + column, (x * _inverse(scale)).to(tl.float8e4nv), mask=mask)
 
 
 @triton.jit
@@ -262,3 +267,20 @@ def add_rms_norm_fp8(
         x_ptr, residual_ptr, weight_ptr, scale_ptr, out_ptr, x_step, residual_step, out_step,
         scale_step, block_step, rows, eps, H, BLOCK, BLOCKS, True, UNIT, PDL,
     )  # fmt: skip
+
+
+@triton.jit
+def scatter_scales(
+    scale_ptr, index_ptr, out_ptr, out_step, block_step, choices,
+    TOP_K: tl.constexpr, GROUPS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """out[index[c]] = scale[c // TOP_K] for each choice that has a row; GROUPS scales a row."""
+    wait(PDL)
+    group = tl.arange(0, WIDE)[None, :]
+    for first in range(tl.program_id(0) * HIGH, choices, tl.num_programs(0) * HIGH):
+        choice = first + tl.arange(0, HIGH)
+        row = tl.load(index_ptr + choice, mask=choice < choices, other=-1)
+        mask = (row >= 0)[:, None] & (group < GROUPS)
+        value = tl.load(scale_ptr + (choice // TOP_K)[:, None] * GROUPS + group, mask=mask)
+        tl.store(out_ptr + row[:, None] * out_step + group * block_step, value, mask=mask)

@@ -13,7 +13,6 @@ from smkern.ops import checks
 from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps, workspace_of
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
-from smkern.ops.fp8.scales import check_block_scale
 from smkern.ops.moe.check import check_rows, results_of
 from smkern.ops.operator import Bound, Operator, Shapes
 from smkern.ops.operator_library import register
@@ -54,9 +53,7 @@ def check_quantize(call: Quantize) -> None:
             "pad it with zeros, or use 'token'"
         )
     scale = call.out_scale
-    if call.kind == "block" and isinstance(scale, Tensor) and scale.dim() == 2:
-        check_block_scale("out's scales", scale, *call.x.shape)
-    elif isinstance(scale, Tensor) and not scale.is_contiguous():
+    if isinstance(scale, Tensor) and not scale.is_contiguous():
         raise ArgumentError(f"out's scales have strides {scale.stride()}: pass them without gaps")
 
 
@@ -164,9 +161,9 @@ def quantize(
     """x as e4m3 and the scales that give it back: x ≈ q * scale; on at most `num_sms` SMs.
 
     A group of elements has one scale, its largest magnitude / 448, in fp32; an element is
-    x / scale rounded to the nearest e4m3, ties to even. A group whose largest magnitude is below
-    2^-100, of zeros too, has scale 1 and zeros. A group with a value that is not finite has scale
-    NaN and NaN elements: a product of it is NaN in the rows where bf16's would be, and in no
+    x * (1 / scale) rounded to the nearest e4m3, ties to even. A group whose largest magnitude is
+    below 2^-100, of zeros too, has scale 1 and zeros. A group with a value that is not finite has
+    scale NaN and NaN elements: a product of it is NaN in the rows where bf16's would be, and in no
     other.
 
     Args:
@@ -175,10 +172,10 @@ def quantize(
         kind: What a group is. "tensor": all of x. "token": a row, also an output channel of a
             weight. "block": 128 columns of a row. "weight_block": 128 rows (the last may be fewer)
             by 128 columns. Blocks want columns to be a multiple of 128.
-        scale: With "tensor" only: one fp32 number on the device to divide by instead, as
+        scale: With "tensor" only: one fp32 number on the device to go by instead, as
             checkpoints with static activations have it; larger values become ±448.
-        out: (q, scales) to write into; q's rows may be apart, block scales may lie by rows or by
-            columns. With `scale` given, (q, scale).
+        out: (q, scales) to write into; q's rows may be apart, scales have no gaps. With `scale`
+            given, (q, scale).
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:

@@ -69,8 +69,11 @@ def check_scaled(call: ScaledRows) -> None:
         check_norm(AddRmsNorm(call.x, call.residual, call.weight, call.eps))
     else:
         check_silu(SiluAndMul(call.x))
-    rows, width = shape_of(call)
-    scale = call.out_scale
+    check_out_scale(call.out_scale, *shape_of(call))
+
+
+def check_out_scale(scale: Any, rows: int, width: int) -> None:
+    """Raise ArgumentError unless it takes scales of rows, or of 128 columns of them."""
     checks.check_kind("out_scale", scale)
     if scale.dtype is not torch.float32:
         raise ArgumentError(f"out_scale is {scale.dtype}, wanted torch.float32")

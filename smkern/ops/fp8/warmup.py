@@ -18,6 +18,7 @@ from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.call import ScaledGrouped
 from smkern.ops.fp8.dispatch import ScaledDispatcher, fp8_dispatcher
 from smkern.ops.fp8.grouped import SCALED_GROUPED
+from smkern.ops.fp8.permute import SCALED_PERMUTE, ScaledPermute
 from smkern.ops.fp8.quantize import QUANTIZE, QUANTIZE_BY, Quantize, QuantizeBy
 from smkern.ops.fp8.rows import (
     SCALED_ADD_RMS_NORM,
@@ -49,6 +50,7 @@ class Fp8Calls:
         epilogues: What `gemm` does to products: "none", "bias", "residual", ...
         swiglu: (I, K) of the weights of `gemm_swiglu`; its `silu_and_mul` is `smkern.RowsCalls`'.
         experts: (experts, n, k, swiglu) of `grouped_gemm`.
+        permuted: (hidden, experts, top_k) of `moe_permute` with `out_scale`.
         blocks: Whether scales are of 1 x 128 by 128 x 128; otherwise they are of rows or matrices.
         max_m: Largest M of a product.
         batch_invariant: `batch_invariant` of products: False, True or both.
@@ -72,6 +74,7 @@ class Fp8Calls:
     epilogues: Sequence[str] = ("none",)
     swiglu: Sequence[tuple[int, int]] = ()
     experts: Sequence[tuple[int, int, int, bool]] = ()
+    permuted: Sequence[tuple[int, int, int]] = ()
     blocks: bool = False
     max_m: int = 8192
     batch_invariant: Sequence[bool] = (False,)
@@ -132,6 +135,11 @@ class Fp8Calls:
             found.append((QUANTIZE, Quantize(rows(width), "block" if self.blocks else "token")))
         for width in self.static:
             found.append((QUANTIZE_BY, QuantizeBy(rows(width), torch.ones(1, device=device))))
+        for width, experts, top_k in self.permuted:
+            chosen = torch.zeros(1, top_k, dtype=torch.int32, device=device)
+            scales = (top_k, width // FP8_BLOCK) if self.blocks else (top_k,)
+            call = ScaledPermute(rows(width), chosen, torch.ones(scales, device=device), experts)
+            found.append((SCALED_PERMUTE, call))
         for experts, n, k, swiglu in self.experts:
             high = n * (1 + swiglu)
             w = torch.empty(experts, high, k, dtype=FP8, device=device)

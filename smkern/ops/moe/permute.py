@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.ops import checks
+from smkern.ops.fp8 import permute as fp8
 from smkern.ops.moe.check import (
     check_choices,
     check_experts,
@@ -100,6 +101,7 @@ def moe_permute(
     num_experts: int,
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
+    out_scale: Tensor | None = None,
     num_sms: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each token's row once for each of its experts, sorted by expert, on at most `num_sms` SMs.
@@ -114,6 +116,9 @@ def moe_permute(
         experts: [tokens, top_k] int32 without gaps, from `smkern.topk_softmax`.
         num_experts: 1 to 512.
         out: (rows, expert_offsets, index) to write into.
+        out_scale: Write rows of e4m3, quantised once a token, and their scales here, fp32: [tokens
+            * top_k], a scale a row, or [tokens * top_k, hidden / 128], one for 128 columns, by rows
+            or by columns without gaps. hidden is even.
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:
@@ -136,6 +141,11 @@ def moe_permute(
     rows, offsets, index = results_of(out, "rows", "expert_offsets", "index")
     if num_experts.__class__ is not int and not torch.compiler.is_compiling():
         num_experts = checks.as_int("num_experts", num_experts, 1)
+    if out_scale is not None:
+        scaled: tuple[Tensor, Tensor, Tensor] = fp8.scaled_permute(
+            x, experts, out_scale, num_experts, rows, offsets, index, num_sms
+        )
+        return scaled
     found: tuple[Tensor, Tensor, Tensor] = _permute(
         x, experts, num_experts, rows, offsets, index, num_sms
     )

@@ -64,7 +64,7 @@ def quantize(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 def quantize_by(x: Tensor, scale: Tensor) -> Tensor:
     """A matrix in e4m3 by given scales: the nearest, ties to even, at most 448 either way."""
-    wide = x.float() / expand_scale(scale, x.shape)
+    wide = x.float() * expand_scale(1.0 / scale, x.shape)
     return wide.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
