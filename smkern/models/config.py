@@ -150,6 +150,10 @@ class ModelConfig:
 
     def replace(self, **changes: Any) -> ModelConfig:
         """This configuration with other values, for instance `num_layers=4`."""
+        try:
+            object.__getattribute__(self, "dtype")
+        except AttributeError:  # nobody asked for it yet: nor does this
+            changes.setdefault("dtype", _BF16)
         return dataclasses.replace(self, **changes)
 
     @property
