@@ -35,6 +35,7 @@ COMMANDS = {
 }
 SUITES = {
     "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),
+    "fp8": ("smkern.bench.fp8", "GEMMs of e4m3 over SM budget, against bf16 and torch's."),
     "untuned": ("smkern.bench.untuned", "The cost model alone, on shapes that nobody tuned."),
     "attention": (
         "smkern.bench.attention.suite",

@@ -1,0 +1,211 @@
+"""`smkern bench fp8`: GEMMs of e4m3 with scales over SM budgets, beside bf16 and torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from smkern.bench.cases import Sizes, case_options
+from smkern.bench.frame import Bench, GroupSuite, Provider, wrong_result
+from smkern.bench.peers import peers_named
+from smkern.bench.rows import loses_to_best, not_measured, settled, target_row
+from smkern.bench.suite import Output, conclude, suite_command
+from smkern.measure.partitions import Place
+from smkern.measure.timing import Call, geomean, sets_for
+from smkern.ops.reference.fp8 import dequantize, quantize
+
+Cell = dict[str, Any]
+Kind = Literal["row", "block"]
+
+KINDS: dict[Kind, tuple[str, str]] = {
+    "row": ("token", "token"),
+    "block": ("block", "weight_block"),
+}
+SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate-up": (24576, 4096), "down": (4096, 12288)}
+"""(N, K) of Qwen3-8B's weights."""
+ROWS = (16, 64, 1024, 4096)
+BUDGETS = (24, 60, 132)
+PEERS = ("bf16", "torch")
+TOLERANCE = {"smkern": 0.004, "torch": 0.004, "bf16": 0.06}
+"""|x - wanted| / |wanted|, of the quantized operands; bf16 multiplies what was not quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Case:
+    """A product of e4m3 with bf16 results, by the name of its weights."""
+
+    kind: Kind
+    shape: str
+    m: int
+    n: int
+    k: int
+
+    op = "gemm"
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.shape}-{self.m}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        sizes = {"m": self.m, "n": self.n, "k": self.k}
+        return {"name": self.name, **sizes, "dtype": "e4m3", "scales": self.kind}
+
+    @property
+    def bytes_moved(self) -> int:
+        return (self.n + self.m) * self.k + 2 * self.m * self.n
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+
+CASES = tuple(
+    Fp8Case(kind, shape, m, *SHAPES[shape]) for kind in KINDS for shape in SHAPES for m in ROWS
+)
+SIZES = Sizes(CASES, tuple(c for c in CASES if c.shape == "qkv" and c.m >= 64), BUDGETS, (24, 132))
+
+
+@dataclass(slots=True)
+class Operands:
+    """Inputs in bf16 and e4m3; weights in as many sets as L2 does not hold."""
+
+    case: Fp8Case
+    device: str = "cuda"
+    x: Tensor = field(init=False)
+    w: list[Tensor] = field(init=False)
+    a: tuple[Tensor, Tensor] = field(init=False)
+    q: list[tuple[Tensor, Tensor]] = field(init=False)
+    out: Tensor = field(init=False)
+    wanted: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        case, (a_kind, w_kind) = self.case, KINDS[self.case.kind]
+
+        def random(rows: int) -> Tensor:
+            return torch.randn(rows, case.k, device=self.device).bfloat16()
+
+        self.x = random(case.m)
+        self.w = [random(case.n) for _ in range(sets_for(case.n * case.k, most=12))]
+        self.a = quantize(self.x, a_kind)
+        self.q = [quantize(w, w_kind) for w in self.w]
+        self.out = torch.empty(case.m, case.n, dtype=torch.bfloat16, device=self.device)
+        self.wanted = dequantize(*self.a) @ dequantize(*self.q[0]).T
+
+
+def our_call(ops: Operands) -> Call:
+    """The public operator on the current stream's budget."""
+    import smkern
+
+    (a, a_scale), q, out = ops.a, ops.q, ops.out
+
+    def call(i: int) -> None:
+        w, w_scale = q[i % len(q)]
+        smkern.gemm(a, w, a_scale=a_scale, w_scale=w_scale, out=out, static_weights=True)
+
+    return call
+
+
+def bf16_call(ops: Operands) -> Call:
+    """What the e4m3 kernels are to beat: the same product in bf16."""
+    import smkern
+
+    x, w, out = ops.x, ops.w, ops.out
+    return lambda i: smkern.gemm(x, w[i % len(w)], out=out, static_weights=True)
+
+
+def torch_call(ops: Operands) -> Call:
+    """`torch._scaled_mm`, which is cuBLAS or CUTLASS."""
+    (a, a_scale), q, out = ops.a, ops.q, ops.out
+    if ops.case.kind == "row":
+        a_scale, q = a_scale[:, None], [(w, scale[:, None]) for w, scale in q]
+    else:
+        a_scale = a_scale.t().contiguous().t()
+
+    def call(i: int) -> None:
+        w, w_scale = q[i % len(q)]
+        torch._scaled_mm(a, w.t(), a_scale, w_scale.t(), out_dtype=torch.bfloat16, out=out)
+
+    return call
+
+
+CALLS: dict[str, Callable[[Operands], Call]] = {"bf16": bf16_call, "torch": torch_call}
+
+
+@dataclass(slots=True)
+class Fp8Bench(Bench[Fp8Case]):
+    """smkern in e4m3, in bf16, and torch on one case."""
+
+    ops: Operands
+    names: Collection[str] = PEERS
+    budget_us: float = 60_000.0
+
+    def ours(self, case: Fp8Case, place: Place) -> list[Provider]:
+        return [Provider("smkern", place, partial(our_call, self.ops))]
+
+    def peers(self, case: Fp8Case, place: Place) -> Iterator[Provider]:
+        for name in self.names:
+            yield Provider(name, place, partial(CALLS[name], self.ops))
+
+    def reset(self, case: Fp8Case) -> None:
+        self.ops.out.fill_(torch.nan)
+
+    def complaint(self, case: Fp8Case, provider: Provider, result: Any) -> str | None:
+        off = (self.ops.out.float() - self.ops.wanted).norm() / self.ops.wanted.norm()
+        return wrong_result(float(off), TOLERANCE[provider.name])
+
+
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
+    """How many times bf16's speed, by scales; the worst cell beside the best of all."""
+    cells = list(cells)
+    ours = [c for c in cells if c["provider"] == "smkern"]
+    if not ours:
+        return {}
+    bf16: dict[Any, float] = {}
+    for cell in cells:
+        if cell["provider"] == "bf16" and cell.get("us"):
+            bf16[_key(cell)] = min(cell["us"], bf16.get(_key(cell), cell["us"]))
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        mine = [c for c in ours if c.get("us") and c["case"]["scales"] == kind]
+        times = [bf16[_key(c)] / c["us"] for c in mine if _key(c) in bf16]
+        found[f"fp8_{kind}_geomean_times_bf16"] = target_row(geomean(times), None, len(times))
+        found[f"fp8_{kind}_worst_times_bf16"] = target_row(
+            min(times, default=None), None, len(times)
+        )
+    leads = [settled(c) for c in ours if c.get("vs_best")]
+    found["fp8_worst_vs_best"] = target_row(min(leads, default=None), 1.0, len(leads))
+    return found | {"fp8_not_measured": not_measured(ours, _name)}
+
+
+def _key(cell: Cell) -> tuple[str, int]:
+    return cell["case"]["name"], cell["num_sms"]
+
+
+def _name(cell: Cell) -> dict[str, Any]:
+    return {"name": cell["case"]["name"], "num_sms": cell["num_sms"]}
+
+
+@suite_command(
+    "fp8", *case_options("block,qkv-64", peers=PEERS), quick="One shape: seconds of GPU time."
+)
+def command(output: Output, *, cases: str | None, budgets: Any, peers: str, again: bool) -> None:
+    """Time smkern.gemm of e4m3 in SM partitions and on the whole chip.
+
+    Each group of cells is one product in one budget: smkern in e4m3 with scales of rows or of
+    blocks; smkern in bf16 as dispatched; torch._scaled_mm. Inputs are quantized before.
+    """
+    groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
+    names = peers_named(peers, PEERS)
+    results = output.open()
+    suite = GroupSuite(lambda cases: Fp8Bench(Operands(cases[0]), names), summarize, loses_to_best)
+    conclude(results, output.path, suite.run(groups, results, output, again=again))
+
+
+if __name__ == "__main__":
+    command()

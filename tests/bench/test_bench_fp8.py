@@ -1,0 +1,71 @@
+"""The suite of e4m3 GEMMs: its cases, and a run on CPU tensors and a virtual clock."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from smkern.bench import fp8
+from smkern.bench.cases import Sizes
+from smkern.bench.fp8 import CASES, Fp8Bench, Fp8Case, Operands, summarize
+from tests.bench.doubles import FakePartitions, run_suite
+
+TINY = (Fp8Case("block", "tiny", 5, 256, 256), Fp8Case("row", "tiny", 3, 64, 128))
+
+
+def slowed(make, cuda, us):
+    def made(ops):
+        call = make(ops)
+
+        def timed(i):
+            cuda.work_us(us)
+            call(i)
+
+        return timed
+
+    return made
+
+
+def test_cases():
+    assert len({case.name for case in CASES}) == len(CASES) == 32
+    assert CASES[0].bytes_moved == 16 * 4096 + 6144 * 4096 + 2 * 16 * 6144
+    assert CASES[0].flops == 2 * 16 * 6144 * 4096
+
+
+@pytest.fixture
+def on_cpu(virtual_gpu, monkeypatch):
+    monkeypatch.setattr(fp8, "SIZES", Sizes(TINY, TINY, (16,), (16,)))
+    monkeypatch.setattr(fp8, "sets_for", lambda *_, **__: 2)
+    monkeypatch.setattr(fp8, "Operands", partial(Operands, device="cpu"))
+    monkeypatch.setattr(fp8, "our_call", slowed(fp8.our_call, virtual_gpu, 100.0))
+    slow = slowed(fp8.bf16_call, virtual_gpu, 180.0)
+    monkeypatch.setitem(fp8.CALLS, "bf16", slow)
+
+
+def test_the_suite_measures_and_writes(on_cpu, tmp_path):
+    out = tmp_path / "fp8.json"
+    run_suite(fp8.command, out, "--budgets", "16", "--peers", "bf16")
+    data = json.loads(out.read_text())
+    ours = [c for c in data["cells"] if c["provider"] == "smkern"]
+    assert [c["case"]["name"] for c in ours] == [case.name for case in TINY]
+    assert all(c["us"] == pytest.approx(100.0, rel=0.01) for c in ours)
+    assert data["summary"]["fp8_block_geomean_times_bf16"]["value"] == pytest.approx(1.8, rel=0.01)
+    assert data["summary"]["fp8_not_measured"] == []
+
+
+def test_a_wrong_result_is_no_time(cuda, monkeypatch):
+    monkeypatch.setattr(fp8, "sets_for", lambda *_, **__: 2)
+    bench = Fp8Bench(Operands(TINY[0], device="cpu"))
+    (ours,) = bench.ours(TINY[0], FakePartitions(cuda).at(16))
+    bench.reset(TINY[0])
+    assert "wrong result" in bench.complaint(TINY[0], ours, None)
+    ours.make()(0)
+    assert bench.complaint(TINY[0], ours, None) is None
+    bench.ops.out[0] *= 2
+    assert "wrong result" in bench.complaint(TINY[0], ours, None)
+
+
+def test_a_summary_of_nothing_is_empty():
+    assert summarize([]) == {}
