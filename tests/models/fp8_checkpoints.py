@@ -81,7 +81,7 @@ def quantized(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:
         for j in range(scales.shape[1]):
             at = (slice(i * grid[0], (i + 1) * grid[0]), slice(j * grid[1], (j + 1) * grid[1]))
             scales[i, j] = weight[at].abs().max() / 448
-            values[at] = (weight[at] / scales[i, j]).to(FP8)
+            values[at] = (weight[at] * (1 / scales[i, j])).to(FP8)
     return values, scales[0, 0] if how == "tensor" else scales
 
 
