@@ -67,8 +67,8 @@ struct Unit {
     int first_token = 0;
     blocks = r.blocks(p);
     end = r.kv_len;
-    if (r.decode()) {  // decode_cut of tuning/attention/shapes.py
-      shift = 9 + max((int)(r.kv_len > 2048), doublings(r.kv_len, 16));
+    if (r.decode()) {
+      shift = 9 + doublings(r.kv_len, 16);
     } else {
       const u32 row = (u32)block * 128, rows = r.q_len * p.group;
       if (p.causal) {
