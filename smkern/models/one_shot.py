@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from smkern.device import Budget, device_info
-from smkern.errors import ArgumentError
+from smkern.errors import ArgumentError, DeviceError, RankError
 from smkern.kernels.all_reduce.one_shot import MAX_RANKS, Mode, OneShotKernels, memory_bytes
 from smkern.kernels.all_reduce.peer_memory import PeerMemory
 from smkern.kernels.driver import may_overlap
+from smkern.models.config import ModelConfig
 from smkern.models.tensor_parallel import Collective, TensorParallel
 from smkern.ops.checks import dtype_name
 from smkern.partition import budget_of_stream
@@ -119,3 +120,21 @@ class OneShot(Collective):
             mode, stream, x.shape[0], budget.num_sms, x.data_ptr(), overlap=overlap,
             **rest,  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+def fuse_decode(tp: TensorParallel, config: ModelConfig, device: torch.device) -> bool:
+    """Let decode's sums be this kernel's where it serves them; otherwise they stay as they are.
+
+    Args:
+        tp: The ranks; all of them call this.
+        config: The model.
+        device: This rank's GPU.
+
+    Returns:
+        Whether they are.
+    """
+    try:
+        tp.decode = OneShot(tp, config.hidden_size, config.dtype, device)
+    except (ArgumentError, DeviceError, RankError):  # on all ranks, or on none
+        return False
+    return True

@@ -125,6 +125,9 @@ class TensorParallel:
     ) -> TensorParallel:
         """This process as torchrun started it; waits for the others.
 
+        NCCL_CGA_CLUSTER_SIZE is set to 0 for GPUs unless it is set: with clusters NCCL cannot run
+        in a partition.
+
         Args:
             size: How many ranks share the model: torchrun's `--nproc-per-node`.
             device: "cuda" (NCCL) or "cpu" (gloo).
@@ -270,6 +273,9 @@ def _open(kind: str, shard: Shard, limit: timedelta) -> Exception | None:
     """
     problem: Exception | None = None
     if kind == "cuda":
+        # NCCL launches clusters of 4 CTAs by default, which partitions of spread 2-SM atoms have
+        # no room for: error 912 on an H200. It reads this when a communicator is made.
+        os.environ.setdefault("NCCL_CGA_CLUSTER_SIZE", "0")
         index, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if not dist.is_nccl_available():
             problem = RankError(

@@ -155,6 +155,7 @@ class LLM:
             config = config.replace(quantization=weights.config.quantization)
         self.config = config
         self.decoder = Decoder(config, weights, max_position=max_context, tp=ranks.tp)
+        ranks.fuse(self.decoder)
         part = self.decoder.config
         largest: Any = {
             "max_running": max_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -82,6 +83,8 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_nccl_or_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(0, 1, free_port()).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NCCL_CGA_CLUSTER_SIZE", "to be put back")
+    monkeypatch.delenv("NCCL_CGA_CLUSTER_SIZE")
     try:
         monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
         with pytest.raises(RankError, match="without NCCL"):
@@ -90,5 +93,6 @@ def test_without_nccl_or_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
         with pytest.raises(RankError, match="LOCAL_RANK=0 and 0 GPUs"):
             TensorParallel.from_env(1, "cuda")
+        assert os.environ["NCCL_CGA_CLUSTER_SIZE"] == "0"  # else none of its kernels is confined
     finally:
         dist.destroy_process_group()
