@@ -1,9 +1,9 @@
 """Rows to e4m3 in Triton: quantising, and norms and SiLU times up that write it in their pass.
 
-A scale is the largest magnitude of its group / 448, and elements are multiplied by its inverse: a
-division of each took as long as all the rest. Magnitudes are compared as bits, of which NaN's
-are the largest, so that what is not finite is seen; the conversion saturates and keeps NaN. Values
-are rounded to the rows' dtype before, as where the row is written and quantised in two passes.
+A scale is the largest magnitude of its group / 448, and elements are multiplied by its inverse, one
+instruction where a division is several. Magnitudes are compared as bits, of which NaN's are the
+largest, so that what is not finite is seen; the conversion saturates and keeps NaN. Values are
+rounded to the rows' dtype before, as where the row is written and quantised in two passes.
 
 Strides of rows count UNIT elements. PDL as in `smkern.kernels.rows_triton`, whose sums these are.
 """
