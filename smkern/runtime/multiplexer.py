@@ -269,12 +269,11 @@ class Multiplexer:
         is_whole = True
         try:
             until_us = earliest(self._future.next_us, self._scheduler.again_us)
-            if not self._launcher.in_flight and until_us is None:
-                if not self._requests:
-                    return
-                until_us = self._lanes.device.now_us() + BLOCKED_US
-            if not self.timeline.settle_for():
+            is_blocked = until_us is None and not self._launcher.in_flight
+            if (is_blocked and not self._requests) or not self.timeline.settle_for():
                 return
+            if is_blocked:
+                until_us = self._lanes.device.now_us() + BLOCKED_US
             if self._fast_forward is not None:
                 is_whole = False
                 self._fast_forward(until_us)
