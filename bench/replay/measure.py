@@ -93,14 +93,20 @@ class How:
     precision: float = 0.02
 
 
-@lru_cache(maxsize=4)
 def simulated(model: str, rungs: tuple[int, ...] = (), *, policy: str = "") -> SimServer:
     """The simulated server of a model, of certain rungs, with its default predictor's times or, as
-    the policy wants, those of stock kernels."""
-    sizes = sizes_of(model)
-    predictor = stock_predictor(model) if policy in ON_STOCK else None
-    sizes = replace(sizes, rungs=rungs) if rungs else sizes
+    the policy wants, those of stock kernels; policies that want the same share one."""
     kind = OracleServer if policy == ORACLE else SimServer
+    return _simulated(kind, model, rungs, policy in ON_STOCK)
+
+
+@lru_cache(maxsize=4)
+def _simulated(
+    kind: type[SimServer], model: str, rungs: tuple[int, ...], is_stock: bool
+) -> SimServer:
+    sizes = sizes_of(model)
+    predictor = stock_predictor(model) if is_stock else None
+    sizes = replace(sizes, rungs=rungs) if rungs else sizes
     return kind(model, predictor=predictor, sizes=sizes)
 
 

@@ -35,22 +35,14 @@ class Oracle:
     Args:
         policies: What is tried; they have one order.
         tbt_slo_ms: Limit of gaps.
-        horizon_s: Of a trial.
 
     Attributes:
         chosen: The policy of each second, by its place.
     """
 
-    def __init__(
-        self,
-        policies: Sequence[Policy],
-        *,
-        tbt_slo_ms: float,
-        horizon_s: float = HORIZON_S,
-    ) -> None:
+    def __init__(self, policies: Sequence[Policy], *, tbt_slo_ms: float) -> None:
         self._policies = policies
-        self.order = getattr(policies[0], "order", None)
-        self._horizon_us = 1e6 * horizon_s
+        self.order = getattr(policies[0], "order", "fcfs")
         self._limit_us = 1e3 * tbt_slo_ms
         self._lateness = Lateness(self._limit_us, LATE, 1.0)
         self._active = policies[0]
@@ -72,7 +64,7 @@ class Oracle:
         return self._active.decide(snapshot)
 
     def _choose(self, now_us: float) -> None:
-        self._until_us = now_us + self._horizon_us
+        self._until_us = now_us + 1e6 * HORIZON_S
         scores = []
         for policy in self._policies:
             score = self._tried(policy)

@@ -320,10 +320,9 @@ class Adaptive:
         late = len(chunks) * min(max((2 * step_us - self._limit_us) / step_us, 0.0), 1.0)
         if not self.lateness.allows(late, gaps):
             return None
-        new = sum(new for new, _ in chunks)
-        if new == sum(request.tokens for request in snapshot.waiting):
+        if len(chunks) == len(snapshot.waiting) and chunks[-1][0] == snapshot.waiting[-1].tokens:
             us = max(us, step_us)  # with nothing behind them, the step keeps its side to its end
-        rate = WITH_PAUSES * new / us
+        rate = WITH_PAUSES * sum(new for new, _ in chunks) / us
         return Plan("split", rate, rung, step_us, hurry=hurry)
 
     def _turns(self, snapshot: Snapshot, prices: Prices, chunks: Chunks) -> Plan | None:
