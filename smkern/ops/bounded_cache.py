@@ -24,6 +24,15 @@ def model_rows(m: int) -> int:
     return -(-m // step) * step
 
 
+def steps_to(max_m: int) -> list[int]:
+    """Every step of `model_rows` up to the one that serves `max_m`."""
+    steps, m = [], 1
+    while m <= model_rows(max_m):
+        steps.append(model_rows(m))
+        m = steps[-1] + 1
+    return steps
+
+
 def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep `value` under `key`; a full dictionary is emptied before.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from smkern.device import check_budget
 from smkern.tuning import candidates, constraints, cost_model
-from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
+from smkern.tuning.config import Budget, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants
 from smkern.tuning.select import INVARIANT_BUDGETS, INVARIANT_ROWS, Nominal
 
@@ -220,8 +220,3 @@ def num_ctas(problem: ScaledProblem, config: GemmConfig, budget: Budget) -> int:
     """CTAs of the pointer kernel: at most one a tile."""
     tiles = constraints.num_tiles(problem.twin, config)
     return max(1, min(constraints.num_ctas(config, budget), tiles))
-
-
-def kernels_of(capability: tuple[int, int]) -> tuple[Kernel, ...]:
-    """Kernels that a GPU has for e4m3."""
-    return ("ws", "pointer") if capability[0] == 9 else ("pointer",)

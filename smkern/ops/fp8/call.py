@@ -10,7 +10,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.limits import shown
 from smkern.ops.fp8.scales import OUT_DTYPES, check_e4m3, check_scale_pair
-from smkern.ops.gemm.checks import check_bias, check_choices, check_matrix
+from smkern.ops.gemm.checks import check_bias, check_choices, check_gate_up, check_matrix
 from smkern.ops.operator import Shapes
 
 
@@ -103,11 +103,7 @@ def check_swiglu(call: ScaledSwiglu) -> None:
     check_matrix("a", a)
     check_e4m3("w_gate_up", w)
     check_matrix("w_gate_up", w, None, a.shape[1])
-    if w.shape[0] % 2:
-        raise ArgumentError(
-            f"w_gate_up has {w.shape[0]} rows, wanted an even number: the gate's I rows, then up's "
-            "I; join both projections, torch.cat([w_gate, w_up])"
-        )
+    check_gate_up(w)
     check_scale_pair(a, w, call.a_scale, call.w_scale, "w_gate_up")
     check_out_dtype(call, {})
 

@@ -11,9 +11,9 @@ from smkern.errors import ArgumentError
 from smkern.ops.checks import FP8_BLOCK
 from smkern.ops.explain import dispatcher_and_budget
 from smkern.ops.fp8.dispatch import ScaledDispatcher, fp8_dispatcher, kernel_of, offline_dispatcher
-from smkern.ops.gemm.dispatch import Explanation
+from smkern.ops.gemm.dispatch import Explanation, workspace_bytes
 from smkern.tuning import constraints, cost_model
-from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.tuning.config import Epilogue
 from smkern.tuning.fp8 import ScaledProblem
 
 
@@ -65,14 +65,8 @@ def explain_scaled(
         replace(config, block_k=2 * config.block_k),
         "forced" if problem.kernel else "model",
         predicted_us,
-        _workspace_bytes(problem, config, budget),
+        workspace_bytes(problem.twin, config, budget) if config.kernel == "ws" else 0,
         tiles,
         tiles / constraints.num_ctas(config, budget),
         profile.info.name,
     )
-
-
-def _workspace_bytes(problem: ScaledProblem, config: GemmConfig, budget: Budget) -> int:
-    from smkern.ops.gemm.dispatch import workspace_bytes
-
-    return workspace_bytes(problem.twin, config, budget) if config.kernel == "ws" else 0

@@ -23,7 +23,7 @@ from smkern.ops.fp8.scales import (
 )
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.gemm.checks import check_matrix
-from smkern.ops.moe.check import check_experts
+from smkern.ops.moe.check import check_expert_weights
 from smkern.ops.operator import Bound, Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
@@ -41,25 +41,7 @@ def check_grouped(call: ScaledGrouped) -> None:
     check_e4m3("w", w)
     checks.check_tensor("w", w, 3, "[experts, n, k]")
     checks.check_inner("w", w)
-    check_experts(w.shape[0])
-    if w.shape[2] != a.shape[1] or not w.shape[1] or not w.shape[2]:
-        raise ArgumentError(
-            f"w has shape {list(w.shape)}, a {list(a.shape)}: wanted [experts, n, {a.shape[1]}], "
-            "n and k at least 1"
-        )
-    if call.swiglu and w.shape[1] % 2:
-        raise ArgumentError(
-            f"w has {w.shape[1]} rows an expert: swiglu=True wants as many gate rows as up rows; "
-            "pass an even number, or swiglu=False"
-        )
-    if w.shape[0] * w.shape[1] > checks.MAX_SIZE:
-        raise ArgumentError(
-            f"w has {w.shape[0]} x {w.shape[1]} rows, the largest number is {checks.MAX_SIZE}: "
-            "split the experts"
-        )
-    checks.check_vector(
-        "expert_offsets", call.expert_offsets, w.shape[0] + 1, torch.int32, "[experts + 1]"
-    )
+    check_expert_weights(call)
     check_scale_pair(a, w, call.a_scale, call.w_scale)
     check_out_dtype(call, {})
 

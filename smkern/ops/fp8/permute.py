@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.checks import FP8
-from smkern.ops.fp8.rows import check_out_scale
+from smkern.ops.fp8.rows import check_out_scale, group_of
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
-from smkern.ops.fp8.rows_dispatch import quant_dispatcher, step_of
-from smkern.ops.moe.check import (
-    check_choices,
-    check_experts,
-    check_rows,
-    check_same_count,
-    check_table,
-    check_top_k,
-)
+from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps, step_of
+from smkern.ops.moe.check import check_permuted, permuted_shapes
 from smkern.ops.moe.dispatch import moe_dispatcher
 from smkern.ops.operator import Bound, Operator, Shapes
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
 from smkern.ops.reference import moe as moe_reference
-from smkern.tuning.fp8_rows import Budget, Group, QuantProblem
+from smkern.tuning.fp8_rows import Budget, QuantProblem
 from smkern.tuning.moe import PermuteProblem
 from smkern.tuning.rows import VECTOR
 
@@ -46,12 +38,7 @@ class ScaledPermute(NamedTuple):
 
 def check_permute(call: ScaledPermute) -> None:
     """Raise ArgumentError for a permutation that cannot be served."""
-    check_rows("x", call.x, "[tokens, hidden]")
-    check_table("experts", call.experts, torch.int32, "[tokens, top_k]", dense=True)
-    check_same_count("experts", call.experts, "x", call.x)
-    check_experts(call.num_experts)
-    check_top_k("experts.shape[1]", call.experts.shape[1])
-    check_choices(*call.experts.shape)
+    check_permuted(call)
     hidden = call.x.shape[1]
     if hidden % 2 or step_of(call.rows) % 2:
         raise ArgumentError(
@@ -62,25 +49,19 @@ def check_permute(call: ScaledPermute) -> None:
 
 
 def _shapes(call: ScaledPermute) -> Shapes:
-    count = call.experts.shape[0] * call.experts.shape[1]
-    return (
-        ((count, call.x.shape[1]), FP8),
-        ((call.num_experts + 1,), torch.int32),
-        ((count,), torch.int32),
-    )
+    return permuted_shapes(call, FP8)
 
 
 def by_reference(call: ScaledPermute) -> tuple[Tensor, Tensor, Tensor]:
     """The reference on a checked call; its scales are written."""
     rows, offsets, index = moe_reference.moe_permute(call.x, call.experts, call.num_experts)
-    q, scale = reference.quantize(rows, "token" if call.out_scale.dim() == 1 else "block")
+    q, scale = reference.quantize(rows, group_of(call.out_scale))
     call.out_scale.copy_(scale)
     return q, offsets, index
 
 
 def _problem(call: ScaledPermute, aligned: bool) -> QuantProblem | None:
-    group: Group = "block" if call.out_scale.dim() == 2 else "token"
-    x = call.x
+    x, group = call.x, group_of(call.out_scale)
     return rows_problem("quantize", group, x, x.shape[1], [call.rows], aligned)
 
 
@@ -103,7 +84,7 @@ def _bind(
 
     p, device = problem, call.x.get_device()
     groups = call.out_scale.shape[1] if p.group == "block" else 1
-    steps = call.out_scale.stride() if p.group == "block" else (1, 0)
+    steps = scale_steps(call.out_scale, p)
     unit = VECTOR if p.aligned else 1
     quantize = dispatcher.launch(p, budget, capturing=capturing)
     given = (step_of(call.x) // unit, p.width // unit, groups, 1, p.rows)

@@ -92,6 +92,11 @@ def check_out_scale(scale: Any, rows: int, width: int) -> None:
         )
 
 
+def group_of(out_scale: Tensor) -> Group:
+    """What shares a scale, by the checked tensor that takes them."""
+    return "block" if out_scale.dim() == 2 else "token"
+
+
 def shape_of(call: ScaledRows) -> tuple[int, int]:
     """Rows and columns of a call's result."""
     rows, columns = call.x.shape
@@ -111,7 +116,7 @@ def by_reference(call: ScaledRows) -> Tensor:
         found = rows_reference.add_rms_norm(call.x, call.residual, call.weight, float(call.eps))
     else:
         found = rows_reference.silu_and_mul(call.x)
-    q, scale = reference.quantize(found, "token" if call.out_scale.dim() == 1 else "block")
+    q, scale = reference.quantize(found, group_of(call.out_scale))
     call.out_scale.copy_(scale)
     return q
 
@@ -124,8 +129,8 @@ def problem_of(call: ScaledRows, aligned: bool) -> QuantProblem | None:
         op, weight = "rms_norm", call.weight
     elif isinstance(call, ScaledAddRmsNorm):
         op, weight, matrices = "add_rms_norm", call.weight, [call.residual, call.out]
-    group: Group = "block" if call.out_scale.dim() == 2 else "token"
-    return rows_problem(op, group, call.x, shape_of(call)[1], matrices, aligned, weight)
+    group, width = group_of(call.out_scale), shape_of(call)[1]
+    return rows_problem(op, group, call.x, width, matrices, aligned, weight)
 
 
 def _bind(

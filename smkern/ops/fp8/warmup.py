@@ -13,7 +13,7 @@ import torch
 from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.annotated import check_fields
-from smkern.ops.bounded_cache import model_rows
+from smkern.ops.bounded_cache import steps_to
 from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.call import ScaledGrouped
 from smkern.ops.fp8.dispatch import ScaledDispatcher, fp8_dispatcher
@@ -181,11 +181,7 @@ def choices(
     budgets: Sequence[Budget],
 ) -> Iterator[Choice]:
     """Every choice that dispatch can make for these products: one for all M of a step."""
-    steps, m = [], 1
-    while m <= model_rows(max_m):
-        steps.append(model_rows(m))
-        m = steps[-1] + 1
-    for problem, budget, rows in product(kinds, budgets, steps):
+    for problem, budget, rows in product(kinds, budgets, steps_to(max_m)):
         found = replace(problem, m=rows)
         yield found, dispatcher.select(found, budget), budget
 

@@ -49,6 +49,15 @@ def check_matrix(name: str, x: Any, rows: int | None = None, cols: int | None = 
         )
 
 
+def check_gate_up(w: Any) -> None:
+    """Raise ArgumentError unless the matrix w_gate_up has two halves."""
+    if w.shape[0] % 2:
+        raise ArgumentError(
+            f"w_gate_up has {w.shape[0]} rows, wanted an even number: the gate's I rows, then up's "
+            "I; join both projections, torch.cat([w_gate, w_up])"
+        )
+
+
 def check_bias(bias: Any, n: int) -> None:
     """Raise ArgumentError unless bias is a dense vector [n]."""
     check_kind("bias", bias)

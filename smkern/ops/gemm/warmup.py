@@ -12,7 +12,7 @@ import torch
 
 from smkern.errors import ArgumentError
 from smkern.limits import shown
-from smkern.ops.bounded_cache import model_rows
+from smkern.ops.bounded_cache import steps_to
 from smkern.ops.gemm import warmup_tune
 from smkern.ops.gemm.checks import ACTIVATIONS
 from smkern.ops.gemm.dispatch import Dispatcher
@@ -47,14 +47,10 @@ def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[in
     The model's choice is one for all M of a step, a table's cell serves itself and M below it down
     to half, so the steps, the tuned M and what is right below their halves reach every choice.
     """
-    steps, m = [], 1
-    while m <= model_rows(max_m):
-        steps.append(model_rows(m))
-        m = steps[-1] + 1
     cells = dispatcher.tables.cells if dispatcher.tables is not None else {}
     tuned = {key.m for key in cells if (key.n, key.k) == (n, k)}
     below = {(m - 1) // 2 for m in tuned if m > 2}
-    return sorted({*steps, *tuned, *below})
+    return sorted({*steps_to(max_m), *tuned, *below})
 
 
 def choices(

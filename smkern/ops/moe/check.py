@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.operator import Shapes
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K, VECTOR
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -69,6 +70,50 @@ def check_choices(tokens: int, top_k: int) -> None:
         raise ArgumentError(
             f"{tokens} tokens of {top_k} choices are more than {MAX_CHOICES}: split the step"
         )
+
+
+def check_expert_weights(call: Any) -> None:
+    """Raise ArgumentError for weights and offsets of a grouped GEMM that cannot be served."""
+    a, w = call.a, call.w
+    check_experts(w.shape[0])
+    if w.shape[2] != a.shape[1] or not w.shape[1] or not w.shape[2]:
+        raise ArgumentError(
+            f"w has shape {list(w.shape)}, a {list(a.shape)}: wanted [experts, n, {a.shape[1]}], "
+            "n and k at least 1"
+        )
+    if call.swiglu and w.shape[1] % 2:
+        raise ArgumentError(
+            f"w has {w.shape[1]} rows an expert: swiglu=True wants as many gate rows as up rows; "
+            "pass an even number, or swiglu=False"
+        )
+    if w.shape[0] * w.shape[1] > checks.MAX_SIZE:
+        raise ArgumentError(
+            f"w has {w.shape[0]} x {w.shape[1]} rows, the largest number is {checks.MAX_SIZE}: "
+            "split the experts"
+        )
+    checks.check_vector(
+        "expert_offsets", call.expert_offsets, w.shape[0] + 1, torch.int32, "[experts + 1]"
+    )
+
+
+def check_permuted(call: Any) -> None:
+    """Raise ArgumentError for rows and choices that cannot be permuted."""
+    check_rows("x", call.x, "[tokens, hidden]")
+    check_table("experts", call.experts, torch.int32, "[tokens, top_k]", dense=True)
+    check_same_count("experts", call.experts, "x", call.x)
+    check_experts(call.num_experts)
+    check_top_k("experts.shape[1]", call.experts.shape[1])
+    check_choices(*call.experts.shape)
+
+
+def permuted_shapes(call: Any, dtype: torch.dtype) -> Shapes:
+    """Shapes and dtypes of a checked permutation's results."""
+    count = call.experts.shape[0] * call.experts.shape[1]
+    return (
+        ((count, call.x.shape[1]), dtype),
+        ((call.num_experts + 1,), torch.int32),
+        ((count,), torch.int32),
+    )
 
 
 def gpu_dtype(name: str, x: Tensor) -> Any:

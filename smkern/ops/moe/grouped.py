@@ -8,10 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.fp8 import grouped as fp8
-from smkern.ops.moe.check import check_experts, check_rows, check_same, gpu_dtype, row_step, whole
+from smkern.ops.moe.check import (
+    check_expert_weights,
+    check_rows,
+    check_same,
+    gpu_dtype,
+    row_step,
+    whole,
+)
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
@@ -38,25 +44,7 @@ def _check(call: Grouped) -> None:
     checks.check_tensor("w", w, 3, "[experts, n, k]")
     checks.check_inner("w", w)
     check_same("w", w, "a", a)
-    check_experts(w.shape[0])
-    if w.shape[2] != a.shape[1] or not w.shape[1] or not w.shape[2]:
-        raise ArgumentError(
-            f"w has shape {list(w.shape)}, a {list(a.shape)}: wanted [experts, n, {a.shape[1]}], "
-            "n and k at least 1"
-        )
-    if call.swiglu and w.shape[1] % 2:
-        raise ArgumentError(
-            f"w has {w.shape[1]} rows an expert: swiglu=True wants as many gate rows as up rows; "
-            "pass an even number, or swiglu=False"
-        )
-    if w.shape[0] * w.shape[1] > checks.MAX_SIZE:
-        raise ArgumentError(
-            f"w has {w.shape[0]} x {w.shape[1]} rows, the largest number is {checks.MAX_SIZE}: "
-            "split the experts"
-        )
-    checks.check_vector(
-        "expert_offsets", call.expert_offsets, w.shape[0] + 1, torch.int32, "[experts + 1]"
-    )
+    check_expert_weights(call)
 
 
 def _shapes(call: Grouped) -> Shapes:

@@ -10,13 +10,9 @@ from torch import Tensor
 from smkern.ops import checks
 from smkern.ops.fp8 import permute as fp8
 from smkern.ops.moe.check import (
-    check_choices,
-    check_experts,
-    check_rows,
-    check_same_count,
-    check_table,
-    check_top_k,
+    check_permuted,
     gpu_dtype,
+    permuted_shapes,
     results_of,
     row_step,
     whole,
@@ -41,22 +37,8 @@ class Permute(NamedTuple):
     num_sms: Any = None
 
 
-def _check(call: Permute) -> None:
-    check_rows("x", call.x, "[tokens, hidden]")
-    check_table("experts", call.experts, torch.int32, "[tokens, top_k]", dense=True)
-    check_same_count("experts", call.experts, "x", call.x)
-    check_experts(call.num_experts)
-    check_top_k("experts.shape[1]", call.experts.shape[1])
-    check_choices(*call.experts.shape)
-
-
 def _shapes(call: Permute) -> Shapes:
-    count = call.experts.shape[0] * call.experts.shape[1]
-    return (
-        ((count, call.x.shape[1]), call.x.dtype),
-        ((call.num_experts + 1,), torch.int32),
-        ((count,), torch.int32),
-    )
+    return permuted_shapes(call, call.x.dtype)
 
 
 def _problem(call: Permute, aligned: bool) -> PermuteProblem:
@@ -82,7 +64,7 @@ PERMUTE: Operator[PermuteProblem] = Operator(
     call=Permute,
     schema="Tensor x, Tensor experts, int num_experts",
     results=("rows", "expert_offsets", "index"),
-    check=_check,
+    check=check_permuted,
     shapes=_shapes,
     problem=_problem,
     numbers=_numbers,

@@ -10,7 +10,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
-from smkern.ops.gemm.checks import check_choices, check_dtypes, check_matrix
+from smkern.ops.gemm.checks import check_choices, check_dtypes, check_gate_up, check_matrix
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.operator import Operator, Shapes
 from smkern.ops.operator_library import register
@@ -40,11 +40,7 @@ def check_swiglu(call: Swiglu) -> None:
     check_choices(None, call.backend)
     check_matrix("a", a)
     check_matrix("w_gate_up", w, None, a.shape[1])
-    if w.shape[0] % 2:
-        raise ArgumentError(
-            f"w_gate_up has {w.shape[0]} rows, wanted an even number: the gate's I rows, then up's "
-            "I; join both projections, torch.cat([w_gate, w_up])"
-        )
+    check_gate_up(w)
     if out is not None:
         check_matrix("out", out)
         if out.shape != shapes_of(call)[0][0]:
