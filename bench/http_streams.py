@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
+from smkern.bench.runtime.figures import common
+
 START_S = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,8 +38,7 @@ class Seen:
 
     def gaps_ms(self) -> list[float]:
         """Time between two tokens of a stream, ms, while all streams ran."""
-        begin = max(times[0] for times in self.times_s)
-        end = min(times[-1] for times in self.times_s)
+        begin, end = common(*self.times_s, settle=0.0)
         return [
             1e3 * (after - before)
             for times in self.times_s

@@ -57,13 +57,9 @@ class Generation:
     """The choices of one HTTP request, drawn side by side; an iterator of lists of events.
 
     It ends when all choices have, or when it is closed.
-
-    Attributes:
-        is_closed: Whether nobody wants more of it.
     """
 
     def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
-        self.is_closed = False
         self._client = client
         self._ids = tuple(ids)
         self._live = set(range(len(ids)))
@@ -76,7 +72,7 @@ class Generation:
     async def __anext__(self) -> list[Event]:
         """All that came since the last one: a reader that is slow gets more at a time."""
         while not self._events:
-            if self.is_closed or not self._live:
+            if not self._live:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
@@ -105,10 +101,8 @@ class Generation:
 
     def close(self) -> None:
         """Want no more of any. Twice is fine."""
-        self.is_closed = True
         for index in tuple(self._live):
             self.cancel(index)
-        self._news.set()
 
 
 class EngineClient:

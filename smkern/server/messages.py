@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smkern.models.sampling import SamplingParams
-from smkern.runtime.request import FinishReason
+
+if TYPE_CHECKING:  # the HTTP process needs no runtime
+    from smkern.runtime.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

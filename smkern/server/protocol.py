@@ -136,11 +136,10 @@ class Asked(BaseModel):
                 f"{prompt_tokens + room - 1}: shorten it", code="context_length_exceeded",
             )  # fmt: skip
         limit = room if self.limit is None else self.limit
-        top_k = 0 if self.top_k in (None, -1) else self.top_k
         params = SamplingParams(
             max_new_tokens=limit,
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=top_k or 0,
+            top_k=0 if self.top_k in (None, -1) else self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=0.0 if self.min_p is None else self.min_p,
             seed=None if self.seed is None else self.seed + choice,

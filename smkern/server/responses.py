@@ -67,11 +67,7 @@ class Completions:
             tokens: They.
             choice: Its state behind them.
         """
-        made = self._part(text) | {
-            "index": index, "logprobs": None, "finish_reason": choice.finish_reason,
-        }  # fmt: skip
-        if self._with_ids:
-            made["token_ids"] = tokens
+        made = self._choice(index, self._part(text), tokens, choice)
         return event(self._head | {"object": self.chunk_kind, "choices": [made]})
 
     def last(self, used: dict[str, Any]) -> bytes:
@@ -80,15 +76,19 @@ class Completions:
 
     def whole(self, choices: Sequence[Choice], used: dict[str, Any]) -> dict[str, Any]:
         """The response that is no stream."""
-        made = []
-        for index, choice in enumerate(choices):
-            one = self._all(choice.text) | {
-                "index": index, "logprobs": None, "finish_reason": choice.finish_reason,
-            }  # fmt: skip
-            if self._with_ids:
-                one["token_ids"] = choice.tokens
-            made.append(one)
+        made = [
+            self._choice(index, self._all(choice.text), choice.tokens, choice)
+            for index, choice in enumerate(choices)
+        ]
         return self._head | {"object": self.kind, "choices": made, "usage": used}
+
+    def _choice(
+        self, index: int, said: dict[str, Any], tokens: list[int], choice: Choice
+    ) -> dict[str, Any]:
+        made = said | {
+            "index": index, "logprobs": None, "finish_reason": choice.finish_reason,
+        }  # fmt: skip
+        return made | {"token_ids": tokens} if self._with_ids else made
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"text": text}

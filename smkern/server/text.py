@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smkern.models.sampling import SamplingParams
 from smkern.models.tokenizer import Detokenizer, Tokenizer
-from smkern.runtime.request import FinishReason
 from smkern.server.errors import ApiError
 from smkern.server.messages import End
+
+if TYPE_CHECKING:
+    from smkern.runtime.request import FinishReason
 
 NO_TOKENIZER = (
     "this server has no tokenizer: pass token ids as prompt to /v1/completions, without stop "
@@ -71,23 +73,26 @@ class Choice:
 
     Attributes:
         tokens: All so far.
-        text: Their text so far, cut at a stop text.
         finish_reason: Why it ended; None: it goes on.
         cached_tokens: Tokens of the prompt that were computed already; None: not told.
     """
 
-    __slots__ = ("_detokenizer", "cached_tokens", "finish_reason", "text", "tokens")
+    __slots__ = ("_detokenizer", "cached_tokens", "finish_reason", "tokens")
 
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams
     ) -> None:
         self.tokens: list[int] = []
-        self.text = ""
         self.finish_reason: FinishReason | None = None
         self.cached_tokens: int | None = None
         self._detokenizer = None
         if tokenizer is not None:
             self._detokenizer = Detokenizer(tokenizer, prompt, params.stops)
+
+    @property
+    def text(self) -> str:
+        """Their text so far, cut at a stop text."""
+        return "" if self._detokenizer is None else self._detokenizer.text
 
     def take(self, token: int, end: End | None) -> str:
         """A token came, maybe the last; the text that became certain by it."""
@@ -100,7 +105,6 @@ class Choice:
                     self.finish_reason = "stop"
             if end is not None:
                 text += detokenizer.finish()
-            self.text += text
         if end is not None:
             self.finish_reason = self.finish_reason or end.reason
             self.cached_tokens = end.cached_tokens
