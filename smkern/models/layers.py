@@ -11,6 +11,7 @@ from torch import Tensor
 
 from smkern.limits import FP8_BLOCK
 from smkern.models.config import ModelConfig
+from smkern.ops.checks import FP8 as FP8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +112,6 @@ class MoeLayer(AttentionWeights):
 
 
 Layer = DenseLayer | MoeLayer
-FP8 = torch.float8_e4m3fn
 
 
 class Make(Protocol):

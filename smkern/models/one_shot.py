@@ -7,7 +7,13 @@ from torch import Tensor
 
 from smkern.device import Budget, device_info
 from smkern.errors import ArgumentError, DeviceError, RankError
-from smkern.kernels.all_reduce.one_shot import MAX_RANKS, Mode, OneShotKernels, memory_bytes
+from smkern.kernels.all_reduce.one_shot import (
+    MAX_RANKS,
+    MAX_WIDTH,
+    Mode,
+    OneShotKernels,
+    memory_bytes,
+)
 from smkern.kernels.all_reduce.peer_memory import PeerMemory
 from smkern.kernels.driver import may_overlap
 from smkern.models.config import ModelConfig
@@ -31,8 +37,7 @@ class OneShot(Collective):
         hidden_size: Width of the rows, a multiple of 8 up to 16,384.
         dtype: bf16 or fp16.
         device: This rank's GPU.
-        max_rows: Rows of a call, at most; longer ones go to `instead`.
-        instead: Sums what this does not. None: the lane's own, `tp.decode`.
+        max_rows: Rows of a call, at most; longer ones go to the lane's own sums, `tp.decode`.
 
     Raises:
         ArgumentError: more ranks or wider rows than the kernel serves.
@@ -50,16 +55,15 @@ class OneShot(Collective):
         device: torch.device,
         *,
         max_rows: int = MAX_ROWS,
-        instead: Collective | None = None,
     ) -> None:
-        if tp.size > MAX_RANKS or hidden_size % 8 or hidden_size > 16384:
+        if tp.size > MAX_RANKS or hidden_size % 8 or hidden_size > MAX_WIDTH:
             raise ArgumentError(
                 f"{tp.size} ranks with rows of {hidden_size}: the kernel sums over at most "
-                f"{MAX_RANKS}, rows of whole 16 bytes up to 16384 numbers; leave it out"
+                f"{MAX_RANKS}, rows of whole 16 bytes up to {MAX_WIDTH} numbers; leave it out"
             )
         self._device, self._hidden_size, self._dtype = device, hidden_size, dtype
         self._max_rows = max_rows
-        self._instead = tp.decode if instead is None else instead
+        self._instead = tp.decode
         slot = max_rows * hidden_size * dtype.itemsize
         torch.cuda.current_stream(device).synchronize()  # the primary context is there
         memory = tp.together("allocating memory", lambda: PeerMemory(memory_bytes(tp.size, slot)))

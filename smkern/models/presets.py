@@ -115,10 +115,11 @@ def find_model(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | Non
         config = ModelConfig.from_hf(folder)
         return config.replace(eos_token_ids=_end_tokens(config, folder)), folder
     name = str(model) if folder is not None else shown(model)
-    if folder is not None and name.lower() in presets():
-        return preset(name), None
+    known = presets()
+    if folder is not None and name.lower() in known:
+        return known[name.lower()], None
     raise ConfigError(
-        f"model {name!r:.200} is neither a folder nor one of {sorted(presets())}: pass a folder "
+        f"model {name!r:.200} is neither a folder nor one of {sorted(known)}: pass a folder "
         "with config.json, a preset or a ModelConfig"
     )
 

@@ -25,8 +25,8 @@ ROWS = 4
 GROUP = 128
 """Threads of a row: kGroup of the source."""
 VECTOR_BYTES = 16
-MAX_VECTORS = 16
-"""Vectors of a row that a thread holds, at most: rows of 16,384 numbers."""
+MAX_WIDTH = 16 * GROUP * VECTOR_BYTES // 2
+"""Numbers of a row, at most: a thread holds 16 vectors of it."""
 
 
 def header_bytes(ranks: int) -> int:

@@ -97,7 +97,7 @@ class _Replay:
     def forget(self, number: int, index: int) -> None:
         request = self._requests[index]
         self._executor.forget(request)
-        self._requests.pop(index)
+        self._requests.forget(index)
 
     def idle(self, number: int) -> None:
         self._executor.idle()

@@ -118,8 +118,6 @@ class Mirror:
         """Chunks of requests that are known."""
         return [PrefillChunk(self._requests[number], *rest) for number, *rest in records]  # type: ignore[arg-type]
 
-    def pop(self, index: int) -> Request:
-        """A request that is told anew when it comes again."""
-        request = self._requests.pop(index)
-        self._pool.forget(request)
-        return request
+    def forget(self, index: int) -> None:
+        """A request has left, or is told anew when it comes again."""
+        self._pool.forget(self._requests.pop(index))
