@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -39,15 +41,21 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _one(
-    run: Callable[..., Any], env: dict[str, str], pipe: Any, arguments: tuple[Any, ...]
+    run: Callable[..., Any],
+    env: dict[str, str],
+    pipe: Any,
+    arguments: tuple[Any, ...],
+    limit_s: float,
 ) -> None:
     import torch
 
+    faulthandler.dump_traceback_later(limit_s)  # where it hangs
     os.environ.update(env)
     torch.set_num_threads(1)
     try:
         found = run(*arguments), ""
     except Exception as error:  # noqa: BLE001  the parent looks at it
+        traceback.print_exc()
         found = None, f"{type(error).__name__}: {error}"
     with suppress(OSError):
         pipe.send(found)
@@ -75,7 +83,9 @@ def on_processes(
     for rank in range(size):
         here, there = _FORKS.Pipe(duplex=False)
         env = environment(rank, size, port)
-        process = _FORKS.Process(target=_one, args=(run, env, there, arguments), daemon=True)
+        process = _FORKS.Process(
+            target=_one, args=(run, env, there, arguments, 0.95 * limit_s), daemon=True
+        )
         process.start()
         there.close()
         ranks.append((process, here))

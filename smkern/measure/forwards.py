@@ -17,11 +17,13 @@ Forwards = tuple[Iterable[tuple[int, int]], Sequence[Budget]]
 """(tokens, requests) of forwards, and the budgets that they run in."""
 
 
-def problems_of(config: ModelConfig, tokens: int, batch: int) -> tuple[GemmProblem, ...]:
+def problems_of(
+    config: ModelConfig, tokens: int, batch: int, ranks: int = 1
+) -> tuple[GemmProblem, ...]:
     """The GEMMs of a forward of so many tokens and requests, but for those on e4m3: these compile
-    when they first run, and are few."""
-    hidden, residual = config.hidden_size, Epilogue(residual=True)
-    whole = [GemmProblem(batch, config.vocab_size, hidden)]
+    when they first run, and are few. Of a part that `ranks` GPUs share, sums are not added."""
+    hidden, residual = config.hidden_size, Epilogue(residual=ranks == 1)
+    whole = [GemmProblem(batch, config.vocab_size // ranks, hidden)]
     if config.moe is not None:
         whole.append(GemmProblem(tokens, config.moe.num_experts, hidden))
     if config.quantization is not None:
@@ -40,14 +42,25 @@ def problems_of(config: ModelConfig, tokens: int, batch: int) -> tuple[GemmProbl
 
 
 def compile_forwards(
-    config: ModelConfig, wanted: Iterable[Forwards], *, batch_invariant: bool = False
+    config: ModelConfig,
+    wanted: Iterable[Forwards],
+    *,
+    batch_invariant: bool = False,
+    ranks: int = 1,
 ) -> int:
-    """Compile side by side the GEMMs of forwards; how many variants."""
+    """Compile side by side the GEMMs of forwards; how many variants.
+
+    Args:
+        config: The model, or a rank's part of it.
+        wanted: The forwards, and where they run.
+        batch_invariant: The decoder's mode.
+        ranks: How many share the model.
+    """
     found = {
         (replace(problem, batch_invariant=batch_invariant), budget): None
         for sizes, budgets in wanted
         for tokens, requests in sizes
-        for problem in problems_of(config, tokens, requests)
+        for problem in problems_of(config, tokens, requests, ranks)
         for budget in budgets
     }
     ready = [(settled_problem(problem, budget), budget, None) for problem, budget in found]

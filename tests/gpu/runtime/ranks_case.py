@@ -1,0 +1,144 @@
+"""A rank that serves on a GPU of its own, by `serve_ranks`; and ways to fail there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import smkern
+from smkern.errors import RankError
+from smkern.kv import KvPool, KvReplica, KvSizes
+from smkern.models import Decoder, ModelConfig, SamplingParams, TensorParallel, Weights, preset
+from smkern.models.one_shot import fuse_decode
+from smkern.runtime import serve_ranks
+from smkern.runtime.cuda_device import CudaDevice
+from tests.runtime.alone import each_alone, workload
+from tests.runtime.equality import serve_and_compare
+from tests.runtime.policies import RandomPolicy
+
+RUNGS = (16, 48, 96)
+MAX_CONTEXT = 512
+MAX_RUNNING = 16
+MAX_TOKENS = 256
+PAGES = 160
+FAULT_AT = 300
+"""The launch at which a rank fails: graphs, prompts and splits are under way."""
+
+
+def whole(layers: int) -> ModelConfig:
+    """Qwen3-8B, of so many of its layers."""
+    return preset("qwen3-8b").replace(num_layers=layers)
+
+
+def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
+    """This rank's part of a model and of its pages."""
+    tp = TensorParallel.from_env(2, "cuda", timeout_s=timeout_s)
+    device = torch.device("cuda", torch.cuda.current_device())
+    config = whole(layers)
+    weights = Weights.random(config, 0, device, tp.shard)
+    decoder = Decoder(config, weights, tp=tp, max_position=MAX_CONTEXT, batch_invariant=True)
+    if sums == "one kernel":
+        assert fuse_decode(tp, decoder.config, device)
+    part = decoder.config
+    sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
+    if tp.rank:
+        return decoder, KvReplica(sizes, num_pages=PAGES, device=device)
+    return decoder, KvPool(sizes, num_pages=PAGES, device=device, reuse=False)
+
+
+def _open(decoder: Decoder, pool: KvPool, fault: Callable[[], None] | None, **options: Any) -> Any:
+    """The runtime on rank 0; on the others None, behind all that was served."""
+    ladder = smkern.ladder(RUNGS)  # stays open: a rank that lost another cannot wait for its GPU
+    device = CudaDevice(ladder)
+    if fault is not None:
+        _fail_at(device, FAULT_AT, fault)
+    return serve_ranks(
+        decoder, pool, ladder=ladder, device=device, max_running=MAX_RUNNING, max_prefill=4,
+        max_tokens=MAX_TOKENS, max_context=MAX_CONTEXT, **options,
+    )  # fmt: skip
+
+
+def serve(layers: int, requests: int, seed: int, sums: str) -> dict[str, Any]:
+    """Requests under random splits beside each of them alone, which all ranks run first."""
+    decoder, pool = _part(layers, sums, 60.0)
+    asked = workload(seed, requests, decoder.config.vocab_size, longest=300)
+    with torch.inference_mode():
+        truth = each_alone(decoder, asked, MAX_CONTEXT)
+    policy = RandomPolicy(seed, again=0.1)
+    modes = ("recompute", "keep")
+    mux = _open(decoder, pool, None, policy=policy, preemption=modes[seed % 2])
+    if mux is None:
+        return {"truth": truth}
+    verdict, _ = serve_and_compare(mux, asked, truth, seed)
+    stats = mux.stats()
+    pool.check()
+    mux.close()
+    return {
+        "truth": truth, "tokens": verdict.tokens, "mismatches": verdict.mismatches,
+        "wrong": verdict.wrong, "failed": verdict.failed, "seconds": verdict.seconds,
+        "cancelled": verdict.cancelled, "preemptions": stats.preemptions,
+        "switches": stats.switches.count, "decisions": policy.asked,
+    }  # fmt: skip
+
+
+def fail(who: int, how: str, timeout_s: float, folder: str) -> str:
+    """A run in which a rank fails midway: what is told on this one, and when, in `folder`."""
+    decoder, pool = _part(2, "one kernel", timeout_s)
+    rank = decoder.tp.rank  # type: ignore[union-attr]
+    fault = _FAULTS[how] if rank == who else None
+    noted = None if fault is None else lambda: _note_and(fault, folder, "failed")
+    mux = None
+    try:
+        mux = _open(decoder, pool, noted, policy=RandomPolicy(3))
+        if mux is None:
+            return "followed to the end"
+        params = SamplingParams(400, ignore_eos=True)
+        handles = [mux.submit([1, 2, index], params) for index in range(8)]
+        for _ in mux.run():
+            pass
+        told = mux.dead or handles[0].error
+    except RankError as error:
+        told = error
+    _note(folder, f"told-{rank}")
+    if mux is not None:
+        mux.close(force=True)
+    return f"{type(told).__name__}: {told}"
+
+
+def _fail_at(device: CudaDevice, launch: int, fault: Callable[[], None]) -> None:
+    count, before = 0, device.launch
+
+    def launches(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == launch:
+            fault()
+        return before(*arguments)
+
+    device.launch = launches  # type: ignore[method-assign]
+
+
+def _note(folder: str, name: str) -> None:
+    Path(folder, name).write_text(repr(time.time()), encoding="utf-8")
+
+
+def _note_and(fault: Callable[[], None], folder: str, name: str) -> None:
+    _note(folder, name)
+    fault()
+
+
+def _raise() -> None:
+    raise torch.OutOfMemoryError("planted: no memory")
+
+
+_FAULTS: dict[str, Callable[[], None]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "no memory": _raise,
+}
