@@ -16,11 +16,11 @@ PROVENANCE = ("gpu", "driver", "torch", "triton", "date", "command", "smkern_com
 
 
 def curve(cells: Iterable[Cell], op: str, placement: str | None, *, beside: bool) -> Points:
-    """SMs to the best rate measured: TB/s of `read`, TFLOP/s of `dense`.
+    """SMs to the best rate measured: TB/s of `read` and `read_l2`, TFLOP/s of `dense`.
 
     Args:
         cells: cells of a ceilings file.
-        op: "read" or "dense".
+        op: "read", "read_l2" or "dense".
         placement: "spread" or "default"; None takes the better. The whole device, which has no
             placement, belongs to every curve of work alone.
         beside: with a neighbour on the complement, or alone.
@@ -40,7 +40,7 @@ def _of(cells: Iterable[Cell], op: str, beside: bool) -> Iterator[Cell]:
 
 
 def _rate(cell: Cell) -> float:
-    return float(cell["tbps"] if cell["op"] == "read" else cell["tflops"])
+    return float(cell["tflops"] if cell["op"] == "dense" else cell["tbps"])
 
 
 def dense_ceiling(cells: Iterable[Cell], info: DeviceInfo) -> Points:
@@ -102,12 +102,15 @@ def profile_of(cells: Sequence[Cell], info: DeviceInfo, meta: Mapping[str, Any])
 
 
 def summarize(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The curves: TB/s and TFLOP/s over SMs."""
+    """The curves: TB/s and TFLOP/s over SMs, and the clock of SMs beside products."""
     found: dict[str, Any] = {}
-    for op, unit in (("read", "tbps"), ("dense", "tflops")):
+    for op, unit in (("read", "tbps"), ("read_l2", "tbps"), ("dense", "tflops")):
         for placement in PLACEMENTS:
             for beside in (False, True):
                 name = f"{op}_{unit}_{placement}_{'beside' if beside else 'alone'}"
                 points = curve(cells, op, placement, beside=beside)
                 found[name] = {str(n): value for n, value in points.items()}
+    for placement in PLACEMENTS:
+        reads = [cell for cell in _of(cells, "read", True) if cell["placement"] == placement]
+        found[f"sm_mhz_{placement}_beside"] = {str(c["num_sms"]): c["sm_mhz"] for c in reads}
     return found

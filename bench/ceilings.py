@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.ceiling_rows import PLACEMENTS, profile_of, summarize
-from smkern.bench.contention import Load, time_together
+from smkern.bench.contention import Load, time_beside, time_together
 from smkern.bench.contexts import Green
 from smkern.bench.dense import Dense, expected_us
 from smkern.bench.power import PowerMeter, power_meter
@@ -24,6 +24,7 @@ from smkern.bench.results import Results
 from smkern.bench.suite import GEMM_OPTIONS, Output, show, suite_command, written
 from smkern.device import device_info, gpu_folder
 from smkern.measure.partitions import Partitions, Place
+from smkern.measure.sm_clock import Clock, DeviceClock
 from smkern.measure.timing import Call, Timing
 from smkern.profile import SHIPPED, Placement, Profile, save_profile
 
@@ -33,9 +34,10 @@ READ_ONLY = (2, 4, 12, 20, 28)
 """Where bandwidth bends: reads alone."""
 QUICK_SHARES = (8, 16, 32, 48)
 """In spread partitions alone: a profile in half a minute, less exact between these."""
-WINDOW_US = {"read": 40_000.0, "dense": 200_000.0, "beside": 100_000.0}
+WINDOW_US = {"read": 40_000.0, "read_l2": 40_000.0, "dense": 200_000.0}
 """How long to keep the SMs busy: it takes some 50 ms until power limits the clock."""
 CLOCK_READINGS = 4
+OURS = "smkern"
 SMALLEST_DENSE = 8
 """Below it a product takes 30 ms."""
 
@@ -56,6 +58,7 @@ class Ceilings:
     results: Results
     meter: PowerMeter
     errors: dict[str, str]
+    clock_on: Callable[[Any], Clock] = DeviceClock
     sm_mhz: float | None = None
     watts: float | None = None
 
@@ -64,30 +67,43 @@ class Ceilings:
 
         In a default partition cuBLAS runs, so ours need not stand in for it.
         """
-        self._run(place, {"read": self._read(place)})
+        self._run(place, "read", self._read(place))
         if not dense:
             return
+        self._run(place, "read_l2", self._read_l2(place))
         errors: dict[str, str] = {}
         working = self.dense.working(place, errors)
         for provider, call in islice(working, 1 if place.placement == "default" else None):
-            self._run(place, {"dense": self._product(place, call)}, dense_by=provider)
+            self._run(place, "dense", self._product(place, call), dense_by=provider)
         for provider, message in errors.items():
             self.errors[f"{provider} on {place.num_sms} SMs ({place.placement})"] = message
 
     def beside(self, place: Place, other: Place) -> None:
-        """Reads at `place` while products run at `other`, its complement."""
-        found = next(self.dense.working(other, {}), None)
-        if found is None:
-            return
-        provider, call = found
-        loads = {"read": self._read(place), "dense": self._product(other, call)}
-        self._run(place, loads, other=other, dense_by=provider)
+        """Reads at `place` while our products run at `other`, its complement, as prompts' do."""
+        call = dict(self.dense.working(other, {}))[OURS]
+        found = time_beside(
+            {"read": self._read(place), "read_l2": self._read_l2(place)},
+            self._product(other, call),
+            self.clock_on(place.stream),
+            while_busy=self._watch,
+        )
+        self.sm_mhz = found.sm_mhz
+        for kind, timing in found.probes.items():
+            self.results.add(self._cell(kind, place, timing, beside=True))
+        if found.neighbour is not None:
+            self.results.add(self._cell("dense", other, found.neighbour, OURS, beside=True))
 
     def _read(self, place: Place) -> Load:
+        return self._load(place, lambda raw: self.reader.launch(place.num_sms, raw))
+
+    def _read_l2(self, place: Place) -> Load:
+        return self._load(place, lambda raw: self.reader.launch_l2(place.num_sms, raw))
+
+    def _load(self, place: Place, launch: Callable[[int], None]) -> Load:
         raw = place.stream.cuda_stream
 
         def call(i: int) -> None:
-            self.reader.launch(place.num_sms, raw)
+            launch(raw)
 
         call(0)
         return Load(call, place.stream, expected_us(call, place.stream))
@@ -95,19 +111,9 @@ class Ceilings:
     def _product(self, place: Place, call: Call) -> Load:
         return Load(call, place.stream, expected_us(call, place.stream))
 
-    def _run(
-        self,
-        place: Place,
-        loads: Mapping[str, Load],
-        *,
-        other: Place | None = None,
-        dense_by: str = "",
-    ) -> None:
-        window = WINDOW_US["beside" if other is not None else next(iter(loads))]
-        timings = time_together(loads, at_least_us=window, while_busy=self._watch)
-        for kind, timing in timings.items():
-            where = other if other is not None and kind == "dense" else place
-            self.results.add(self._cell(kind, where, timing, dense_by, beside=other is not None))
+    def _run(self, place: Place, kind: str, load: Load, dense_by: str = "") -> None:
+        timings = time_together({kind: load}, at_least_us=WINDOW_US[kind], while_busy=self._watch)
+        self.results.add(self._cell(kind, place, timings[kind], dense_by))
 
     def _watch(self) -> None:
         """Read clock and power a few times; `sm_mhz` and `watts` are the means."""
@@ -119,16 +125,17 @@ class Ceilings:
         self.sm_mhz, self.watts = (_mean(values) for values in zip(*readings, strict=True))
 
     def _cell(
-        self, kind: str, place: Place, timing: Timing, dense_by: str, *, beside: bool
+        self, kind: str, place: Place, timing: Timing, dense_by: str = "", *, beside: bool = False
     ) -> dict[str, Any]:
         us = fmean(timing.us_all)
-        if kind == "read":
-            case: dict[str, Any] = {"bytes": self.reader.num_bytes}
-            provider, neighbour = f"reader:{self.reader.shape.name}", "dense"
-            rates = {"tflops": None, "tbps": round(self.reader.tbps(us), 4)}
-        else:
+        if kind == "dense":
             case, provider, neighbour = self.dense.case, dense_by, "read"
             rates = {"tflops": round(self.dense.tflops(us), 2), "tbps": None}
+        else:
+            size = self.reader.num_bytes if kind == "read" else self.reader.l2_bytes(place.num_sms)
+            case = {"bytes": size}
+            provider, neighbour = f"reader:{self.reader.shape.name}", "dense"
+            rates = {"tflops": None, "tbps": round(size / us / 1e6, 4)}
         return {
             "op": kind,
             "case": case | {"beside": neighbour if beside else None},

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smkern.measure.sm_clock import Clock, NoClock
 from smkern.measure.timing import Timing, current_stream
 
 WINDOW_US = 40_000.0
@@ -20,6 +21,11 @@ SETTLE = 0.3
 """This share of the common time is left out at its start: clocks are still falling."""
 GATE_CYCLES = 10_000_000
 """About 5 ms in which the host fills the queues."""
+NEIGHBOUR_S = 0.3
+"""How long a neighbour runs before anything beside it is timed: the clock falls for so long."""
+SLOWEST = 3.0
+"""How many times as long work takes beside a neighbour, as a first guess."""
+ROUNDS = 5
 MAX_CALLS = 400
 """Calls in a queue; a stream takes 1,024 launches and records before it blocks the host."""
 
@@ -44,8 +50,8 @@ def window_us(loads: Mapping[str, Load], at_least_us: float = WINDOW_US) -> floa
     return max(at_least_us, MIN_CALLS * max(load.expected_us for load in loads.values()))
 
 
-def calls_in(window: float, load: Load) -> int:
-    return max(MIN_CALLS, min(MAX_CALLS, math.ceil(window / load.expected_us)))
+def calls_in(window: float, load: Load, least: int = MIN_CALLS) -> int:
+    return max(least, min(MAX_CALLS, math.ceil(window / load.expected_us)))
 
 
 def spans_inside(marks: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
@@ -103,6 +109,99 @@ def time_together(
     torch.cuda.synchronize()
     found = spans_inside({name: queue.marks_us(opened) for name, queue in queues.items()})
     return {name: Timing(spans) for name, spans in found.items() if spans}
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What probes took beside a neighbour, and it beside them.
+
+    Args:
+        probes: name to us a call, a figure a round.
+        neighbour: us a call; None where none lay inside the probes' time.
+        sm_mhz: the clock of the probes' SMs, by their own count.
+    """
+
+    probes: Mapping[str, Timing]
+    neighbour: Timing | None
+    sm_mhz: float | None
+
+
+def time_beside(
+    probes: Mapping[str, Load],
+    neighbour: Load,
+    clock: Clock | None = None,
+    *,
+    while_busy: Callable[[], None] = lambda: None,
+) -> Beside:
+    """Time probes by turns on their stream beside a neighbour that never runs dry.
+
+    All of them, and the clock in between, see the same neighbour. Each has run eagerly before.
+
+    Args:
+        probes: name to work, all on one stream.
+        neighbour: work on another stream, from `NEIGHBOUR_S` before until after the probes.
+        clock: read on the probes' stream after each probe.
+        while_busy: called once meanwhile.
+    """
+    clock = clock or NoClock()
+    window = max(WINDOW_US, MIN_CALLS * neighbour.expected_us) / ROUNDS / len(probes)
+    bursts = {name: calls_in(window, load, least=1) for name, load in probes.items()}
+    alone = ROUNDS * sum(bursts[name] * load.expected_us for name, load in probes.items())
+    settle = math.ceil(1e6 * NEIGHBOUR_S / neighbour.expected_us)
+    after = math.ceil(SLOWEST * alone / neighbour.expected_us) + MIN_CALLS
+    while True:
+        marks = _marks(neighbour, settle + after)
+        marks[settle].synchronize()
+        clock.mhz()
+        spans = _bursts(probes, bursts, clock)
+        while_busy()
+        last = spans[-1][2]
+        last.synchronize()
+        if not marks[-1].query():
+            break
+        neighbour.stream.synchronize()
+        after *= 2
+    neighbour.stream.synchronize()
+    origin = marks[0]
+    timings = {
+        name: Timing(
+            tuple(1e3 * a.elapsed_time(b) / bursts[name] for n, a, b in spans if n == name)
+        )
+        for name in probes
+    }
+    begin, end = (origin.elapsed_time(event) for event in (spans[0][1], last))
+    times = [origin.elapsed_time(mark) for mark in marks]
+    inside = [1e3 * (b - a) for a, b in pairwise(times) if a >= begin and b <= end]
+    return Beside(timings, Timing(tuple(inside)) if inside else None, clock.mhz())
+
+
+def _marks(load: Load, calls: int) -> list[Any]:
+    """Enqueue calls; events before the first and after each."""
+    marks = [_event() for _ in range(calls + 1)]
+    torch.cuda.synchronize()
+    with current_stream(load.stream):
+        marks[0].record(load.stream)
+        for i, mark in enumerate(marks[1:]):
+            load.call(i)
+            mark.record(load.stream)
+    return marks
+
+
+def _bursts(
+    probes: Mapping[str, Load], calls: Mapping[str, int], clock: Clock
+) -> list[tuple[str, Any, Any]]:
+    """Enqueue the probes' rounds: (name, event before, event after) of each burst."""
+    spans = []
+    for name, load in ROUNDS * list(probes.items()):
+        begin, end = _event(), _event()
+        with current_stream(load.stream):
+            begin.record(load.stream)
+            for i in range(calls[name]):
+                load.call(i)
+            end.record(load.stream)
+        clock.read()
+        spans.append((name, begin, end))
+    return spans
 
 
 class _Queue:

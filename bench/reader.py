@@ -16,6 +16,10 @@ L2_MULTIPLE = 16
 """The buffer over the L2: read in a circle, under 1/16 of it can still be there."""
 MIN_BUFFER_BYTES = 1 << 30
 """A read of it takes 0.2 ms or more, of which a launch's ramps are 1%."""
+L2_BYTES = 12 << 20
+"""What is read again and again to measure L2, at most: its halves may hold a copy each."""
+L2_READ_BYTES = 512 << 20
+"""What a launch reads from L2 in all, about."""
 STAY_NS = 20_000
 
 
@@ -45,6 +49,13 @@ def buffer_bytes(l2_bytes: int) -> int:
     """Size of the buffer that is read, a multiple of 16."""
     wanted = max(MIN_BUFFER_BYTES, L2_MULTIPLE * l2_bytes)
     return wanted // VECTOR_BYTES * VECTOR_BYTES
+
+
+def l2_reading(shape: ReaderShape, num_sms: int) -> tuple[int, int]:
+    """(bytes, passes) that measure L2: whole turns of the grid, so that no thread loads alone."""
+    turn = num_sms * shape.ctas_per_sm * shape.threads * shape.loads * VECTOR_BYTES
+    size = turn * max(1, L2_BYTES // turn)
+    return size, max(1, L2_READ_BYTES // size)
 
 
 def compile_reader(shape: ReaderShape, capability: tuple[int, int]) -> bytes:
@@ -110,11 +121,16 @@ class Reader:
         torch.cuda.synchronize(self.device)
         cubin = compile_reader(self.shape, info.capability)
         self._kernels = load_kernels(cubin, ("stream_read", "record_sm"))
-        self._arguments, self._keep = _packed(
+        self._arguments, self._keep = self._reading(self.data.numel(), 1)
+
+    def _reading(self, size: int, passes: int) -> tuple[Any, tuple[Any, ...]]:
+        """Arguments that read the first `size` bytes so many times."""
+        return _packed(
             ctypes.c_void_p(self.data.data_ptr()),
-            ctypes.c_ulonglong(self.data.numel() // VECTOR_BYTES),
+            ctypes.c_ulonglong(size // VECTOR_BYTES),
             ctypes.c_void_p(self._sink.data_ptr()),
             ctypes.c_uint(0),
+            ctypes.c_uint(passes),
         )
 
     @property
@@ -130,6 +146,17 @@ class Reader:
         """Enqueue one read of the whole buffer by `num_sms` SMs' worth of CTAs."""
         grid, block = num_sms * self.shape.ctas_per_sm, self.shape.threads
         _launch(self._kernels["stream_read"], grid, block, raw_stream, self._arguments)
+
+    def l2_bytes(self, num_sms: int) -> int:
+        """Bytes that `launch_l2` reads."""
+        size, passes = l2_reading(self.shape, num_sms)
+        return size * passes
+
+    def launch_l2(self, num_sms: int, raw_stream: int) -> None:
+        """Enqueue reads of a few MB over and over by `num_sms` SMs' worth of CTAs."""
+        grid, block = num_sms * self.shape.ctas_per_sm, self.shape.threads
+        arguments, _keep = self._reading(*l2_reading(self.shape, num_sms))
+        _launch(self._kernels["stream_read"], grid, block, raw_stream, arguments)
 
     def sms_of(self, stream: Any, ctas: int = 512) -> tuple[int, ...]:
         """The ids of the SMs that a stream's work reaches, in order."""

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from smkern.bench.attention.beside import MOST_SMS, OP, beside_cell
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.cases import Group
 from smkern.bench.cells import cell_head, failed_cell
@@ -165,10 +166,26 @@ class AttentionBench(Bench[AttentionCase]):
     def more(
         self, group: Group[AttentionCase], partitions: Partitions, cells: list[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """The plan by itself: refilled on the device, many times in one graph."""
+        """The plan by itself: refilled on the device, many times in one graph. Decode on few SMs
+        beside a neighbour.
+        """
         place = partitions.at(group.num_sms)
         if place is None:
             return
+        yield self._plan_cell(group, place)
+        other = partitions.at(partitions.full.num_sms - group.num_sms)
+        if group.case.kind == "decode" and group.num_sms <= MOST_SMS and other is not None:
+            yield self._beside_cell(group.case, place, other)
+
+    def _beside_cell(self, case: AttentionCase, place: Place, other: Place) -> dict[str, Any]:
+        try:
+            call = our_call(self.ops, plan_of(self.ops, place), None)
+            return beside_cell(case, call, place, other)
+        except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
+            head = cell_head(OP, case.about | {"beside": "dense"}, place, "smkern")
+            return head | {"group_sms": place.num_sms} | failed_cell(first_line(error))
+
+    def _plan_cell(self, group: Group[AttentionCase], place: Place) -> dict[str, Any]:
         cell = cell_head(PLAN_OP, group.case.about, place, "smkern")
         cell["group_sms"] = group.num_sms
         try:
@@ -181,6 +198,5 @@ class AttentionBench(Bench[AttentionCase]):
         except Exception as error:  # noqa: BLE001  a cell that cannot be measured says why
             message = first_line(error)
         if message is not None:
-            yield cell | failed_cell(message)
-        else:
-            yield cell | {"us": round(timing.us_median, 3), "noise": round(timing.noise, 4)}
+            return cell | failed_cell(message)
+        return cell | {"us": round(timing.us_median, 3), "noise": round(timing.noise, 4)}

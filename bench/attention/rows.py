@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from smkern.bench.attention.beside import OP as BESIDE
 from smkern.bench.attention.cases import (
     CACHED_PROMPT,
     COLD,
@@ -24,6 +25,8 @@ LARGE_SMS, LARGE_TBPS = 84, 4.0
 """Least TB/s of decode on so many SMs or more."""
 COLD_US = {16: 26.0, 132: 16.0}
 FP8_SPEEDUP = {16: 1.4, 48: 1.6, 132: 1.6}
+BESIDE_LEAST, BESIDE_SMS = 0.85, (16, 24, 32)
+"""Of the bandwidth of a reader beside the same products."""
 FA3_LEAST = {84: 0.95, 100: 1.0, 116: 1.0}
 PREFILL_TFLOPS = {ONE_PROMPT.name: 440.0, CACHED_PROMPT.name: 490.0}
 FULL_SMS = 132
@@ -43,6 +46,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     measured = [cell for cell in ours if cell.get("us")]
     return {
         **_decode_rows(measured),
+        **_beside_rows([cell for cell in cells if cell["op"] == BESIDE]),
         **_prefill_rows(measured),
         **_fp8_rows(measured),
         "plan_us": _least_or_most(plans, lambda c: c["us"], 5.0, at_most=True),
@@ -72,6 +76,16 @@ def _decode_rows(ours: Sequence[Cell]) -> dict[str, Row]:
         geomean(map(settled, beside)), 1.5, len(beside)
     )
     rows["decode_worst_vs_flashinfer"] = _least_or_most(beside, settled, 1.0)
+    return rows
+
+
+def _beside_rows(cells: Sequence[Cell]) -> dict[str, Row]:
+    rows = {}
+    for num_sms in BESIDE_SMS:
+        found = [c for c in cells if _is(c, UNIFORM.name, num_sms)]
+        rows[f"decode_beside_over_reader_{num_sms}_sms"] = _least_or_most(
+            found, lambda c: c["fraction_of_beside_floor"], BESIDE_LEAST
+        )
     return rows
 
 

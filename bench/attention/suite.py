@@ -12,6 +12,7 @@ from smkern.bench.cases import Sizes, case_options
 from smkern.bench.frame import GroupSuite
 from smkern.bench.peers import flashinfer_with, noted
 from smkern.bench.suite import Output, conclude, suite_command
+from smkern.device import device_info
 from smkern.measure.attention import BUDGETS, QUICK_BUDGETS, AttentionOperands
 
 SIZES = Sizes(CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS)
@@ -28,6 +29,7 @@ def command(output: Output, *, cases: str | None, budgets: Any, again: bool) -> 
     Each group of cells is one case in one budget: smkern as dispatched and by kernel, under a plan
     made before; FlashInfer's FA2, FA3 and CUDA-core kernels, its plan made before too, and torch's
     SDPA where the case is dense, in the spread and in the default partition; and the plan alone.
+    Decode on up to 48 SMs is also timed beside products on the others, against a reader there.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
     results = output.open()
@@ -35,7 +37,10 @@ def command(output: Output, *, cases: str | None, budgets: Any, again: bool) -> 
     suite = GroupSuite(
         lambda cases: AttentionBench(AttentionOperands(cases[0]), flashinfer), summarize, is_losing
     )
-    conclude(results, output.path, suite.run(groups, results, output, again=again))
+    total = device_info().num_sms
+    sides = {n for group in groups for n in (group.num_sms, total - group.num_sms) if n}
+    left = suite.run(groups, results, output, again=again, budgets=sides)
+    conclude(results, output.path, left)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 import smkern
-from smkern.bench.attention import providers, suite
+from smkern.bench.attention import beside, providers, suite
+from smkern.bench.attention.beside import beside_cell
 from smkern.bench.attention.cases import CASES, MIXED, SKEWED, SKEWED_LENGTHS
 from smkern.bench.attention.flashinfer import FlashInfer
 from smkern.bench.attention.providers import AttentionBench
 from smkern.bench.cases import Sizes, groups_of
+from smkern.bench.cells import cell_head
+from smkern.bench.contention import Beside
 from smkern.bench.results import load_results
 from smkern.measure.attention import BUDGETS, AttentionCase, AttentionOperands
+from smkern.measure.timing import Timing
 from smkern.tuning.attention.shapes import AttentionConfig
 from tests.bench.doubles import FakePartitions, run_suite
 
@@ -88,6 +93,26 @@ def test_a_plan_that_cannot_be_made_says_why(virtual_gpu, bench, monkeypatch):
     assert cell["error"] == "ZeroDivisionError: division by zero"
 
 
+def test_beside_products_a_step_is_held_against_the_reader_there(virtual_gpu, monkeypatch):
+    case, at = TINY[0], FakePartitions(virtual_gpu)
+    for place in (at.at(16), at.at(116)):
+        place.stream.cuda_stream = 1
+    reader = SimpleNamespace(launch=lambda *a: None, tbps=lambda us: 2.0)
+    monkeypatch.setattr(beside, "Reader", lambda shape: reader)
+    dense = SimpleNamespace(calls=lambda: {"smkern": lambda i: None})
+    monkeypatch.setattr(beside, "Dense", lambda: dense)
+    monkeypatch.setattr(beside, "DeviceClock", lambda stream: None)
+    monkeypatch.setattr(beside, "expected_us", lambda call, stream: 1.0)
+    us = case.bytes_moved / 1.5e6
+    timings = {"attention": Timing((us,)), "read": Timing((7.0,))}
+    found = Beside(timings, None, 1467.0)
+    monkeypatch.setattr(beside, "time_beside", lambda probes, neighbour, clock: found)
+    cell = beside_cell(case, lambda i: None, at.at(16), at.at(116))
+    assert (cell["tbps"], cell["fraction_of_beside_floor"]) == (1.5, 0.75)
+    assert cell["us"] / cell["beside_floor_us"] == pytest.approx(1 / 0.75, rel=1e-2)
+    assert (cell["case"]["beside"], cell["sm_mhz"]) == ("dense", 1467.0)
+
+
 @pytest.fixture
 def on_cpu(virtual_gpu, monkeypatch):
     """Every launch takes 300 us, a plan 3; SDPA has neither of its GPU backends here."""
@@ -113,6 +138,13 @@ def on_cpu(virtual_gpu, monkeypatch):
     monkeypatch.setattr(providers, "selection", lambda *a: {"config": "reference"})
     monkeypatch.setattr(providers, "PLAN_CALLS", 2)
     monkeypatch.setattr(providers, "plan_of", timed_plan)
+    monkeypatch.setattr(suite, "device_info", lambda: SimpleNamespace(num_sms=132))
+    monkeypatch.setattr(providers, "beside_cell", told_of_the_complement)
+
+
+def told_of_the_complement(case, call, place, other):
+    head = cell_head(beside.OP, case.about, place, "smkern") | {"group_sms": place.num_sms}
+    return head | {"us": 1.0, "fraction_of_beside_floor": 0.9, "other": other.num_sms}
 
 
 def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
@@ -129,6 +161,10 @@ def test_the_suite_measures_writes_and_resumes(on_cpu, tmp_path):
         assert ours["case"] == case.about
         plan = by["plan_attention", "smkern", case.name, "spread"]
         assert plan["us"] == pytest.approx(3.0, rel=0.01), plan
+    others = {
+        c["case"]["name"]: c["other"] for c in data["cells"] if c["op"] == "paged_attention_beside"
+    }
+    assert others == {"tiny-decode": 116}
     assert data["meta"]["flashinfer"] is None
     assert data["summary"]["plan_us"]["met"] is True
     run_suite(suite.command, out, "--budgets", "16,24", "--resume")

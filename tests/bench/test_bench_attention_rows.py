@@ -118,6 +118,17 @@ def test_fp8_speedup_and_plan():
     assert (rows["plan_us"]["value"], rows["plan_us"]["met"]) == (5.5, False)
 
 
+def test_beside_a_neighbour_the_readers_share_counts_and_no_other_row_moves():
+    beside = cell(UNIFORM, 24, 500.0, fraction_of_beside_floor=0.8)
+    beside |= {"op": "paged_attention_beside", "case": UNIFORM.about | {"beside": "dense"}}
+    alone = [at_tbps(UNIFORM, 24, 2.9)]
+    rows, before = summarize([*alone, beside]), summarize(alone)
+    row = rows.pop("decode_beside_over_reader_24_sms")
+    assert (row["value"], row["met"], row["cells"]) == (0.8, False, 1)
+    assert before.pop("decode_beside_over_reader_24_sms")["value"] is None
+    assert rows == before
+
+
 def test_cells_that_failed_are_listed_and_do_not_count():
     failed = cell(UNIFORM, 16, 1.0) | {"us": None, "tbps": None, "tflops": None, "error": "why"}
     rows = summarize([failed])

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from smkern.bench import ceilings
 from smkern.bench.ceiling_rows import curve, dense_beside, dense_ceiling, profile_of, summarize
 from smkern.bench.ceilings import SHARES, Ceilings, command, counts, ship_profile, sides
+from smkern.bench.contention import Beside
 from smkern.bench.dense import Dense
 from smkern.bench.results import Results, load_results
 from smkern.device import Budget
@@ -32,6 +33,7 @@ def cell(op: str, num_sms: int, rate: float, placement=None, beside=None, provid
         "provider": provider,
         "tbps": rate if op == "read" else None,
         "tflops": rate if op == "dense" else None,
+        "sm_mhz": None,
     }
 
 
@@ -135,11 +137,16 @@ class FakePartitions:
 def made(monkeypatch) -> Ceilings:
     """Reads take 400 us, products 2,000; beside each other 500 and 2,500. cuBLAS needs 64 SMs."""
 
+    us = {"read": 400.0, "read_l2": 100.0, "dense": 2000.0}
+
     def together(loads, at_least_us, while_busy):
         while_busy()
-        slower = 1.25 if len(loads) == 2 else 1.0
-        us = {"read": 400.0, "dense": 2000.0}
-        return {name: Timing((us[name] * slower,) * 3) for name in loads}
+        return {name: Timing((us[name],) * 3) for name in loads}
+
+    def beside(probes, neighbour, clock, while_busy):
+        while_busy()
+        slower = {name: Timing((us[name] * 1.25,) * 3) for name in probes}
+        return Beside(slower, Timing((2500.0,) * 3), clock.mhz())
 
     def working(place, errors):
         if place.num_sms < 64:
@@ -149,11 +156,13 @@ def made(monkeypatch) -> Ceilings:
         yield "smkern", lambda i: None
 
     monkeypatch.setattr(ceilings, "time_together", together)
+    monkeypatch.setattr(ceilings, "time_beside", beside)
     monkeypatch.setattr(ceilings, "expected_us", lambda call, stream: 100.0)
     reader = SimpleNamespace(
         launch=lambda num_sms, raw: None,
+        launch_l2=lambda num_sms, raw: None,
         num_bytes=SIZE,
-        tbps=lambda us: SIZE / us / 1e6,
+        l2_bytes=lambda num_sms: SIZE // 2,
         shape=SimpleNamespace(name="2x1024x8"),
     )
     dense = SimpleNamespace(working=working, case={"m": 4096}, tflops=Dense.tflops)
@@ -164,7 +173,8 @@ def made(monkeypatch) -> Ceilings:
         def __call__(self) -> None:
             return None
 
-    return Ceilings(FakePartitions(), reader, dense, Results(), Meter(), {})
+    clock = SimpleNamespace(mhz=lambda: 1467.0)
+    return Ceilings(FakePartitions(), reader, dense, Results(), Meter(), {}, lambda stream: clock)
 
 
 def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(made, tmp_path):
@@ -174,12 +184,17 @@ def test_alone_and_beside_give_a_cell_each_and_the_file_round_trips(made, tmp_pa
     cells = made.results.cells
     assert [(c["op"], c["num_sms"], c["case"]["beside"], c["provider"]) for c in cells] == [
         ("read", 16, None, "reader:2x1024x8"),
+        ("read_l2", 16, None, "reader:2x1024x8"),
         ("dense", 16, None, "smkern"),
         ("read", 16, "dense", "reader:2x1024x8"),
-        ("dense", 116, "read", "cublas"),
+        ("read_l2", 16, "dense", "reader:2x1024x8"),
+        ("dense", 116, "read", "smkern"),
     ]
     assert cells[0]["tbps"] == pytest.approx(SIZE / 400 / 1e6, rel=1e-3)
-    assert cells[3]["tflops"] == pytest.approx(Dense.tflops(2500.0), rel=1e-3)
+    assert cells[4]["tbps"] == pytest.approx(SIZE / 2 / 125 / 1e6, rel=1e-3)
+    assert cells[5]["tflops"] == pytest.approx(Dense.tflops(2500.0), rel=1e-3)
+    assert {c["sm_mhz"] for c in cells if c["case"]["beside"]} == {1467.0}
+    assert summarize(cells)["sm_mhz_spread_beside"] == {"16": 1467.0}
     assert (cells[0]["sm_mhz"], cells[0]["watts"]) == (1500.0, 690.0)
     assert made.errors == {"cublas on 16 SMs (spread)": "no clusters"}
     made.results.save(tmp_path / "ceilings.json")

@@ -15,6 +15,7 @@ from smkern.bench.reader import (
     ReaderShape,
     buffer_bytes,
     compile_reader,
+    l2_reading,
 )
 from smkern.kernels.cuda_source import source_folder
 
@@ -30,6 +31,16 @@ def test_the_buffer_outgrows_the_cache():
     assert buffer_bytes(60 << 20) == MIN_BUFFER_BYTES
     assert buffer_bytes(126 << 20) == 16 * 126 << 20
     assert buffer_bytes((100 << 20) + 3) % 16 == 0
+
+
+@pytest.mark.parametrize("num_sms", [2, 16, 60, 132])
+def test_what_is_read_from_l2_fits_and_is_whole_turns(num_sms):
+    shape = SHAPES[-1]
+    size, passes = l2_reading(shape, num_sms)
+    turn = num_sms * 1024 * 12 * 16
+    assert size % turn == 0
+    assert turn <= size <= max(12 << 20, turn)
+    assert 480 << 20 < size * passes <= 512 << 20
 
 
 def test_the_first_shape_is_2048_threads_with_8_loads():

@@ -1,0 +1,56 @@
+"""Our decode attention beside prompts' products, held against a plain reader beside the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smkern.bench.cells import cell_head
+from smkern.bench.contention import Load, time_beside
+from smkern.bench.dense import Dense, expected_us
+from smkern.bench.reader import SHAPES, Reader
+from smkern.measure.attention import AttentionCase
+from smkern.measure.partitions import Place
+from smkern.measure.sm_clock import DeviceClock
+from smkern.measure.timing import Call, run_eagerly
+
+OP = "paged_attention_beside"
+MOST_SMS = 48
+"""Decode sides that multiplexing gives to decode; more SMs read what memory gives."""
+
+
+def beside_cell(case: AttentionCase, call: Call, place: Place, other: Place) -> dict[str, Any]:
+    """A decode step and the reader at `place`, by turns, while products run at `other`.
+
+    Args:
+        case: the step.
+        call: our attention, planned for `place`.
+        place: the decode side.
+        other: its complement.
+
+    Returns:
+        A cell; `fraction_of_beside_floor` is the step's bandwidth over the reader's.
+    """
+    reader, dense = Reader(shape=SHAPES[-1]), Dense()
+    raw = place.stream.cuda_stream
+
+    def read(i: int) -> None:
+        reader.launch(place.num_sms, raw)
+
+    def load(call: Call, at: Place) -> Load:
+        run_eagerly(call, at.stream)
+        return Load(call, at.stream, expected_us(call, at.stream))
+
+    probes = {"attention": load(call, place), "read": load(read, place)}
+    found = time_beside(probes, load(dense.calls()["smkern"], other), DeviceClock(place.stream))
+    us = found.probes["attention"].us_median
+    tbps = case.bytes_moved / us / 1e6
+    reads = reader.tbps(found.probes["read"].us_median)
+    return cell_head(OP, case.about | {"beside": "dense"}, place, "smkern") | {
+        "group_sms": place.num_sms,
+        "us": round(us, 3),
+        "tbps": round(tbps, 4),
+        "beside_floor_us": round(case.bytes_moved / reads / 1e6, 3),
+        "fraction_of_beside_floor": round(tbps / reads, 4),
+        "noise": round(found.probes["attention"].noise, 4),
+        "sm_mhz": found.sm_mhz,
+    }
