@@ -55,6 +55,8 @@ def test_quick_ceilings(tmp_path):
     assert {(c["op"], c["case"]["beside"]) for c in cells} == {
         ("read", None),
         ("read", "dense"),
+        ("read_l2", None),
+        ("read_l2", "dense"),
         ("dense", None),
         ("dense", "read"),
     }
