@@ -88,6 +88,27 @@ class SmkernBackend(AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        """What else vLLM says of a model that it refuses to start with this backend."""
+        if use_mla or use_sparse or head_size not in HEAD_DIMS:
+            return (
+                "smkern's attention serves neither MLA nor sparse attention, and head sizes "
+                f"{', '.join(map(str, HEAD_DIMS))}: leave attention_backend=CUSTOM out"
+            )
+        return None
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return (capability.major, capability.minor) >= (8, 0)
 
@@ -130,6 +151,7 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         self.softcap = logits_soft_cap or None
         self.sinks = sinks
         self.is_fp8 = kv_cache_dtype in FP8
+        self._caches: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         self.heads = Heads(num_heads, self.num_kv_heads, head_size, sliding_window)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -166,9 +188,7 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:
             return output.zero_()
         step, tokens = attn_metadata, attn_metadata.num_tokens
-        if self.is_fp8 and kv_cache.dtype is not torch.float8_e4m3fn:
-            kv_cache = kv_cache.view(torch.float8_e4m3fn)
-        k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, -1)
+        k_cache, v_cache = self._views(kv_cache)
         scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale} if self.is_fp8 else {}
         if self.kv_sharing_target_layer_name is None:
             smkern.append_kv(
@@ -182,6 +202,17 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
             plan=step.plans[self.heads], out=output[:tokens], **scales,
         )  # fmt: skip
         return output
+
+    def _views(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of a layer's cache; views are kept, since making them takes host time a layer."""
+        given, k_cache, v_cache = self._caches
+        if given is not kv_cache or k_cache is None or v_cache is None:
+            both = kv_cache
+            if self.is_fp8 and both.dtype is not torch.float8_e4m3fn:
+                both = both.view(torch.float8_e4m3fn)
+            k_cache, v_cache = both.transpose(1, 2).split(self.head_size, -1)
+            self._caches = kv_cache, k_cache, v_cache
+        return k_cache, v_cache
 
     def calls(self, page_size: int, max_q_len: int, dtype: torch.dtype) -> list[Any]:
         """What a warm-up compiles for this layer."""

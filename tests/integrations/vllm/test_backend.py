@@ -224,6 +224,21 @@ def test_vllm_is_told_what_is_served(backend: Any) -> None:
     assert not found.supports_compute_capability(SimpleNamespace(major=7, minor=5))
 
 
+@pytest.mark.parametrize(
+    ("head_size", "use_mla", "use_sparse"),
+    [(576, True, False), (128, False, True), (80, False, False)],
+)
+def test_a_model_that_is_not_served_is_refused_with_the_way_out(
+    backend: Any, head_size: int, use_mla: bool, use_sparse: bool
+) -> None:
+    """vLLM puts it beside its own reasons when it refuses to start."""
+    asked = (torch.bfloat16, "auto", 16, use_mla, False, use_sparse, False, (9, 0))
+    said = backend.SmkernBackend.supports_combination(head_size, *asked)
+    assert said.endswith("leave attention_backend=CUSTOM out")
+    served = (torch.bfloat16, "auto", 16, False, True, False, False, (9, 0))
+    assert backend.SmkernBackend.supports_combination(128, *served) is None
+
+
 def test_the_plug_in_registers_and_leaves_another_ones_name_alone() -> None:
     ours.register()
     assert stubs.REGISTERED == {stubs.Backends.CUSTOM: ours.BACKEND}

@@ -1,0 +1,1 @@
+"""The engines suite: smkern's `Multiplexer` beside stock vLLM, and vLLM with smkern inside."""

@@ -1,0 +1,19 @@
+"""The largest setting that keeps a limit, among settings whose steps take longer and longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+def last_kept(settings: Sequence[int], keeps: Callable[[int], bool]) -> int:
+    """Index of the last setting that keeps a limit, by halves; 0 where none does.
+
+    Args:
+        settings: In growing order, not empty.
+        keeps: Whether a setting keeps the limit; those above one that does not do not, either.
+    """
+    low, high = 0, len(settings)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(settings[middle]) else (low, middle)
+    return low

@@ -1,0 +1,193 @@
+"""vLLM in this process, its scheduler's steps logged, its token budget set from step to step."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from smkern.bench.engines.cases import EngineLoad
+from smkern.bench.engines.steps import Step, Steps
+from smkern.bench.power import power_meter
+from smkern.bench.runtime.workload import frozen
+from smkern.integrations.vllm import register
+from smkern.models import ModelConfig, preset
+
+NO_BUDGET = 8192
+"""Tokens of a step where none is set: several prompts at once."""
+SETTLE = 8
+"""Steps that do not count, after the rows have begun and after prompts have come beside them."""
+CACHE_BYTES = 30 << 30
+CAPTURED = (1, 2, 4, 8, 16, 32, *range(64, 513, 16))
+"""Tokens of the steps that CUDA graphs are captured for: the budgets that are tried among them."""
+
+
+class VllmEngine:
+    """An engine of random weights.
+
+    Args:
+        load: What it serves.
+        backend: vLLM's `attention_backend`; None: what it picks itself.
+        options: What else `vllm.LLM` takes.
+    """
+
+    def __init__(self, load: EngineLoad, backend: str | None, **options: Any) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler is in this process
+        from vllm import LLM
+
+        config = preset(load.model)
+        self.load, self.log = load, list[Step]()
+        if backend is not None:
+            register()  # where smkern is not installed, no entry point names it
+            options["attention_backend"] = backend
+        given: dict[str, Any] = {
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "max_model_len": NO_BUDGET,
+            "max_num_batched_tokens": NO_BUDGET,
+            "max_num_seqs": 256,
+            "kv_cache_memory_bytes": CACHE_BYTES,
+            "compilation_config": {"cudagraph_capture_sizes": [*CAPTURED]},
+            "seed": 0,
+        }
+        self._folder = tempfile.TemporaryDirectory()
+        write_config(Path(self._folder.name), config)
+        llm = LLM(self._folder.name, **given | options)
+        llm.apply_model(draw_weights)
+        self._engine = llm.llm_engine
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._draw, self._numbers = Random(0), count()
+        self._vocab, self._meter = config.vocab_size, power_meter(torch.cuda.current_device())
+        self._own = [self._text(load.context) for _ in range(load.rows)]
+        self._logged(self._scheduler)
+
+    def watch(self, budget: int | None, steps: int) -> Steps:
+        """Have all rows decode for so many steps, prompts beside them if there is a budget.
+
+        Args:
+            budget: Tokens of a step, rows included; None: no prompts come.
+            steps: How many steps count.
+        """
+        load = self.load
+        self._start(load.context - (steps + 2 * SETTLE) // 2)
+        if budget is not None:
+            self._scheduler.max_num_scheduled_tokens = budget
+            per_step = max(budget - load.rows, 1)
+            for _ in range(3 + (steps + 2 * SETTLE) * per_step // load.prompt):
+                self._add("p", self._text(load.prompt), 1)
+        with frozen():
+            self._run(SETTLE)
+            self.log.clear()
+            self._run(steps + 1)
+            self._meter()
+        found = Steps.of(self.log, load.rows, has_prompt=budget is not None)
+        found.sm_mhz, found.watts = self._meter.last
+        self._drain()
+        return found
+
+    def prefill_rate(self, prompts: int = 32) -> float:
+        """Tokens a millisecond of prompts with no row beside them."""
+        self._scheduler.max_num_scheduled_tokens = NO_BUDGET
+        for _ in range(prompts):
+            self._add("p", self._text(self.load.prompt), 1)
+        with frozen():
+            self._run(2)
+            self.log.clear()
+            while self._engine.has_unfinished_requests():
+                self._engine.step()
+        log = [step for step in self.log if step.prompt_tokens]
+        tokens = sum(step.prompt_tokens for step in log[1:])
+        return tokens / (1e3 * (log[-1].at_s - log[0].at_s))
+
+    def _run(self, steps: int) -> None:
+        seen = len(self.log)
+        while len(self.log) < seen + steps and self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _start(self, context: int) -> None:
+        """Have all rows decode, at about so many keys; their prompts are found again."""
+        self._scheduler.max_num_scheduled_tokens = NO_BUDGET
+        for text in self._own:
+            self._add("d", text[:context], NO_BUDGET - context)
+        while self._decoding(context) < self.load.rows:
+            self._engine.step()
+        self._run(SETTLE)
+
+    def _decoding(self, context: int) -> int:
+        return sum(x.num_computed_tokens >= context for x in self._scheduler.running)
+
+    def _drain(self) -> None:
+        scheduler = self._scheduler
+        scheduler.max_num_scheduled_tokens = NO_BUDGET
+        ids = [x.request_id for x in (*scheduler.running, *scheduler.waiting)]
+        self._engine.abort_request(ids, internal=True)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def _text(self, tokens: int) -> list[int]:
+        return self._draw.choices(range(self._vocab), k=tokens)
+
+    def _add(self, kind: str, ids: Sequence[int], new: int) -> None:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
+        name = f"{kind}{next(self._numbers)}"
+        self._engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
+
+    def _logged(self, scheduler: Any) -> None:
+        """Have the scheduler note each step when its tokens have come."""
+        update = scheduler.update_from_output
+
+        def noting(output: Any, *rest: Any, **named: Any) -> Any:
+            made = update(output, *rest, **named)
+            counts = output.num_scheduled_tokens
+            rows = sum(n == 1 and key.startswith("d") for key, n in counts.items())
+            tokens = sum(n for key, n in counts.items() if key.startswith("p"))
+            self.log.append(Step(time.perf_counter(), rows, tokens))
+            return made
+
+        scheduler.update_from_output = noting
+
+
+def write_config(folder: Path, config: ModelConfig) -> None:
+    """A `config.json` that vLLM builds this Qwen3 from."""
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "model_type": "qwen3",
+                "attention_bias": False,
+                "head_dim": config.head_dim,
+                "hidden_act": "silu",
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.intermediate_size,
+                "max_position_embeddings": config.max_position,
+                "num_attention_heads": config.num_q_heads,
+                "num_hidden_layers": config.num_layers,
+                "num_key_value_heads": config.num_kv_heads,
+                "rms_norm_eps": config.rms_eps,
+                "rope_theta": config.rope.theta,
+                "tie_word_embeddings": config.tied,
+                "torch_dtype": "bfloat16",
+                "vocab_size": config.vocab_size,
+            }
+        )
+    )
+
+
+def draw_weights(model: torch.nn.Module) -> None:
+    """Draw weights as `smkern.models.Weights.random` does: what the GEMMs burn depends on them."""
+    draw = torch.Generator(next(model.parameters()).device).manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0.0, 0.02, generator=draw)
+        else:
+            parameter.data.fill_(1.0)
