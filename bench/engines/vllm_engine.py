@@ -25,7 +25,8 @@ NO_BUDGET = 8192
 """Tokens of a step where none is set: several prompts at once."""
 SETTLE = 8
 """Steps that do not count, after the rows have begun and after prompts have come beside them."""
-CACHE_BYTES = 30 << 30
+CACHE_BYTES = 26 << 30
+"""Room for 64 rows of 2,200 tokens of an 8B model, and for two prompts."""
 CAPTURED = (1, 2, 4, 8, 16, 32, *range(64, 513, 16))
 """Tokens of the steps that CUDA graphs are captured for: the budgets that are tried among them."""
 
@@ -55,6 +56,7 @@ class VllmEngine:
             "max_num_batched_tokens": NO_BUDGET,
             "max_num_seqs": 256,
             "kv_cache_memory_bytes": CACHE_BYTES,
+            "gpu_memory_utilization": 0.3,  # what must be free before it starts, no more
             "compilation_config": {"cudagraph_capture_sizes": [*CAPTURED]},
             "seed": 0,
         }

@@ -30,7 +30,8 @@ def main(folder: str, out: str, given: dict[str, Any]) -> None:
         max_num_batched_tokens=1024,
         max_num_seqs=32,
         max_logprobs=BEST,
-        kv_cache_memory_bytes=2 << 30,
+        kv_cache_memory_bytes=1 << 30,
+        gpu_memory_utilization=0.05,  # what must be free before it starts, no more
         seed=0,
         compilation_config={
             "mode": 0,
