@@ -68,7 +68,8 @@ def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
 
     digest = hashlib.sha256(repr(("sealed", name, tuple(defines), arch, driver_version())).encode())
     folder = source_folder()
-    for path in sorted((*folder.glob("*.cuh"), folder / name)):
+    source = folder / name
+    for path in sorted({*folder.glob("*.cuh"), *source.parent.glob("*.cuh"), source}):
         digest.update(path.read_bytes())
     kept = f"{Path(name).stem}-{digest.hexdigest()[:24]}.cubin"
     return user_cache_path("smkern") / "cubins" / kept
@@ -124,7 +125,8 @@ def _by_nvcc(name: str, defines: Sequence[str], arch: str) -> bytes:
         raise DeviceError("no nvcc on the PATH")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "out.cubin"
-        flags = [f"-arch={arch}", "-cubin", *(f"-D{define}" for define in defines)]
+        flags = [f"-arch={arch}", "-cubin", f"-I{source_folder()}"]
+        flags += [f"-D{define}" for define in defines]
         command = [nvcc, *flags, str(source_folder() / name), "-o", str(cubin)]
         # Temporary files of its own lie there too, so that none is left however it ends.
         said, code = _run(command, {**os.environ, "TMPDIR": folder})

@@ -12,7 +12,7 @@ from smkern.models.architecture import MoeConfig
 from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
-from smkern.models.parts import agree_on_model, embed_part, lane_of, own_logits
+from smkern.models.parts import agree_on_model, embed_part, lane_of, own_columns, sum_up
 from smkern.models.products import Operand, gated, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
@@ -138,6 +138,8 @@ class Decoder:
     def layer(self, index: int, step: Step) -> Tensor:
         """One layer: the residual stream in place, keys and values into their pages.
 
+        With `tp` layers come in their order: each norms what the next one reads.
+
         Args:
             index: Layer index.
             step: `planned`; otherwise attention makes a plan in every layer.
@@ -171,7 +173,7 @@ class Decoder:
             assert self.config.moe is not None
             _experts(layer, self.config.moe, b, b.moe, residual, out, num_sms)
         if self.tp is not None:
-            lane_of(self.tp, step).add(b.normed, b.hidden, num_sms=num_sms)
+            sum_up(self.tp, self.weights, index, step, eps=eps)
         return b.hidden
 
     def head(self, step: Step) -> Tensor:
@@ -181,13 +183,14 @@ class Decoder:
         if rows is not None:
             hidden = ops.embedding(rows, b.hidden, out=b.last, num_sms=num_sms)
         ops.rms_norm(hidden, self.weights.final_norm, eps=eps, out=b.last_normed, num_sms=num_sms)
-        out = b.logits if self.tp is None else own_logits(self.tp, b.logits)
+        out = b.logits if self.tp is None else own_columns(self.tp, b.logits)
         ops.gemm(
             b.last_normed, self.weights.lm_head, out=out, static_weights=True,
             batch_invariant=self.batch_invariant, num_sms=num_sms,
         )  # fmt: skip
         if self.tp is not None:
-            lane_of(self.tp, step).all_reduce(b.logits)
+            columns = self.tp.shard.rows(b.logits.shape[1])
+            lane_of(self.tp, step).gather(b.logits, columns, num_sms=num_sms)
         return b.logits
 
     def forward(self, step: Step) -> Tensor:
@@ -201,7 +204,10 @@ class Decoder:
         k_scale, v_scale = None, None
         if self._kv_scales is not None and k_cache.dtype is FP8:
             k_scale, v_scale = self._kv_scales[index]
-        x, x_scale, w_scale = normed(layer.input_norm, eps, layer.scales.qkv, b, num_sms)
+        if self.tp is None or index == 0:
+            x, x_scale, w_scale = normed(layer.input_norm, eps, layer.scales.qkv, b, num_sms)
+        else:  # the sum of the layer before has normed it
+            x, x_scale, w_scale = quantized(b.normed, layer.scales.qkv, b.fp8.hidden, num_sms)
         ops.gemm(
             x, layer.qkv, a_scale=x_scale, w_scale=w_scale, out=b.qkv, static_weights=True,
             batch_invariant=self.batch_invariant, num_sms=num_sms,

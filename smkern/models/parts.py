@@ -62,14 +62,30 @@ def embed_part(tp: TensorParallel, table: Tensor, step: Step) -> None:
     lane_of(tp, step).all_reduce(b.hidden)
 
 
-def own_logits(tp: TensorParallel, logits: Tensor) -> Tensor:
-    """The columns of this rank's part of the vocabulary; the others are zeros, to be summed.
-
-    One rank has each number, so the sum is exact, and every rank draws from the same bits.
-    """
+def own_columns(tp: TensorParallel, logits: Tensor) -> Tensor:
+    """The columns of this rank's part of the vocabulary."""
     rows = tp.shard.rows(logits.shape[1])
-    logits.zero_()
     return logits[:, rows.start : rows.stop]
+
+
+def sum_up(tp: TensorParallel, weights: Weights, index: int, step: Step, *, eps: float) -> None:
+    """What a layer's MLP computed, over all ranks, onto the residual stream.
+
+    The norm of the next layer goes with it into `normed`: one pass over the rows less.
+
+    Args:
+        tp: The ranks.
+        weights: The model's.
+        index: The layer's.
+        step: The step; the MLP's part is in its `normed`.
+        eps: Of the norm.
+    """
+    b, lane = step.buffers, lane_of(tp, step)
+    if index + 1 == len(weights.layers):
+        lane.add(b.normed, b.hidden, num_sms=step.num_sms)
+        return
+    norm = weights.layers[index + 1].input_norm
+    lane.add_rms_norm(b.normed, b.hidden, norm, eps=eps, num_sms=step.num_sms)
 
 
 def _bytes(tensor: Tensor) -> bytes:

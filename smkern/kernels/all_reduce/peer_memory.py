@@ -36,11 +36,15 @@ class PeerMemory:
         check(lib.cuMemAlloc_v2(ctypes.byref(own), ctypes.c_size_t(num_bytes)), "cuMemAlloc")
         self._own = own
         self.addresses: list[int] = []
-        zeros = lib.cuMemsetD8_v2(own, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
-        check(zeros, "cuMemsetD8")
-        check(lib.cuCtxSynchronize(), "cuCtxSynchronize")
         handle = _Handle()
-        check(lib.cuIpcGetMemHandle(ctypes.byref(handle), own), "cuIpcGetMemHandle")
+        try:
+            zeros = lib.cuMemsetD8_v2(own, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
+            check(zeros, "cuMemsetD8")
+            check(lib.cuCtxSynchronize(), "cuCtxSynchronize")
+            check(lib.cuIpcGetMemHandle(ctypes.byref(handle), own), "cuIpcGetMemHandle")
+        except DeviceError:
+            self.close()
+            raise
         self.handle = bytes(handle)
 
     def open(self, rank: int, handles: Sequence[bytes]) -> None:
@@ -57,15 +61,20 @@ class PeerMemory:
             at = self._own if index == rank else _opened(index, given)
             self.addresses.append(int(at.value))
 
-    def close(self) -> None:
-        """Unmap and free it; nothing of it may run, on any rank. Closing twice is fine."""
+    def unmap(self) -> None:
+        """Let go of the others'; nothing of it may run here."""
         lib, own = libcuda(), self._own.value
         for address in self.addresses:
             if address != own:
                 lib.cuIpcCloseMemHandle(ctypes.c_uint64(address))
-        if own:
-            lib.cuMemFree_v2(self._own)
-        self.addresses, self._own = [], ctypes.c_uint64()
+        self.addresses = []
+
+    def close(self) -> None:
+        """Unmap and free it; nothing of it may run, on any rank. Closing twice is fine."""
+        self.unmap()
+        if self._own.value:
+            libcuda().cuMemFree_v2(self._own)
+        self._own = ctypes.c_uint64()
 
 
 def _opened(rank: int, given: bytes) -> ctypes.c_uint64:

@@ -13,7 +13,7 @@ from smkern.errors import ArgumentError, RankError
 from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.kv.storage import pages_in_free_memory
 from smkern.models.decoder import Decoder
-from smkern.models.one_shot import fuse_decode
+from smkern.models.peer_sums import fuse_sums
 from smkern.models.shard import MAX_RANKS, WHOLE, Shard
 from smkern.models.tensor_parallel import TensorParallel
 from smkern.ops.checks import as_int
@@ -64,9 +64,9 @@ class RankGroup:
             self.tp.agree(facts)
 
     def fuse(self, decoder: Decoder) -> None:
-        """Let decode's sums be one kernel's, where GPUs reach each other's memory."""
+        """Let sums be one kernel's, where GPUs reach each other's memory."""
         if self.tp is not None and decoder.device.type == "cuda":
-            fuse_decode(self.tp, decoder.config, decoder.device)
+            fuse_sums(decoder)
 
     def pool(
         self, sizes: KvSizes, *, num_pages: int | None, memory_fraction: float,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import smkern
 from smkern.models import Decoder, ModelConfig, TensorParallel, Weights
-from smkern.models.one_shot import OneShot
+from smkern.models.peer_sums import PeerSums, fuse_sums
 from tests.gpu.models.support import ALL_WIDE, TEXTS, WIDE
 from tests.models.peers import Session, error, make_peer, prompts
 
@@ -18,24 +18,56 @@ SMS = (24, 32)
 ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
+ROWS = (1, 3, 64, 100, 256, 700, 2000)
+MAX_ROWS = 1500
+"""Of a launch: the longest of `ROWS` takes two."""
+VOCAB = 2 * 12_024
+LOGIT_ROWS = 16
+
+
 def sums(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Worst errors over rows and grids, in ulps at 1, and whether bits are equal everywhere."""
+    """Worst errors over rows and grids, in ulps at 1; whether bits are equal everywhere, whatever
+    the rows beside a row; whether all columns are gathered."""
     tp = TensorParallel.from_env(2, "cuda", timeout_s=30)
     device = torch.device("cuda", torch.cuda.current_device())
-    one, worst, equal = OneShot(tp, hidden, dtype, device), 0.0, True
+    one = PeerSums(
+        tp, tp.decode, hidden, VOCAB, dtype, device, max_rows=MAX_ROWS, longer=True,
+        logit_rows=LOGIT_ROWS,
+    )  # fmt: skip
+    worst, equal, gathered = 0.0, True, True
     with smkern.ladder([24]) as ladder:
         for stream in (torch.cuda.Stream(), *(side.stream for side in ladder.split(decode=24))):
-            for rows in (1, 3, 64, 100, 256):
+            for rows in ROWS:
                 found, error_ = _sums_of(one, tp.rank, rows, hidden, dtype, stream)
                 worst = max(worst, error_)
                 others = [x.to(device) for x in tp.everyones(found.cpu())]
                 equal &= all(torch.equal(found, other) for other in others)
+            for rows in (1, LOGIT_ROWS, 2 * LOGIT_ROWS + 1):
+                gathered &= _gathered(one, tp.rank, rows, dtype, stream)
     one.close()
-    return {"worst": worst, "equal": equal}
+    return {"worst": worst, "equal": equal, "gathered": gathered}
+
+
+def _gathered(one: PeerSums, rank: int, rows: int, dtype: torch.dtype, stream: Any) -> bool:
+    """Whether all columns are here, three times over, and nothing behind the rows is written."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+    want = torch.randn(rows, VOCAB, device="cuda", generator=generator).to(dtype)
+    half = VOCAB // 2
+    is_right = True
+    for turn in range(3):
+        x = torch.full((rows + 1, VOCAB), float("nan"), device="cuda", dtype=dtype)
+        own = range(rank * half, (rank + 1) * half)
+        x[:rows, own.start : own.stop] = want[:, own.start : own.stop] + turn
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            one.gather(x[:rows], own)
+        torch.cuda.synchronize()
+        is_right &= torch.equal(x[:rows], want + turn) and bool(x[rows].isnan().all())
+    return is_right
 
 
 def _sums_of(
-    one: OneShot, rank: int, rows: int, hidden: int, dtype: torch.dtype, stream: Any
+    one: PeerSums, rank: int, rows: int, hidden: int, dtype: torch.dtype, stream: Any
 ) -> tuple[Tensor, float]:
     """residual and norm behind three calls of each kind, all of the same bits; the worst error."""
     generator = torch.Generator("cuda").manual_seed(rows)
@@ -45,6 +77,7 @@ def _sums_of(
 
     xs = [drawn(rows, hidden).to(dtype) for _ in range(2)]
     residual, weight = drawn(rows, hidden).mul(4).to(dtype), (1 + 0.1 * drawn(hidden)).to(dtype)
+    last = rows - 1  # alone, as beside the others
     before = residual.double() + xs[0].double() + xs[1].double()
     runs: list[Tensor] = []
     for _ in range(3):
@@ -58,6 +91,12 @@ def _sums_of(
         torch.cuda.synchronize()
         assert torch.equal(added, alone)
         runs.append(torch.stack([added, x, summed]))
+    x, added = xs[rank][last:].clone(), residual[last:].clone()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        one.add_rms_norm(x, added, weight, eps=1e-6)
+    torch.cuda.synchronize()
+    assert torch.equal(runs[0][:2, last:], torch.stack([added, x]))
     assert all(torch.equal(runs[0], run) for run in runs)
     added, normed, summed = runs[0].double()
     scale = torch.rsqrt(added.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -82,9 +121,9 @@ def logits(how: str) -> dict[str, Any]:
     alone = error(_logits(whole, texts)[0], want, "qwen3")
     del whole
     weights = Weights.from_tensors(config, state, device=device, shard=tp.shard)
-    if how == "one shot":
-        tp.decode = OneShot(tp, config.hidden_size, config.dtype, device)
     part = Decoder(config, weights, tp=tp, batch_invariant=True)
+    if how == "one kernel":
+        assert fuse_sums(part)
     runs = [_logits(part, texts) for _ in range(2)]
     sides = [_on(part, texts, side) for side in _sides()]
     ours = tp.everyones(runs[0].cpu())

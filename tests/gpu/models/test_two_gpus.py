@@ -24,10 +24,11 @@ def test_sums_by_one_kernel(hidden: int, dtype: torch.dtype) -> None:
     for outcome in on_processes(2, rank_case.sums, hidden, dtype, limit_s=LIMIT_S):
         assert outcome.error == ""
         assert outcome.result["equal"]
+        assert outcome.result["gathered"]
         assert outcome.result["worst"] <= 1.0
 
 
-@pytest.mark.parametrize("how", ["nccl", "one shot"])
+@pytest.mark.parametrize("how", ["nccl", "one kernel"])
 def test_logits_of_two_gpus_are_those_of_one(how: str) -> None:
     for outcome in on_processes(2, rank_case.logits, how, limit_s=LIMIT_S):
         assert outcome.error == ""

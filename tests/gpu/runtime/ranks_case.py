@@ -15,7 +15,7 @@ import smkern
 from smkern.errors import RankError
 from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.models import Decoder, ModelConfig, SamplingParams, TensorParallel, Weights, preset
-from smkern.models.one_shot import fuse_decode
+from smkern.models.peer_sums import fuse_sums
 from smkern.runtime import serve_ranks
 from smkern.runtime.cuda_device import CudaDevice
 from tests.runtime.alone import each_alone, workload
@@ -44,7 +44,7 @@ def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
     weights = Weights.random(config, 0, device, tp.shard)
     decoder = Decoder(config, weights, tp=tp, max_position=MAX_CONTEXT, batch_invariant=True)
     if sums == "one kernel":
-        assert fuse_decode(tp, decoder.config, device)
+        assert fuse_sums(decoder)
     part = decoder.config
     sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
     if tp.rank:
