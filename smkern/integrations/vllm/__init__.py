@@ -1,9 +1,9 @@
-"""smkern in vLLM 0.26: paged attention as the backend `CUSTOM`.
+"""smkern in vLLM 0.26: paged attention as the backend `CUSTOM`, linear layers by the GEMM.
 
 vLLM finds `register` by the entry point `vllm.general_plugins`; nothing else is imported before
 the backend is asked for:
 
-    vllm serve Qwen/Qwen3-8B --attention-backend CUSTOM
+    vllm serve Qwen/Qwen3-8B --attention-backend CUSTOM --quantization smkern
 
 Keys and values are written by `smkern.append_kv`, read by `smkern.paged_attention`; a plan is made
 once a step and shared by the layers. Decode steps, those with a fixed number of speculative tokens
@@ -26,25 +26,32 @@ from smkern.errors import ConfigError
 VERSIONS = ("0.26",)
 """Of vLLM, whose interface the backend implements."""
 BACKEND = "smkern.integrations.vllm.backend.SmkernBackend"
+NAME = "smkern"
+"""Of the linear layers, as vLLM's `quantization`."""
 
-__all__ = ["VERSIONS", "check_version", "register"]
+__all__ = ["NAME", "VERSIONS", "check_version", "register"]
 
 
 def register() -> None:
-    """Register the backend as `CUSTOM`, unless another plug-in has that name; vLLM calls it.
+    """Register the backend as `CUSTOM`, unless another plug-in has that name, and linear layers.
 
-    A vLLM that has no such registry starts as if smkern were not there, and its log says so.
+    vLLM calls it. One that has no such registries starts as if smkern were not there, and its log
+    says so.
     """
     try:
+        from vllm.model_executor.layers.quantization import register_quantization_config
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        from smkern.integrations.vllm.linear import SmkernLinearConfig
 
         is_taken = AttentionBackendEnum.CUSTOM.is_overridden()
     except (ImportError, AttributeError) as reason:
         getLogger(__name__).warning(
-            "smkern's attention backend is not registered: it is written for vLLM %s (%s)",
+            "smkern is not registered: it is written for vLLM %s (%s)",
             ", ".join(VERSIONS), reason,
         )  # fmt: skip
         return
+    register_quantization_config(NAME)(SmkernLinearConfig)
     if not is_taken:
         register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
 
@@ -57,6 +64,6 @@ def check_version(version: str) -> None:
     """
     if not any(version == known or version.startswith(f"{known}.") for known in VERSIONS):
         raise ConfigError(
-            f"vLLM {version}: smkern's attention backend is written for {', '.join(VERSIONS)}; "
-            "install that one, or leave attention_backend=CUSTOM out"
+            f"vLLM {version}: smkern's classes are written for {', '.join(VERSIONS)}; install that "
+            "one, or leave attention_backend=CUSTOM and quantization=smkern out"
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,17 +21,27 @@ from tests.gpu.engines.vllm_models import VOCAB, true_logprobs, write_model
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 CHILD = Path(__file__).with_name("vllm_child.py")
-CHILD_S = 300.0
+CHILDREN_S = float(os.environ.get("SMKERN_VLLM_CHILDREN_S", "300"))
 OURS = {"attention_backend": "CUSTOM"}
+LINEAR = OURS | {"quantization": "smkern"}
+COMPILED = ("ours", "ours-linear")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("qwen3", {}),
     "ours": ("qwen3", OURS),
+    "ours-eager": ("qwen3", OURS | {"enforce_eager": True}),
+    "ours-linear": ("qwen3", LINEAR),
     "ours-fp8": ("qwen3", OURS | {"kv_cache_dtype": "fp8"}),
     "stock-gemma2": ("gemma2", {}),
     "ours-gemma2": ("gemma2", OURS),
 }
 PAIRS = pytest.mark.parametrize(
-    ("ours", "stock"), [("ours", "stock"), ("ours-gemma2", "stock-gemma2")]
+    ("ours", "stock"),
+    [
+        ("ours", "stock"),
+        ("ours-eager", "stock"),
+        ("ours-linear", "stock"),
+        ("ours-gemma2", "stock-gemma2"),
+    ],
 )
 SLACK = 1.2
 """Error against fp32, over stock vLLM's own."""
@@ -63,18 +76,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     truths = {kind: write_model(kind, base / kind) for kind in kinds}
     running = {}
     for name, (kind, options) in CASES.items():
-        given = json.dumps(options | {"prompts": prompts()})
+        given = json.dumps(options | {"prompts": prompts(), "compiled": name in COMPILED})
         command = [sys.executable, str(CHILD), str(base / kind), str(base / f"{name}.json"), given]
         with (base / f"{name}.log").open("w") as log:
             running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    until = time.monotonic() + CHILDREN_S
     asked = [ids for batch in prompts() for ids in batch]
     results = {}
     for name, child in running.items():
-        try:
-            code = child.wait(CHILD_S)
-        finally:
-            child.kill()
-        if code:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(max(until - time.monotonic(), 0.0))
+        child.kill()
+        if child.wait():
             print(f"--- {name}\n" + (base / f"{name}.log").read_text()[-6000:])
             continue
         told = json.loads((base / f"{name}.json").read_text())

@@ -14,6 +14,10 @@ from typing import Any
 NEW, BEST = 24, 64
 """Tokens drawn for a prompt, and how many of the best are told of each."""
 
+COMPILED = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 256]}
+"""As users start it: torch.compile; full graphs of decode steps, piecewise ones of all others."""
+UNCOMPILED = COMPILED | {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
 
 def main(folder: str, out: str, given: dict[str, Any]) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -33,11 +37,7 @@ def main(folder: str, out: str, given: dict[str, Any]) -> None:
         kv_cache_memory_bytes=1 << 30,
         gpu_memory_utilization=0.05,  # what must be free before it starts, no more
         seed=0,
-        compilation_config={
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
-        },
+        compilation_config=COMPILED if given.pop("compiled") else UNCOMPILED,
         **given,
     )
     params = SamplingParams(

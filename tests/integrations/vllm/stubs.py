@@ -1,4 +1,4 @@
-"""What of vLLM 0.26 an attention backend is written against: its classes by their signatures."""
+"""What of vLLM 0.26 smkern's classes are written against: its own by their signatures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 M = TypeVar("M")
 
@@ -62,6 +63,37 @@ class CommonAttentionMetadata:
     block_table_tensor: Tensor
 
 
+class LinearBase(nn.Module):
+    """A layer as vLLM makes it: the method creates its weights and applies them."""
+
+    def __init__(self, method: Any, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.quant_method, self.skip_bias_add = method, False
+        method.create_weights(self, in_features, [out_features], params_dtype=DTYPE)
+
+
+class UnquantizedLinearMethod:
+    def create_weights(
+        self, layer: nn.Module, input_size_per_partition: int, output_partition_sizes: list[int],
+        *, params_dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        sizes = sum(output_partition_sizes), input_size_per_partition
+        layer.weight = nn.Parameter(torch.empty(sizes, dtype=params_dtype), requires_grad=False)
+
+
+class QuantizationConfig:
+    pass
+
+
+def register_quantization_config(name: str) -> Any:
+    def keep(made: type) -> type:
+        assert issubclass(made, QuantizationConfig)
+        QUANTIZED[name] = made
+        return made
+
+    return keep
+
+
 class Backends(Enum):
     """The registry; values of members are class paths."""
 
@@ -72,6 +104,8 @@ class Backends(Enum):
 
 
 REGISTERED: dict[Backends, str] = {}
+QUANTIZED: dict[str, type] = {}
+DTYPE = torch.float32
 LAYOUT = ["NHD"]
 
 
@@ -89,8 +123,18 @@ def modules(version: str) -> dict[str, ModuleType]:
         AttentionType,
     )
     registry = {"AttentionBackendEnum": Backends, "register_backend": register_backend}
+    scheduler = SimpleNamespace(max_num_batched_tokens=64)
+    layers = "vllm.model_executor.layers"
     names = {
         "vllm": {"__version__": version},
+        "vllm.config": {
+            "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)
+        },
+        "vllm.model_executor": {},
+        layers: {},
+        f"{layers}.linear": {x.__name__: x for x in (LinearBase, UnquantizedLinearMethod)},
+        f"{layers}.quantization": {"register_quantization_config": register_quantization_config},
+        f"{layers}.quantization.base_config": {"QuantizationConfig": QuantizationConfig},
         "vllm.v1": {},
         "vllm.v1.attention": {},
         "vllm.v1.attention.backends": {},
@@ -105,7 +149,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     return made
 
 
-OURS = ("smkern.integrations.vllm.backend", "smkern.integrations.vllm.metadata")
+OURS = tuple(f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear"))
 
 
 @contextmanager
@@ -122,6 +166,7 @@ def stubbed(version: str = "0.26.0") -> Iterator[None]:
             del sys.modules[name]
         sys.modules.update(before)
         REGISTERED.clear()
+        QUANTIZED.clear()
 
 
 def config(layers: dict[str, Any], max_model_len: int) -> SimpleNamespace:

@@ -252,7 +252,7 @@ def test_a_vllm_without_the_registry_starts_and_its_log_says_so(
 ) -> None:
     del sys.modules["vllm.v1.attention.backends.registry"]
     ours.register()
-    assert "not registered: it is written for vLLM 0.26" in caplog.text
+    assert "smkern is not registered: it is written for vLLM 0.26" in caplog.text
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "0.260", "1.0"])

@@ -1,0 +1,56 @@
+"""vLLM's linear layers by smkern's GEMM, on CPU tensors and stubs of vLLM's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from smkern.errors import ConfigError
+from smkern.integrations import vllm as ours
+from tests.integrations.vllm import stubs
+
+
+@pytest.fixture(autouse=True)
+def _stubbed() -> Iterator[None]:
+    with stubs.stubbed():
+        yield
+
+
+def made_config() -> Any:
+    ours.register()
+    return stubs.QUANTIZED["smkern"]()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", [(3,), (2, 5)], ids=str)
+def test_a_layer_is_its_product(rows: tuple[int, ...], has_bias: bool) -> None:
+    made = made_config()
+    layer = stubs.LinearBase(made.get_quant_method(stubs.LinearBase.__new__(stubs.LinearBase), ""),
+                             64, 32)  # fmt: skip
+    nn.init.normal_(layer.weight)
+    layer.quant_method.process_weights_after_loading(layer)
+    x, bias = torch.randn(*rows, 64), torch.randn(32) if has_bias else None
+    found = layer.quant_method.apply(layer, x, bias)
+    expected = nn.functional.linear(x, layer.weight, bias)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_other_layers_stay_as_they_are() -> None:
+    assert made_config().get_quant_method(nn.Embedding(2, 2), "lm_head") is None
+
+
+def test_a_quantised_checkpoint_is_refused_by_its_method() -> None:
+    made = made_config()
+    with pytest.raises(ConfigError, match=r"quantised by 'awq'.* leave it out"):
+        made.from_config({"quant_method": "awq"})
+
+
+def test_another_vllm_is_refused_where_the_layers_are_asked_for() -> None:
+    with stubs.stubbed("0.27.0"):
+        ours.register()
+        with pytest.raises(ConfigError, match=r"vLLM 0\.27\.0: .* 0\.26"):
+            stubs.QUANTIZED["smkern"]()
