@@ -8,14 +8,25 @@ from typing import Any
 Cell = dict[str, Any]
 
 OP = "engine"
-VLLM, ATTENTION, OURS = "vllm", "vllm+smkern", "smkern"
-ENGINES = (VLLM, ATTENTION, OURS)
-"""Stock vLLM; vLLM with smkern's attention; smkern's `Multiplexer`."""
+VLLM, ATTENTION, WORKER, OURS = "vllm", "vllm+smkern", "vllm+worker", "smkern"
+PROVIDERS = (VLLM, ATTENTION, WORKER, OURS)
+"""Stock vLLM; with smkern's attention; with its worker as well; smkern's `Multiplexer`."""
+ENGINES = (VLLM, ATTENTION, *(f"{WORKER}:{sms}" for sms in (40, 52, 64)), OURS)
+"""What is measured: the worker with some counts of SMs for its decode rows."""
 
 SERVED, TRY = "served", "served_try"
 DECODE, PREFILL = "decode_alone", "prefill_alone"
-BACKENDS = {VLLM: None, ATTENTION: "CUSTOM"}
-"""vLLM's `attention_backend`; None: what it picks itself."""
+
+
+def vllm_options(provider: str, decode_sms: int | None = None) -> dict[str, Any]:
+    """What `vllm.LLM` is started with."""
+    options: dict[str, dict[str, Any]] = {VLLM: {}, ATTENTION: {"attention_backend": "CUSTOM"}}
+    options[WORKER] = options[ATTENTION] | {
+        "quantization": "smkern",
+        "worker_cls": "smkern.integrations.vllm.worker.Worker",
+        "additional_config": {"smkern_decode_sms": decode_sms},
+    }
+    return options[provider]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,19 +36,17 @@ class VllmEngine:
 
     Args:
         load: What it serves.
-        backend: vLLM's `attention_backend`; None: what it picks itself.
         options: What else `vllm.LLM` takes.
     """
 
-    def __init__(self, load: EngineLoad, backend: str | None, **options: Any) -> None:
+    def __init__(self, load: EngineLoad, **options: Any) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler is in this process
         from vllm import LLM
 
         config = preset(load.model)
         self.load, self.log = load, list[Step]()
-        if backend is not None:
+        if "attention_backend" in options:
             register()  # where smkern is not installed, no entry point names it
-            options["attention_backend"] = backend
         given: dict[str, Any] = {
             "load_format": "dummy",
             "skip_tokenizer_init": True,

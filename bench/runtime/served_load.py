@@ -226,11 +226,9 @@ def open_load(
         yield ServedLoad(plan, executor, workload, preheat_s)
 
 
-def compile_load(
-    plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload, ranks: int = 1
-) -> int:
+def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload) -> int:
     """Compile side by side the GEMMs of decode steps, prompts, rows that come again, of what
-    `ModelExecutor.warm` runs, and of mixed forwards; of a part that `ranks` GPUs share."""
+    `ModelExecutor.warm` runs, and of mixed forwards."""
     if not torch.cuda.is_available():
         return 0
     decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
@@ -246,5 +244,4 @@ def compile_load(
             ([*again, (workload.prompt, 1)], prefill),
             ([(tokens, running + 2) for tokens in sorted(rows)], decode[:1]),
         ],
-        ranks=ranks,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,20 @@ import pytest
 from rich.progress import Progress
 
 from smkern.bench.engines import suite
-from smkern.bench.engines.cases import ATTENTION, OURS, VLLM, EngineLoad
+from smkern.bench.engines.cases import (
+    ATTENTION,
+    ENGINES,
+    OURS,
+    VLLM,
+    WORKER,
+    EngineLoad,
+    vllm_options,
+)
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.search import last_kept
 from smkern.bench.engines.steps import Step, Steps
-from smkern.bench.engines.suite import VllmTasks, engines_named, measure_engine
+from smkern.bench.engines.suite import engines_named, measure_engine, provider_of
+from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
 from smkern.bench.suite import Output, UnknownNameError
 
@@ -49,7 +59,7 @@ class Engine:
 
     def watch(self, budget: int | None, steps: int) -> Steps:
         self.seen.append((budget, steps))
-        late = steps > suite.TRY_STEPS
+        late = steps > TRY_STEPS
         time_ms = 5 if budget is None else budget / 16 + late
         tokens = 0 if budget is None else steps * (budget - 64)
         return Steps([time_ms] * steps, tokens)
@@ -77,7 +87,7 @@ def test_a_budget_is_searched_and_one_that_a_longer_watch_misses_is_left(tmp_pat
     assert cells[-1]["value"] == pytest.approx((176 - 64) / 12, abs=1e-3)
     before = len(engine.seen)
     tasks(engine, results, tmp_path)  # tries are remembered
-    assert [seen for seen in engine.seen[before:] if seen[1] == suite.TRY_STEPS] == []
+    assert [seen for seen in engine.seen[before:] if seen[1] == TRY_STEPS] == []
 
 
 def test_a_missed_limit_steps_back() -> None:
@@ -110,7 +120,9 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(
 ) -> None:
     engines = iter([None, Engine()])
 
-    def failing(load: EngineLoad, provider: str, results: Results, steps: int) -> Any:
+    def failing(
+        load: EngineLoad, provider: str, results: Results, steps: int, about: dict[str, Any]
+    ) -> VllmTasks:
         engine = next(engines)
 
         def make() -> Engine:
@@ -118,7 +130,7 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(
                 raise OSError("no such engine")
             return engine
 
-        return VllmTasks(load, provider, make, results, steps).tasks()
+        return VllmTasks(load, provider, make, results, steps, about)
 
     monkeypatch.setattr(suite, "vllm_tasks", failing)
     monkeypatch.setattr(Progress, "start", lambda _: None)
@@ -130,7 +142,23 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(
     assert not [cell for cell in results.cells if cell.get("error")]
 
 
-def test_an_engine_that_there_is_not() -> None:
-    assert engines_named(None) == (VLLM, ATTENTION, OURS)
-    with pytest.raises(UnknownNameError, match="no engine is named 'sglang'"):
-        engines_named("sglang")
+@pytest.mark.parametrize("name", ["sglang", "vllm:40", "vllm+worker", "vllm+worker:x"])
+def test_an_engine_that_there_is_not(name: str) -> None:
+    assert engines_named(None) == ENGINES
+    with pytest.raises(UnknownNameError, match=f"no engine is named '{re.escape(name)}'"):
+        engines_named(f"vllm,{name}")
+
+
+def test_a_worker_is_measured_with_its_own_count_of_sms() -> None:
+    provider, about = provider_of(f"{WORKER}:52")
+    assert vllm_options(provider, **about)["additional_config"] == {"smkern_decode_sms": 52}
+    results, load = Results({}), EngineLoad(budgets=(112, 128), limits_ms=(15,))
+    for sms, slower in ((40, 0), (52, 1)):
+        engine = Engine()
+        made = VllmTasks(load, WORKER, lambda: engine, results, 200, {"decode_sms": sms})  # noqa: B023
+        for cell in [cell for _, task in made.tasks() for cell in task()]:
+            results.add(cell | {"value": cell["value"] - slower})
+    stock = load.cell("served", VLLM, 4.0, "tokens/ms", limit="15ms") | {"tbt_p99_ms": 14.0}
+    assert len(results.cells) == 2 * 4
+    row = summarize([*results.cells, stock])["vllm+worker_over_vllm_15ms"]
+    assert row["value"] == pytest.approx((128 - 64) / 9 / 4, abs=1e-3)

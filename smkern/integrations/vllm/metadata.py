@@ -35,6 +35,9 @@ class SmkernMetadata:
         cu_q_lens: [requests + 1] int32; None: one token each.
         max_q_len: Bound of a request's new tokens.
         plans: By what layers have in common.
+        max_kv_len: Bound of a request's keys.
+        decode_rows: Requests at the front, one token each, that run beside the others, on SMs of
+            their own; 0: all run together. Plans are made there, then, and are none here.
     """
 
     num_tokens: int
@@ -43,6 +46,8 @@ class SmkernMetadata:
     cu_q_lens: Tensor | None
     max_q_len: int
     plans: dict[Heads, smkern.Plan]
+    max_kv_len: int = 0
+    decode_rows: int = 0
 
 
 class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: ignore[misc]
@@ -60,11 +65,12 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: 
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._page_size = int(kv_cache_spec.block_size)
-        self._max_context = int(vllm_config.model_config.max_model_len)
+        self.max_context = int(vllm_config.model_config.max_model_len)
         layers = vllm_config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in layer_names]
         self._heads = tuple(dict.fromkeys(impl.heads for impl in impls))
-        self._kept: dict[tuple[Heads, int, int, int], smkern.Plan] = {}
+        self._kept: dict[tuple[int, int, int], dict[Heads, smkern.Plan]] = {}
+        self.max_rows_apart = 0
         if device.type == "cuda":
             self._warm(impls, vllm_config)
 
@@ -82,33 +88,48 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: 
         tokens, longest = int(step.num_actual_tokens), int(step.max_query_len)
         batch = int(step.num_reqs)
         cu_q_lens = step.query_start_loc[: batch + 1] if tokens != batch or longest != 1 else None
-        kv_lens = step.seq_lens[:batch]
-        plans = {}
+        made = SmkernMetadata(
+            tokens, step.block_table_tensor[:batch], step.seq_lens[:batch], cu_q_lens, longest, {},
+            self._rounded(step.max_seq_len), 0 if is_capture else self._rows_apart(step),
+        )  # fmt: skip
+        if made.decode_rows:
+            return made
+        key = (batch, longest, tokens)
+        kept = self._kept.get(key)
+        if is_capture or kept is not None:
+            made.max_kv_len = self.max_context
+        self.plan(made, kept)
+        if is_capture:
+            self._kept[key] = made.plans
+        return made
+
+    def plan(self, step: SmkernMetadata, out: dict[Heads, smkern.Plan] | None = None) -> None:
+        """Make a step's plans for the current stream's SMs, anew in place where there are some."""
         for heads in self._heads:
-            key = (heads, batch, longest, tokens)
-            kept = self._kept.get(key)
-            is_kept = is_capture or kept is not None
-            plans[heads] = smkern.plan_attention(
-                kv_lens,
+            step.plans[heads] = smkern.plan_attention(
+                step.kv_lens,
                 num_q_heads=heads.num_q_heads,
                 num_kv_heads=heads.num_kv_heads,
                 head_dim=heads.head_dim,
                 page_size=self._page_size,
-                cu_q_lens=cu_q_lens,
-                max_q_len=longest,
-                max_kv_len=self._max_context if is_kept else self._rounded(step.max_seq_len),
+                cu_q_lens=step.cu_q_lens,
+                max_q_len=step.max_q_len,
+                max_kv_len=step.max_kv_len,
                 window=heads.window,
-                num_tokens=tokens,
-                out=kept,
+                num_tokens=step.num_tokens,
+                out=None if out is None else out[heads],
             )
-            if is_capture:
-                self._kept[key] = plans[heads]
-        return SmkernMetadata(
-            tokens, step.block_table_tensor[:batch], kv_lens, cu_q_lens, longest, plans
-        )
+
+    def _rows_apart(self, step: Any) -> int:
+        """Requests at the front that decode while others' prompts run beside them."""
+        if not self.max_rows_apart or step.max_query_len == 1:
+            return 0
+        starts = step.query_start_loc_cpu[: int(step.num_reqs) + 1]
+        rows = int((starts.diff() == 1).cumprod(0).sum())
+        return rows if rows <= self.max_rows_apart else 0
 
     def _rounded(self, length: int) -> int:
-        return min(-(-int(length) // LENGTHS) * LENGTHS, self._max_context)
+        return min(-(-int(length) // LENGTHS) * LENGTHS, self.max_context)
 
     def _warm(self, impls: list[Any], vllm_config: Any) -> None:
         """Compile and load all that steps may launch: a capture must find it there."""

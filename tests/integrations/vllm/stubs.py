@@ -62,6 +62,10 @@ class CommonAttentionMetadata:
     max_seq_len: int
     block_table_tensor: Tensor
 
+    @property
+    def query_start_loc_cpu(self) -> Tensor:
+        return self.query_start_loc
+
 
 class LinearBase(nn.Module):
     """A layer as vLLM makes it: the method creates its weights and applies them."""
@@ -130,6 +134,7 @@ def modules(version: str) -> dict[str, ModuleType]:
         "vllm.config": {
             "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)
         },
+        "vllm.forward_context": {"get_forward_context": None, "set_forward_context": None},
         "vllm.model_executor": {},
         layers: {},
         f"{layers}.linear": {x.__name__: x for x in (LinearBase, UnquantizedLinearMethod)},
@@ -149,7 +154,9 @@ def modules(version: str) -> dict[str, ModuleType]:
     return made
 
 
-OURS = tuple(f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear"))
+OURS = tuple(
+    f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear", "split")
+)
 
 
 @contextmanager

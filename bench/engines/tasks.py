@@ -1,0 +1,178 @@
+"""What is measured of an engine: decode alone, prompts alone, and both under limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from smkern.bench.engines.cases import (
+    DECODE,
+    OURS,
+    PREFILL,
+    SERVED,
+    TRY,
+    Cell,
+    EngineLoad,
+    vllm_options,
+)
+from smkern.bench.engines.search import last_kept
+from smkern.bench.engines.steps import Steps
+from smkern.bench.results import Results, cell_key
+from smkern.bench.runtime.cases import RuntimePlan, plans_named
+from smkern.bench.runtime.served_load import WORKLOAD, ServedLoad, open_load, policy_named
+from smkern.models import Weights, preset
+
+TRY_STEPS, STEPS = 100, 256
+"""Steps of a try while a budget is searched, and of a figure."""
+STEPS_BACK = 3
+"""Budgets that a search goes back where more steps miss the limit that a try had kept."""
+OUR_S = 0.02
+"""Seconds that a figure of smkern's is watched for each step of vLLM's."""
+POLICY = "adaptive"
+OUR_RUNGS = (16, 20, 24, 32, 40, 48, 52, 56, 64)
+
+Task = tuple[str, Callable[[], Iterator[Cell]]]
+
+
+class Watching(Protocol):
+    """An engine whose token budget is searched."""
+
+    def watch(self, budget: int | None, steps: int) -> Steps: ...
+    def prefill_rate(self) -> float: ...
+
+
+@dataclass(slots=True)
+class VllmTasks:
+    """What is measured of vLLM.
+
+    Attributes:
+        load: What is served.
+        provider: "vllm", "vllm+smkern" or "vllm+worker".
+        engine: Makes the engine, when the first task needs it.
+        results: Has the tries of earlier runs.
+        steps: Steps of a figure.
+        about: What else the cells' cases say.
+    """
+
+    load: EngineLoad
+    provider: str
+    engine: Callable[[], Watching]
+    results: Results
+    steps: int = STEPS
+    about: dict[str, Any] = field(default_factory=dict)
+    _made: list[Watching] = field(default_factory=list)
+
+    def tasks(self) -> Iterator[Task]:
+        yield DECODE, self._decode
+        yield PREFILL, self._prefill
+        for limit_ms in self.load.limits_ms:
+            yield _served(limit_ms), partial(self._under, limit_ms)
+
+    def ready(self) -> Watching:
+        """The engine, made when it is first asked for."""
+        if not self._made:
+            self._made.append(self.engine())
+        return self._made[0]
+
+    def _decode(self) -> Iterator[Cell]:
+        found = self.ready().watch(None, self.steps)
+        figures = found.figures()
+        value = figures["tbt_p50_ms"]
+        yield self.load.cell(DECODE, self.provider, value, "ms", **self.about) | figures
+
+    def _prefill(self) -> Iterator[Cell]:
+        rate = self.ready().prefill_rate()
+        yield self.load.cell(PREFILL, self.provider, round(rate, 3), "tokens/ms", **self.about)
+
+    def _under(self, limit_ms: float) -> Iterator[Cell]:
+        """The best budget under a limit; in front of it the tries that were needed."""
+        tries: list[Cell] = []
+
+        def keeps(budget: int) -> bool:
+            key = cell_key(self._cell(TRY, Steps(), budget=budget))
+            known = self.results.by_key.get(key)
+            if known is None:
+                known = self._cell(TRY, self.ready().watch(budget, TRY_STEPS), budget=budget)
+                self.results.add(known)
+                tries.append(known)
+            return bool(known["tbt_p99_ms"] <= limit_ms)
+
+        budgets = self.load.budgets
+        best = last_kept(budgets, keeps)
+        yield from tries
+        for budget in reversed(budgets[max(best - STEPS_BACK, 0) : best + 1]):
+            found = self.ready().watch(budget, self.steps)
+            cell = self._cell(SERVED, found, limit=f"{limit_ms:g}ms") | {"budget": budget}
+            if found.p99_ms <= limit_ms:
+                break
+        yield cell
+
+    def _cell(self, name: str, found: Steps, **case: Any) -> Cell:
+        figures = found.figures() if found.times_ms else {}
+        rate = figures.get("tokens_per_ms", 0.0)
+        case |= self.about
+        return self.load.cell(name, self.provider, rate, "tokens/ms", **case) | figures
+
+
+def vllm_tasks(
+    load: EngineLoad, provider: str, results: Results, steps: int, about: dict[str, Any]
+) -> VllmTasks:
+    """Tasks of stock vLLM, or of vLLM with parts of smkern."""
+
+    def make() -> Watching:
+        from smkern.bench.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(load, **vllm_options(provider, **about))
+
+    return VllmTasks(load, provider, make, results, steps, about)
+
+
+@dataclass(slots=True)
+class OurTasks:
+    """What is measured of smkern's `Multiplexer`, told the limit.
+
+    Attributes:
+        load: What is served.
+        stack: Closes the model.
+        seconds: Duration of a figure.
+    """
+
+    load: EngineLoad
+    stack: ExitStack
+    seconds: float
+    _plan: RuntimePlan = field(init=False)
+    _opened: list[ServedLoad] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        plan = plans_named([self.load.model])[0]
+        self._plan = replace(plan, rungs=OUR_RUNGS, served_chunks=(), chunk_rows=())
+
+    def tasks(self) -> Iterator[Task]:
+        for limit_ms in self.load.limits_ms:
+            yield _served(limit_ms), partial(self._under, limit_ms)
+
+    def ready(self) -> ServedLoad:
+        """The model behind a `Multiplexer`, made when it is first asked for."""
+        if not self._opened:
+            load = self.load
+            workload = replace(
+                WORKLOAD, running=load.rows, context=load.context, prompt=load.prompt
+            )
+            weights = Weights.random(preset(load.model), device="cuda")
+            opened = open_load(self._plan, weights, workload=workload)
+            self._opened.append(self.stack.enter_context(opened))
+        return self._opened[0]
+
+    def _under(self, limit_ms: float) -> Iterator[Cell]:
+        policy = policy_named(POLICY, self._plan, limit_ms)
+        figures = self.ready().watch(policy, self.seconds).figures()
+        rate, limit = figures["tokens_per_ms"], f"{limit_ms:g}ms"
+        cell = self.load.cell(SERVED, OURS, rate, "tokens/ms", limit=limit)
+        yield cell | figures | {"policy": repr(policy)}
+
+
+def _served(limit_ms: float) -> str:
+    return f"{SERVED} {limit_ms:g}ms"
