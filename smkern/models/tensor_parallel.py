@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import socket
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -230,14 +233,23 @@ class TensorParallel:
         return [value] if self.control is None else _gathered(self.control, self.size, value)
 
     def close(self, *, abort: bool = False) -> None:
-        """Leave the process groups; `abort`: also where a sum of theirs will never end."""
+        """Leave the process groups.
+
+        Args:
+            abort: A rank is gone: sums of theirs will never end. Neither this nor the end of the
+                process waits for them; what `atexit` was given before is not called then.
+        """
         if not dist.is_initialized():
             return
-        with suppress(Exception):  # a group that lost a rank cannot say goodbye
-            if abort:
-                dist.distributed_c10d._abort_process_group()
-            else:
+        if not abort:
+            with suppress(Exception):
                 dist.destroy_process_group()
+            return
+        # NCCL's own abort waits for kernels that wait for the rank that is gone.
+        threading.Thread(target=_abort, name="abort", daemon=True).start()
+        if dist.is_nccl_available() and torch.cuda.is_initialized():
+            with suppress(RuntimeError):  # the process is ending
+                atexit.register(_leave)
 
     def _try(self, kind: str) -> None:
         """Sum over both lanes once: a communicator is made by its first sum, not in a forward."""
@@ -250,6 +262,19 @@ class TensorParallel:
                     f"a sum of ones over {self.size} ranks is {x.tolist()[0]:g}: look at the links "
                     "between the GPUs with nvidia-smi topo -m"
                 )
+
+
+def _abort() -> None:
+    with suppress(Exception):
+        dist.distributed_c10d._abort_process_group()
+
+
+def _leave() -> None:
+    """End this process without waiting for its GPU, as torch would."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(1)
 
 
 def _shard_from_env(size: int) -> Shard:

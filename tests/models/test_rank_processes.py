@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from smkern.errors import ArgumentError, RankError
-from smkern.models import Decoder, TensorParallel, Weights, preset
+from smkern.models import Decoder, TensorParallel, Weights, preset, tensor_parallel
 from tests.models.peers import Session
 from tests.models.rank_case import compare
 from tests.processes import environment, free_port, on_processes
@@ -56,6 +58,24 @@ def test_ranks_that_differ_are_told_on_all(
 def test_what_raises_on_one_rank_raises_on_all(told: list[dict[str, Any]]) -> None:
     assert str(told[1]["part"]).startswith("ConfigError: weights of Shard(rank=0, size=1)")
     assert str(told[0]["part"]).startswith("RankError: rank 1 failed at making its decoder (Config")
+
+
+def test_a_run_that_lost_a_rank_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, never, left = threading.Event(), threading.Event(), []
+
+    def hangs() -> None:
+        begun.set()
+        never.wait(60)
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", hangs)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(atexit, "register", left.append)
+    TensorParallel(0, 2).close(abort=True)
+    assert begun.wait(60)
+    assert left == [tensor_parallel._leave]
+    never.set()
 
 
 def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
