@@ -12,7 +12,7 @@ from smkern.bench.replay.cases import FOLDER, Case, Cell
 from smkern.bench.replay.command import PREHEAT_S, Floats
 from smkern.bench.replay.grid import listed
 from smkern.bench.replay.measure import BOUND, How, rate_cell
-from smkern.bench.replay.rows import summarize
+from smkern.bench.replay.rows import pairs, summarize
 from smkern.bench.results import Results, cell_key, load_results, reading
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, suite_command
 from smkern.measure.options import IntList
@@ -72,6 +72,22 @@ def noted(cell: Cell, factor: float, found: Cell) -> Cell:
     return cell | {"confirmed": before | {f"{factor:g}": found["is_met"]}}
 
 
+def not_simulated(cells: Sequence[Cell], rungs: tuple[int, ...], folder: Path) -> Iterator[Cell]:
+    """What the simulator says to replays that were served: the same requests, rates and rungs."""
+    simulated_too = {id(real) for _, real in pairs(cells)}
+    for cell in cells:
+        at = cell["case"]
+        if at.get("where") != "gpu" or id(cell) in simulated_too:
+            continue
+        limit, policy = at["tbt_slo_ms"], cell["provider"]
+        case = Case(at["model"], at["trace"], limit, at["order"], policy)
+        found, _ = rate_cell(
+            case, How(arrivals=cell["arrivals"], rungs=rungs, folder=folder), at["rate_rps"],
+            seed=at["seed"], requests=cell["n"], drain=False,
+        )  # fmt: skip
+        yield found
+
+
 def left_of(cells: Sequence[Cell], factors: Sequence[float], results: Results) -> list[Any]:
     """(cell, factor) that the results lack, cells with what they know of the others."""
     found = []
@@ -100,13 +116,14 @@ def left_of(cells: Sequence[Cell], factors: Sequence[float], results: Results) -
     click.option(
         "--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True
     ),
+    click.option("--simulate", is_flag=True, help="Simulate what was served; needs no GPU."),
     TIME_LIMIT_OPTION,
     quick="One cell.",
 )
 def command(
     output: Output, goodputs: Path, model: str, traces: str | None, policies: str | None,
     orders: str | None, limits_ms: tuple[int, ...] | None, factors: tuple[float, ...],
-    rungs: tuple[int, ...] | None, traces_folder: Path,
+    rungs: tuple[int, ...] | None, traces_folder: Path, simulate: bool,
 ) -> None:  # fmt: skip
     """Serve the requests of simulated goodputs on the GPU, at 0.95 and 1.05 of them.
 
@@ -126,6 +143,12 @@ def command(
         cells = [short(cell) for cell in found]
     cells = cells[:1] if output.quick else cells
     results = output.open(resume=True)
+    if simulate:
+        for made in not_simulated(list(results.cells), tuple(rungs or RUNGS), traces_folder):
+            results.add(made)
+        results.summary = summarize(results.cells)
+        results.save(output.path)
+        return
     todo = left_of(cells, factors, results)
     if not todo:
         click.echo(f"nothing left of {len(cells)} goodputs")

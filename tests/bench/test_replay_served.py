@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from smkern.bench.replay.cases import FOLDER
-from smkern.bench.replay.confirm import chosen, confirm, left_of, noted, short
+from smkern.bench.replay.cases import FOLDER, Case
+from smkern.bench.replay.confirm import chosen, confirm, left_of, not_simulated, noted, short
 from smkern.bench.replay.gpu import GpuServer, Readings
-from smkern.bench.replay.measure import BOUND
+from smkern.bench.replay.measure import BOUND, How, rate_cell
+from smkern.bench.replay.rows import pairs
 from smkern.bench.results import Results
 from smkern.bench.runtime.workload import Sizes, open_executor
 from smkern.latency import TablePredictor
@@ -106,3 +107,14 @@ def test_a_goodput_is_confirmed_with_its_own_requests(server: GpuServer) -> None
     results.add(noted(cell, 0.5, found))
     assert results.cells[0]["confirmed"] == {"0.5": found["is_met"]}
     assert [x for *_, x in left_of([cell], [0.5, 1.05], results)] == [1.05]
+
+
+def test_what_was_served_is_simulated_with_its_own_requests() -> None:
+    case = Case("qwen3-8b", "sharegpt-like", 30.0, "slack", "chunked:512")
+    how = How(arrivals="poisson", rungs=(32,), folder=FOLDER)
+    made, _ = rate_cell(case, how, 20.0, seed=3, requests=12, drain=False)
+    served = made | {"case": made["case"] | {"where": "gpu"}, "simulated": False}
+    (found,) = not_simulated([served], (32,), FOLDER)
+    assert found["tbt_ms"] == made["tbt_ms"]
+    assert [x for x, _ in pairs([served, found])] == [found]
+    assert not list(not_simulated([served, found], (32,), FOLDER))
