@@ -27,8 +27,9 @@ from smkern.models import Weights, preset
 
 TRY_STEPS, STEPS = 100, 256
 """Steps of a try while a budget is searched, and of a figure."""
-STEPS_BACK = 3
-"""Budgets that a search goes back where more steps miss the limit that a try had kept."""
+AROUND = 3
+"""Budgets above and below the one found that more steps are spent on, the largest first: a try of
+few steps errs to both sides."""
 OUR_S = 0.02
 """Seconds that a figure of smkern's is watched for each step of vLLM's."""
 POLICY = "adaptive"
@@ -103,7 +104,7 @@ class VllmTasks:
         budgets = self.load.budgets
         best = last_kept(budgets, keeps)
         yield from tries
-        for budget in reversed(budgets[max(best - STEPS_BACK, 0) : best + 1]):
+        for budget in reversed(budgets[max(best - AROUND, 0) : best + AROUND]):
             found = self.ready().watch(budget, self.steps)
             cell = self._cell(SERVED, found, limit=f"{limit_ms:g}ms") | {"budget": budget}
             if found.p99_ms <= limit_ms:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -13,6 +12,7 @@ from random import Random
 from typing import Any
 
 import torch
+from platformdirs import user_cache_path
 
 from smkern.bench.engines.cases import EngineLoad
 from smkern.bench.engines.steps import Step, Steps
@@ -58,9 +58,7 @@ class VllmEngine:
             "compilation_config": {"cudagraph_capture_sizes": [*CAPTURED]},
             "seed": 0,
         }
-        self._folder = tempfile.TemporaryDirectory()
-        write_config(Path(self._folder.name), config)
-        llm = LLM(self._folder.name, **given | options)
+        llm = LLM(str(write_config(config, load.model)), **given | options)
         llm.apply_model(draw_weights)
         self._engine = llm.llm_engine
         self._scheduler = self._engine.engine_core.engine_core.scheduler
@@ -157,8 +155,14 @@ class VllmEngine:
         scheduler.update_from_output = noting
 
 
-def write_config(folder: Path, config: ModelConfig) -> None:
-    """A `config.json` that vLLM builds this Qwen3 from."""
+def write_config(config: ModelConfig, name: str) -> Path:
+    """A folder with a `config.json` that vLLM builds this Qwen3 from.
+
+    It is the same each time: what vLLM has compiled it finds again by the folder's name, and that
+    takes it half a minute.
+    """
+    folder = user_cache_path("smkern") / "engines" / name
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(
         json.dumps(
             {
@@ -181,6 +185,7 @@ def write_config(folder: Path, config: ModelConfig) -> None:
             }
         )
     )
+    return folder
 
 
 def draw_weights(model: torch.nn.Module) -> None:
