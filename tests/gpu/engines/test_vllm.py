@@ -28,7 +28,7 @@ WORKER = LINEAR | {
     "worker_cls": "smkern.integrations.vllm.worker.Worker",
     "additional_config": {"smkern_decode_sms": 48},
 }
-COMPILED = ("ours", "ours-linear", "ours-worker")
+COMPILED = ("ours", "ours-worker")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("qwen3", {}),
     "ours": ("qwen3", OURS),
