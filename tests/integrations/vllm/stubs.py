@@ -98,6 +98,14 @@ def register_quantization_config(name: str) -> Any:
     return keep
 
 
+class Worker:
+    def __init__(self, vllm_config: Any) -> None:
+        self.vllm_config = vllm_config
+
+    def compile_or_warm_up_model(self) -> str:
+        return "times"
+
+
 class Backends(Enum):
     """The registry; values of members are class paths."""
 
@@ -142,6 +150,8 @@ def modules(version: str) -> dict[str, ModuleType]:
         f"{layers}.quantization.base_config": {"QuantizationConfig": QuantizationConfig},
         "vllm.v1": {},
         "vllm.v1.attention": {},
+        "vllm.v1.worker": {},
+        "vllm.v1.worker.gpu_worker": {"Worker": Worker},
         "vllm.v1.attention.backends": {},
         "vllm.v1.attention.backend": {x.__name__: x for x in of_backend},
         "vllm.v1.attention.backends.registry": registry,
@@ -155,7 +165,8 @@ def modules(version: str) -> dict[str, ModuleType]:
 
 
 OURS = tuple(
-    f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear", "split")
+    f"smkern.integrations.vllm.{name}"
+    for name in ("backend", "metadata", "linear", "split", "worker")
 )
 
 
