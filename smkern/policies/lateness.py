@@ -9,7 +9,7 @@ from smkern.policies.snapshot import Ended
 WINDOW = 20_000.0
 """Tokens over which lateness is counted; older ones fade."""
 NEAR = 0.8
-"""Steps of at least this share of the limit say how well it is kept."""
+"""Steps of at least this share of what they are planned for say how well the limit is kept."""
 BACK_OFF, GIVE_BACK = 0.005, 0.005 / 200
 """What a late step takes from the aim once half of what may be late is late, in proportion before;
 the rest is left to requests that join. And what one that is on time gives back."""
@@ -81,7 +81,7 @@ class Lateness:
         if gap_us > self._limit_us:
             spent = min(1.0, 2 * self.share / self._allowed) if self._allowed else 1.0
             self.aims[mode] = max(LEAST_AIM, aim - BACK_OFF * spent)
-        elif gap_us > NEAR * self._limit_us:
+        elif gap_us > NEAR * aim * self._limit_us:
             self.aims[mode] = min(MOST_AIM, aim + GIVE_BACK)
 
     def _count(self, rows: int, gap_us: float) -> None:

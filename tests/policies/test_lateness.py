@@ -84,7 +84,7 @@ def test_the_aim_falls_by_less_while_little_is_late() -> None:
     assert 0 < fell < 0.3 * BACK_OFF
 
 
-def test_the_aim_rises_only_by_steps_near_the_limit_and_stays_in_bounds() -> None:
+def test_the_aim_rises_only_by_steps_near_what_is_planned_and_stays_in_bounds() -> None:
     seen = lateness()
     seen.see([step(5_000 * i, 5_000 * (i + 1), 5) for i in range(1000)], 132)
     assert seen.aims["turns"] == 0.95
@@ -92,6 +92,13 @@ def test_the_aim_rises_only_by_steps_near_the_limit_and_stays_in_bounds() -> Non
     assert seen.aims["turns"] == MOST_AIM
     seen.see([step(11_000 * i, 11_000 * (i + 1), 5) for i in range(17_000, 17_100)], 132)
     assert seen.aims["turns"] == LEAST_AIM
+
+
+def test_an_aim_that_fell_to_the_bottom_rises_by_steps_as_short_as_it_plans() -> None:
+    seen = lateness()
+    seen.aims["mixed"] = LEAST_AIM
+    seen.see([step(7_000 * i, 7_000 * (i + 1), 5, chunk=64) for i in range(100)], 132)
+    assert seen.aims["mixed"] == pytest.approx(LEAST_AIM + 99 * GIVE_BACK)
 
 
 def test_what_may_be_late_is_a_share_of_all() -> None:
