@@ -53,6 +53,10 @@ SUITES = {
         "smkern.bench.model.suite",
         "Decode steps and prefill of whole models over SM budget, against their floors.",
     ),
+    "ranks": (
+        "smkern.bench.ranks.suite",
+        "A model over several GPUs, under torchrun: sums, forwards, serving.",
+    ),
     "runtime": (
         "smkern.bench.runtime.suite",
         "Decode beside prefill against chunked prefill, and what the runtime costs.",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from smkern.bench.gemm_rows import TFLOPS_PER_SM
 from smkern.latency.cost import Kernel, Load, visible_pairs
+from smkern.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +42,34 @@ class Forward:
         return Load(self.tokens, self.batch, self.batch * self.kv_len, self.pairs)
 
 
-def kernel_floor_us(kernel: Kernel, tbps: float, num_sms: int) -> float:
-    """The least time of one launch, us."""
-    tflops = kernel.flop_rate * TFLOPS_PER_SM * num_sms
+def kernel_floor_us(kernel: Kernel, tbps: float, num_sms: int, clock: float = 1.0) -> float:
+    """The least time of one launch, us; `clock`: the SMs' share of the full one."""
+    tflops = kernel.flop_rate * TFLOPS_PER_SM * num_sms * clock
     return max(kernel.bytes_moved / tbps, kernel.flops / tflops) / 1e6
 
 
-def floor_us(kernels: Iterable[Kernel], tbps: float, num_sms: int) -> float:
+def floor_us(kernels: Iterable[Kernel], tbps: float, num_sms: int, clock: float = 1.0) -> float:
     """The least time of all launches, us.
 
     Args:
         kernels: launches, from `smkern.latency.cost.kernels_of`.
         tbps: the partition's measured read bandwidth.
         num_sms: the partition's SMs.
+        clock: their clock, as a share of the full one.
     """
-    return sum(kernel.count * kernel_floor_us(kernel, tbps, num_sms) for kernel in kernels)
+    return sum(kernel.count * kernel_floor_us(kernel, tbps, num_sms, clock) for kernel in kernels)
+
+
+def beside_floor_us(
+    kernels: Iterable[Kernel], profile: Profile, num_sms: int, sm_mhz: float | None = None
+) -> float:
+    """The least time of all launches beside a prompt's products on the other SMs, us.
+
+    Args:
+        kernels: launches, from `smkern.latency.cost.kernels_of`.
+        profile: the device's ceilings: what a reader gets there.
+        num_sms: the partition's SMs.
+        sm_mhz: the clock that they had; the full one where it was not read.
+    """
+    clock = 1.0 if sm_mhz is None else sm_mhz / profile.info.sm_clock_mhz
+    return floor_us(kernels, profile.bandwidth(num_sms, beside=True), num_sms, clock)

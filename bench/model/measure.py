@@ -11,7 +11,7 @@ import torch
 from smkern.bench.cells import ceiling_of, cell_head, failed_cell
 from smkern.bench.contention import Load, time_together
 from smkern.bench.model.cases import DecodeCase, PrefillCase, limit_of
-from smkern.bench.model.floor import floor_us, kernel_floor_us
+from smkern.bench.model.floor import beside_floor_us, floor_us, kernel_floor_us
 from smkern.bench.model.host_cost import layer_launch_us
 from smkern.bench.model.model import DecodeLoop, Model, layer_call
 from smkern.bench.model.operators import operator_calls
@@ -106,7 +106,9 @@ class Measurer:
         for name in loads:
             if name not in timings:
                 raise ValueError(f"no call of {name} lay inside the time that both were busy")
-        yield self._decode_cell(case, loop.place, timings["decode"])
+        floor = beside_floor_us(self._kernels(case), self.profile, loop.place.num_sms)
+        cell = self._decode_cell(case, loop.place, timings["decode"])
+        yield cell | {"fraction_of_beside_floor": round(floor / cell["us"], 4)}
         whole = Timing(tuple(us * layers for us in timings["prefill"].us_all))
         prompt = replace(prompt, beside=self.model.plan.beside_prefill(case.batch))
         cell = self._prefill_cell(prompt, other, whole)

@@ -21,8 +21,10 @@ from smkern.models import (
     Decoder,
     ModelConfig,
     Step,
+    TensorParallel,
     Weights,
 )
+from smkern.models.shard import WHOLE
 from smkern.partition import Partition
 
 PAGE_SIZE = 16
@@ -72,16 +74,22 @@ class Model:
         plan: the batches and the prompt to have room for.
         device: where it lies.
         config: another configuration than the preset of the plan's name.
+        tp: the ranks, of which this one's part is made.
     """
 
     def __init__(
-        self, plan: ModelPlan, device: str = "cuda", config: ModelConfig | None = None
+        self,
+        plan: ModelPlan,
+        device: str = "cuda",
+        config: ModelConfig | None = None,
+        tp: TensorParallel | None = None,
     ) -> None:
         self.plan, self.device = plan, device
-        self.config = config = config or plan.config
+        whole = config or plan.config
         positions = max(ROOM, plan.tokens)
-        weights = Weights.random(config, device=device)
-        self.decoder = Decoder(config, weights, max_position=positions)
+        weights = Weights.random(whole, device=device, shard=WHOLE if tp is None else tp.shard)
+        self.decoder = Decoder(whole, weights, max_position=positions, tp=tp)
+        self.config = config = self.decoder.config
         self.caches = Caches.make(config, plan, device)
         self.decode_activations = ActivationBuffers(config, max(plan.batches), device=device)
         self._prefill_activations = ActivationBuffers(config, plan.tokens, 1, device=device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from smkern.bench.model.model import Model
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.stamps import Stamps
+from smkern.models import ModelConfig
 from smkern.partition import Partition
 from smkern.runtime.place import Place
 
@@ -34,10 +35,12 @@ class ModelSteps(ABC):
 
     Attributes:
         provider: Name of whose kernels these are.
+        config: The model's sizes.
         num_layers: Layers of the model.
     """
 
     provider: str
+    config: ModelConfig
     num_layers: int
 
     def __init__(
@@ -46,6 +49,7 @@ class ModelSteps(ABC):
         self._plan, self._model = plan, model
         self._on_gpu = model.device != "cpu"
         self._graphs = Graphs(stamps, partition, on_gpu=self._on_gpu)
+        self.config = model.config
         self.num_layers = model.config.num_layers
 
     @abstractmethod

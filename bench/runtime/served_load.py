@@ -226,9 +226,11 @@ def open_load(
         yield ServedLoad(plan, executor, workload, preheat_s)
 
 
-def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload) -> int:
+def compile_load(
+    plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Workload, ranks: int = 1
+) -> int:
     """Compile side by side the GEMMs of decode steps, prompts, rows that come again, of what
-    `ModelExecutor.warm` runs, and of mixed forwards."""
+    `ModelExecutor.warm` runs, and of mixed forwards; of a part that `ranks` GPUs share."""
     if not torch.cuda.is_available():
         return 0
     decode, prefill = budgets_of(sizes.rungs, device_info().num_sms)
@@ -244,4 +246,5 @@ def compile_load(plan: RuntimePlan, weights: Weights, sizes: Sizes, workload: Wo
             ([*again, (workload.prompt, 1)], prefill),
             ([(tokens, running + 2) for tokens in sorted(rows)], decode[:1]),
         ],
+        ranks=ranks,
     )

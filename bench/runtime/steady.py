@@ -8,9 +8,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from smkern.bench.model.floor import Forward, beside_floor_us
 from smkern.bench.runtime.cases import ALONE, PACED, STEADY, Cell, gap_name
 from smkern.bench.runtime.figures import percentile, tbt
 from smkern.bench.runtime.steady_bench import LEAST, Feed, SteadyBench, pump
+from smkern.latency.cost import kernels_of
+from smkern.profile import load_profile
 from smkern.runtime.interleaver import Interleaver, Ticket
 
 MARGIN = 0.965
@@ -24,7 +27,16 @@ def multiplexed(bench: SteadyBench, rung: int) -> Iterator[Cell]:
     alone = tbt(bench.steps_alone(rung).periods_us)["tbt_p50_ms"]
     figures = bench.together(rung).figures()
     cell = bench.cell(STEADY, figures["tokens_per_ms"], "tokens/ms", rung=rung)
-    yield cell | figures | {"alone_ms": alone}
+    share = beside_floor_ms(bench, rung, figures["sm_mhz"]) / figures["tbt_p50_ms"]
+    yield cell | figures | {"alone_ms": alone, "fraction_of_beside_floor": round(share, 4)}
+
+
+def beside_floor_ms(bench: SteadyBench, rung: int, sm_mhz: float | None) -> float:
+    """The least time of a decode step on a rung beside prompts, at the clock that it had."""
+    plan, profile = bench.plan, load_profile()
+    load = Forward(plan.batch, 1, plan.context).load
+    kernels = kernels_of(bench.steps.config, load, l2_bytes=profile.info.l2_bytes)
+    return beside_floor_us(kernels, profile, rung, sm_mhz) / 1e3
 
 
 def alone(bench: SteadyBench) -> Iterator[Cell]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from smkern.device import Budget, device_info
-from smkern.kv import KvPool, KvSizes
+from smkern.kv import KvPool, KvReplica, KvSizes
 from smkern.measure.forwards import compile_forwards
 from smkern.models import Decoder, ModelConfig, Weights
-from smkern.partition import ladder
+from smkern.partition import Ladder, ladder
 from smkern.runtime.cuda_device import CudaDevice
 from smkern.runtime.device import Device
 from smkern.runtime.host_device import HostDevice
@@ -94,32 +94,55 @@ def open_executor(
     decoder = Decoder(
         config, weights, max_position=positions, batch_invariant=sizes.batch_invariant
     )
-    kv = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, PAGE_SIZE, config.dtype)
-    # begun anew in the invariant mode, a request must not find what another way of it computed
-    assert not (sizes.reuse and sizes.batch_invariant)
-    pool = KvPool(kv, num_pages=sizes.num_pages, device=where, reuse=sizes.reuse)
     on_gpu = where.type == "cuda"
     before = torch.cuda.mem_get_info(where)[0] if on_gpu else 0
     with ladder(sizes.rungs) if on_gpu else nullcontext() as steps:
         took = before - torch.cuda.mem_get_info(where)[0] if on_gpu else 0
-        make: Callable[..., Device] = CudaDevice if on_gpu else _host_device
-        executor = ModelExecutor(
-            decoder,
-            pool,
-            device=(make_device or make)(steps if on_gpu else sizes.rungs),
-            ladder=steps,
-            partition_bytes=max(took, 0),
-            max_running=sizes.max_running,
-            max_prefill=sizes.max_prefill,
-            max_tokens=sizes.max_tokens,
-            max_context=sizes.max_context,
-            graph_limit_bytes=sizes.graph_limit_bytes,
-        )
-        try:
+        with executor_of(decoder, sizes, steps, make_device, max(took, 0)) as executor:
             yield executor
-        finally:
-            executor.synchronize()
-            executor.close()
+
+
+@contextmanager
+def executor_of(
+    decoder: Decoder,
+    sizes: Sizes,
+    steps: Ladder | None,
+    make_device: Callable[..., Device] | None = None,
+    partition_bytes: int = 0,
+) -> Iterator[ModelExecutor]:
+    """An executor of a decoder, or of a rank's part of one, with pages of its own.
+
+    Args:
+        decoder: The model.
+        sizes: Sizes of what is made.
+        steps: The ladder; None on CPU tensors.
+        make_device: As of `open_executor`.
+        partition_bytes: What the ladder took of the device.
+    """
+    config, where, tp = decoder.config, decoder.device, decoder.tp
+    kv = KvSizes(config.num_layers, config.num_kv_heads, config.head_dim, PAGE_SIZE, config.dtype)
+    # begun anew in the invariant mode, a request must not find what another way of it computed
+    assert not (sizes.reuse and sizes.batch_invariant)
+    kind = KvReplica if tp is not None and tp.rank else KvPool
+    pool = kind(kv, num_pages=sizes.num_pages, device=where, reuse=sizes.reuse)
+    make: Callable[..., Device] = _host_device if steps is None else CudaDevice
+    executor = ModelExecutor(
+        decoder,
+        pool,
+        device=(make_device or make)(sizes.rungs if steps is None else steps),
+        ladder=steps,
+        partition_bytes=partition_bytes,
+        max_running=sizes.max_running,
+        max_prefill=sizes.max_prefill,
+        max_tokens=sizes.max_tokens,
+        max_context=sizes.max_context,
+        graph_limit_bytes=sizes.graph_limit_bytes,
+    )
+    try:
+        yield executor
+    finally:
+        executor.synchronize()
+        executor.close()
 
 
 def _host_device(rungs: tuple[int, ...]) -> Device:

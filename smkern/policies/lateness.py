@@ -8,6 +8,9 @@ from smkern.policies.snapshot import Ended
 
 WINDOW = 20_000.0
 """Tokens over which lateness is counted; older ones fade."""
+GIVEN = 2_000.0
+"""Tokens in time that are counted before any was seen, so that a first late one does not spend all.
+With half a window 400 requests for Azure's code, 10,000 tokens in all, had 1.1% of them late."""
 NEAR = 0.8
 """Steps of at least this share of what they are planned for say how well the limit is kept."""
 BACK_OFF, GIVE_BACK = 0.005, 0.005 / 200
@@ -37,7 +40,7 @@ class Lateness:
         self.aims = dict.fromkeys(("mixed", "split", "turns"), aim)
         self._limit_us = limit_us
         self._allowed = allowed
-        self._gaps, self._late = WINDOW / 2, 0.0
+        self._gaps, self._late = GIVEN, 0.0
         self._last_us: float | None = None
         self._joined: list[Ended] = []
 

@@ -106,6 +106,8 @@ def test_a_decode_step_alone_and_beside_a_prompt(model, partitions):
     assert cells[0]["us"] == 20_000.0
     assert cells[0]["floor_us"] == pytest.approx(floor, abs=0.01)
     assert (cells[0]["limit"], cells[0]["tokens_per_ms"]) == (1.6, 0.05)
+    beside = floor_us(kernels, PROFILE.bandwidth(16, beside=True), 16)
+    assert cells[1]["fraction_of_beside_floor"] == round(beside / cells[1]["us"], 4)
     assert cells[2]["us"] == 2 * 3_000.0
     assert cells[2]["tokens_per_ms"] == pytest.approx(40 / 6, rel=1e-3)
     assert cells[2]["beside_sms"] == 16

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from smkern.bench.model.floor import Forward, floor_us
+from smkern.bench.model.floor import Forward, beside_floor_us, floor_us
 from smkern.latency.cost import kernels_of, total_bytes, total_flops
 from smkern.models import Quantization
 from smkern.models.presets import preset
+from smkern.profile import load_profile
 
 L2 = 60 << 20
 QWEN = preset("qwen3-8b")
@@ -48,6 +49,15 @@ def test_the_floor_is_summed_kernel_by_kernel():
     assert floor_us(kernels, 3.21, 16) == pytest.approx(products + attention, rel=1e-3)
     one_bound = max(total_bytes(kernels) / 3.21, total_flops(kernels) / (8.1 * 16)) / 1e6
     assert floor_us(kernels, 3.21, 16) > 1.2 * one_bound
+
+
+def test_beside_a_prompt_bandwidth_is_a_readers_and_arithmetic_slows_with_the_clock():
+    profile, kernels = load_profile("h200"), decode(64)
+    tbps = profile.bandwidth(24, beside=True)
+    assert tbps < profile.bandwidth(24)
+    assert beside_floor_us(kernels, profile, 24) == floor_us(kernels, tbps, 24)
+    slow = beside_floor_us(kernels, profile, 24, profile.info.sm_clock_mhz / 2)
+    assert slow == floor_us(kernels, tbps, 12)
 
 
 def test_linear_layers_in_fp8():

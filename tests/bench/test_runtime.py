@@ -148,6 +148,7 @@ def test_rounds_visit_both_sides_by_turns_with_models_made_once(small, tmp_path,
     assert opened == ["smkern"]
     assert [name for name, _ in groupby(visited)] == ["chunked", "steady"] * 2
     (both,) = named(cells, "steady")
+    assert both["fraction_of_beside_floor"] >= 0
     assert both["value"] == pytest.approx(sum(both["rounds"]) / 2)
     assert {c["rounds"] for c in named(cells, gain_name(PLAN.limits_ms[0]))} == {2}
     curve = named(cells, "mixed_forward")

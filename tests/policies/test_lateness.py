@@ -6,7 +6,7 @@ import pytest
 
 from smkern.latency import Chunk, Size
 from smkern.policies import Ended
-from smkern.policies.lateness import BACK_OFF, LEAST_AIM, MOST_AIM, WINDOW, Lateness
+from smkern.policies.lateness import BACK_OFF, GIVE_BACK, GIVEN, LEAST_AIM, MOST_AIM, Lateness
 
 LIMIT = 10_000.0
 
@@ -27,23 +27,23 @@ def prompts(ended: float, count: int, *, head: bool = True) -> Ended:
     return Ended("prefill", 100, Size((Chunk(64),) * count, 4, 4, head), ended - 1, ended, ended)
 
 
-def late_tokens(seen: Lateness) -> float:
-    return seen.share * WINDOW / 2
+def late_tokens(seen: Lateness, counted: int) -> float:
+    return seen.share * (GIVEN + counted)
 
 
 def test_a_gap_is_from_one_step_to_the_next() -> None:
     seen = lateness()
     seen.see([step(0, 9_000, 50)], 132)
     seen.see([step(9_000, 18_000, 50), step(18_000, 28_500, 50)], 132)
-    assert seen.share == pytest.approx(50 / (WINDOW / 2 + 100))
+    assert seen.share == pytest.approx(50 / (GIVEN + 100))
 
 
 def test_a_gap_is_as_the_host_handed_tokens_out() -> None:
     seen = lateness()
     seen.see([step(0, 9_000, 50), step(9_000, 18_000, 50, seen=20_000)], 132)
-    assert late_tokens(seen) > 49
+    assert late_tokens(seen, 50) == pytest.approx(50)
     seen.see([step(18_000, 29_000, 50)], 132)
-    assert late_tokens(seen) < 51, "9 ms behind what came late"
+    assert late_tokens(seen, 100) == pytest.approx(50), "9 ms behind what came late"
 
 
 def test_who_joins_waits_from_the_end_of_its_prompt() -> None:
@@ -51,7 +51,7 @@ def test_who_joins_waits_from_the_end_of_its_prompt() -> None:
     seen.see([step(0, 9_000, 50)], 132)
     # two come in the middle of a step, which is without them; their first is the next
     seen.see([prompts(12_000, 2), step(9_000, 18_000, 50), step(18_000, 27_000, 52)], 132)
-    assert seen.share == pytest.approx(2 / (WINDOW / 2 + 102))
+    assert seen.share == pytest.approx(2 / (GIVEN + 102))
 
 
 def test_layers_without_a_head_bring_nobody() -> None:
@@ -78,7 +78,7 @@ def test_the_aim_of_what_was_late_falls(num_sms: int, chunk: int, mode: str) -> 
 
 def test_the_aim_falls_by_less_while_little_is_late() -> None:
     seen = lateness(allowed=0.01)
-    seen.see([step(0, 9_000, 10), step(9_000, 20_000, 10)], 132)
+    seen.see([step(0, 9_000, 2), step(9_000, 20_000, 2)], 132)
     fell = 0.95 - seen.aims["turns"]
     assert fell == pytest.approx(BACK_OFF * 2 * seen.share / 0.01)
     assert 0 < fell < 0.3 * BACK_OFF
@@ -103,9 +103,9 @@ def test_an_aim_that_fell_to_the_bottom_rises_by_steps_as_short_as_it_plans() ->
 
 def test_what_may_be_late_is_a_share_of_all() -> None:
     seen = lateness(allowed=0.01)
-    assert seen.allows(WINDOW / 2 * 0.01, 0)
-    assert not seen.allows(WINDOW / 2 * 0.01 + 1, 0)
-    assert seen.allows(WINDOW / 2 * 0.01 + 1, 100)
+    assert seen.allows(GIVEN * 0.01, 0)
+    assert not seen.allows(GIVEN * 0.01 + 1, 0)
+    assert seen.allows(GIVEN * 0.01 + 1, 100)
     seen.see([step(0, 9_000, 500), step(9_000, 20_000, 500)], 132)
     assert not seen.allows(1, 0)
     assert seen.allows(0, 0)

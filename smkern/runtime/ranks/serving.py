@@ -10,11 +10,15 @@ from smkern.kv import KvPool
 from smkern.models.decoder import Decoder
 from smkern.partition import Ladder
 from smkern.runtime.device import Device
-from smkern.runtime.model.executor import GRAPH_LIMIT_BYTES, ModelExecutor
+from smkern.runtime.model.executor import ModelExecutor
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.runtime.ranks.channel import Links, open_links
 from smkern.runtime.ranks.follower import follow
 from smkern.runtime.ranks.leader import RankExecutor
+
+_FITTED = ("max_running", "max_prefill", "max_tokens", "max_context", "num_sms",
+           "graph_limit_bytes")  # fmt: skip
+"""What an executor's buffers and graphs follow from: the same on all ranks."""
 
 
 def serve_ranks(
@@ -23,13 +27,7 @@ def serve_ranks(
     *,
     ladder: Ladder | None = None,
     device: Device | None = None,
-    max_running: int = 128,
-    max_prefill: int = 16,
-    max_tokens: int = 8192,
-    max_context: int | None = None,
-    num_sms: int | None = None,
     rungs: Iterable[int | None] | None = None,
-    graph_limit_bytes: int = GRAPH_LIMIT_BYTES,
     **options: Any,
 ) -> Multiplexer | None:
     """As `smkern.serve`, for a model that several GPUs share; called on all ranks.
@@ -37,9 +35,9 @@ def serve_ranks(
     Args:
         model: This rank's part, made with `tp`.
         pool: Its pages: a `KvPool` on rank 0, a `KvReplica` of as many pages on the others.
-        ladder, device, max_running, max_prefill, max_tokens, max_context, num_sms, rungs,
-            graph_limit_bytes: As of `smkern.serve`, the same on all ranks.
-        options: Of the `Multiplexer`, such as `policy`; only rank 0 reads them.
+        ladder, device, rungs: As of `smkern.serve`, the same on all ranks.
+        options: The others of `smkern.serve`: those of the executor, such as `max_running`, the
+            same on all ranks; those of the `Multiplexer`, such as `policy`, are read on rank 0.
 
     Returns:
         On rank 0 the runtime. On the others None, once rank 0 has closed it: until then they
@@ -59,12 +57,16 @@ def serve_ranks(
     tp = model.tp
     if tp is None:
         raise ArgumentError("a model that one GPU has whole: call smkern.serve")
-    sizes: dict[str, Any] = {
-        "max_running": max_running, "max_prefill": max_prefill, "max_tokens": max_tokens,
-        "max_context": max_context, "num_sms": num_sms, "graph_limit_bytes": graph_limit_bytes,
-    }  # fmt: skip
+    sizes = {name: options.pop(name) for name in _FITTED if name in options}
     rungs_here = None if ladder is None else ladder.rungs
-    tp.agree({**sizes, "num_pages": pool.num_pages, "rungs of the ladder": rungs_here})
+    tp.agree(
+        {
+            "the names of sizes": sorted(sizes),
+            **sizes,
+            "num_pages": pool.num_pages,
+            "rungs of the ladder": rungs_here,
+        }
+    )
     executor = tp.together(
         "taking memory for its buffers",
         lambda: ModelExecutor(model, pool, ladder=ladder, device=device, **sizes),
@@ -75,9 +77,12 @@ def serve_ranks(
     tp.agree({"the decode graphs": sorted(executor.graphs.by_graph)})
     links = open_links(tp)
     if isinstance(links, Links):
-        return Multiplexer(
-            RankExecutor(executor, links), batch_invariant=model.batch_invariant, **options
-        )
+        try:
+            ranked = RankExecutor(executor, links)
+            return Multiplexer(ranked, batch_invariant=model.batch_invariant, **options)
+        except Exception:
+            links.close()  # the others end with this call
+            raise
     try:
         follow(executor, links)
     except RankError:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -27,6 +29,10 @@ MAX_CONTEXT = 512
 MAX_RUNNING = 16
 MAX_TOKENS = 256
 PAGES = 160
+SMALL = preset("qwen3-8b").replace(
+    num_layers=2, hidden_size=1024, num_q_heads=8, num_kv_heads=2, intermediate_size=2048,
+    vocab_size=4096,
+)  # fmt: skip
 FAULT_AT = 300
 """The launch at which a rank fails: graphs, prompts and splits are under way."""
 
@@ -52,12 +58,17 @@ def _part(layers: int, sums: str, timeout_s: float) -> tuple[Decoder, KvPool]:
     return decoder, KvPool(sizes, num_pages=PAGES, device=device, reuse=False)
 
 
-def _open(decoder: Decoder, pool: KvPool, fault: Callable[[], None] | None, **options: Any) -> Any:
-    """The runtime on rank 0; on the others None, behind all that was served."""
+def _open(
+    decoder: Decoder, pool: KvPool, told: Callable[[int], None] | None, **options: Any
+) -> Any:
+    """The runtime on rank 0; on the others None, behind all that was served.
+
+    `told` hears of every launch, by its number.
+    """
     ladder = smkern.ladder(RUNGS)  # stays open: a rank that lost another cannot wait for its GPU
     device = CudaDevice(ladder)
-    if fault is not None:
-        _fail_at(device, FAULT_AT, fault)
+    if told is not None:
+        _counted(device, told)
     return serve_ranks(
         decoder, pool, ladder=ladder, device=device, max_running=MAX_RUNNING, max_prefill=4,
         max_tokens=MAX_TOKENS, max_context=MAX_CONTEXT, **options,
@@ -87,15 +98,54 @@ def serve(layers: int, requests: int, seed: int, sums: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def walk(launches: int, free: float, seed: int) -> dict[str, Any]:
+    """So many launches of a small model under random splits, with `free` on SMs that both share."""
+    tp = TensorParallel.from_env(2, "cuda", timeout_s=20.0)
+    device = torch.device("cuda", torch.cuda.current_device())
+    decoder = Decoder(SMALL, Weights.random(SMALL, 0, device, tp.shard), tp=tp)
+    assert fuse_sums(decoder)
+    part = decoder.config
+    sizes = KvSizes(part.num_layers, part.num_kv_heads, part.head_dim, 16, part.dtype)
+    pool = (KvReplica if tp.rank else KvPool)(sizes, num_pages=PAGES, device=device)
+    policy = RandomPolicy(seed, free=free, again=0.1, idle=0.05)
+    counts: deque[int] = deque([0], maxlen=1)
+    mux = _open(decoder, pool, counts.append, policy=policy, stall_timeout_s=20.0)
+    if mux is None:
+        return {}
+    draw, began, tokens, errors, live = Random(seed), time.perf_counter(), 0, 0, 0
+    while counts[0] < launches or live:
+        if live < 24 and counts[0] < launches:
+            prompt = draw.choices(range(SMALL.vocab_size), k=draw.randint(1, 200))
+            mux.submit(prompt, SamplingParams(draw.randint(1, 60), ignore_eos=True))
+            live += 1
+        for output in mux.step():
+            tokens += output.token is not None
+            errors += output.error is not None
+            live -= output.completion is not None or output.error is not None
+    stats, seconds = mux.stats(), time.perf_counter() - began
+    control = sorted(mux.control_us)
+    mux.close()
+    return {
+        "launches": counts[0], "tokens": tokens, "errors": errors, "seconds": seconds,
+        "switches": stats.switches.count, "decisions": policy.asked,
+        "control_p50_us": control[len(control) // 2],
+    }  # fmt: skip
+
+
 def fail(who: int, how: str, timeout_s: float, folder: str) -> str:
     """A run in which a rank fails midway: what is told on this one, and when, in `folder`."""
     decoder, pool = _part(2, "one kernel", timeout_s)
     rank = decoder.tp.rank  # type: ignore[union-attr]
     fault = _FAULTS[how] if rank == who else None
-    noted = None if fault is None else lambda: _note_and(fault, folder, "failed")
+
+    def told_of(launch: int) -> None:
+        if fault is not None and launch == FAULT_AT:
+            _note(folder, "failed")
+            fault()
+
     mux = None
     try:
-        mux = _open(decoder, pool, noted, policy=RandomPolicy(3))
+        mux = _open(decoder, pool, told_of, policy=RandomPolicy(3))
         if mux is None:
             return "followed to the end"
         params = SamplingParams(400, ignore_eos=True)
@@ -111,14 +161,13 @@ def fail(who: int, how: str, timeout_s: float, folder: str) -> str:
     return f"{type(told).__name__}: {told}"
 
 
-def _fail_at(device: CudaDevice, launch: int, fault: Callable[[], None]) -> None:
+def _counted(device: CudaDevice, told: Callable[[int], None]) -> None:
     count, before = 0, device.launch
 
     def launches(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        if count == launch:
-            fault()
+        told(count)
         return before(*arguments)
 
     device.launch = launches  # type: ignore[method-assign]
@@ -126,11 +175,6 @@ def _fail_at(device: CudaDevice, launch: int, fault: Callable[[], None]) -> None
 
 def _note(folder: str, name: str) -> None:
     Path(folder, name).write_text(repr(time.time()), encoding="utf-8")
-
-
-def _note_and(fault: Callable[[], None], folder: str, name: str) -> None:
-    _note(folder, name)
-    fault()
 
 
 def _raise() -> None:

@@ -106,7 +106,8 @@ def generate(size: int, folder: str) -> Any:
 
 
 def served_by_ranks(size: int) -> Any:
-    """`serve_ranks` under a split; then of ranks that ask for other sizes, what they are told."""
+    """`serve_ranks` under a split; then what is told of an option that there is not, which ends the
+    others' calls, and of ranks that ask for other sizes."""
     tp = TensorParallel.from_env(size, "cpu", timeout_s=10)
     whole = config(size)
     decoder = Decoder(whole, Weights.random(whole, 3, shard=tp.shard), tp=tp)
@@ -123,11 +124,16 @@ def served_by_ranks(size: int) -> Any:
             pass
         mux.close()
         tokens = [list(handle.tokens) for handle in handles]
+    unknown = ""
+    try:
+        assert serve_ranks(decoder, pool, device=device, polcy=None, **given) is None
+    except TypeError as error:
+        unknown = str(error)
     given["max_running"] += tp.rank
     try:
         serve_ranks(decoder, pool, device=device, **given)
     except RankError as error:
-        return tokens, str(error)
+        return tokens, str(error), unknown
 
 
 def fail(size: int, timeout_s: float, who: int | None, how: str) -> Any:

@@ -57,6 +57,8 @@ def test_served_by_all_ranks() -> None:
     assert (first.error, second.error) == ("", "")
     assert first.result[0] == [alone.generate([1, 2, 3 + i], params) for i in range(3)]
     assert second.result[0] is None
+    assert "polcy" in first.result[2]
+    assert second.result[2] == ""
     for outcome in (first, second):
         assert "max_running is 5 on rank 1 and 4 on rank 0" in outcome.result[1]
 

@@ -1,0 +1,96 @@
+"""A whole model served by several GPUs: prompts beside decode steps, split and chunked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smkern.bench.ranks.rows import SERVED, counted
+from smkern.bench.runtime.cases import RuntimePlan
+from smkern.bench.runtime.served_load import (
+    PREHEAT_S,
+    SIZES,
+    WORKLOAD,
+    ServedLoad,
+    compile_load,
+)
+from smkern.bench.runtime.workload import Sizes, executor_of
+from smkern.models import Decoder, TensorParallel, Weights, preset
+from smkern.models.peer_sums import fuse_sums
+from smkern.partition import ladder
+from smkern.runtime.model.sizes import FIRST_CONTEXT
+from smkern.runtime.ranks.channel import Links, open_links
+from smkern.runtime.ranks.follower import follow
+from smkern.runtime.ranks.leader import RankExecutor
+
+CHUNKS = (
+    16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 1984,
+)  # fmt: skip
+PLAN = RuntimePlan(
+    "qwen3-32b", (30, 50), (16, 24, 32, 40, 48, 56, 64, 72, 80, 96), (64,), served_ms=(30, 50),
+    served_chunks=CHUNKS,
+)  # fmt: skip
+POLICIES = ("chunked", "static_split")
+
+
+def served_cells(
+    tp: TensorParallel, plan: RuntimePlan = PLAN, *, seconds: float = 6.0, layers: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """On rank 0 each policy at its best under each limit; the others launch along, and give none.
+
+    Args:
+        tp: The ranks.
+        plan: The model, its limits, rungs and chunks.
+        seconds: Duration of a figure.
+        layers: Layers of the model. None: all.
+    """
+    with _opened(tp, plan, SIZES, layers) as load:
+        if load is None:
+            return
+        for limit_ms in plan.served_ms:
+            for policy in POLICIES:
+                for found in load.row(policy, limit_ms, seconds):
+                    case = {k: v for k, v in found["case"].items() if k not in ("name", "limit")}
+                    if "limit" not in found["case"]:
+                        continue  # tried on the way
+                    figures = {k: found[k] for k in ("tbt_p50_ms", "tbt_p99_ms", "step_ms",
+                               "setting", "gaps", "sm_mhz", "watts", "compiled")}  # fmt: skip
+                    yield counted(
+                        tp.size, SERVED, {**case, "limit_ms": limit_ms}, found["value"],
+                        "tokens/ms", **figures,
+                    )  # fmt: skip
+
+
+@contextmanager
+def _opened(
+    tp: TensorParallel, plan: RuntimePlan, sizes: Sizes, layers: int | None
+) -> Iterator[ServedLoad | None]:
+    config = preset(plan.model)
+    config = config if layers is None else config.replace(num_layers=layers)
+    sizes = replace(sizes, rungs=plan.rungs)
+    device = torch.device("cuda", torch.cuda.current_device())
+    weights = Weights.random(config, device=device, shard=tp.shard)
+    if tp.rank == 0:
+        compile_load(plan, weights, sizes, WORKLOAD, ranks=tp.size)
+    tp.everyones(None)
+    decoder = Decoder(config, weights, tp=tp, max_position=sizes.max_context)
+    fuse_sums(decoder)
+    with ladder(sizes.rungs) as steps, executor_of(decoder, sizes, steps) as executor:
+        executor.warm()
+        contexts = [FIRST_CONTEXT, sizes.max_context]
+        executor.capture([None, *sizes.rungs], [WORKLOAD.running], contexts)
+        tp.agree({"the decode graphs": sorted(executor.graphs.by_graph)})
+        links = open_links(tp)
+        if not isinstance(links, Links):
+            follow(executor, links)
+            yield None
+            return
+        ranked = RankExecutor(executor, links)
+        try:
+            yield ServedLoad(plan, ranked, WORKLOAD, PREHEAT_S / 5)  # type: ignore[arg-type]
+        finally:
+            links.close()

@@ -1,0 +1,86 @@
+"""`torchrun --nproc-per-node 2 -m smkern bench ranks`: a model over several GPUs, each shared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import click
+import torch
+
+from smkern.bench.ranks import forwards, serving, sums
+from smkern.bench.ranks.group import RankGroup
+from smkern.bench.ranks.rows import Cell, summarize
+from smkern.bench.results import Results
+from smkern.bench.suite import TIME_LIMIT_OPTION, Output, UnknownNameError, conclude, suite_command
+from smkern.measure.partitions import Partitions
+from smkern.models import TensorParallel
+
+Measured = Callable[[], Iterator[Cell]]
+
+
+def _tasks(tp: TensorParallel, group: RankGroup, only: tuple[str, ...]) -> Iterator[Measured]:
+    if "sums" in only:
+        yield lambda: sums.sum_cells(group)
+    if "forwards" in only:
+        for name in forwards.MODELS:
+            yield lambda name=name: forwards.forward_cells(group, name)  # type: ignore[misc]
+    if "served" in only:
+        yield lambda: serving.served_cells(tp)
+
+
+SUBJECTS = ("sums", "forwards", "served")
+
+
+def subjects_named(only: str | None) -> tuple[str, ...]:
+    """The subjects of these names, all where none is given.
+
+    Raises:
+        UnknownNameError: a name that no subject has.
+    """
+    names = SUBJECTS if only is None else tuple(name for name in only.split(",") if name)
+    for name in names:
+        if name not in SUBJECTS:
+            raise UnknownNameError(f"no subject is named {name!r}; there are {', '.join(SUBJECTS)}")
+    return names
+
+
+@suite_command(
+    "ranks",
+    click.option("--only", default=None, help=f"Subjects, among: {','.join(SUBJECTS)}"),
+    TIME_LIMIT_OPTION,
+)
+def command(output: Output, *, only: str | None) -> None:
+    """Measure sums over GPUs, forwards of a part and serving, under torchrun.
+
+    All ranks run the command; rank 0 writes the file.
+    """
+    names = subjects_named(only)
+    tp = TensorParallel.from_env(int(os.environ.get("WORLD_SIZE", "2")), "cuda")
+    results = output.open() if tp.rank == 0 else Results()
+    device = torch.cuda.current_device()
+    budgets = {*sums.BUDGETS, *forwards.BUDGETS}
+    with Partitions(budgets, ("spread",), device=device) as partitions:
+        for measure in _tasks(tp, RankGroup(tp, partitions), names):
+            for cell in measure():
+                if tp.rank == 0:
+                    results.add(cell)
+                    click.echo(_line(cell))
+            if tp.rank == 0:
+                results.summary = summarize(results.cells)
+                results.save(output.path)
+            if any(tp.everyones(output.deadline.passed)):
+                break
+    if tp.rank == 0:
+        conclude(results, output.path, 0)
+    tp.close()
+
+
+def _line(cell: Cell) -> str:
+    figure = f"{cell['us']} us" if "us" in cell else f"{cell['value']} {cell['unit']}"
+    case = " ".join(f"{k}={v}" for k, v in cell["case"].items())
+    return f"{cell['op']} {case} on {cell.get('num_sms', '')} [{cell['provider']}] {figure}"
+
+
+if __name__ == "__main__":
+    command()
