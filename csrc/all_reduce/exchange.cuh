@@ -86,7 +86,6 @@ __device__ __forceinline__ void wait_for(const u32* flag, u32 tile, u64 limit_ns
 __device__ __forceinline__ void tell(const Params& p, u32 tile) {
   const int other = threadIdx.x;
   if (other >= RANKS || other == p.rank) return;
-  __threadfence_system();
   publish(&((Shared*)p.shared[other])->flags[p.rank][blockIdx.x], tile);
 }
 // Until the twins of this CTA have sent a tile. In front of a barrier of the CTA.

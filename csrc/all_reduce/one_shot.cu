@@ -16,9 +16,11 @@
 #endif
 #include "all_reduce/exchange.cuh"
 
-constexpr int kGroup = 128;  // threads of a row
-constexpr int kGroups = 4;   // rows of a CTA at a time
-constexpr int kTile = 2;     // such times in a tile
+constexpr int kGroup = 256;  // threads of a row
+constexpr int kGroups = 2;   // rows of a CTA at a time
+constexpr int kTile = 4;     // such times in a tile
+constexpr int kWarps = kGroup / 32;
+constexpr int kAtOnce = RANKS * VECTORS > 16 ? 1 : RANKS;  // ranks whose rows are loaded together
 
 __device__ __forceinline__ void add(float2 (&sum)[4], const uint4& v) {
   const u32 words[4] = {v.x, v.y, v.z, v.w};
@@ -40,58 +42,68 @@ __device__ __forceinline__ float group_sum(float value, float* sums, int group) 
 #pragma unroll
   for (int by = 16; by; by /= 2) value += __shfl_xor_sync(0xffffffffu, value, by);
   const int lane = threadIdx.x % kGroup;
-  if (lane % 32 == 0) sums[group * 4 + lane / 32] = value;
+  if (lane % 32 == 0) sums[group * kWarps + lane / 32] = value;
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroup) : "memory");
-  const float* own = sums + group * 4;
-  const float total = (own[0] + own[1]) + (own[2] + own[3]);
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) total += sums[group * kWarps + i];
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroup) : "memory");
   return total;
 }
 
+// Loads come before stores, which the compiler cannot tell apart: each would wait for the one before.
 __device__ __forceinline__ void send(const Params& p, u32 call, int row, int lane) {
-  const uint4* x = (const uint4*)p.x;
+  const uint4* x = (const uint4*)p.x + (long long)row * p.width;
+  uint4 values[VECTORS];
 #pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const int at = lane + i * kGroup;
-    if (at >= p.width) continue;
-    const long long place = (long long)row * p.width + at;
-    const uint4 value = x[place];
+  for (int i = 0; i < VECTORS; ++i)
+    if (lane + i * kGroup < p.width) values[i] = x[lane + i * kGroup];
+#pragma unroll kAtOnce
+  for (int to = 0; to < RANKS; ++to) {
+    if (to == p.rank) continue;
+    uint4* given = slot(p, to, call, p.rank) + (long long)row * p.width;
 #pragma unroll
-    for (int to = 0; to < RANKS; ++to)
-      if (to != p.rank) slot(p, to, call, p.rank)[place] = value;
+    for (int i = 0; i < VECTORS; ++i)
+      if (lane + i * kGroup < p.width) given[lane + i * kGroup] = values[i];
   }
 }
 
 // A row: the sum over ranks, added and normed as MODE says.
 __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int lane, int group,
                                        float* sums) {
-  uint4 kept[VECTORS];  // what the norm is of: the sum as it was rounded
+  const long long first = (long long)row * p.width;
+  uint4* into = (uint4*)(MODE == 0 ? p.x : p.residual) + first;
+  uint4 kept[VECTORS] = {};  // the residual; then what the norm is of, the sum as it was rounded
+  float2 sum[VECTORS][4] = {};
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i)
+    if (MODE != 0 && lane + i * kGroup < p.width) kept[i] = into[lane + i * kGroup];
+#pragma unroll kAtOnce
+  for (int from = 0; from < RANKS; ++from) {
+    const uint4* rows = (from == p.rank ? (const uint4*)p.x : slot(p, p.rank, call, from)) + first;
+    uint4 given[VECTORS] = {};
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+      if (lane + i * kGroup < p.width) given[i] = __ldcg(rows + lane + i * kGroup);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) add(sum[i], given[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) {
+    if (MODE != 0) add(sum[i], kept[i]);
+    kept[i] = packed(sum[i]);
+  }
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
     const int at = lane + i * kGroup;
     if (at >= p.width) continue;
-    const long long place = (long long)row * p.width + at;
-    float2 sum[4] = {};
+    into[at] = kept[i];
+    if (MODE != 2) continue;
+    float2 rounded[4] = {};
+    add(rounded, kept[i]);
 #pragma unroll
-    for (int from = 0; from < RANKS; ++from) {
-      const uint4* rows = from == p.rank ? (const uint4*)p.x : slot(p, p.rank, call, from);
-      add(sum, __ldcg(rows + place));
-    }
-    if (MODE == 0) {
-      ((uint4*)p.x)[place] = packed(sum);
-      continue;
-    }
-    uint4* residual = (uint4*)p.residual + place;
-    add(sum, *residual);
-    kept[i] = packed(sum);
-    *residual = kept[i];
-    if (MODE == 2) {
-      float2 rounded[4] = {};
-      add(rounded, kept[i]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) squares += rounded[j].x * rounded[j].x + rounded[j].y * rounded[j].y;
-    }
+    for (int j = 0; j < 4; ++j) squares += rounded[j].x * rounded[j].x + rounded[j].y * rounded[j].y;
   }
   if (MODE != 2) return;
   const float scale = rsqrtf(group_sum(squares, sums, group) / (8.0f * p.width) + p.eps);
@@ -101,20 +113,21 @@ __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int l
     if (at >= p.width) continue;
     float2 row_part[4] = {}, weight[4] = {};
     add(row_part, kept[i]);
-    add(weight, __ldg((const uint4*)p.weight + at));
+    add(weight, __ldg((const uint4*)p.weight + at));  // read-only: loaded ahead of the stores
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       row_part[j].x *= scale * weight[j].x;
       row_part[j].y *= scale * weight[j].y;
     }
-    ((uint4*)p.out)[(long long)row * p.width + at] = packed(row_part);
+    ((uint4*)p.out)[first + at] = packed(row_part);
   }
 }
 
-// Two such CTAs fit an SM where rows are not very wide: sums of both lanes can always run together.
-extern "C" __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 5 ? 1 : 2)
+// Of two ranks two such CTAs fit an SM where rows are not very wide: sums of both lanes can always run
+// together.
+extern "C" __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 3 || RANKS > 2 ? 1 : 2)
 one_shot(const __grid_constant__ Params p) {
-  __shared__ float sums[kGroups * 4];
+  __shared__ float sums[kGroups * kWarps];
   begin_call();
   Shared* own = (Shared*)p.shared[p.rank];
   const u32 tiles = *(volatile u32*)&own->tiles, call = *(volatile u32*)&own->calls + 1;

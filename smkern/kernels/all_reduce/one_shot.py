@@ -9,12 +9,10 @@ from smkern.kernels.all_reduce.exchange import VECTOR_BYTES, Exchange, ExchangeV
 
 Mode = Literal["sum", "add", "norm"]
 _MODES: dict[str, int] = {"sum": 0, "add": 1, "norm": 2}
-ROWS = 4
-"""Rows of a CTA at a time: kGroups of the source."""
-GROUP = 128
+GROUP = 256
 """Threads of a row: kGroup of the source."""
-MAX_WIDTH = 16 * GROUP * VECTOR_BYTES // 2
-"""Numbers of a row, at most: a thread holds 16 vectors of it."""
+MAX_WIDTH = 8 * GROUP * VECTOR_BYTES // 2
+"""Numbers of a row, at most: a thread holds 8 vectors of it."""
 
 
 def one_shot_variant(
