@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results, reading
-from smkern.bench.tables import gemm, models, operators, overview, replay, runtime, server
+from smkern.bench.tables import engines, gemm, models, operators, overview, replay, runtime, server
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.errors import SmkernError
 
@@ -93,6 +93,8 @@ BLOCKS: dict[str, Block] = {
     "runtime-served": _cells("runtime", runtime.served_table),
     "runtime-equal": _cells("runtime", runtime.equal_table),
     "server-table": _cells("server", server.server_table),
+    "engines-table": _cells("engines", engines.engines_table),
+    "engines-alone": _cells("engines", engines.alone_table),
     "replay-goodput": _cells("replay", replay.goodput_table),
     "replay-orders": _cells("replay", replay.orders_table),
     "replay-kernels": _cells("replay", replay.kernels_table),

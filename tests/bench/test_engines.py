@@ -27,6 +27,8 @@ from smkern.bench.engines.suite import engines_named, measure_engine, provider_o
 from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
 from smkern.bench.suite import Output, UnknownNameError
+from smkern.bench.tables.engines import alone_table, engines_table
+from smkern.bench.tables.markdown import NOT_MEASURED
 
 LOAD = EngineLoad(budgets=(112, 128, 144, 160, 176), limits_ms=(15,))
 
@@ -162,3 +164,23 @@ def test_a_worker_is_measured_with_its_own_count_of_sms() -> None:
     assert len(results.cells) == 2 * 4
     row = summarize([*results.cells, stock])["vllm+worker_over_vllm_15ms"]
     assert row["value"] == pytest.approx((128 - 64) / 9 / 4, abs=1e-3)
+
+
+def test_the_table_says_who_missed_a_limit_and_by_which_setting_a_rate_was_had() -> None:
+    cells = [
+        LOAD.cell("served", x, rate, "tokens/ms", limit="15ms", **case)
+        | {"tbt_p50_ms": 13.0, "tbt_p99_ms": p99, **more}
+        for x, rate, p99, case, more in (
+            (OURS, 15.4, 15.2, {}, {"watts": 650.0}), (VLLM, 7.25, 14.7, {}, {"budget": 160}),
+            (WORKER, 9.0, 14.0, {"decode_sms": 52}, {"budget": 320}),
+        )
+    ]  # fmt: skip
+    _, _, *rows = engines_table(cells).splitlines()
+    assert rows == [
+        "| 15 ms: vLLM, stock | 7.2 | 13.0 | 14.7 | 160 tokens a step |  |",
+        "| 15 ms: vLLM, smkern's worker | 9.0 | 13.0 | 14.0 | 320 tokens a step, 52 SMs |  |",
+        "| 15 ms: smkern's `Multiplexer` | 15.4 | 13.0 | **15.2** | the limit | 650 |",
+    ]
+    alone = [LOAD.cell("decode_alone", VLLM, 10.18, "ms"), LOAD.cell("prefill_alone", VLLM, 40, "")]
+    assert alone_table(alone).splitlines()[-1] == "| vLLM, stock | 10.18 | 40.00 |"
+    assert engines_table([]) == alone_table([]) == NOT_MEASURED

@@ -1,0 +1,67 @@
+"""The table of `engines.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from smkern.bench.tables.markdown import rows_or_none
+
+NAMES = {
+    "vllm": "vLLM, stock",
+    "vllm+smkern": "vLLM, smkern's attention",
+    "vllm+worker": "vLLM, smkern's worker",
+    "smkern": "smkern's `Multiplexer`",
+}
+LATE = "**"
+"""Around a 99th percentile that missed the limit."""
+
+
+def engines_table(cells: Iterable[dict[str, Any]]) -> str:
+    """A row an engine and limit: tokens of prompts, times between tokens, and its one setting."""
+    served = [cell for cell in cells if cell["case"]["name"] == "served" and "error" not in cell]
+    served.sort(key=lambda cell: (_limit_ms(cell), [*NAMES].index(cell["provider"])))
+    rows = [
+        [
+            f"{_limit_ms(cell):g} ms: {NAMES[cell['provider']]}",
+            f"{cell['value']:.1f}",
+            f"{cell['tbt_p50_ms']:.1f}",
+            _late(cell),
+            _setting(cell),
+            "" if cell.get("watts") is None else f"{cell['watts']:.0f}",
+        ]
+        for cell in served
+    ]
+    head = ["limit, engine", "prompt tokens/ms", "TBT p50, ms", "p99", "setting", "W"]
+    return rows_or_none(head, rows)
+
+
+def alone_table(cells: Iterable[dict[str, Any]]) -> str:
+    """Decode steps and prompts by themselves."""
+    found = {
+        (cell["provider"], cell["case"]["name"]): f"{cell['value']:.2f}"
+        for cell in cells
+        if "error" not in cell
+    }
+    rows = [
+        [title, found.get((name, "decode_alone"), ""), found.get((name, "prefill_alone"), "")]
+        for name, title in NAMES.items()
+        if (name, "decode_alone") in found
+    ]
+    return rows_or_none(["engine", "decode step, ms", "prompts alone, tokens/ms"], rows)
+
+
+def _limit_ms(cell: dict[str, Any]) -> float:
+    return float(cell["case"]["limit"].removesuffix("ms"))
+
+
+def _late(cell: dict[str, Any]) -> str:
+    p99 = f"{cell['tbt_p99_ms']:.1f}"
+    return f"{LATE}{p99}{LATE}" if cell["tbt_p99_ms"] > _limit_ms(cell) else p99
+
+
+def _setting(cell: dict[str, Any]) -> str:
+    sms = cell["case"].get("decode_sms")
+    parts = [f"{cell['budget']} tokens a step"] if "budget" in cell else []
+    parts += [] if sms is None else [f"{sms} SMs"]
+    return ", ".join(parts) or "the limit"
