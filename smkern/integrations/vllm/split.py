@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor, get_forward_context, set_forward_context
 
 import smkern
 from smkern.integrations.vllm.linear import SmkernLinearMethod
 from smkern.integrations.vllm.metadata import SmkernMetadata, SmkernMetadataBuilder
 from smkern.partition.partition import PartitionGraph
 
+MARK = -1
+"""Requests that piecewise graphs on the prompts' SMs are told, which no others are."""
 Builders = Sequence[tuple[SmkernMetadataBuilder, Any]]
 """Each group's builder, and the group."""
 
@@ -37,9 +40,9 @@ class DecodeGraph:
 class SplitForward:
     """Stands in for a model's forward.
 
-    Decode rows are a graph on their SMs, captured for some counts of rows; prompts run on the other
-    SMs meanwhile, launch by launch. Both begin behind all that vLLM's stream had, and that stream
-    goes on behind both.
+    Decode rows are a graph on their SMs, captured for some counts of rows. Prompts run on the other
+    SMs meanwhile: those of few tokens by vLLM's piecewise graphs, captured there once more. Both
+    begin behind all that vLLM's stream had, and that stream goes on behind both.
 
     Args:
         runner: vLLM's V2 model runner, its graphs captured.
@@ -55,14 +58,23 @@ class SplitForward:
         self._began, self._decoded, self._prefilled = (torch.cuda.Event() for _ in range(3))
         self._graphs: dict[int, DecodeGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._pieces: list[int] = []
+        self._ids, self._positions = (
+            torch.zeros_like(x)
+            for x in (runner.input_buffers.input_ids, runner.input_buffers.positions)
+        )
 
     def install(self) -> None:
         """Compile and capture what steps will launch, then take the forward's place."""
         self._warm()
         compilation = self._runner.vllm_config.compilation_config
-        most = self._runner.max_num_reqs
-        sizes = [size for size in compilation.cudagraph_capture_sizes if size <= most]
-        for size in sorted(sizes, reverse=True):
+        captured = sorted(compilation.cudagraph_capture_sizes, reverse=True)
+        sizes = [size for size in captured if size <= self._runner.max_num_reqs]
+        if compilation.cudagraph_mode.has_piecewise_cudagraphs():
+            for size in captured:
+                self._capture_pieces(size)
+            self._pieces = captured[::-1]
+        for size in sizes:
             self._graphs[size] = self._capture(size)
         for builder, _ in self._builders:
             builder.max_rows_apart = max(sizes)
@@ -88,11 +100,9 @@ class SplitForward:
     def _capture(self, rows: int) -> DecodeGraph:
         buffers, tables = self._runner.input_buffers, self._runner.block_tables.input_block_tables
         device = buffers.input_ids.device
-        inputs = {
+        inputs = self._buffered(rows, {}) | {
             "input_ids": buffers.input_ids[:rows],
             "positions": buffers.positions[..., :rows],
-            "intermediate_tensors": None,
-            "inputs_embeds": None,
         }
         with self._decode:
             steps = [
@@ -110,6 +120,19 @@ class SplitForward:
         with self._decode.capture(self._pool) as graph:
             hidden = self._run(steps, rows, inputs)
         return DecodeGraph(graph, hidden, steps)
+
+    def _capture_pieces(self, tokens: int) -> None:
+        """Capture vLLM's piecewise graphs of so many tokens on the prompts' SMs."""
+        with self._prefill:
+            for mode in (CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE):
+                self._run(None, tokens, self._buffered(tokens, {}), mode)
+            torch.cuda.synchronize(self._ids.device)
+
+    def _buffered(self, tokens: int, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of so many tokens where graphs read them."""
+        given = {"intermediate_tensors": None, "inputs_embeds": None, **inputs}
+        where = {"input_ids": self._ids[:tokens], "positions": self._positions[..., :tokens]}
+        return given | where
 
     def __call__(self, **inputs: Any) -> Any:
         """The model's hidden states, [tokens, hidden]."""
@@ -149,27 +172,39 @@ class SplitForward:
         self, steps: Sequence[SmkernMetadata], rows: int, tokens: int, inputs: dict[str, Any]
     ) -> Tensor:
         """Launch the others on their SMs."""
-        given = {
-            name: x[..., rows:tokens] if name in ("input_ids", "positions") else x
-            for name, x in inputs.items()
-        }
+        count = tokens - rows
+        size = next((size for size in self._pieces if size >= count), None)
         with self._prefill:
             self._prefill.stream.wait_event(self._began)
             behind = [behind_rows(step, rows) for step in steps]
             for (builder, _), step in zip(self._builders, behind, strict=True):
                 builder.plan(step)
-            hidden = self._run(behind, tokens - rows, given)
+            self._ids[:count].copy_(inputs["input_ids"][rows:tokens])
+            self._positions[..., :count].copy_(inputs["positions"][..., rows:tokens])
+            mode = CUDAGraphMode.NONE if size is None else CUDAGraphMode.PIECEWISE
+            hidden = self._run(behind, size or count, self._buffered(size or count, inputs), mode)
             self._prefilled.record(self._prefill.stream)
-        return hidden
+        return hidden[:count]
 
-    def _run(self, steps: Sequence[SmkernMetadata], tokens: int, inputs: dict[str, Any]) -> Tensor:
-        metadata = {
-            name: step
-            for (_, group), step in zip(self._builders, steps, strict=True)
-            for name in group.layer_names
-        }
-        config = self._runner.vllm_config
-        with set_forward_context(metadata, config, num_tokens=tokens, slot_mapping={}):
+    def _run(
+        self,
+        steps: Sequence[SmkernMetadata] | None,
+        tokens: int,
+        inputs: dict[str, Any],
+        mode: Any = CUDAGraphMode.NONE,
+    ) -> Tensor:
+        """The forward of a step, on the current stream; without one attention gives zeros."""
+        metadata = None
+        if steps is not None:
+            metadata = {
+                name: step
+                for (_, group), step in zip(self._builders, steps, strict=True)
+                for name in group.layer_names
+            }
+        with set_forward_context(
+            metadata, self._runner.vllm_config, num_tokens=tokens, cudagraph_runtime_mode=mode,
+            batch_descriptor=BatchDescriptor(tokens, num_reqs=MARK), slot_mapping={},
+        ):  # fmt: skip
             hidden: Tensor = self._forward(**inputs)
         return hidden
 

@@ -140,9 +140,12 @@ def modules(version: str) -> dict[str, ModuleType]:
     names = {
         "vllm": {"__version__": version},
         "vllm.config": {
-            "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)
+            "CUDAGraphMode": SimpleNamespace(NONE=0, PIECEWISE=1),
+            "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler),
         },
-        "vllm.forward_context": {"get_forward_context": None, "set_forward_context": None},
+        "vllm.forward_context": dict.fromkeys(
+            ("BatchDescriptor", "get_forward_context", "set_forward_context")
+        ),
         "vllm.model_executor": {},
         layers: {},
         f"{layers}.linear": {x.__name__: x for x in (LinearBase, UnquantizedLinearMethod)},
