@@ -15,7 +15,17 @@ from typing import Any
 import click
 
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results, reading
-from smkern.bench.tables import engines, gemm, models, operators, overview, replay, runtime, server
+from smkern.bench.tables import (
+    engines,
+    gemm,
+    models,
+    operators,
+    overview,
+    ranks,
+    replay,
+    runtime,
+    server,
+)
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.errors import SmkernError
 
@@ -95,6 +105,10 @@ BLOCKS: dict[str, Block] = {
     "server-table": _cells("server", server.server_table),
     "engines-table": _cells("engines", engines.engines_table),
     "engines-alone": _cells("engines", engines.alone_table),
+    "ranks-sums": _cells("ranks", ranks.sums_table),
+    "ranks-forwards": _cells("ranks", ranks.forwards_table),
+    "ranks-served": _cells("ranks", ranks.served_table),
+    "ranks-counts": _cells("ranks", ranks.counts_table),
     "replay-goodput": _cells("replay", replay.goodput_table),
     "replay-orders": _cells("replay", replay.orders_table),
     "replay-kernels": _cells("replay", replay.kernels_table),

@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from smkern.bench.ranks.rows import DECODE, GATHERED, PREFILL, SERVED, SUMMED, summarize
+from smkern.bench.ranks.rows import (
+    DECODE,
+    GATHERED,
+    PREFILL,
+    RANDOM_STEPS,
+    SERVED,
+    SUMMED,
+    summarize,
+)
 from smkern.bench.ranks.suite import command, subjects_named
 from smkern.bench.suite import UnknownNameError
+from smkern.bench.tables import ranks as tables
 
 
 def timed(op: str, us: float, provider: str = "smkern", num_sms: int = 24, **case: Any) -> Any:
@@ -59,6 +68,34 @@ def test_gains_are_of_those_that_keep_the_limit() -> None:
     ])  # fmt: skip
     assert found["multiplexed_over_chunked_30ms"]["value"] == 1.5
     assert found["multiplexed_over_chunked_50ms"]["value"] is None
+
+
+def test_tables() -> None:
+    case = {"rows": 64, "hidden": 4096, "ranks": 2}
+    cells = [
+        timed(SUMMED, 8.0, **case), timed(SUMMED, 12.0, "nccl", **case),
+        timed(SUMMED, 9.0, num_sms=132, **case), timed(SUMMED, 7.0, "nccl", 132, **case),
+    ]  # fmt: skip
+    assert tables.sums_table(cells).splitlines()[-1] == (
+        "| sum, residual, norm of 64 x 4096, 2 GPUs | 8.0 / 12.0 | **9.0 / 7.0** |"
+    )
+    about = {"model": "m", "layers": 4, "batch": 64, "context": 2048}
+    found = tables.forwards_table([
+        timed(DECODE, 1000.0, ranks=1, **about), timed(DECODE, 550.0, ranks=2, **about),
+        timed(DECODE, 600.0, "nccl", ranks=2, **about),
+    ])  # fmt: skip
+    assert [line.split("|")[2].strip() for line in found.splitlines()[2:]] == [
+        "1.000", "0.550", "0.600"
+    ]  # fmt: skip
+    one = served("chunked", 10.0, 30.0) | {"tbt_p50_ms": 28.0, "setting": 256}
+    one["case"]["model"] = "m"
+    assert "| m, 2 GPUs, 30 ms: `chunked`, 256 | 28.00 | 30.00 | 10.00 |" in tables.served_table(
+        [one]
+    )
+    walked = {"op": RANDOM_STEPS, "case": {"shared": 0.3}, "switches": 1234, "errors": 0}
+    assert "30% of decisions on shared SMs | 100,001 |" in tables.counts_table(
+        [walked | {"value": 100_001}]
+    )
 
 
 def test_nothing_is_met_by_nothing() -> None:
