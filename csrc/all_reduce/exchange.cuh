@@ -81,16 +81,14 @@ __device__ __forceinline__ void wait_for(const u32* flag, u32 tile, u64 limit_ns
     if (now_ns() - began > limit_ns) __trap();
 }
 
-// All that this CTA has sent is there: its twin on every other GPU may read it. Behind a barrier of
-// the CTA.
-__device__ __forceinline__ void tell(const Params& p, u32 tile) {
-  const int other = threadIdx.x;
+// All that was sent is there: the twins of this CTA may read it. Behind a barrier of the threads that
+// sent, of which the first few call this with their number.
+__device__ __forceinline__ void tell(const Params& p, u32 tile, int other) {
   if (other >= RANKS || other == p.rank) return;
   publish(&((Shared*)p.shared[other])->flags[p.rank][blockIdx.x], tile);
 }
-// Until the twins of this CTA have sent a tile. In front of a barrier of the CTA.
-__device__ __forceinline__ void hear(const Params& p, u32 tile) {
-  const int other = threadIdx.x;
+// Until the twins have sent a tile. In front of a barrier of the threads that read.
+__device__ __forceinline__ void hear(const Params& p, u32 tile, int other) {
   if (other >= RANKS || other == p.rank) return;
   wait_for(&((Shared*)p.shared[p.rank])->flags[other][blockIdx.x], tile, p.limit_ns);
 }

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gather(const __grid_co
         if (to != p.rank && at + i * step < count) slot(p, to, call, p.rank)[at + i * step] = values[i];
   }
   __syncthreads();
-  tell(p, tiles + 1);
-  hear(p, tiles + 1);
+  tell(p, tiles + 1, threadIdx.x);
+  hear(p, tiles + 1, threadIdx.x);
   __syncthreads();
 #pragma unroll
   for (int from = 0; from < RANKS; ++from) {

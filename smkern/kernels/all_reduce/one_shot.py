@@ -11,6 +11,8 @@ Mode = Literal["sum", "add", "norm"]
 _MODES: dict[str, int] = {"sum": 0, "add": 1, "norm": 2}
 GROUP = 256
 """Threads of a row: kGroup of the source."""
+TILED_FROM = 257
+"""Rows from which a half of the threads sends while the other adds."""
 MAX_WIDTH = 8 * GROUP * VECTOR_BYTES // 2
 """Numbers of a row, at most: a thread holds 8 vectors of it."""
 
@@ -47,7 +49,8 @@ class OneShotKernels(Exchange):
         self._width = 2 * width // VECTOR_BYTES
         vectors = -(-self._width // GROUP)
         for mode in _MODES:
-            self.load(mode, one_shot_variant(len(addresses), dtype, mode, vectors, capability))
+            variant = one_shot_variant(len(addresses), dtype, mode, vectors, capability)
+            self.load(variant, **{mode: "one_shot", f"{mode}, tiled": "tiled"})
 
     def launch(
         self, mode: Mode, stream: int, rows: int, num_sms: int, x: int, *, residual: int = 0,
@@ -64,8 +67,8 @@ class OneShotKernels(Exchange):
             eps: Added to the mean of squares.
             overlap: Whether it may begin while the launch before it ends.
         """
-        ctas = min(rows, num_sms)
+        name = mode if rows < TILED_FROM else f"{mode}, tiled"
         self.run(
-            mode, stream, ctas, rows, self._width, x, residual, weight, out, eps=eps,
+            name, stream, min(rows, num_sms), rows, self._width, x, residual, weight, out, eps=eps,
             overlap=overlap,
         )  # fmt: skip
