@@ -112,11 +112,13 @@ def judged(model: Any, asked: list[list[int]], told: list[dict[str, Any]]) -> Fo
     """Compare every log-probability that was told with the truth behind the same tokens."""
     errors, behind = [], 0.0
     for prompt, one in zip(asked, told, strict=True):
+        begin = len(errors)
         truth = true_logprobs(model, prompt, one["tokens"]).cpu()
         for row, token, best in zip(truth, one["tokens"], one["logprobs"], strict=True):
             ids = torch.tensor([int(x) for x in best])
             errors.append(torch.tensor([*best.values()]) - row[ids])
             behind = max(behind, float(row.max() - row[token]))
+        print(f"{len(prompt)}:{torch.cat(errors[begin:]).square().mean().sqrt():.3f}", end=" ")
     all_errors = torch.cat(errors)
     return Found(
         [one["tokens"] for one in told],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def write_model(kind: str, folder: Path, device: str = "cuda", **sizes: int) -> 
         else:
             weight.data.normal_(0.0, gain * weight.shape[-1] ** -0.5, generator=draw)
         weight.data = weight.data.bfloat16().float()
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return model.float().eval()
+    # of a copy: the frequencies of its rotary embedding are rounded, too
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    return model.eval()
 
 
 @torch.inference_mode()
