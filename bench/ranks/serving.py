@@ -12,7 +12,6 @@ import torch
 from smkern.bench.ranks.rows import SERVED, counted
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.served_load import (
-    PREHEAT_S,
     SIZES,
     WORKLOAD,
     ServedLoad,
@@ -27,18 +26,18 @@ from smkern.runtime.ranks.channel import Links, open_links
 from smkern.runtime.ranks.follower import follow
 from smkern.runtime.ranks.leader import RankExecutor
 
-CHUNKS = (
-    16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 1984,
-)  # fmt: skip
 PLAN = RuntimePlan(
-    "qwen3-32b", (30, 50), (16, 24, 32, 40, 48, 56, 64, 72, 80, 96), (64,), served_ms=(30, 50),
-    served_chunks=CHUNKS,
+    "qwen3-32b", (30, 50), (20, 24, 28, 32, 36, 40, 44, 48), (64,), served_ms=(30, 50),
+    served_chunks=(192, 256, 320, 448, 512, 576, 640, 768),
 )  # fmt: skip
+LOAD = replace(WORKLOAD, reach=48, lead=32)
+"""Two windows of a figure's length: a step of the whole model takes 20 to 50 ms."""
+PREHEAT_S, TRY_S = 1.0, 1.0
 POLICIES = ("chunked", "static_split")
 
 
 def served_cells(
-    tp: TensorParallel, plan: RuntimePlan = PLAN, *, seconds: float = 6.0, layers: int | None = None
+    tp: TensorParallel, plan: RuntimePlan = PLAN, *, seconds: float = 5.0, layers: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """On rank 0 each policy at its best under each limit; the others launch along, and give none.
 
@@ -75,14 +74,14 @@ def _opened(
     device = torch.device("cuda", torch.cuda.current_device())
     weights = Weights.random(config, device=device, shard=tp.shard)
     if tp.rank == 0:
-        compile_load(plan, weights, sizes, WORKLOAD, ranks=tp.size)
+        compile_load(plan, weights, sizes, LOAD, ranks=tp.size)
     tp.everyones(None)
     decoder = Decoder(config, weights, tp=tp, max_position=sizes.max_context)
     fuse_sums(decoder)
     with ladder(sizes.rungs) as steps, executor_of(decoder, sizes, steps) as executor:
         executor.warm()
         contexts = [FIRST_CONTEXT, sizes.max_context]
-        executor.capture([None, *sizes.rungs], [WORKLOAD.running], contexts)
+        executor.capture([None, *sizes.rungs], [LOAD.running], contexts)
         tp.agree({"the decode graphs": sorted(executor.graphs.by_graph)})
         links = open_links(tp)
         if not isinstance(links, Links):
@@ -91,6 +90,6 @@ def _opened(
             return
         ranked = RankExecutor(executor, links)
         try:
-            yield ServedLoad(plan, ranked, WORKLOAD, PREHEAT_S / 5)  # type: ignore[arg-type]
+            yield ServedLoad(plan, ranked, LOAD, PREHEAT_S, TRY_S)  # type: ignore[arg-type]
         finally:
             links.close()

@@ -64,11 +64,10 @@ def command(output: Output, *, only: str | None) -> None:
         for measure in _tasks(tp, RankGroup(tp, partitions), names):
             for cell in measure():
                 if tp.rank == 0:
-                    results.add(cell)
                     click.echo(_line(cell))
-            if tp.rank == 0:
-                results.summary = summarize(results.cells)
-                results.save(output.path)
+                    results.add(cell)
+                    results.summary = summarize(results.cells)
+                    results.save(output.path)
             if any(tp.everyones(output.deadline.passed)):
                 break
     if tp.rank == 0:

@@ -55,6 +55,7 @@ class ServedLoad:
         executor: Serves; its pool finds prefixes again.
         workload: Requests that decode, and prompts that come.
         preheat_s: Load that is not counted in front of each row.
+        try_s: How long a setting is tried while the best is searched.
         tries: p99 of TBT in ms, by policy and setting.
         chosen: The setting of a policy under a limit, the same in all rounds: rates of two
             settings have no median.
@@ -64,6 +65,7 @@ class ServedLoad:
     executor: ModelExecutor
     workload: Workload = WORKLOAD
     preheat_s: float = PREHEAT_S
+    try_s: float = TRY_S
     tries: dict[tuple[str, Setting], float] = field(default_factory=dict)
     chosen: dict[tuple[str, float], Setting] = field(default_factory=dict)
     _clocks: dict[int | None, Clock] = field(default_factory=dict)
@@ -160,7 +162,7 @@ class ServedLoad:
 
     def _try(self, name: str, setting: Setting) -> Cell:
         found = self.watch(
-            SEARCHED[name](setting), TRY_S, preheat_s=min(TRY_PREHEAT_S, self.preheat_s),
+            SEARCHED[name](setting), self.try_s, preheat_s=min(TRY_PREHEAT_S, self.preheat_s),
             reach=min(TRY_REACH, self.workload.reach),
         )  # fmt: skip
         figures = found.figures()
