@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ SMS = (24, 32)
 ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-ROWS = (1, 3, 64, 100, 256, 700, 2000)
-MAX_ROWS = 1500
+ROWS = (1, 3, 64, 256, 700)
+MAX_ROWS = 400
 """Of a launch: the longest of `ROWS` takes two."""
 VOCAB = 2 * 12_024
 LOGIT_ROWS = 16
@@ -40,12 +41,16 @@ def sums(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
             for rows in ROWS:
                 found, error_ = _sums_of(one, tp.rank, rows, hidden, dtype, stream)
                 worst = max(worst, error_)
-                others = [x.to(device) for x in tp.everyones(found.cpu())]
-                equal &= all(torch.equal(found, other) for other in others)
+                equal &= len(set(tp.everyones(_digest(found)))) == 1
             for rows in (1, LOGIT_ROWS, 2 * LOGIT_ROWS + 1):
                 gathered &= _gathered(one, tp.rank, rows, dtype, stream)
     one.close()
     return {"worst": worst, "equal": equal, "gathered": gathered}
+
+
+def _digest(x: Tensor) -> str:
+    """Of a tensor's bits."""
+    return hashlib.blake2b(x.cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _gathered(one: PeerSums, rank: int, rows: int, dtype: torch.dtype, stream: Any) -> bool:

@@ -98,8 +98,9 @@ def serve(layers: int, requests: int, seed: int, sums: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def walk(launches: int, free: float, seed: int) -> dict[str, Any]:
-    """So many launches of a small model under random splits, with `free` on SMs that both share."""
+def walk(launches: int, free: float, seed: int, limit_s: float) -> dict[str, Any]:
+    """So many launches of a small model under random splits, with `free` on SMs that both share; as
+    many as there is time for."""
     tp = TensorParallel.from_env(2, "cuda", timeout_s=20.0)
     device = torch.device("cuda", torch.cuda.current_device())
     decoder = Decoder(SMALL, Weights.random(SMALL, 0, device, tp.shard), tp=tp)
@@ -113,8 +114,12 @@ def walk(launches: int, free: float, seed: int) -> dict[str, Any]:
     if mux is None:
         return {}
     draw, began, tokens, errors, live = Random(seed), time.perf_counter(), 0, 0, 0
-    while counts[0] < launches or live:
-        if live < 24 and counts[0] < launches:
+
+    def is_over() -> bool:
+        return counts[0] >= launches or time.perf_counter() - began > limit_s
+
+    while live or not is_over():
+        if live < 24 and not is_over():
             prompt = draw.choices(range(SMALL.vocab_size), k=draw.randint(1, 200))
             mux.submit(prompt, SamplingParams(draw.randint(1, 60), ignore_eos=True))
             live += 1
