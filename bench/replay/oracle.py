@@ -13,6 +13,7 @@ from math import inf
 from typing import NoReturn
 
 from smkern.policies import Decision, Policy, Snapshot
+from smkern.policies.adaptive import FIRST_AIMS
 from smkern.policies.lateness import Lateness
 from smkern.replay import Served, SimServer
 from smkern.replay.simulated import SimSession
@@ -44,7 +45,7 @@ class Oracle:
         self._policies = policies
         self.order = getattr(policies[0], "order", "fcfs")
         self._limit_us = 1e3 * tbt_slo_ms
-        self._lateness = Lateness(self._limit_us, LATE, 1.0)
+        self._lateness = Lateness(self._limit_us, LATE, dict.fromkeys(FIRST_AIMS, 1.0))
         self._active = policies[0]
         self._until_us = 0.0
         self._tokens = 0.0

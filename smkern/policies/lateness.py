@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from smkern.policies.snapshot import Ended
 
@@ -13,7 +13,7 @@ GIVEN = 2_000.0
 With half a window 400 requests for Azure's code, 10,000 tokens in all, had 1.1% of them late."""
 NEAR = 0.8
 """Steps of at least this share of what they are planned for say how well the limit is kept."""
-BACK_OFF, GIVE_BACK = 0.005, 0.005 / 200
+BACK_OFF, GIVE_BACK = 0.005, 0.005 / 300
 """What a late step takes from the aim once half of what may be late is late, in proportion before;
 the rest is left to requests that join. And what one that is on time gives back."""
 LEAST_AIM, MOST_AIM = 0.8, 0.998
@@ -29,15 +29,15 @@ class Lateness:
     Args:
         limit_us: Limit of a gap.
         allowed: Share of late gaps that is wanted at most.
-        aim: What a step is planned for at first, as a share of the limit.
+        aims: What steps of each mode are planned for at first, as a share of the limit.
 
     Attributes:
         aims: The aim of steps with prompts in the same forward ("mixed"), beside prompts ("split")
             and of others ("turns").
     """
 
-    def __init__(self, limit_us: float, allowed: float, aim: float) -> None:
-        self.aims = dict.fromkeys(("mixed", "split", "turns"), aim)
+    def __init__(self, limit_us: float, allowed: float, aims: Mapping[str, float]) -> None:
+        self.aims = dict(aims)
         self._limit_us = limit_us
         self._allowed = allowed
         self._gaps, self._late = GIVEN, 0.0

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 KEPT = 200_000
 """Launches that are kept for pictures: twenty minutes or so."""
+DECODE_LAUNCH_US, PREFILL_LAUNCH_US = 70.0, 200.0
+"""Host time of a decode graph and of a layer of prompts, on hosts of H200s: while it launches
+layers, no token is handed out."""
 
 
 class SimServer:
@@ -49,8 +52,8 @@ class SimServer:
         *,
         predictor: Predictor | None = None,
         sizes: Sizes | None = None,
-        decode_launch_us: float = 0.0,
-        prefill_launch_us: float = 0.0,
+        decode_launch_us: float = DECODE_LAUNCH_US,
+        prefill_launch_us: float = PREFILL_LAUNCH_US,
         spread: float = SPREAD,
     ) -> None:
         from smkern.latency import TablePredictor

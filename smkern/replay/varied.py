@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, sqrt
 from random import Random
 
 from smkern.latency import Size
@@ -13,13 +13,16 @@ SPREAD = 0.04
 p10 / p50 / p90 of mixed forwards were 0.89 to 0.93 / 0.95 to 0.99 / 1.04 to 1.08 of it."""
 OF_STEPS = 0.5
 """Part of it that decode steps have."""
+OF_SLOWDOWNS, KEPT = 1.35, 0.9
+"""What the slowdown of decode steps beside prompts has of it, and how much of one factor is in the
+next: such steps on an H200 were off by 5.8%, and by 0.84 of that in the step that followed."""
 
 
 class Varied:
     """A predictor whose times vary from launch to launch, for a simulated device.
 
     What a policy asks stays the prediction. Each answer is one launch's time, by a seeded
-    log-normal factor of median 1.
+    log-normal factor of median 1; that of slowdowns of decode steps changes slowly.
 
     Args:
         predictor: Of times.
@@ -39,6 +42,7 @@ class Varied:
         self._predictor = predictor
         self._spread = spread
         self._draw = Random(seed)
+        self._off = 0.0
 
     def alone_us(self, size: Size, num_sms: int) -> float:
         """Time of the next launch with nothing beside it."""
@@ -46,5 +50,10 @@ class Varied:
         return self._predictor.alone_us(size, num_sms) * exp(self._draw.gauss(0.0, spread))
 
     def slowdown(self, size: Size, num_sms: int, beside: Size, beside_sms: int) -> float:
-        """How many times longer a launch takes beside another: as predicted."""
-        return self._predictor.slowdown(size, num_sms, beside, beside_sms)
+        """How many times longer a launch takes beside another; at least 1."""
+        slow = self._predictor.slowdown(size, num_sms, beside, beside_sms)
+        if size.chunks:
+            return slow
+        fresh = self._draw.gauss(0.0, OF_SLOWDOWNS * self._spread)
+        self._off = KEPT * self._off + sqrt(1.0 - KEPT**2) * fresh
+        return max(1.0, slow * exp(self._off))

@@ -32,7 +32,7 @@ def test_a_launch_moves_the_factor_of_its_kind_by_hand() -> None:
 
 
 def test_beside_another_launch_the_time_and_not_the_ratio_is_corrected() -> None:
-    corrected = Corrected(RATES, rate=1.0)
+    corrected = Corrected(RATES, rate=1.0, rate_beside=1.0)
     corrected.observe(STEP, 64, 1.1 * RATES.alone_us(STEP, 64))
     corrected.observe(STEP, 64, 1.2 * 1.5 * RATES.alone_us(STEP, 64), PROMPT, 68)
     together = corrected.alone_us(STEP, 64) * corrected.slowdown(STEP, 64, PROMPT, 68)
@@ -61,7 +61,7 @@ class Guarded(ConstantRates):
 
 
 def test_the_predictors_guard_is_corrected() -> None:
-    corrected = Corrected(Guarded(), rate=1.0)
+    corrected = Corrected(Guarded(), rate_beside=1.0)
     corrected.observe(STEP, 64, 1.1 * RATES.alone_us(STEP, 64), PROMPT, 68)
     assert corrected.worst_us(STEP, 64, PROMPT, 68) == pytest.approx(7700.0)
 
@@ -70,3 +70,5 @@ def test_the_predictors_guard_is_corrected() -> None:
 def test_a_rate_that_is_none(rate: float) -> None:
     with pytest.raises(ArgumentError, match="rate="):
         Corrected(RATES, rate=rate)
+    with pytest.raises(ArgumentError, match="rate_beside="):
+        Corrected(RATES, rate_beside=rate)

@@ -12,7 +12,7 @@ LIMIT = 10_000.0
 
 
 def lateness(allowed: float = 0.01) -> Lateness:
-    return Lateness(LIMIT, allowed, 0.95)
+    return Lateness(LIMIT, allowed, dict.fromkeys(("mixed", "split", "turns"), 0.95))
 
 
 def step(

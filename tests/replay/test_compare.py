@@ -33,7 +33,10 @@ TRACE = Trace("golden", (Arrival(0.0, 300, 3), Arrival(0.035, 200, 2), Arrival(0
 @pytest.fixture(scope="module")
 def server() -> SimServer:
     sizes = Sizes(kv_tokens=64_000, rungs=(66,), max_context=4096)
-    return SimServer(preset("qwen3-8b"), predictor=Flat(), sizes=sizes, spread=0)
+    return SimServer(
+        preset("qwen3-8b"), predictor=Flat(), sizes=sizes, decode_launch_us=0, prefill_launch_us=0,
+        spread=0,
+    )  # fmt: skip
 
 
 def times_ms(served) -> list[list[float]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import median, stdev
+from math import log
+from statistics import correlation, mean, median, stdev
 
 import pytest
 
@@ -10,7 +11,7 @@ from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import StaticSplit
 from smkern.replay import SimServer, load_trace, replay
-from smkern.replay.varied import OF_STEPS, Varied
+from smkern.replay.varied import KEPT, OF_SLOWDOWNS, OF_STEPS, Varied
 from smkern.runtime.sim.rates import ConstantRates
 
 STEP = Size(batch=8, total_kv=800)
@@ -23,7 +24,17 @@ def test_times_are_spread_around_the_prediction() -> None:
         ratios = [varied.alone_us(size, 132) / us for _ in range(4000)]
         assert median(ratios) == pytest.approx(1.0, abs=0.01)
         assert stdev(ratios) == pytest.approx(spread, rel=0.1)
-    assert varied.slowdown(STEP, 32, MIXED, 100) == ConstantRates().slowdown(STEP, 32, MIXED, 100)
+
+
+def test_slowdowns_of_steps_vary_slowly_and_those_of_prompts_do_not() -> None:
+    rates, prompts = ConstantRates(contention=1.5), Size((Chunk(100),), 4, 4)
+    varied, slow = Varied(rates, 0.04), rates.slowdown(STEP, 32, prompts, 100)
+    ratios = [log(varied.slowdown(STEP, 32, prompts, 100) / slow) for _ in range(8000)]
+    assert mean(ratios) == pytest.approx(0.0, abs=0.01)
+    assert stdev(ratios) == pytest.approx(0.04 * OF_SLOWDOWNS, rel=0.15)
+    assert correlation(ratios[1:], ratios[:-1]) == pytest.approx(KEPT, abs=0.03)
+    assert varied.slowdown(prompts, 100, STEP, 32) == rates.slowdown(prompts, 100, STEP, 32)
+    assert Varied(ConstantRates(), 0.5).slowdown(STEP, 32, prompts, 100) >= 1.0
 
 
 def test_a_replay_is_the_same_each_time() -> None:
