@@ -17,7 +17,7 @@ from smkern.measure.options import IntList, ShapeList, stacked
 from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, Kernel
 
-OPS = ("gemm", "gemm_swiglu", "attention", "append", "sample", "moe", "grouped_gemm")
+OPS = ("gemm", "gemm_swiglu", "attention", "append", "sample", "moe", "grouped_gemm", "gemm_fp8")
 MODEL_MINUTES = 10.0
 MODEL_CANDIDATES = 6
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smkern.autotune import append, attention, moe, sample
+from smkern.autotune import append, attention, fp8, moe, sample
 from smkern.autotune.attention_cases import Heads, case_of
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import GemmCase, gemm_family
@@ -36,6 +36,7 @@ DECODE_ROWS = (1, 8, 16, 32, 64, 128, 256)
 PREFILL_ROWS = (512, 1024, 2048, 4096, 8192)
 SIZES: Mapping[str, tuple[int, ...]] = {
     "gemm": (*DECODE_ROWS, *PREFILL_ROWS),
+    "gemm_fp8": (*DECODE_ROWS, *PREFILL_ROWS),
     "append": (1, 8, 64, 512, 4096),
     "sample": (1, 8, 32, 64, 128),
     "moe": (1, 8, 32, 128, 512, 2048, 8192),
@@ -51,7 +52,7 @@ PROMPTS = (512, 2048, 8192)
 """The `PREFILL_ROWS` at which attention is measured."""
 
 GAIN: Mapping[str, float] = {
-    "gemm": 0.10, "grouped_gemm": 0.15, "attention": 0.05, "append": 0.10,
+    "gemm": 0.10, "gemm_fp8": 0.05, "grouped_gemm": 0.15, "attention": 0.05, "append": 0.10,
     "sample": 0.10, "moe": 0.10,
 }  # fmt: skip
 """Share of an operator's time that tuning usually saves: rough, it only orders the work."""
@@ -81,11 +82,6 @@ def model_config(name: str) -> ModelConfig:
         raise ConfigError(
             f"--model {name!r} has {config.dtype}: models are tuned in torch.bfloat16; set dtype "
             "in its config.json if you serve it so"
-        )
-    if config.quantization is not None:
-        raise ConfigError(
-            f"--model {name!r} is {config.quantization.kind}: products on e4m3 have no tables yet; "
-            "give the bf16 model, whose attention and norms it shares"
         )
     return config
 
@@ -122,7 +118,10 @@ def of_rank(config: ModelConfig, tp: int) -> ModelConfig:
 
 def families(most: int) -> dict[str, MeasuredFamily]:
     """All tables by name, `most` candidates a cell."""
-    found = (gemm_family(), append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE, moe.GROUPED)
+    found = (
+        gemm_family(), fp8.FAMILY, append.FAMILY, attention.FAMILY, sample.FAMILY, moe.MOE,
+        moe.GROUPED,
+    )  # fmt: skip
     return {family.name: replace(family, most=most) for family in found}
 
 
@@ -205,6 +204,8 @@ class ModelCells:
         c, name = self.config, kernel.name
         if (product := kernel.product) is not None:
             m, n, k, epilogue = product
+            if c.quantization is not None and kernel.flop_rate > 1:
+                return "gemm_fp8", fp8.case_of(m, n, k, c.quantization.kind)
             return "gemm", GemmCase(GemmProblem(m, n, k, "bf16", parse_epilogue(epilogue)))
         if name == "append":
             turned = 0 if c.rope.rotary_dim == c.head_dim else c.rope.rotary_dim
@@ -218,6 +219,8 @@ class ModelCells:
             return None
         experts = Experts(c.hidden_size, c.moe.intermediate_size, c.moe.num_experts, c.moe.top_k)
         table, op = _OF_EXPERTS[name]
+        if c.quantization is not None and table == "grouped_gemm":
+            return None  # e4m3's has two tiles, chosen by the rows
         return table, MoeCase(op, experts, size)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from smkern.autotune import append, attention, moe, sample
+from smkern.autotune import append, attention, fp8, moe, sample
 from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_cases, tuned_cases
 from smkern.autotune.family import MeasuredFamily
 from smkern.autotune.gemm import GemmCase, gemm_family
@@ -70,6 +70,14 @@ def _products(options: Options, *, swiglu: bool = False) -> OperatorCells:
     return OperatorCells(family, [GemmCase(problem) for problem in found], budgets)
 
 
+def _scaled(options: Options) -> OperatorCells:
+    """GEMMs of e4m3, with scales of blocks and of rows."""
+    shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
+    budgets = QUICK_GEMM_BUDGETS if options.quick else GEMM_BUDGETS
+    cases = fp8.cases_of(shapes, options.sizes(MS, QUICK_MS))
+    return OperatorCells(fp8.FAMILY, cases, budgets)
+
+
 def _attention(options: Options) -> OperatorCells:
     if options.quick and not options.heads:
         return options.work(attention.FAMILY, quick_cases(options.cache_dtype))
@@ -97,6 +105,7 @@ def _experts(options: Options, family: MeasuredFamily, ops: Sequence[moe.Op]) ->
 OPERATORS: Mapping[str, Callable[[Options], OperatorCells]] = {
     "gemm": _products,
     "gemm_swiglu": partial(_products, swiglu=True),
+    "gemm_fp8": _scaled,
     "attention": _attention,
     "append": _append,
     "sample": _sample,

@@ -54,7 +54,8 @@ class Measurement(Generic[P, C]):
             row["config"] = cells.config_to_json(config, DEFAULT_CONFIG)
         else:
             row |= asdict(problem) | confined
-            row["config"] = cells.config_to_json(config, type(config)())
+            default = DEFAULT_CONFIG if isinstance(config, GemmConfig) else type(config)()
+            row["config"] = cells.config_to_json(config, default)
         row["predicted_us"] = round(self.predicted_us, 3)
         if self.contended:
             row["contended"] = True

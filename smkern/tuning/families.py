@@ -7,6 +7,7 @@ from typing import Any
 from smkern.tuning.append import APPEND_FAMILY
 from smkern.tuning.attention.select import ATTENTION_FAMILY
 from smkern.tuning.family import Family
+from smkern.tuning.fp8_table import FP8_FAMILY
 from smkern.tuning.grouped import GROUPED_FAMILY
 from smkern.tuning.moe import MOE_FAMILY
 from smkern.tuning.sample import SAMPLE_FAMILY
@@ -14,6 +15,7 @@ from smkern.tuning.select import GEMM_FAMILY
 
 FAMILIES: tuple[Family[Any, Any], ...] = (
     GEMM_FAMILY,
+    FP8_FAMILY,
     ATTENTION_FAMILY,
     APPEND_FAMILY,
     SAMPLE_FAMILY,

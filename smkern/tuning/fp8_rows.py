@@ -19,6 +19,8 @@ BLOCKS_AT_ONCE = 2048
 """Columns of an item whose blocks have scales of their own."""
 RESIDENT = 4
 """CTAs an SM under a mask."""
+RESIDENT_BLOCKS = 8
+"""Of pieces with scales of blocks: 4 read 4,096 rows 16 to 40% slower."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,7 +81,8 @@ def choose(problem: QuantProblem, budget: Budget) -> QuantConfig:
     block = chunk_of(problem)
     elements = block * (FP8_BLOCK if problem.group == "weight_block" else 1)
     warps = min(16, max(4, elements // (32 * 2 * VECTOR)))
-    return QuantConfig(warps, block)
+    pieces = not problem.is_norm and problem.group == "block"
+    return QuantConfig(warps, block, RESIDENT_BLOCKS if pieces else RESIDENT)
 
 
 def num_items(problem: QuantProblem, config: QuantConfig) -> int:

@@ -38,9 +38,22 @@ def gemms(jobs):
     return found
 
 
-def test_models_in_fp8_have_no_tables():
-    with pytest.raises(ConfigError, match=r"--model 'qwen3-8b-fp8' is fp8-block: products on e4m3"):
-        model_config("qwen3-8b-fp8")
+def test_a_model_in_fp8_has_cells_of_e4m3_and_a_head_in_bf16(profile):
+    jobs = jobs_of(model_config("qwen3-8b-fp8"), profile)
+    scaled = {
+        (job.problem.n, job.problem.k, job.problem.blocks)
+        for job in jobs
+        if job.family.name == "gemm_fp8"
+    }
+    shapes = (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)
+    assert scaled == {(*shape, True) for shape in shapes}
+    assert gemms(jobs) == {(151936, 4096, "none"): set(model.DECODE_ROWS)}
+
+
+def test_experts_in_fp8_have_no_cells(profile):
+    names = {job.family.name for job in jobs_of(model_config("qwen3-30b-a3b-fp8"), profile)}
+    assert "moe" in names
+    assert "grouped_gemm" not in names
 
 
 def test_a_dense_model_is_its_products_and_everything_around_them(profile):

@@ -30,10 +30,15 @@ CONFIGS = [
     GemmConfig("ws", 128, 128, 64, 8, 6, split=STREAM_K, eager=True),
     GemmConfig("ws", 16, 64, 64, 4, 12, True, split=3, eager=True),
     GemmConfig("ws", 32, 128, 64, 8, 10, True, eager=True),
-    GemmConfig("ws", 64, 128, 64, 8, 8, True, split=STREAM_K, eager=True),
-    GemmConfig("ws", 64, 64, 64, 4, 3, True, ctas_per_sm=3, split=2, eager=True),
+    GemmConfig("ws", 16, 128, 64, 8, 10, True, split=STREAM_K, eager=True),
+    GemmConfig("ws", 32, 64, 64, 4, 4, True, ctas_per_sm=3, split=2, eager=True),
     GemmConfig("pointer", 64, 64, 64, 8, 3),
 ]
+WIDE = [
+    GemmConfig("ws", 128, 256, 64, 8, 4, eager=True),
+    GemmConfig("ws", 128, 256, 64, 8, 4, split=3, eager=True),
+]
+"""With scales of blocks only."""
 BUDGET = Budget(60, "grid", True)
 
 
@@ -85,6 +90,12 @@ def test_configurations(config, epilogue, kind):
         run_config(case, x, config, Budget(num_sms, "grid", True))
         check(case, x)
         x.out.fill_(math.nan)
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue(), FULL], ids=lambda e: e.key)
+@pytest.mark.parametrize("config", WIDE, ids=lambda c: f"split{c.split}")
+def test_wide_tiles(config, epilogue):
+    test_configurations(config, epilogue, "block")
 
 
 @pytest.mark.parametrize("kind", ["row", "tensor"])
@@ -179,14 +190,15 @@ def test_zero_sizes_and_backends():
 def test_every_variant_is_right():
     """Each tile that dispatch can choose, on rows that fill it and leave a rest."""
     names = {False: "row", True: "block"}
-    made = fp8.variants(False, True, torch.cuda.get_device_capability())
-    if not made:
+    capability = torch.cuda.get_device_capability()
+    made = {blocks: fp8.variants(False, True, capability, blocks) for blocks in names}
+    if not made[True]:
         pytest.skip("no warp-specialised kernel here")
-    base = ScaledProblem(64, 264, 1024)
-    precompile((replace(base, blocks=blocks), c) for c in made for blocks in names)
-    for kind in names.values():
-        for config in made:
-            case = Case(config.block_m + 13, 264, 1024, kind)
+    base = ScaledProblem(64, 264, 1152)
+    precompile((replace(base, blocks=blocks), c) for blocks in names for c in made[blocks])
+    for blocks, kind in names.items():
+        for config in made[blocks]:
+            case = Case(config.block_m + 13, 264, 1152, kind)
             x = operands(case)
             run_config(case, x, config, Budget(132, "grid", True))
             check(case, x)

@@ -36,7 +36,6 @@ from smkern.ops.workspace import Workspaces
 from smkern.profile import load_profile
 from smkern.tuning import fp8, fp8_grouped, fp8_rows
 from smkern.tuning.config import Budget
-from smkern.tuning.cost_constants import DEFAULTS
 from smkern.tuning.fp8 import ScaledProblem
 
 E4M3 = torch.float8_e4m3fn
@@ -80,7 +79,7 @@ def run(op: Any, call: Any, dispatcher: Any, capturing: bool = False) -> Any:
 
 
 def gemms() -> ScaledDispatcher:
-    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90), DEFAULTS)
+    return ScaledDispatcher(-1, H200, lambda: ScaledGemmKernels(90))
 
 
 def named(launch: Launched, names: list[str]) -> dict[str, int | None]:

@@ -51,6 +51,16 @@ class ScaledVariant:
     capability: int
 
     @property
+    def parts(self) -> int:
+        """Warpgroups that multiply."""
+        return self.num_warps // 4
+
+    @property
+    def wide(self) -> bool:
+        """Whether a warpgroup's columns are multiplied in quarters."""
+        return self.columns > 128
+
+    @property
     def rows(self) -> int:
         """Rows of a tile on the matrix unit's row side."""
         return self.block_n if self.swap else self.block_m
@@ -80,7 +90,8 @@ def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> S
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         swap=config.swap,
-        stream=config.split != 1,
+        # of two sums of columns the compiler keeps both in registers only in the streamed kernel
+        stream=config.split != 1 or fp8.is_wide(config),
         blocks=problem.blocks,
         bias=epilogue.bias,
         residual=epilogue.residual,
@@ -132,11 +143,10 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
 
     from smkern.kernels.fp8.gemm_ws import fp8_gemm_ws
 
-    rows, columns = variant.rows, variant.columns
-    parts = rows // 64
+    columns = variant.columns // 4 if variant.wide else variant.columns
+    high = min(variant.columns, 128)
     signature: dict[str, str] = {}
-    boxes = rows if parts & (parts - 1) == 0 else 64
-    for side, count in (("x", boxes), ("y", columns)):
+    for side, count in (("x", variant.rows), ("y", high)):
         layout = gl.NVMMASharedLayout.get_default_for([count, fp8.STEP], gl.float16)
         signature[f"{side}_desc"] = f"tensordesc<{PAIRS}[{count}, {fp8.STEP}],{layout!r}>"
     addresses = _addresses(variant)
@@ -147,21 +157,19 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
         "ws", variant.block_m, variant.block_n, fp8.STEP, variant.num_warps, variant.num_stages,
         variant.swap, variant.ctas_per_sm,
     )  # fmt: skip
-    part = min(columns, 128)
     constants = {
-        "PARTS": parts,
+        "PARTS": variant.parts,
         "BLOCK_Y": columns,
+        "WIDE": variant.wide,
         "BLOCK_K": fp8.STEP,
         "STAGES": variant.num_stages,
         "BLOCKS": variant.blocks,
-        "PROMOTE": fp8.PROMOTE,
-        "PART_Y": part,
         "STREAM": variant.stream,
         "SWAP": variant.swap,
         "MMA": gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32]
         ),
-        "LAYOUT": _store_layout(gl, part, variant.swap),
+        "LAYOUT": _store_layout(gl, columns, variant.swap),
         "FLAT": gl.NVMMASharedLayout.get_default_for([64, 2 * fp8.STEP], gl.float8e4nv),
         "REGS": fp8.multiply_registers(config),
         "COPY_REGS": fp8.COPY_REGISTERS,

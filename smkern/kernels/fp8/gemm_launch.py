@@ -172,9 +172,10 @@ class ScaledGemmKernels:
         capability = divmod(self.capability, 10)
         if fp8.serves_ws(problem, capability):
             for confined in (True, False):
-                for config in fp8.variants(problem.epilogue.residual, confined, capability):
-                    splits = (1, 0) if fp8.parts(config) <= fp8.MAX_SPLIT_PARTS else (1,)
-                    for split in splits:
+                for config in fp8.variants(
+                    problem.epilogue.residual, confined, capability, problem.blocks
+                ):
+                    for split in (1, 0):
                         named = replace(config, split=split)
                         found[variant_of(problem, named, self.capability)] = None
             return tuple(found)

@@ -18,10 +18,9 @@ from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, ro
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.operator import Bound
 from smkern.ops.operator_dispatch import OperatorDispatcher, absent_kernels
-from smkern.tuning import fp8
 from smkern.tuning.config import Budget, Epilogue, GemmConfig
-from smkern.tuning.cost_constants import CostConstants, load_constants
 from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8_table import FP8_FAMILY
 
 if TYPE_CHECKING:
     from smkern.profile import Profile
@@ -34,19 +33,12 @@ class ScaledDispatcher(OperatorDispatcher[ScaledProblem, GemmConfig]):
         index: GPU index.
         profile: The device's facts and ceilings.
         kernels: Makes the kernels of this device on first need.
-        constants: The cost model's, as fitted on this GPU.
     """
 
-    def __init__(
-        self,
-        index: int,
-        profile: Profile,
-        kernels: Callable[[], Any],
-        constants: CostConstants,
-    ) -> None:
-        select = partial(fp8.choose, profile=profile, constants=constants)
+    def __init__(self, index: int, profile: Profile, kernels: Callable[[], Any]) -> None:
+        self.index, self.table = index, FP8_FAMILY.load(profile)
+        select = partial(FP8_FAMILY.config, profile=profile, table=self.table)
         super().__init__(profile, kernels, select, of_step)
-        self.index, self.constants = index, constants
 
     def launch_by(
         self, config: GemmConfig, problem: ScaledProblem, budget: Budget, capturing: bool
@@ -74,20 +66,18 @@ def fp8_dispatcher(index: int) -> ScaledDispatcher:
     profile = load_profile(index)
     major, minor = profile.info.capability
     check_fp8_capability(10 * major + minor)
-    constants = load_constants(profile.info.name, profile.info.capability)
 
     def kernels() -> Any:
         from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 
         return ScaledGemmKernels(10 * major + minor)
 
-    return ScaledDispatcher(index, profile, kernels, constants)
+    return ScaledDispatcher(index, profile, kernels)
 
 
 def offline_dispatcher(profile: Profile) -> ScaledDispatcher:
     """A dispatcher that chooses for a device that may be absent; it cannot launch."""
-    constants = load_constants(profile.info.name, profile.info.capability)
-    return ScaledDispatcher(-1, profile, absent_kernels, constants)
+    return ScaledDispatcher(-1, profile, absent_kernels)
 
 
 def of_step(problem: ScaledProblem) -> ScaledProblem:

@@ -10,11 +10,26 @@ from typing import Any
 from smkern.errors import ArgumentError
 from smkern.ops.checks import FP8_BLOCK
 from smkern.ops.explain import dispatcher_and_budget
-from smkern.ops.fp8.dispatch import ScaledDispatcher, fp8_dispatcher, kernel_of, offline_dispatcher
+from smkern.ops.fp8.dispatch import (
+    ScaledDispatcher,
+    fp8_dispatcher,
+    kernel_of,
+    of_step,
+    offline_dispatcher,
+)
 from smkern.ops.gemm.dispatch import Explanation, workspace_bytes
 from smkern.tuning import constraints, cost_model
-from smkern.tuning.config import Epilogue
+from smkern.tuning.config import Budget, Epilogue
+from smkern.tuning.cost_constants import load_constants
 from smkern.tuning.fp8 import ScaledProblem
+
+
+def _source(dispatcher: ScaledDispatcher, problem: ScaledProblem, budget: Budget) -> str:
+    """Where the choice comes from."""
+    if problem.kernel:
+        return "forced"
+    found = dispatcher.table.lookup(of_step(problem), budget, dispatcher.profile.info.capability)
+    return "model" if found is None else "table"
 
 
 @cache
@@ -56,14 +71,15 @@ def explain_scaled(
     problem = ScaledProblem(m, n, k, "bf16", epilogue, blocks, whole, batch_invariant)
     problem = replace(problem, kernel=kernel_of(backend, problem))
     config = dispatcher.select(problem, budget)
-    profile, constants = dispatcher.profile, dispatcher.constants
+    profile = dispatcher.profile
+    constants = load_constants(profile.info.name, profile.info.capability)
     predicted_us = cost_model.predict_us(problem.twin, config, budget, profile, constants)
     tiles = constraints.num_tiles(problem.twin, config)
     return Explanation(
         problem,
         budget,
         replace(config, block_k=2 * config.block_k),
-        "forced" if problem.kernel else "model",
+        _source(dispatcher, problem, budget),
         predicted_us,
         workspace_bytes(problem.twin, config, budget) if config.kernel == "ws" else 0,
         tiles,

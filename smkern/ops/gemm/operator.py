@@ -75,10 +75,10 @@ def gemm(
     """out = act(a @ w.T + bias) + residual, on at most `num_sms` SMs.
 
     Accumulates in fp32 and rounds once. With scales, a and w are e4m3 and stand for a * a_scale and
-    w * w_scale; tensor cores sum at most 128 products of blocks, 512 of rows, before fp32 takes
-    over, so that errors do not grow with K: before the epilogue a product is within 2^-10 of the
-    sum of its terms' magnitudes. CPU tensors run the reference in plain torch. There is no
-    backward: the result requires no gradient, or one whose backward raises (torch.compile, modes).
+    w * w_scale; tensor cores sum at most 128 products before fp32 takes over, so that errors do not
+    grow with K: before the epilogue a product is within 2^-10 of the sum of its terms' magnitudes.
+    CPU tensors run the reference in plain torch. There is no backward: the result requires no
+    gradient, or one whose backward raises (torch.compile, modes).
 
     Args:
         a: [M, K], bf16 or fp16 (fp32 on CPU tensors), or e4m3 with scales; rows may be apart, the

@@ -1,0 +1,177 @@
+"""Sums over K of the warp-specialised GEMM of e4m3 (Gluon): by tensor cores, then in fp32.
+
+Tensor cores add e4m3 products with about 14 bits, so after every step, 128 products, their sum goes
+to fp32 registers, times the scales of the step's blocks where there are any. Two sums take turns:
+one is promoted while the other is multiplied. Products of one warpgroup alone would leave tensor
+cores idle meanwhile, and two warpgroups fall into step.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+ROWS = gl.constexpr(64)
+"""Rows of a tile that a warpgroup multiplies."""
+TURNS = gl.constexpr(4)
+"""Steps whose sums take turns before all are in the total: what is in flight cannot be carried
+round a loop, as the compiler would wait for it."""
+QUARTER = gl.constexpr(64)
+"""Columns at once of 256: two sums beside a total of 64 x 256 are 192 registers a thread."""
+
+
+@gluon.jit
+def _scales(a_at, w_at, row, m, BLOCKS: gl.constexpr):
+    """A step's scales of rows of a, and of its block of w; asked for before the products."""
+    by_row = 1.0
+    by_block = 1.0
+    if BLOCKS:
+        by_row = gl.load(a_at, mask=row < m, other=1.0)
+        by_block = gl.load(w_at)
+    return by_row, by_block
+
+
+@gluon.jit
+def _stage(x_bufs, y_bufs, stage, PART: gl.constexpr, PARTS: gl.constexpr):
+    """A warpgroup's operands in a stage."""
+    return x_bufs.index(stage * PARTS + PART), y_bufs.index(stage).permute((1, 0))
+
+
+@gluon.jit
+def _advance(stage, phase, STAGES: gl.constexpr):
+    """The next stage, and its barriers' phase."""
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
+def _promoted(total, acc, by_row, by_block, BLOCKS: gl.constexpr, SWAP: gl.constexpr):
+    """The fp32 sum with tensor cores' sum, times its scales with BLOCKS.
+
+    By volatile assembly: the compiler may not move it past the next product, which overwrites acc.
+    """
+    if BLOCKS:
+        scale = by_row * by_block
+        scale = scale[None, :] if SWAP else scale[:, None]
+        total = gl.inline_asm_elementwise(
+            "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [acc, scale, total], dtype=gl.float32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        total = gl.inline_asm_elementwise(
+            "add.f32 $0, $1, $2;", "=f,f,f", [acc, total], dtype=gl.float32, is_pure=False, pack=1
+        )
+    return total
+
+
+@gluon.jit
+def sum_by_turns(
+    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, row, m, a_block_step,
+    PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_Y: gl.constexpr, STAGES: gl.constexpr,
+    BLOCKS: gl.constexpr, SWAP: gl.constexpr, MMA: gl.constexpr,
+):  # fmt: skip
+    """The products of so many steps, [64, BLOCK_Y], and the stage and phase after them."""
+    acc = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    other = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    total = gl.zeros([ROWS, BLOCK_Y], gl.float32, layout=MMA)
+    turned = steps // TURNS * TURNS
+    for _ in range(0, turned, TURNS):
+        by_row, by_block = _scales(a_at, w_at, row, m, BLOCKS)
+        mbarrier.wait(full.index(stage), phase)
+        x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
+        acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+        for turn in gl.static_range(1, TURNS):
+            before = stage
+            stage, phase = _advance(stage, phase, STAGES)
+            if BLOCKS:
+                a_at += a_block_step
+                w_at += 1
+            next_row, next_block = _scales(a_at, w_at, row, m, BLOCKS)
+            mbarrier.wait(full.index(stage), phase)
+            x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
+            if turn % 2 == 1:
+                other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
+                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+                mbarrier.arrive(empty.index(before), count=1)
+                total = _promoted(total, acc, by_row, by_block, BLOCKS, SWAP)
+            else:
+                acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+                other = warpgroup_mma_wait(num_outstanding=1, deps=(other,))
+                mbarrier.arrive(empty.index(before), count=1)
+                total = _promoted(total, other, by_row, by_block, BLOCKS, SWAP)
+            by_row = next_row
+            by_block = next_block
+        other = warpgroup_mma_wait(num_outstanding=0, deps=(other,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        total = _promoted(total, other, by_row, by_block, BLOCKS, SWAP)
+        stage, phase = _advance(stage, phase, STAGES)
+        if BLOCKS:
+            a_at += a_block_step
+            w_at += 1
+    for _ in range(turned, steps):
+        by_row, by_block = _scales(a_at, w_at, row, m, BLOCKS)
+        mbarrier.wait(full.index(stage), phase)
+        x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
+        acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        total = _promoted(total, acc, by_row, by_block, BLOCKS, SWAP)
+        stage, phase = _advance(stage, phase, STAGES)
+        if BLOCKS:
+            a_at += a_block_step
+            w_at += 1
+    return total, stage, phase
+
+
+@gluon.jit
+def sum_wide(
+    x_bufs, y_bufs, full, empty, stage, phase, steps, a_at, w_at, next_at, row, m, a_block_step,
+    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, MMA: gl.constexpr,
+):  # fmt: skip
+    """The products of so many steps by 256 columns in quarters, and the stage and phase after them.
+
+    Rows of x are fetched into registers once a step, as four quarters would read them from shared
+    memory four times: its bandwidth, 128 bytes a clock, is what bounds a tile.
+    """
+    X: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    acc = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    other = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    first = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    second = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    third = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    fourth = gl.zeros([ROWS, QUARTER], gl.float32, layout=MMA)
+    for _ in range(steps):
+        by_row, by_block = _scales(a_at, w_at, row, m, True)
+        by_next = gl.load(next_at)
+        a_at += a_block_step
+        w_at += 1
+        next_at += 1
+        mbarrier.wait(full.index(stage), phase)
+        x = x_bufs.index(stage * PARTS + PART).load(X)
+        low = y_bufs.index(stage * 2)
+        high = y_bufs.index(stage * 2 + 1)
+        y = low.slice(0, QUARTER).permute((1, 0))
+        acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+        y = low.slice(QUARTER, QUARTER).permute((1, 0))
+        other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        first = _promoted(first, acc, by_row, by_block, True, False)
+        y = high.slice(0, QUARTER).permute((1, 0))
+        acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+        other = warpgroup_mma_wait(num_outstanding=1, deps=(other,))
+        second = _promoted(second, other, by_row, by_block, True, False)
+        y = high.slice(QUARTER, QUARTER).permute((1, 0))
+        other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        third = _promoted(third, acc, by_row, by_next, True, False)
+        other = warpgroup_mma_wait(num_outstanding=0, deps=(other,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        fourth = _promoted(fourth, other, by_row, by_next, True, False)
+        stage, phase = _advance(stage, phase, STAGES)
+    return first, second, third, fourth, stage, phase

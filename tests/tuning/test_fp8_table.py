@@ -1,0 +1,98 @@
+"""Tuned cells of e4m3: which rows and epilogues a cell serves, and which cells are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from smkern.errors import TableError
+from smkern.profile import load_profile
+from smkern.tuning import fp8
+from smkern.tuning.cells import Cells, Tuned
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8_table import FP8_FAMILY, ScaledKey, ScaledTable
+
+H200 = load_profile("h200")
+CAPABILITY = H200.info.capability
+BUDGET = Budget(24, "mask", False)
+PROBLEM = ScaledProblem(192, 6144, 4096, blocks=True)
+CONFIG = next(
+    replace(x, split=0)
+    for x in fp8.variants(False, True, CAPABILITY, True)
+    if (x.block_m, x.block_n) == (64, 128) and not x.swap
+)
+
+
+def table(config: GemmConfig = CONFIG) -> ScaledTable:
+    return ScaledTable({ScaledKey.of(PROBLEM, BUDGET): Tuned(config, 10.0)})
+
+
+@pytest.mark.parametrize("m", [129, 150, 192])
+def test_a_cell_serves_rows_that_make_as_many_tiles(m):
+    assert table().lookup(replace(PROBLEM, m=m), BUDGET, CAPABILITY) == CONFIG
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(PROBLEM, m=128),
+        replace(PROBLEM, m=193),
+        replace(PROBLEM, blocks=False),
+        replace(PROBLEM, n=4096),
+        replace(PROBLEM, batch_invariant=True),
+        replace(PROBLEM, aligned=False),
+        replace(PROBLEM, kernel="pointer"),
+    ],
+    ids=["fewer tiles", "more tiles", "rows", "n", "batch-invariant", "unaligned", "forced"],
+)
+def test_a_cell_serves_nothing_else(problem):
+    assert table().lookup(problem, BUDGET, CAPABILITY) is None
+    assert FP8_FAMILY.config(problem, BUDGET, H200, table()) == fp8.choose(problem, BUDGET, H200)
+
+
+def test_a_cell_serves_its_budget_alone():
+    for budget in (Budget(26, "mask", False), Budget(24, "grid", False)):
+        assert table().lookup(PROBLEM, budget, CAPABILITY) is None
+
+
+def test_a_residual_takes_the_stages_that_leave_it_room():
+    swapped = [
+        x for x in fp8.variants(False, True, CAPABILITY, True) if x.swap and x.ctas_per_sm == 3
+    ]
+    with_residual = fp8.variants(True, True, CAPABILITY, True)
+    problem = ScaledProblem(32, 6144, 4096, epilogue=Epilogue(residual=True), blocks=True)
+    for config in swapped:
+        if config.block_m != 32:
+            continue
+        key = ScaledKey.of(problem, BUDGET)
+        found = ScaledTable({key: Tuned(config, 10.0)}).lookup(problem, BUDGET, CAPABILITY)
+        assert found is None or replace(found, split=1) in with_residual
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(CONFIG, block_m=96),
+        replace(CONFIG, ctas_per_sm=9),
+        replace(CONFIG, num_warps=8),
+        replace(CONFIG, split=64),
+        replace(CONFIG, group_m=0),
+        GemmConfig("ws", 192, 128, 64, 12, 5, eager=True),
+    ],
+    ids=["tile", "ctas", "warps", "split", "group", "three parts"],
+)
+def test_a_cell_that_cannot_run_is_refused(config, tmp_path):
+    file = FP8_FAMILY.file(tmp_path / "gemm_fp8.json")
+    cells = {ScaledKey.of(PROBLEM, BUDGET): Tuned(config, 10.0)}
+    file.path.write_text(file.dump(Cells({"gpu": H200.info.name}, cells)))
+    with pytest.raises(TableError, match="invalid cell"):
+        FP8_FAMILY.cells_of(file.path, H200)
+
+
+def test_a_file_keeps_its_cells(tmp_path):
+    file = FP8_FAMILY.file(tmp_path / "gemm_fp8.json")
+    cells = {ScaledKey.of(PROBLEM, BUDGET): Tuned(CONFIG, 10.0)}
+    file.path.write_text(file.dump(Cells({"gpu": H200.info.name}, cells)))
+    assert FP8_FAMILY.cells_of(file.path, H200).cells == cells
