@@ -20,9 +20,10 @@ from smkern.measure.timing import Call, geomean, sets_for
 from smkern.ops.reference.fp8 import dequantize, quantize
 
 Cell = dict[str, Any]
-Kind = Literal["row", "block"]
+Kind = Literal["tensor", "row", "block"]
 
 KINDS: dict[Kind, tuple[str, str]] = {
+    "tensor": ("tensor", "tensor"),
     "row": ("token", "token"),
     "block": ("block", "weight_block"),
 }
@@ -124,8 +125,10 @@ def torch_call(ops: Operands) -> Call:
     (a, a_scale), q, out = ops.a, ops.q, ops.out
     if ops.case.kind == "row":
         a_scale, q = a_scale[:, None], [(w, scale[:, None]) for w, scale in q]
-    else:
+    elif ops.case.kind == "block":
         a_scale = a_scale.t().contiguous().t()
+    else:
+        a_scale, q = a_scale.reshape(()), [(w, scale.reshape(())) for w, scale in q]
 
     def call(i: int) -> None:
         w, w_scale = q[i % len(q)]
@@ -197,8 +200,8 @@ def _name(cell: Cell) -> dict[str, Any]:
 def command(output: Output, *, cases: str | None, budgets: Any, peers: str, again: bool) -> None:
     """Time smkern.gemm of e4m3 in SM partitions and on the whole chip.
 
-    Each group of cells is one product in one budget: smkern in e4m3 with scales of rows or of
-    blocks; smkern in bf16 as dispatched; torch._scaled_mm. Inputs are quantized before.
+    Each group of cells is one product in one budget: smkern in e4m3 with scales of matrices, of
+    rows or of blocks; smkern in bf16 as dispatched; torch._scaled_mm. Inputs are quantized before.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
     names = peers_named(peers, PEERS)

@@ -12,7 +12,11 @@ from smkern.bench.cases import Sizes
 from smkern.bench.fp8 import CASES, Fp8Bench, Fp8Case, Operands, summarize
 from tests.bench.doubles import FakePartitions, run_suite
 
-TINY = (Fp8Case("block", "tiny", 5, 256, 256), Fp8Case("row", "tiny", 3, 64, 128))
+TINY = (
+    Fp8Case("block", "tiny", 5, 256, 256),
+    Fp8Case("row", "tiny", 3, 64, 128),
+    Fp8Case("tensor", "tiny", 3, 64, 128),
+)
 
 
 def slowed(make, cuda, us):
@@ -29,7 +33,7 @@ def slowed(make, cuda, us):
 
 
 def test_cases():
-    assert len({case.name for case in CASES}) == len(CASES) == 32
+    assert len({case.name for case in CASES}) == len(CASES) == 48
     assert CASES[0].bytes_moved == 16 * 4096 + 6144 * 4096 + 2 * 16 * 6144
     assert CASES[0].flops == 2 * 16 * 6144 * 4096
 
