@@ -39,11 +39,10 @@ constexpr int kMaxCtas = 256;
 
 // What each GPU has in memory that all can reach; zeroed when it is made.
 struct Shared {
-  u32 flags[RANKS][kMaxCtas];  // by sender and CTA: the last tile whose rows have come
-  u32 tiles;                   // tiles of the calls that are over here
-  u32 calls;                   // those calls
+  u32 flags[RANKS][kMaxCtas];  // by sender and CTA: the last call whose rows have come
+  u32 calls;                   // calls that are over here
   u32 ended;                   // CTAs of this call that are over
-  u32 pad[61];
+  u32 pad[62];
 };
 
 struct Params {
@@ -75,40 +74,40 @@ __device__ __forceinline__ u64 now_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
   return ns;
 }
-__device__ __forceinline__ void wait_for(const u32* flag, u32 tile, u64 limit_ns) {
+__device__ __forceinline__ void wait_for(const u32* flag, u32 call, u64 limit_ns) {
   const u64 began = now_ns();
-  while ((int)(seen(flag) - tile) < 0)
+  while ((int)(seen(flag) - call) < 0)
     if (now_ns() - began > limit_ns) __trap();
 }
 
-// All that was sent is there: the twins of this CTA may read it. Behind a barrier of the threads that
-// sent, of which the first few call this with their number.
-__device__ __forceinline__ void tell(const Params& p, u32 tile, int other) {
-  if (other >= RANKS || other == p.rank) return;
-  publish(&((Shared*)p.shared[other])->flags[p.rank][blockIdx.x], tile);
+// What came before on the stream is there; the next launch may be set up. The number of this call.
+__device__ __forceinline__ u32 begin_call(const Params& p) {
+#if PDL
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  return *(volatile u32*)&((Shared*)p.shared[p.rank])->calls + 1;
 }
-// Until the twins have sent a tile. In front of a barrier of the threads that read.
-__device__ __forceinline__ void hear(const Params& p, u32 tile, int other) {
-  if (other >= RANKS || other == p.rank) return;
-  wait_for(&((Shared*)p.shared[p.rank])->flags[other][blockIdx.x], tile, p.limit_ns);
+
+// All that this CTA has sent is there, and what its twins on the other GPUs have sent is here.
+__device__ __forceinline__ void exchange(const Params& p, u32 call) {
+  __syncthreads();
+  const int other = threadIdx.x;
+  if (other < RANKS && other != p.rank) {
+    publish(&((Shared*)p.shared[other])->flags[p.rank][blockIdx.x], call);
+    wait_for(&((Shared*)p.shared[p.rank])->flags[other][blockIdx.x], call, p.limit_ns);
+  }
+  __syncthreads();
 }
 
 // The last CTA ends the call: all have read what it changes.
-__device__ __forceinline__ void end_call(Shared* own, u32 tiles, u32 calls) {
+__device__ __forceinline__ void end_call(const Params& p, u32 call) {
+  Shared* own = (Shared*)p.shared[p.rank];
   __syncthreads();
   if (threadIdx.x) return;
   __threadfence();
   if (atomicAdd(&own->ended, 1) == gridDim.x - 1) {
     own->ended = 0;
-    own->tiles = tiles;
-    own->calls = calls;
+    own->calls = call;
   }
-}
-
-// What came before on the stream is there; the next launch may be set up.
-__device__ __forceinline__ void begin_call() {
-#if PDL
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }

@@ -13,9 +13,7 @@ __device__ __forceinline__ long long in_rows(const Params& p, long long at, int 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) gather(const __grid_constant__ Params p) {
-  begin_call();
-  Shared* own = (Shared*)p.shared[p.rank];
-  const u32 tiles = *(volatile u32*)&own->tiles, call = *(volatile u32*)&own->calls + 1;
+  const u32 call = begin_call(p);
   uint4* x = (uint4*)p.x;
   const long long count = (long long)p.rows * p.width, step = (long long)gridDim.x * kThreads;
   const long long first = (long long)blockIdx.x * kThreads + threadIdx.x;
@@ -30,10 +28,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gather(const __grid_co
       for (int to = 0; to < RANKS; ++to)
         if (to != p.rank && at + i * step < count) slot(p, to, call, p.rank)[at + i * step] = values[i];
   }
-  __syncthreads();
-  tell(p, tiles + 1, threadIdx.x);
-  hear(p, tiles + 1, threadIdx.x);
-  __syncthreads();
+  exchange(p, call);
 #pragma unroll
   for (int from = 0; from < RANKS; ++from) {
     if (from == p.rank) continue;
@@ -48,5 +43,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gather(const __grid_co
         if (at + i * step < count) x[in_rows(p, at + i * step, from)] = values[i];
     }
   }
-  end_call(own, tiles + 1, call);
+  end_call(p, call);
 }

@@ -6,9 +6,6 @@
 //
 // A CTA waits for the CTA of the same index on the other GPUs, never for one of its own launch; CTAs
 // start in the order of their index, so those of one index always come to run together.
-//
-// Many rows go in tiles: while half of a CTA's threads send those of one, the other half add those of
-// the tiles before, so that the links are never idle. Few rows are sent and added by all threads.
 #ifndef MODE  // 0: x = sum; 1: residual += sum; 2: and out = norm of that
 #define MODE 2
 #endif
@@ -19,7 +16,6 @@
 
 constexpr int kGroup = 256;  // threads of a row
 constexpr int kGroups = 2;   // rows of a CTA at a time
-constexpr int kTile = 4;     // rows of a CTA in a tile
 constexpr int kWarps = kGroup / 32;
 constexpr int kAtOnce = RANKS * VECTORS > 16 ? 1 : RANKS;  // ranks whose rows are loaded together
 
@@ -124,58 +120,16 @@ __device__ __forceinline__ void finish(const Params& p, u32 call, int row, int l
   }
 }
 
-__device__ __forceinline__ void wait_for_group(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroup) : "memory");
-}
-
 // Of two ranks two such CTAs fit an SM where rows are not very wide: sums of both lanes can always run
 // together.
-#define SUMS __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 3 || RANKS > 2 ? 1 : 2)
-
-// All rows of a CTA at once.
-extern "C" SUMS one_shot(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kGroup* kGroups, VECTORS > 3 || RANKS > 2 ? 1 : 2)
+one_shot(const __grid_constant__ Params p) {
   __shared__ float sums[kGroups * kWarps];
-  begin_call();
-  Shared* own = (Shared*)p.shared[p.rank];
-  const u32 tiles = *(volatile u32*)&own->tiles, call = *(volatile u32*)&own->calls + 1;
+  const u32 call = begin_call(p);
   const int group = threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
   const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * kGroups;
   for (int row = first; row < p.rows; row += step) send(p, call, row, lane);
-  __syncthreads();
-  tell(p, tiles + 1, threadIdx.x);
-  hear(p, tiles + 1, threadIdx.x);
-  __syncthreads();
+  exchange(p, call);
   for (int row = first; row < p.rows; row += step) finish(p, call, row, lane, group, sums);
-  end_call(own, tiles + 1, call);
-}
-
-// The first group sends tile after tile; the second adds what was sent here and there.
-extern "C" SUMS tiled(const __grid_constant__ Params p) {
-  __shared__ float sums[kGroups * kWarps];
-  __shared__ volatile u32 sent;  // tiles
-  if (threadIdx.x == 0) sent = 0;
-  begin_call();
-  Shared* own = (Shared*)p.shared[p.rank];
-  const u32 tiles = *(volatile u32*)&own->tiles, call = *(volatile u32*)&own->calls + 1;
-  const int group = threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
-  const int step = gridDim.x, count = (p.rows + kTile * step - 1) / (kTile * step);
-  __syncthreads();
-  for (int tile = 0; tile < count; ++tile) {
-    const int first = blockIdx.x + tile * kTile * step;
-    const int end = min(first + kTile * step, p.rows);
-    if (group == 0) {
-      for (int row = first; row < end; row += step) send(p, call, row, lane);
-      wait_for_group(group);
-      tell(p, tiles + tile + 1, lane);
-      if (lane == 0) sent = tile + 1;
-    } else {
-      // A row is written where it was read from: it must have been sent.
-      if (lane == 0)
-        while (sent < tile + 1) __nanosleep(100);
-      hear(p, tiles + tile + 1, lane);
-      wait_for_group(group);
-      for (int row = first; row < end; row += step) finish(p, call, row, lane, group, sums);
-    }
-  }
-  end_call(own, tiles + count, call);
+  end_call(p, call);
 }

@@ -50,8 +50,8 @@ def test_host_and_device_agree_on_sizes() -> None:
     assert of("kGroup") == one_shot.GROUP
     words = re.search(r"u32 pad\[(\d+)\];", SOURCE)
     assert words
-    # flags, three counters, padding
-    assert header_bytes(4) == 4 * (4 * exchange.MAX_CTAS + 3 + int(words[1]))
+    # flags, two counters, padding
+    assert header_bytes(4) == 4 * (4 * exchange.MAX_CTAS + 2 + int(words[1]))
     assert header_bytes(2) % 128 == 0
 
 

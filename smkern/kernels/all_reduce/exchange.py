@@ -35,15 +35,15 @@ def memory_bytes(ranks: int, slot_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExchangeVariant:
-    """Compiled kernels.
+    """One compiled kernel.
 
     Attributes:
-        source: Their file's name.
+        kernel: Its name, and its file's.
         ranks, dtype, capability: What it is for.
         defines: Of its own.
     """
 
-    source: str
+    kernel: str
     ranks: int
     dtype: str
     capability: int
@@ -57,7 +57,7 @@ class ExchangeVariant:
             f"DTYPE={_DTYPES[self.dtype]}",
             f"PDL={int(self.capability >= OVERLAP_FROM)}",
         )
-        return compile_cuda(f"all_reduce/{self.source}.cu", (*shared, *self.defines), arch)
+        return compile_cuda(f"all_reduce/{self.kernel}.cu", (*shared, *self.defines), arch)
 
 
 class Exchange:
@@ -83,16 +83,9 @@ class Exchange:
         self._buffer = ctypes.create_string_buffer(_PARAMS.size)
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
 
-    def load(self, variant: ExchangeVariant, **functions: str) -> None:
-        """Load kernels into the current context.
-
-        Args:
-            variant: What is compiled.
-            functions: Its kernels, by the names that they are to be launched by.
-        """
-        cubin = variant.compile()
-        for name, function in functions.items():
-            self._functions[name] = load_function(cubin, function, 0)
+    def load(self, name: str, variant: ExchangeVariant) -> None:
+        """Load a kernel into the current context, to be launched by this name."""
+        self._functions[name] = load_function(variant.compile(), variant.kernel, 0)
         ledger().append(variant)
 
     def run(

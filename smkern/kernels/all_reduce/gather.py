@@ -32,7 +32,7 @@ class GatherKernel(Exchange):
     ) -> None:
         super().__init__(rank, addresses, slot_bytes, limit_s)
         self._width = row_bytes // VECTOR_BYTES
-        self.load(gather_variant(len(addresses), capability), gather="gather")
+        self.load("gather", gather_variant(len(addresses), capability))
 
     def launch(self, stream: int, rows: int, num_sms: int, x: int, *, overlap: bool) -> None:
         """Give all ranks the columns of each.

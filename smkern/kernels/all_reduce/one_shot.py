@@ -11,8 +11,6 @@ Mode = Literal["sum", "add", "norm"]
 _MODES: dict[str, int] = {"sum": 0, "add": 1, "norm": 2}
 GROUP = 256
 """Threads of a row: kGroup of the source."""
-TILED_FROM = 257
-"""Rows from which a half of the threads sends while the other adds."""
 MAX_WIDTH = 8 * GROUP * VECTOR_BYTES // 2
 """Numbers of a row, at most: a thread holds 8 vectors of it."""
 
@@ -50,7 +48,7 @@ class OneShotKernels(Exchange):
         vectors = -(-self._width // GROUP)
         for mode in _MODES:
             variant = one_shot_variant(len(addresses), dtype, mode, vectors, capability)
-            self.load(variant, **{mode: "one_shot", f"{mode}, tiled": "tiled"})
+            self.load(mode, variant)
 
     def launch(
         self, mode: Mode, stream: int, rows: int, num_sms: int, x: int, *, residual: int = 0,
@@ -67,8 +65,7 @@ class OneShotKernels(Exchange):
             eps: Added to the mean of squares.
             overlap: Whether it may begin while the launch before it ends.
         """
-        name = mode if rows < TILED_FROM else f"{mode}, tiled"
         self.run(
-            name, stream, min(rows, num_sms), rows, self._width, x, residual, weight, out, eps=eps,
+            mode, stream, min(rows, num_sms), rows, self._width, x, residual, weight, out, eps=eps,
             overlap=overlap,
         )  # fmt: skip
