@@ -19,11 +19,13 @@ from smkern.kernels.fp8 import (
 )
 from smkern.kernels.fp8.gemm_compile import NUMBERS, POINTER_NUMBERS, variant_of
 from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
+from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 from smkern.kernels.fp8.rows_launch import QuantKernels
 from smkern.tuning import fp8
 from smkern.tuning.config import Epilogue, GemmConfig
 from smkern.tuning.constraints import shared_limit
 from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8_grouped import ScaledGroupedProblem
 from smkern.tuning.fp8_rows import QuantProblem
 from tests.kernels.cubins import told, usage
 from tests.kernels.test_moe_triton import waits_first
@@ -94,6 +96,18 @@ def test_the_pointer_kernel_compiles_without_bulk_copies(capability: int, tmp_pa
         code = told(artifact, tmp_path, "-sass")
         assert "UTMALDG" not in code
         assert re.search("QGMMA" if capability == 90 else "QMMA|E4M3", code)
+        assert usage(artifact, tmp_path)[1] == 0
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_grouped_products_are_of_e4m3(swiglu: bool, blocks: bool, tmp_path: Path) -> None:
+    problem = ScaledGroupedProblem(64, 128, 768, 2048, swiglu, blocks=blocks)
+    for variant in ScaledGroupedKernels(90).variants(problem):
+        artifact = variant.compile()
+        code = told(artifact, tmp_path, "-sass")
+        assert "QGMMA" in code
+        assert "HMMA" not in code, "fewer than 64 rows are multiplied as fp16"
         assert usage(artifact, tmp_path)[1] == 0
 
 
