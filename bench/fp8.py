@@ -30,8 +30,15 @@ KINDS: dict[Kind, tuple[str, str]] = {
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate-up": (24576, 4096), "down": (4096, 12288)}
 """(N, K) of Qwen3-8B's weights."""
 ROWS = (16, 64, 1024, 4096)
-BUDGETS = (24, 60, 132)
+BUDGETS = (24, 48, 84, 132)
 PEERS = ("bf16", "torch")
+FEW_ROWS, FEW_SMS = 64, 48
+MANY_ROWS, MANY_SMS = 1024, 60
+TIMES_FEW = 1.8
+"""Times bf16's speed for up to `FEW_ROWS` rows on up to `FEW_SMS` SMs."""
+TIMES_MANY: dict[Kind, float] = {"tensor": 1.75, "row": 1.75, "block": 1.6}
+"""The same from `MANY_ROWS` rows and `MANY_SMS` SMs on."""
+OVER_BEST = 1.1
 TOLERANCE = {"smkern": 0.004, "torch": 0.004, "bf16": 0.06}
 """|x - wanted| / |wanted|, of the quantized operands; bf16 multiplies what was not quantized."""
 
@@ -164,26 +171,47 @@ class Fp8Bench(Bench[Fp8Case]):
 
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """How many times bf16's speed, by scales; the worst cell beside the best of all."""
+    """How many times bf16's speed, by scales; prompts and the worst cell beside the best of all."""
     cells = list(cells)
     ours = [c for c in cells if c["provider"] == "smkern"]
     if not ours:
         return {}
-    bf16: dict[Any, float] = {}
-    for cell in cells:
-        if cell["provider"] == "bf16" and cell.get("us"):
-            bf16[_key(cell)] = min(cell["us"], bf16.get(_key(cell), cell["us"]))
     found: dict[str, Any] = {}
     for kind in KINDS:
-        mine = [c for c in ours if c.get("us") and c["case"]["scales"] == kind]
-        times = [bf16[_key(c)] / c["us"] for c in mine if _key(c) in bf16]
-        found[f"fp8_{kind}_geomean_times_bf16"] = target_row(geomean(times), None, len(times))
-        found[f"fp8_{kind}_worst_times_bf16"] = target_row(
-            min(times, default=None), None, len(times)
-        )
+        mine = [c for c in ours if c["case"]["scales"] == kind]
+        for name, part, target in (
+            ("few_rows", [c for c in mine if _is_few(c)], TIMES_FEW),
+            ("many_rows", [c for c in mine if _is_many(c)], TIMES_MANY[kind]),
+        ):
+            times = list(times_of(cells, part, "bf16"))
+            found[f"fp8_{kind}_{name}_times_bf16"] = target_row(geomean(times), target, len(times))
+        times = list(times_of(cells, mine, "bf16"))
+        worst = min(times, default=None)
+        found[f"fp8_{kind}_worst_times_bf16"] = target_row(worst, None, len(times))
+    many = [settled(c) for c in ours if c.get("vs_best") and _is_many(c)]
+    found["fp8_many_rows_vs_best"] = target_row(geomean(many), OVER_BEST, len(many))
     leads = [settled(c) for c in ours if c.get("vs_best")]
     found["fp8_worst_vs_best"] = target_row(min(leads, default=None), 1.0, len(leads))
     return found | {"fp8_not_measured": not_measured(ours, _name)}
+
+
+def times_of(cells: Iterable[Cell], ours: Iterable[Cell], peer: str) -> Iterator[float]:
+    """A peer's time over each of our cells', where both were measured; the peer's best counts."""
+    best: dict[Any, float] = {}
+    for cell in cells:
+        if cell["provider"] == peer and cell.get("us"):
+            best[_key(cell)] = min(cell["us"], best.get(_key(cell), cell["us"]))
+    for cell in ours:
+        if cell.get("us") and _key(cell) in best:
+            yield best[_key(cell)] / cell["us"]
+
+
+def _is_few(cell: Cell) -> bool:
+    return cell["case"]["m"] <= FEW_ROWS and cell["num_sms"] <= FEW_SMS
+
+
+def _is_many(cell: Cell) -> bool:
+    return cell["case"]["m"] >= MANY_ROWS and cell["num_sms"] >= MANY_SMS
 
 
 def _key(cell: Cell) -> tuple[str, int]:

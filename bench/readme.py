@@ -17,6 +17,7 @@ import click
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results, reading
 from smkern.bench.tables import (
     engines,
+    fp8,
     gemm,
     models,
     operators,
@@ -77,6 +78,7 @@ BLOCKS: dict[str, Block] = {
     "gemm-rates": _cells("gemm", gemm.rates_table),
     "gemm-losing": _cells("gemm", gemm.losing_table),
     "cliffs-plot": _pictures("cliffs*.png"),
+    "fp8-table": _cells("fp8", fp8.times_table),
     "untuned-table": _cells("untuned", gemm.untuned_table),
     "left-out-table": _suite("left_out", gemm.left_out_table),
     "steps-table": _suite("steps", models.steps_table),

@@ -10,6 +10,7 @@ import pytest
 from smkern.bench import fp8
 from smkern.bench.cases import Sizes
 from smkern.bench.fp8 import CASES, Fp8Bench, Fp8Case, Operands, summarize
+from smkern.bench.tables.fp8 import times_table
 from tests.bench.doubles import FakePartitions, run_suite
 
 TINY = (
@@ -55,7 +56,7 @@ def test_the_suite_measures_and_writes(on_cpu, tmp_path):
     ours = [c for c in data["cells"] if c["provider"] == "smkern"]
     assert [c["case"]["name"] for c in ours] == [case.name for case in TINY]
     assert all(c["us"] == pytest.approx(100.0, rel=0.01) for c in ours)
-    assert data["summary"]["fp8_block_geomean_times_bf16"]["value"] == pytest.approx(1.8, rel=0.01)
+    assert data["summary"]["fp8_block_few_rows_times_bf16"]["value"] == pytest.approx(1.8, rel=0.01)
     assert data["summary"]["fp8_not_measured"] == []
 
 
@@ -73,3 +74,41 @@ def test_a_wrong_result_is_no_time(cuda, monkeypatch):
 
 def test_a_summary_of_nothing_is_empty():
     assert summarize([]) == {}
+
+
+def cell(provider, us, *, m=64, num_sms=24, scales="block", shape="qkv", **more):
+    case = {"name": f"{scales}-{shape}-{m}", "m": m, "scales": scales}
+    return {"provider": provider, "case": case, "num_sms": num_sms, "us": us} | more
+
+
+def test_few_and_many_rows_are_told_apart():
+    cells = [
+        cell("smkern", 10.0, vs_best=1.5),
+        cell("bf16", 18.0),
+        cell("smkern", 100.0, m=1024, num_sms=84, vs_best=1.21),
+        cell("bf16", 160.0, m=1024, num_sms=84),
+        cell("smkern", 50.0, m=1024, num_sms=132, vs_best=1.0),
+        cell("bf16", 90.0, m=1024, num_sms=132),
+        cell("smkern", 50.0, m=1024, num_sms=24),
+        cell("bf16", 50.0, m=1024, num_sms=24),
+    ]
+    found = summarize(cells)
+    assert found["fp8_block_few_rows_times_bf16"]["value"] == pytest.approx(1.8)
+    assert found["fp8_block_few_rows_times_bf16"]["met"]
+    many = found["fp8_block_many_rows_times_bf16"]
+    assert (many["value"], many["cells"]) == (pytest.approx((1.6 * 1.8) ** 0.5, abs=1e-3), 2)
+    assert found["fp8_block_worst_times_bf16"]["value"] == pytest.approx(1.0)
+    assert found["fp8_many_rows_vs_best"]["value"] == pytest.approx(1.1)
+    assert found["fp8_row_many_rows_times_bf16"]["value"] is None
+
+
+def test_the_table_has_means_over_the_products():
+    cells = [
+        cell("smkern", 10.0), cell("bf16", 20.0), cell("torch", None, error="no cluster"),
+        cell("smkern", 10.0, shape="out"), cell("bf16", 5.0, shape="out"),
+        cell("smkern", 10.0, num_sms=132), cell("torch", 11.0, num_sms=132),
+        cell("torch", 12.0, num_sms=132),
+    ]  # fmt: skip
+    text = times_table(cells)
+    assert "| scales of, rows | 24 | 132 |" in text
+    assert "| block, 64 | 1.00 / - | - / 1.10 |" in text
