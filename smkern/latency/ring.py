@@ -90,8 +90,8 @@ class Ring:
         return us + (num_bytes - size) / (after - size) * (later_us - us)
 
     def launch_us(self, size: Size) -> float:
-        """Time of a launch's sums: two a layer, and where it has a head the embedding's and the
-        logits'.
+        """Time of a launch's sums, two a layer, and where it has a head the embedding's, and of its
+        logits, which are gathered: a sum's second half.
 
         Args:
             size: What the launch is made of.
@@ -105,7 +105,8 @@ class Ring:
         if not (size.head or size.batch):
             return us
         rows = size.batch + (len(size.chunks) if size.head else 0)
-        return us + hidden_us + self.all_reduce_us(ELEMENT_BYTES * rows * self.vocab_size)
+        logits_us = self.all_reduce_us(ELEMENT_BYTES * rows * self.vocab_size) / 2
+        return us + hidden_us + logits_us
 
 
 @dataclass(frozen=True, slots=True)
