@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,20 @@ def register_quantization_config(name: str) -> Any:
     return keep
 
 
+class BatchDescriptor(NamedTuple):
+    num_tokens: int
+    num_reqs: int | None = None
+
+
+@contextmanager
+def set_forward_context(metadata: Any, config: Any, **more: Any) -> Iterator[None]:
+    CONTEXTS.append(SimpleNamespace(attn_metadata=metadata, vllm_config=config, **more))
+    try:
+        yield
+    finally:
+        CONTEXTS.pop()
+
+
 class Worker:
     def __init__(self, vllm_config: Any) -> None:
         self.vllm_config = vllm_config
@@ -117,6 +131,7 @@ class Backends(Enum):
 
 REGISTERED: dict[Backends, str] = {}
 QUANTIZED: dict[str, type] = {}
+CONTEXTS: list[SimpleNamespace] = []
 DTYPE = torch.float32
 LAYOUT = ["NHD"]
 
@@ -140,12 +155,14 @@ def modules(version: str) -> dict[str, ModuleType]:
     names = {
         "vllm": {"__version__": version},
         "vllm.config": {
-            "CUDAGraphMode": SimpleNamespace(NONE=0, PIECEWISE=1),
+            "CUDAGraphMode": SimpleNamespace(NONE="none", PIECEWISE="piecewise"),
             "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler),
         },
-        "vllm.forward_context": dict.fromkeys(
-            ("BatchDescriptor", "get_forward_context", "set_forward_context")
-        ),
+        "vllm.forward_context": {
+            "BatchDescriptor": BatchDescriptor,
+            "get_forward_context": lambda: CONTEXTS[-1],
+            "set_forward_context": set_forward_context,
+        },
         "vllm.model_executor": {},
         layers: {},
         f"{layers}.linear": {x.__name__: x for x in (LinearBase, UnquantizedLinearMethod)},
