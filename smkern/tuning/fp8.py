@@ -223,15 +223,15 @@ def choose(problem: ScaledProblem, budget: Budget, profile: Profile) -> GemmConf
     if not serves_ws(problem, capability):
         return pointer_config(problem, budget)
     if problem.batch_invariant:
-        config = invariant_config(problem.n, problem.k, capability)
+        config = invariant_config(problem.n, problem.k, capability, problem.blocks)
         return replace(config, group_m=candidates.group_m(problem.m, config, budget.num_sms))
     # the first of equals
     return min(ranked(problem, budget, profile), key=itemgetter(0))[1]
 
 
 @lru_cache(maxsize=1024)
-def invariant_config(n: int, k: int, capability: tuple[int, int]) -> GemmConfig:
-    """The one configuration for (n, k): the best geomean over a few rows and budgets."""
+def invariant_config(n: int, k: int, capability: tuple[int, int], blocks: bool) -> GemmConfig:
+    """The one configuration for (n, k) and a kind: the best geomean over a few rows and budgets."""
     ceilings = [
         cost_model.Ceilings(Budget(num_sms, "mask", False), Nominal(), DEFAULTS)
         for num_sms in INVARIANT_BUDGETS
@@ -246,7 +246,8 @@ def invariant_config(n: int, k: int, capability: tuple[int, int]) -> GemmConfig:
         return total
 
     # leaves room for a residual, and for a grid of one CTA an SM: one serves every epilogue
-    return min((x for x in variants(True, True, capability, True) if x.ctas_per_sm == 1), key=cost)
+    made = variants(True, True, capability, blocks)
+    return min((x for x in made if x.ctas_per_sm == 1), key=cost)
 
 
 def num_ctas(problem: ScaledProblem, config: GemmConfig, budget: Budget) -> int:

@@ -130,11 +130,13 @@ def test_what_is_not_finite_stays_in_its_rows():
 
 
 @pytest.mark.parametrize("kind", ["row", "block"])
-def test_a_row_does_not_depend_on_the_batch_or_the_budget(kind):
-    case = Case(200, 776, 4096, kind)
+@pytest.mark.parametrize("n", [776, 24576])
+def test_a_row_does_not_depend_on_the_batch_or_the_budget(n, kind):
+    case = Case(200, n, 4096, kind)
     x = operands(case)
     options = {"w": x.w, "w_scale": x.w_scale, "batch_invariant": True}
     want = smkern.gemm(x.a, a_scale=x.a_scale, **options)
+    check(case, x, want)
     for rows, num_sms in ((1, 16), (17, 60), (64, 132), (130, 7)):
         num_sms = min(num_sms, torch.cuda.get_device_properties(0).multi_processor_count)
         begin = 31

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from smkern.profile import load_profile
@@ -57,3 +59,15 @@ def test_the_twin_moves_as_many_bytes():
     problem = ScaledProblem(64, 6144, 4096)
     assert problem.bytes_moved == 64 * 4096 + 6144 * 4096 + 2 * 64 * 6144
     assert problem.twin.flops == problem.flops // 2
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("same", [False, True], ids=["", "batch-invariant"])
+def test_a_choice_is_a_variant_of_its_kind(same, blocks):
+    for n, k in ((776, 4096), (6144, 4096), (24576, 4096), (4096, 12288), (151936, 4096)):
+        for m, num_sms in product(ROWS, (16, 132)):
+            problem = ScaledProblem(m, n, k, blocks=blocks, batch_invariant=same)
+            config = fp8.choose(problem, Budget(num_sms, "mask", True), H200)
+            made = fp8.variants(False, True, H200.info.capability, blocks)
+            tiles = {(x.block_m, x.block_n, x.swap, x.num_warps) for x in made}
+            assert (config.block_m, config.block_n, config.swap, config.num_warps) in tiles

@@ -82,6 +82,7 @@ class ScaledVariant:
 def variant_of(problem: ScaledProblem, config: GemmConfig, capability: int) -> ScaledVariant:
     """The kernel that runs `config` on `problem`; `capability` is 89, 90, ..."""
     epilogue, ws = problem.epilogue, config.kernel == "ws"
+    assert problem.blocks or not fp8.is_wide(config), "quarters take scales of blocks only"
     return ScaledVariant(
         kernel=config.kernel,
         out_dtype=problem.out_dtype,
