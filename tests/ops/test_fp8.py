@@ -313,3 +313,12 @@ def test_permuted_rows_are_those_of_the_tokens(blocks):
     assert torch.equal(scale[:5], wanted)
     refused("both must be even", smkern.moe_permute, x=x[:, :255], experts=experts, num_experts=3,
             out_scale=torch.empty(6))  # fmt: skip
+
+
+def test_an_explanation_says_who_chose():
+    options = {"dtype": E4M3, "blocks": True, "num_sms": 24, "confined": "mask"}
+    tuned = smkern.explain_gemm(64, 6144, 4096, **options)
+    assert (tuned.source, tuned.config.block_k) == ("table", 128)
+    assert smkern.explain_gemm(64, 6152, 4096, **options).source == "model"
+    assert smkern.explain_gemm(64, 6144, 4096, batch_invariant=True, **options).source == "model"
+    assert smkern.explain_gemm(64, 6144, 4096, backend="pointer", **options).source == "forced"
