@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from smkern.runtime.cuda_device import CudaDevice
 from tests.runtime.alone import each_alone, workload
 from tests.runtime.equality import serve_and_compare
 from tests.runtime.policies import RandomPolicy
+from tests.runtime.ranks.case import FAULTS, counted
 
 RUNGS = (16, 48, 96)
 MAX_CONTEXT = 512
@@ -68,7 +67,7 @@ def _open(
     ladder = smkern.ladder(RUNGS)  # stays open: a rank that lost another cannot wait for its GPU
     device = CudaDevice(ladder)
     if told is not None:
-        _counted(device, told)
+        counted(device, told)
     return serve_ranks(
         decoder, pool, ladder=ladder, device=device, max_running=MAX_RUNNING, max_prefill=4,
         max_tokens=MAX_TOKENS, max_context=MAX_CONTEXT, **options,
@@ -141,7 +140,7 @@ def fail(who: int, how: str, timeout_s: float, folder: str) -> str:
     """A run in which a rank fails midway: what is told on this one, and when, in `folder`."""
     decoder, pool = _part(2, "one kernel", timeout_s)
     rank = decoder.tp.rank  # type: ignore[union-attr]
-    fault = _FAULTS[how] if rank == who else None
+    fault = FAULTS[how] if rank == who else None
 
     def told_of(launch: int) -> None:
         if fault is not None and launch == FAULT_AT:
@@ -166,28 +165,5 @@ def fail(who: int, how: str, timeout_s: float, folder: str) -> str:
     return f"{type(told).__name__}: {told}"
 
 
-def _counted(device: CudaDevice, told: Callable[[int], None]) -> None:
-    count, before = 0, device.launch
-
-    def launches(*arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        told(count)
-        return before(*arguments)
-
-    device.launch = launches  # type: ignore[method-assign]
-
-
 def _note(folder: str, name: str) -> None:
     Path(folder, name).write_text(repr(time.time()), encoding="utf-8")
-
-
-def _raise() -> None:
-    raise torch.OutOfMemoryError("planted: no memory")
-
-
-_FAULTS: dict[str, Callable[[], None]] = {
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "no memory": _raise,
-}

@@ -141,7 +141,7 @@ def fail(size: int, timeout_s: float, who: int | None, how: str) -> Any:
     tp = TensorParallel.from_env(size, "cpu", timeout_s=timeout_s)
     executor, links = executor_of(tp), open_links(tp)
     if who in (tp.rank, None):
-        _fail_at(executor, 40, _FAULTS[how])
+        counted(executor.device, lambda launch: FAULTS[how]() if launch == 40 else None)
     if not isinstance(links, Links):
         follow(executor, links)
         return "followed to the end"
@@ -156,25 +156,24 @@ def fail(size: int, timeout_s: float, who: int | None, how: str) -> Any:
     raise mux.dead
 
 
-def _fail_at(executor: ModelExecutor, launch: int, fault: Callable[[], None]) -> None:
-    device, count = executor.device, 0
-    before = device.launch
+def counted(device: Any, told: Callable[[int], None]) -> None:
+    """Have `told` hear of every launch in front of it, by its number."""
+    count, before = 0, device.launch
 
     def launches(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        if count == launch:
-            fault()
+        told(count)
         return before(*arguments)
 
-    device.launch = launches  # type: ignore[method-assign]
+    device.launch = launches
 
 
 def _raise() -> None:
     raise torch.OutOfMemoryError("planted: no memory")
 
 
-_FAULTS: dict[str, Callable[[], None]] = {
+FAULTS: dict[str, Callable[[], None]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "no memory": _raise,
