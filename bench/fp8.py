@@ -12,9 +12,8 @@ from torch import Tensor
 
 from smkern.bench.cases import Sizes, case_options
 from smkern.bench.frame import Bench, GroupSuite, Provider, wrong_result
-from smkern.bench.peers import peers_named
 from smkern.bench.rows import loses_to_best, not_measured, settled, target_row
-from smkern.bench.suite import Output, conclude, suite_command
+from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.partitions import Place
 from smkern.measure.timing import Call, geomean, sets_for
 from smkern.ops.reference.fp8 import dequantize, quantize
@@ -232,7 +231,7 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     rows or of blocks; smkern in bf16 as dispatched; torch._scaled_mm. Inputs are quantized before.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
-    names = peers_named(peers, PEERS)
+    names = known_names(peers, PEERS, "peer")
     results = output.open()
     suite = GroupSuite(lambda cases: Fp8Bench(Operands(cases[0]), names), summarize, loses_to_best)
     conclude(results, output.path, suite.run(groups, results, output, again=again))

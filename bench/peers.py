@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import click
 import torch
 
-from smkern.bench.suite import UnknownNameError
 from smkern.measure.timing import Call, first_line
 
 
@@ -31,15 +30,6 @@ def noted(found: tuple[Any, str | None], meta: dict[str, Any]) -> Any:
     if flashinfer is None:
         click.echo(f"without FlashInfer, its cells are left out: {about}", err=True)
     return flashinfer
-
-
-def peers_named(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Names apart by commas; UnknownNameError for one that is none of `known`."""
-    names = tuple(name for name in text.split(",") if name)
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(f"no peer is named {name!r}; there are {', '.join(known)}")
-    return names
 
 
 def once(make: Callable[[], Call]) -> Callable[[], Call]:

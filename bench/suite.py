@@ -42,6 +42,20 @@ class UnknownNameError(SmkernError, ValueError):
     """A case, a peer or a model that no suite has."""
 
 
+def known_names(names: str | Iterable[str], known: Iterable[str], what: str) -> tuple[str, ...]:
+    """Names, or those of a text apart by commas.
+
+    Raises:
+        UnknownNameError: one that is none of `known`; `what` says of what they are names.
+    """
+    known = tuple(known)
+    found = tuple(x for x in names.split(",") if x) if isinstance(names, str) else tuple(names)
+    for name in found:
+        if name not in known:
+            raise UnknownNameError(f"no {what} is named {name!r}; there are {', '.join(known)}")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """When to stop measuring, by `time.monotonic()`; None is never."""

@@ -8,9 +8,9 @@ from smkern.bench.append.cases import BUDGETS, CASES, QUICK_BUDGETS, QUICK_CASES
 from smkern.bench.append.providers import PEERS, AppendBench
 from smkern.bench.cases import Sizes, case_options
 from smkern.bench.frame import GroupSuite
-from smkern.bench.peers import flashinfer_with, noted, peers_named
+from smkern.bench.peers import flashinfer_with, noted
 from smkern.bench.rows import loses_to_best
-from smkern.bench.suite import Output, conclude, suite_command
+from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.append import AppendOperands
 
 SIZES = Sizes(CASES, QUICK_CASES, BUDGETS, QUICK_BUDGETS)
@@ -29,7 +29,7 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     and in the default partition. Peers are given positions, pages and slots ready made.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
-    names = peers_named(peers, PEERS)
+    names = known_names(peers, PEERS, "peer")
     results = output.open()
     flashinfer = noted(flashinfer_with("norm", "page", "rope"), results.meta)
     suite = GroupSuite(

@@ -22,10 +22,10 @@ from smkern.bench.ops.providers import (
     missing,
 )
 from smkern.bench.ops.rows import summarize
-from smkern.bench.peers import flashinfer_with, noted, peers_named
+from smkern.bench.peers import flashinfer_with, noted
 from smkern.bench.results import Results
 from smkern.bench.rows import loses_to_best
-from smkern.bench.suite import Output, conclude, suite_command
+from smkern.bench.suite import Output, conclude, known_names, suite_command
 from smkern.measure.append import AppendCase, AppendOperands
 from smkern.measure.partitions import Partitions
 
@@ -81,7 +81,7 @@ def command(output: Output, *, cases: str | None, budgets: Any, peers: str, agai
     their own, in the spread and in the default partition.
     """
     groups = SIZES.groups(quick=output.quick, cases=cases, budgets=budgets)
-    names = peers_named(peers, (*PEERS, *SLOW_TO_BUILD))
+    names = known_names(peers, (*PEERS, *SLOW_TO_BUILD), "peer")
     results = output.open()
     suite = ops_suite(noted(flashinfer_with(*FLASHINFER_PARTS), results.meta), names)
     left = suite.run(there(groups, results), results, output, again=again)

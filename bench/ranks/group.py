@@ -45,10 +45,6 @@ class RankGroup:
         torch.cuda.synchronize()
         self.tp.everyones(None)
 
-    def agreed(self, value: Any) -> Any:
-        """What rank 0 says."""
-        return self.tp.everyones(value)[0]
-
     @contextmanager
     def using(self, lanes: Lanes) -> Iterator[None]:
         """Sums of forwards, for a while."""

@@ -12,7 +12,7 @@ from smkern.bench.ranks import forwards, serving, sums
 from smkern.bench.ranks.group import RankGroup
 from smkern.bench.ranks.rows import Cell, summarize
 from smkern.bench.results import Results
-from smkern.bench.suite import TIME_LIMIT_OPTION, Output, UnknownNameError, conclude, suite_command
+from smkern.bench.suite import TIME_LIMIT_OPTION, Output, conclude, known_names, suite_command
 from smkern.measure.partitions import Partitions
 from smkern.models import TensorParallel
 
@@ -38,11 +38,7 @@ def subjects_named(only: str | None) -> tuple[str, ...]:
     Raises:
         UnknownNameError: a name that no subject has.
     """
-    names = SUBJECTS if only is None else tuple(name for name in only.split(",") if name)
-    for name in names:
-        if name not in SUBJECTS:
-            raise UnknownNameError(f"no subject is named {name!r}; there are {', '.join(SUBJECTS)}")
-    return names
+    return SUBJECTS if only is None else known_names(only, SUBJECTS, "subject")
 
 
 @suite_command(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smkern.bench.suite import UnknownNameError
+from smkern.bench.suite import known_names
 
 Cell = dict[str, Any]
 
@@ -130,8 +130,5 @@ def plans_named(names: Iterable[str]) -> tuple[RuntimePlan, ...]:
         UnknownNameError: a model that has no plan.
     """
     known = {plan.model: plan for plan in (*PLANS, *MORE_PLANS)}
-    chosen = tuple(names)
-    for name in chosen:
-        if name not in known:
-            raise UnknownNameError(f"no model is named {name!r}; there are {', '.join(known)}")
+    chosen = known_names(names, known, "model")
     return tuple(known[name] for name in known if name in chosen)

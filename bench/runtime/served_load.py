@@ -15,7 +15,7 @@ from smkern.bench.runtime.cases import OURS, SERVED_RATE, SERVED_TRY, Cell, Runt
 from smkern.bench.runtime.rows import of
 from smkern.bench.runtime.watch import Watched, Workload
 from smkern.bench.runtime.workload import Sizes, budgets_of, open_executor
-from smkern.bench.suite import UnknownNameError
+from smkern.bench.suite import known_names
 from smkern.device import device_info
 from smkern.latency import TablePredictor
 from smkern.measure.forwards import compile_forwards
@@ -194,11 +194,7 @@ def policies_named(names: str | None) -> tuple[str, ...]:
     """
     if names is None:
         return tuple(name for name in COMPARED if name in POLICIES)
-    chosen = tuple(name for name in names.split(",") if name)
-    for name in chosen:
-        if name not in POLICIES:
-            raise UnknownNameError(f"no policy is named {name!r}; there are {', '.join(POLICIES)}")
-    return chosen
+    return known_names(names, POLICIES, "policy")
 
 
 def policy_named(name: str, plan: RuntimePlan, limit_ms: float) -> Policy:
