@@ -46,18 +46,22 @@ def _opened(group: RankGroup, rows: int, hidden: int) -> PeerSums:
     )
 
 
+def _generator(group: RankGroup) -> torch.Generator:
+    """Each rank draws numbers of its own."""
+    return torch.Generator("cuda").manual_seed(group.tp.rank)
+
+
+def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", generator=generator).bfloat16()
+
+
 def _summed(
     group: RankGroup, ours: PeerSums, place: Place, rows: int, hidden: int
 ) -> Iterator[dict[str, Any]]:
     """Sum, residual and norm, of as many rows."""
-    generator = torch.Generator("cuda").manual_seed(group.tp.rank)
+    generator = _generator(group)
     sets = SETS if rows > MAX_ROWS else 5 * SETS
-
-    def drawn() -> list[torch.Tensor]:
-        shape = sets, rows, hidden
-        return list(torch.randn(shape, device="cuda", generator=generator).bfloat16())
-
-    xs, residuals = drawn(), drawn()
+    xs, residuals = (_drawn((sets, rows, hidden), generator) for _ in range(2))
     weight = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
 
     def call(lanes: Lanes) -> Any:
@@ -81,7 +85,7 @@ def _gathered(
     group: RankGroup, ours: PeerSums, place: Place, rows: int
 ) -> Iterator[dict[str, Any]]:
     """Logits of so many requests, of which each rank has its columns."""
-    x = torch.zeros(rows, VOCAB, device="cuda", dtype=torch.bfloat16)
+    x = _drawn((rows, VOCAB), _generator(group))
     columns = group.tp.shard.rows(VOCAB)
     calls = {
         "smkern": lambda i: ours.gather(x, columns),

@@ -46,6 +46,26 @@ def gpu_peer(family: str, width: str) -> Peer:
     return make_peer(family, device=DEVICE, **changes)
 
 
+def assert_likely(
+    peer: Peer, texts: Sequence[Sequence[int]], drawn: Sequence[Sequence[int]]
+) -> None:
+    """Each greedy token is the fp32 model's likeliest, but for what rounding to bf16 explains."""
+    likely = total = 0
+    for text, tokens in zip(texts, drawn, strict=True):
+        ids = [*text, *tokens]
+        want = peer.logits(ids)[len(text) - 1 : -1]
+        with peer.running_in(torch.bfloat16):
+            rounded = peer.logits(ids)[len(text) - 1 : -1]
+        noise = (rounded - want).square().mean().sqrt()
+        chosen = torch.tensor(tokens, device=want.device)
+        gap = want.amax(-1) - want.gather(1, chosen[:, None])[:, 0]
+        likely += int((gap <= CLEAR * noise).sum())
+        total += len(tokens)
+    # where two experts are as good as equal, rounding decides
+    allowed = total // 10 if peer.family == "qwen3_moe" else 0
+    assert total - likely <= allowed, f"{total - likely} of {total} tokens are unlikely"
+
+
 @dataclass(slots=True)
 class Pair:
     """A model of transformers, and our decoder with its weights in bf16."""

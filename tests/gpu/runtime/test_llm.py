@@ -12,7 +12,7 @@ import torch
 import smkern
 from smkern import LLM, Completion
 from smkern.models import Decoder, SamplingParams
-from tests.gpu.models.support import CLEAR
+from tests.gpu.models.support import assert_likely
 from tests.models.generation import assert_nothing_leaked, greedy
 from tests.models.peers import FAMILIES, Peer, make_peer, prompts
 
@@ -32,21 +32,7 @@ class Model:
         return LLM(self.decoder.config, weights=self.decoder.weights, **given | options)
 
     def check(self, texts: list[list[int]], done: list[Completion]) -> None:
-        """Each greedy token is the reference's likeliest, but for what rounding explains."""
-        likely = total = 0
-        for text, completion in zip(texts, done, strict=True):
-            ids = [*text, *completion.tokens]
-            want = self.peer.logits(ids)[len(text) - 1 : -1]
-            with self.peer.running_in(torch.bfloat16):
-                rounded = self.peer.logits(ids)[len(text) - 1 : -1]
-            noise = (rounded - want).square().mean().sqrt()
-            drawn = torch.tensor(completion.tokens, device=want.device)
-            gap = want.amax(-1) - want.gather(1, drawn[:, None])[:, 0]
-            likely += int((gap <= CLEAR * noise).sum())
-            total += len(completion.tokens)
-        # where two experts are as good as equal, rounding decides
-        allowed = total // 10 if self.peer.family == "qwen3_moe" else 0
-        assert total - likely <= allowed, f"{total - likely} of {total} tokens are unlikely"
+        assert_likely(self.peer, texts, [completion.tokens for completion in done])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

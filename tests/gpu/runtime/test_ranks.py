@@ -17,8 +17,11 @@ from smkern.latency.work import padded_rows
 from smkern.measure.forwards import compile_forwards
 from smkern.measure.provenance import collect_meta
 from smkern.models import Shard
+from tests.gpu.models.support import assert_likely
 from tests.gpu.runtime import ranks_case
+from tests.models.peers import make_peer
 from tests.processes import on_processes
+from tests.runtime.ranks import case
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs of one host")
 
@@ -54,9 +57,9 @@ def test_tokens_are_those_of_each_request_alone(sums: str, seed: int) -> None:
     found = dict(first.result)
     assert found.pop("truth") == second.result["truth"]
     print(sums, found)
-    case = {"model": "qwen3-8b", "layers": 4, "requests": REQUESTS, "sums": sums, "seed": seed}
+    about = {"model": "qwen3-8b", "layers": 4, "requests": REQUESTS, "sums": sums, "seed": seed}
     value = found["mismatches"] + len(found["failed"])
-    record(counted(2, TOKENS, case, value, "tokens", **found))
+    record(counted(2, TOKENS, about, value, "tokens", **found))
     assert not found["failed"]
     assert found["mismatches"] == 0, found["wrong"]
     assert found["tokens"] > 200
@@ -77,6 +80,23 @@ def test_no_schedule_hangs(free: float, seed: int) -> None:
     assert found["launches"] >= LAUNCHES
     assert found["errors"] == 0
     assert found["switches"] > LAUNCHES / 1000
+
+
+def test_an_llm_under_torchrun(tmp_path: Path) -> None:
+    """Rank 0 generates from a checkpoint's parts what the whole in fp32 finds likely."""
+    torch.manual_seed(13)
+    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512}
+    peer = make_peer("qwen3", device="cuda", **sizes)
+    with peer.running_in(torch.bfloat16):
+        peer.model.save_pretrained(tmp_path)
+    first, second = on_processes(2, case.generate, 2, str(tmp_path), "cuda", limit_s=LIMIT_S)
+    assert (first.error, second.error) == ("", "")
+    tokens, said = first.result
+    assert tokens[0] == tokens[1]
+    assert [len(x) for x in tokens[0]] == [case.PARAMS.max_new_tokens] * len(case.PROMPTS)
+    assert_likely(peer, case.PROMPTS, tokens[0])
+    assert "it leads" in said
+    assert "rank 1: requests are rank 0's" in second.result
 
 
 def record(cell: dict[str, Any]) -> None:

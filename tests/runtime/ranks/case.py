@@ -87,18 +87,23 @@ def serve(size: int, count: int, seeds: tuple[int, ...], timeout_s: float) -> An
     return found
 
 
-def generate(size: int, folder: str) -> Any:
-    """An `LLM` as a program under torchrun has it: what rank 0 generates, or what it is told."""
-    llm = LLM(folder or config(size), device="cpu", tp=size, num_pages=PAGES, max_batch=4, seed=3)
-    prompts, params = [[1, 2, 3], [4], [5, 6]], SamplingParams(8, ignore_eos=True)
+PROMPTS = [[1, 2, 3], [4], [5, 6]]
+PARAMS = SamplingParams(8, ignore_eos=True)
+
+
+def generate(size: int, folder: str, device: str = "cpu") -> Any:
+    """An `LLM` as a program under torchrun has it: what rank 0 generates of `PROMPTS`, twice, and
+    what a rank is told that calls what is not its own."""
+    llm = LLM(folder or config(size), device=device, tp=size, num_pages=PAGES, max_batch=4,
+              max_step_tokens=48, seed=3)  # fmt: skip
     if llm.rank:
         try:
-            llm.generate(prompts, params)
+            llm.generate(PROMPTS, PARAMS)
         except ArgumentError as error:
             said = str(error)
         llm.follow()
         return said
-    done = [llm.generate(prompts, params) for _ in range(2)]
+    done = [llm.generate(PROMPTS, PARAMS) for _ in range(2)]
     try:
         llm.follow()
     except ArgumentError as error:

@@ -37,8 +37,8 @@ def test_tokens_are_those_of_one_rank(size: int, count: int, seeds: tuple[int, .
 
 def test_an_llm_under_torchrun(tmp_path: Path) -> None:
     """Rank 0 generates what one process does; it need not close: the others end with it."""
-    prompts, params = [[1, 2, 3], [4], [5, 6]], SamplingParams(8, ignore_eos=True)
-    want = [list(x.tokens) for x in make_llm(case.config(2)).generate(prompts, params)]
+    alone = make_llm(case.config(2)).generate(case.PROMPTS, case.PARAMS)
+    want = [list(x.tokens) for x in alone]
     first, second = on_processes(2, case.generate, 2, "")
     assert (first.error, second.error) == ("", "")
     assert first.result[0] == [want, want]
