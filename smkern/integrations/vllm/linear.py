@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import vllm
@@ -16,6 +16,15 @@ from smkern.errors import ConfigError
 from smkern.integrations.vllm import NAME, check_version
 
 
+class Warm(NamedTuple):
+    """Products that are compiled and loaded."""
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    epilogue: str
+
+
 class SmkernLinearConfig(QuantizationConfig):  # type: ignore[misc]
     """Linear layers in bf16 or fp16 by `smkern.gemm`; the head, experts and attention as stock.
 
@@ -26,6 +35,7 @@ class SmkernLinearConfig(QuantizationConfig):  # type: ignore[misc]
     def __init__(self) -> None:
         check_version(vllm.__version__)
         super().__init__()
+        self._warm = set[Warm]()
 
     def get_name(self) -> str:
         return NAME
@@ -57,7 +67,7 @@ class SmkernLinearConfig(QuantizationConfig):  # type: ignore[misc]
         if not isinstance(layer, LinearBase):
             return None
         scheduler = get_current_vllm_config().scheduler_config
-        return SmkernLinearMethod(int(scheduler.max_num_batched_tokens))
+        return SmkernLinearMethod(int(scheduler.max_num_batched_tokens), self._warm)
 
 
 class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
@@ -65,11 +75,13 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
 
     Args:
         max_tokens: Rows of a step, at most.
+        warm: What other layers have warmed up: a model has few shapes, and many layers of each.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, warm: set[Warm]) -> None:
         super().__init__()
         self._max_tokens = max_tokens
+        self._warm = warm
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Compile and load what steps may launch: a capture must find it there."""
@@ -78,15 +90,19 @@ class SmkernLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
             return
         rows, columns = weight.shape
         has_bias = getattr(layer, "bias", None) is not None and not layer.skip_bias_add
+        wanted = Warm(int(rows), int(columns), weight.dtype, "bias" if has_bias else "none")
+        if wanted in self._warm:
+            return
         smkern.warmup(
-            shapes=[(int(rows), int(columns))],
+            shapes=[(wanted.rows, wanted.columns)],
             budgets=[smkern.current_num_sms()],
             max_m=self._max_tokens,
-            dtypes=[weight.dtype],
-            epilogues=["bias" if has_bias else "none"],
+            dtypes=[wanted.dtype],
+            epilogues=[wanted.epilogue],
             workers=1,  # a worker is often a daemon, which may have no children
             progress=False,
         )
+        self._warm.add(wanted)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., in] to [..., out]."""

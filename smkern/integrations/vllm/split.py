@@ -59,6 +59,7 @@ class SplitForward:
         self._graphs: dict[int, DecodeGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._pieces: list[int] = []
+        self._steps = 0
         self._ids, self._positions = (
             torch.zeros_like(x)
             for x in (runner.input_buffers.input_ids, runner.input_buffers.positions)
@@ -79,6 +80,16 @@ class SplitForward:
         for builder, _ in self._builders:
             builder.max_rows_apart = max(sizes)
         self._runner.model.forward = self
+
+    def verify(self) -> dict[str, int]:
+        """See `Worker.verify_split`."""
+        for side in (self._decode, self._prefill):
+            side.verify()
+        return {
+            "decode_sms": self._decode.num_sms,
+            "prefill_sms": self._prefill.num_sms,
+            "steps": self._steps,
+        }
 
     def _warm(self) -> None:
         """Compile what linear layers launch on both sides."""
@@ -141,6 +152,7 @@ class SplitForward:
         if wanted is None or not wanted.decode_rows:
             return self._forward(**inputs)
         main, rows = torch.cuda.current_stream(), wanted.decode_rows
+        self._steps += 1
         self._began.record(main)
         steps = [self._step_of(found, group) for _, group in self._builders]
         size = min(size for size in self._graphs if size >= rows)

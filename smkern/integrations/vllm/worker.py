@@ -57,6 +57,16 @@ class Worker(StockWorker):  # type: ignore[misc]
         self._split.install()
         return times
 
+    def verify_split(self) -> dict[str, int]:
+        """SMs of both sides, checked by where CTAs run, and steps that were split.
+
+            llm.collective_rpc("verify_split")
+
+        Raises:
+            ConfinementError: work of a side ran outside its SMs.
+        """
+        return self._split.verify()
+
 
 def check_config(vllm_config: Any) -> int:
     """SMs of the decode rows.

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,25 +17,33 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.engines.vllm_models import VOCAB, true_logprobs, write_model
+from tests.gpu.engines.vllm_models import VOCAB, true_logprobs, true_model, write_config
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 CHILD = Path(__file__).with_name("vllm_child.py")
 CHILDREN_S = float(os.environ.get("SMKERN_VLLM_CHILDREN_S", "300"))
+JUDGED_S = float(os.environ.get("SMKERN_VLLM_JUDGED_S", "120"))
+"""For how long texts of one engine are judged: those that are left are told, not judged."""
+SIDE_BY_SIDE = 4
+"""Engines at a time: with all of 8B's layers each takes 22 GB, the truth in fp32 33."""
+DECODE_SMS = 48
 OURS = {"attention_backend": "CUSTOM"}
 LINEAR = OURS | {"quantization": "smkern"}
 WORKER = LINEAR | {
     "worker_cls": "smkern.integrations.vllm.worker.Worker",
-    "additional_config": {"smkern_decode_sms": 48},
+    "additional_config": {"smkern_decode_sms": DECODE_SMS},
 }
-COMPILED = ("ours", "ours-worker")
+COMPILED = ("ours-compiled", "ours-worker-compiled")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("qwen3", {}),
     "ours": ("qwen3", OURS),
-    "ours-eager": ("qwen3", OURS | {"enforce_eager": True}),
     "ours-linear": ("qwen3", LINEAR),
     "ours-worker": ("qwen3", WORKER),
-    "ours-fp8": ("qwen3", OURS | {"kv_cache_dtype": "fp8"}),
+    "stock-short": ("qwen3-short", {}),
+    "ours-compiled": ("qwen3-short", LINEAR),
+    "ours-worker-compiled": ("qwen3-short", WORKER),
+    "ours-eager": ("qwen3-short", OURS | {"enforce_eager": True}),
+    "ours-fp8": ("qwen3-short", OURS | {"kv_cache_dtype": "fp8"}),
     "stock-gemma2": ("gemma2", {}),
     "ours-gemma2": ("gemma2", OURS),
 }
@@ -43,9 +51,11 @@ PAIRS = pytest.mark.parametrize(
     ("ours", "stock"),
     [
         ("ours", "stock"),
-        ("ours-eager", "stock"),
         ("ours-linear", "stock"),
         ("ours-worker", "stock"),
+        ("ours-compiled", "stock-short"),
+        ("ours-worker-compiled", "stock-short"),
+        ("ours-eager", "stock-short"),
         ("ours-gemma2", "stock-gemma2"),
     ],
 )
@@ -56,9 +66,10 @@ FP8_ERROR = 0.5
 
 
 def prompts() -> list[list[list[int]]]:
-    """Two batches: chunks and steps together; then prompts whose beginning is in the cache."""
+    """64 requests, chunks and steps together; then prompts whose beginning is in the cache."""
     draw = Random(3)
-    lengths = (1, 5, 16, 17, 100, 333, 512, 700, 1023, 1500, 1700, 64)
+    lengths = [1, 5, 16, 17, 100, 333, 512, 700, 1023, 1500, 1700, 64]
+    lengths += [draw.randrange(20, 200) for _ in range(64 - len(lengths))]
     first = [draw.choices(range(VOCAB), k=n) for n in lengths]
     return [first, [first[8][:600] + draw.choices(range(VOCAB), k=n) for n in (1, 40, 250)]]
 
@@ -72,60 +83,115 @@ class Found:
     largest: float
     behind: float
     """The most that a drawn token is truly behind the best one."""
+    split: dict[str, int] | None
+    """What the worker says of its partitions."""
 
 
 @pytest.fixture(scope="module")
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Found]:
-    """The engines that the chosen tests ask for, beside each other, a process each."""
+    """The engines that the chosen tests ask for, some beside each other, a process each."""
     base = tmp_path_factory.mktemp("vllm")
     items = [item for item in request.session.items if item.path == Path(__file__)]
     asked_for = {name for item in items for name in item.callspec.params.values()}
-    cases = {name: case for name, case in CASES.items() if name in asked_for}
-    kinds = {kind for kind, _ in cases.values()}
-    truths = {kind: write_model(kind, base / kind) for kind in kinds}
-    running = {}
-    for name, (kind, options) in cases.items():
-        given = json.dumps(options | {"prompts": prompts(), "compiled": name in COMPILED})
-        command = [sys.executable, str(CHILD), str(base / kind), str(base / f"{name}.json"), given]
-        with (base / f"{name}.log").open("w") as log:
-            running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    until = time.monotonic() + CHILDREN_S
-    asked = [ids for batch in prompts() for ids in batch]
+    names = [name for name in CASES if name in asked_for]
+    truths: dict[str, Any] = {}
     results = {}
-    for name, child in running.items():
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(max(until - time.monotonic(), 0.0))
-        child.kill()
-        if child.wait():
-            print(f"--- {name}\n" + (base / f"{name}.log").read_text()[-6000:])
-            continue
-        told = json.loads((base / f"{name}.json").read_text())
-        results[name] = judged(truths[CASES[name][0]], asked, told)
-        print(name, results[name].error, results[name].largest, results[name].behind,
-              len({t for text in results[name].tokens for t in text}))  # fmt: skip
+    began = time.monotonic()
+    for name, told in run_engines(names, base):
+        kind = CASES[name][0]
+        if kind not in truths:
+            truths.clear()
+            torch.cuda.empty_cache()
+            truths[kind] = true_model(kind)
+        results[name] = judged(truths[kind], told)
+        of = results[name]
+        print(
+            f"{name}: rms error {of.error:.4f}, largest {of.largest:.3f}, drawn token behind the "
+            f"best {of.behind:.3f}, {len({t for x in of.tokens for t in x})} different tokens, "
+            f"split {of.split}, up after {told['up_s']:.0f} s of {told['took_s']:.0f}, judged at "
+            f"{time.monotonic() - began:.0f}",
+            flush=True,
+        )
+        for other in results:
+            if CASES[other][0] == kind and other != name:
+                print(f"  {same_tokens(results[other], of):.3f} of tokens as {other}", flush=True)
     return results
 
 
-def judged(model: Any, asked: list[list[int]], told: list[dict[str, Any]]) -> Found:
-    """Compare every log-probability that was told with the truth behind the same tokens."""
-    errors, behind = [], 0.0
-    for prompt, one in zip(asked, told, strict=True):
-        begin = len(errors)
+def run_engines(names: Sequence[str], base: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each engine told, as they end; the log of one that failed is printed."""
+    waiting, running = [*names], dict[str, subprocess.Popen[bytes]]()
+    until = time.monotonic() + CHILDREN_S
+    while waiting or running:
+        while waiting and len(running) < SIDE_BY_SIDE:
+            name = waiting.pop(0)
+            running[name] = start(name, base)
+        ended = [name for name, child in running.items() if child.poll() is not None]
+        if not ended and time.monotonic() > until:
+            ended, waiting = [*running], []
+        for name in ended:
+            child = running.pop(name)
+            child.kill()
+            if child.wait() == 0:
+                yield name, json.loads((base / f"{name}.json").read_text())
+            else:
+                print(f"--- {name}\n" + (base / f"{name}.log").read_text()[-6000:], flush=True)
+        time.sleep(0.2)
+
+
+def start(name: str, base: Path) -> subprocess.Popen[bytes]:
+    kind, options = CASES[name]
+    write_config(kind, base / kind)
+    given = options | {
+        "prompts": prompts(), "new": 128 if kind == "qwen3" else 24,
+        "compiled": name in COMPILED, "cache_gib": 4 if kind == "qwen3" else 1,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.gpu.engines.vllm_child", kind, str(base / kind)]
+    with (base / f"{name}.log").open("w") as log:
+        return subprocess.Popen(
+            [*command, str(base / f"{name}.json"), json.dumps(given)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def judged(model: Any, told: dict[str, Any]) -> Found:
+    """Compare log-probabilities with the truth behind the same tokens, text by text."""
+    errors, by_text, behind, texts = [], [], 0.0, told["texts"]
+    asked = [ids for batch in prompts() for ids in batch]
+    until = time.monotonic() + JUDGED_S
+    for prompt, one in zip(asked, texts, strict=True):
+        if time.monotonic() > until:
+            break
         truth = true_logprobs(model, prompt, one["tokens"]).cpu()
-        for row, token, best in zip(truth, one["tokens"], one["logprobs"], strict=True):
-            ids = torch.tensor([int(x) for x in best])
-            errors.append(torch.tensor([*best.values()]) - row[ids])
-            behind = max(behind, float(row.max() - row[token]))
-        print(f"{len(prompt)}:{torch.cat(errors[begin:]).square().mean().sqrt():.3f}", end=" ")
+        rows = [
+            torch.tensor([*best.values()]) - row[torch.tensor([int(x) for x in best])]
+            for row, best in zip(truth, one["logprobs"], strict=True)
+        ]
+        errors.append(torch.cat(rows))
+        by_text.append((round(float(errors[-1].square().mean().sqrt()), 3), len(prompt)))
+        drawn = truth.gather(1, torch.tensor(one["tokens"])[:, None])[:, 0]
+        behind = max(behind, float((truth.max(1).values - drawn).max()))
+    print(f"largest rms errors of {len(errors)} texts, by prompt: {sorted(by_text)[-4:]}")
     all_errors = torch.cat(errors)
     return Found(
-        [one["tokens"] for one in told],
+        [one["tokens"] for one in texts],
         float(all_errors.square().mean().sqrt()),
         float(all_errors.abs().max()),
         behind,
+        told["split"],
     )
+
+
+def same_tokens(one: Found, other: Found) -> float:
+    """Share of tokens that are the same up to where two texts part."""
+    alike = total = 0
+    for a, b in zip(one.tokens, other.tokens, strict=True):
+        parted = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+        alike, total = alike + parted, total + len(a)
+    return alike / total
 
 
 @PAIRS
@@ -147,3 +213,14 @@ def test_greedy_tokens_are_the_best_but_for_rounding(
 @pytest.mark.parametrize("name", ["ours-fp8"])
 def test_an_fp8_cache_costs_what_e4m3_rounds(found: dict[str, Found], name: str) -> None:
     assert found[name].largest <= FP8_ERROR
+
+
+@pytest.mark.parametrize("name", ["ours-worker", "ours-worker-compiled"])
+def test_steps_are_split_and_stay_on_their_sms(found: dict[str, Found], name: str) -> None:
+    """The prompts come while others decode already; every CTA of a probe is on its side."""
+    split = found[name].split
+    assert split is not None
+    assert split["steps"] >= 5
+    assert split["decode_sms"] == DECODE_SMS
+    total = torch.cuda.get_device_properties(0).multi_processor_count
+    assert split["prefill_sms"] == total - DECODE_SMS

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import smkern
 from smkern.errors import ConfigError
 from smkern.integrations import vllm as ours
 from tests.integrations.vllm import stubs
@@ -54,3 +56,15 @@ def test_another_vllm_is_refused_where_the_layers_are_asked_for() -> None:
         ours.register()
         with pytest.raises(ConfigError, match=r"vLLM 0\.27\.0: .* 0\.26"):
             stubs.QUANTIZED["smkern"]()
+
+
+def test_layers_of_one_shape_are_warmed_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(smkern, "warmup", lambda **given: asked.append(given["shapes"]))
+    monkeypatch.setattr(smkern, "current_num_sms", lambda: 132)
+    made, other = made_config(), made_config()
+    for config, rows in ((made, 64), (made, 32), (made, 64), (other, 64)):
+        method = config.get_quant_method(stubs.LinearBase.__new__(stubs.LinearBase), "")
+        weight = SimpleNamespace(is_cuda=True, shape=(rows, 16), dtype=torch.bfloat16)
+        method.process_weights_after_loading(SimpleNamespace(weight=weight))
+    assert asked == [[(64, 16)], [(32, 16)], [(64, 16)]]

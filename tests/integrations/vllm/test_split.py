@@ -28,6 +28,12 @@ class Side:
     recording: list[Callable[[], None]] | None = None
     stream = SimpleNamespace(wait_event=lambda event: None)
 
+    def __init__(self, num_sms: int) -> None:
+        self.num_sms, self.verified = num_sms, 0
+
+    def verify(self) -> None:
+        self.verified += 1
+
     def __enter__(self) -> Side:
         return self
 
@@ -49,7 +55,7 @@ def _stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
-    sides = SimpleNamespace(split=lambda decode: (Side(), Side()))
+    sides = SimpleNamespace(split=lambda decode: (Side(decode), Side(132 - decode)))
     monkeypatch.setattr(smkern, "ladder", lambda rungs: sides)
     with stubs.stubbed():
         yield
@@ -205,3 +211,12 @@ def test_a_step_of_one_kind_is_not_split(new: dict[int, int]) -> None:
     split.model.runs.clear()
     split.step(new, draw)
     assert split.model.runs == [(sum(new.values()), "whole")]
+
+
+def test_split_steps_are_counted_and_both_sides_verified() -> None:
+    split, draw = Runner().split(), Random(1)
+    for new in ({0: 20, 1: 5}, {0: 1, 1: 1, 2: 9}, {0: 1, 1: 1}, {0: 1, 3: 40}):
+        split.step(new, draw)
+    forward = split.model.forward
+    assert forward.verify() == {"decode_sms": 48, "prefill_sms": 84, "steps": 2}
+    assert forward._decode.verified == forward._prefill.verified == 1
