@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -58,6 +59,36 @@ def run_front(connection: Connection, ready: Any, port: int) -> None:
         run_server(Server(client, ready, "bench").app, client, place, 30)
 
 
+def behind_front(mux: Any, ready: Any, watch: Callable[..., None], *load: Any) -> Any:
+    """Serve a client process by way of the server's, as `smkern serve` does.
+
+    Args:
+        mux: The runtime, in this process.
+        ready: What the server is told of it.
+        watch: The client's body: a port, the server's process, the load, where the answer is put.
+        load: What it asks for.
+
+    Returns:
+        The client's answer.
+    """
+    from smkern.server.engine import EngineLoop  # the processes need nothing of it
+
+    spawn = multiprocessing.get_context("spawn")
+    port, (ours, theirs), (answer, told) = free_port(), spawn.Pipe(), spawn.Pipe(duplex=False)
+    server = spawn.Process(target=run_front, args=(theirs, ready, port))
+    server.start()
+    theirs.close()
+    client = spawn.Process(target=watch, args=(port, server.pid, *load, told))
+    client.start()
+    told.close()
+    EngineLoop(mux, ours).run()  # until the client has stopped the server
+    seen = answer.recv()
+    client.join()
+    server.join()
+    ours.close()
+    return seen
+
+
 def watch_streams(
     port: int, server: int, prompts: Sequence[list[int]], tokens: int, answer: Connection
 ) -> None:
@@ -78,7 +109,7 @@ def watch_streams(
 
 
 async def _all(port: int, server: int, prompts: Sequence[list[int]], tokens: int) -> Seen:
-    await _until_up(port)
+    await until_up(port)
     cpu_s, began = _cpu_s(server), perf_counter()
     arrived = await asyncio.gather(*(_one(port, prompt, tokens) for prompt in prompts))
     seen = Seen(cpu_s=_cpu_s(server) - cpu_s, took_s=perf_counter() - began)
@@ -112,7 +143,7 @@ async def _one(port: int, prompt: list[int], tokens: int) -> list[tuple[float, b
             return lines
 
 
-async def _until_up(port: int) -> None:
+async def until_up(port: int) -> None:
     last = perf_counter() + START_S
     while True:
         try:

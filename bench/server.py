@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 from random import Random
 from statistics import median
@@ -12,15 +11,15 @@ from typing import Any
 import click
 import torch
 
-from smkern.bench.http_streams import Seen, free_port, run_front, watch_streams
+from smkern.bench.http_streams import Seen, behind_front, watch_streams
 from smkern.bench.results import Results
 from smkern.bench.rows import cost_cell, target_row
 from smkern.bench.runtime.figures import percentile
+from smkern.bench.server_soak import soak
 from smkern.bench.suite import suite_command, written
 from smkern.errors import SmkernError
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
-from smkern.server.engine import EngineLoop
 from smkern.server.messages import Ready
 from smkern.server.model import EngineOptions, open_runtime
 
@@ -47,20 +46,7 @@ def in_process(mux: Multiplexer, prompts: Sequence[list[int]], tokens: int) -> S
 
 def over_http(mux: Multiplexer, ready: Ready, prompts: Sequence[list[int]], tokens: int) -> Seen:
     """Serve all prompts to a client process by way of the server's, as `smkern serve` does."""
-    spawn = multiprocessing.get_context("spawn")
-    port, (ours, theirs), (answer, told) = free_port(), spawn.Pipe(), spawn.Pipe(duplex=False)
-    server = spawn.Process(target=run_front, args=(theirs, ready, port))
-    server.start()
-    theirs.close()
-    client = spawn.Process(target=watch_streams, args=(port, server.pid, prompts, tokens, told))
-    client.start()
-    told.close()
-    EngineLoop(mux, ours).run()  # until the client has stopped the server
-    seen: Seen = answer.recv()
-    client.join()
-    server.join()
-    ours.close()
-    return _checked(seen, tokens)
+    return _checked(behind_front(mux, ready, watch_streams, prompts, tokens), tokens)
 
 
 def _checked(seen: Seen, tokens: int) -> Seen:
@@ -101,12 +87,18 @@ def measure(
 
 
 def summarize(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row that counts."""
+    """The rows that count."""
     p50 = {
         cell["case"]["way"]: cell["value"] for cell in cells if cell["case"]["name"] == "tbt_p50"
     }
     ratio = p50["http"] / p50["in_process"] if len(p50) == 2 else None
-    return {"http_over_in_process": target_row(ratio, TARGET, len(p50), at_most=True)}
+    wrong = [cell["value"] for cell in cells if cell["case"]["name"] == "soak"]
+    return {
+        "http_over_in_process": target_row(ratio, TARGET, len(p50), at_most=True),
+        "soak_wrong_requests": target_row(
+            sum(wrong) if wrong else None, 0, len(wrong), at_most=True
+        ),
+    }
 
 
 @suite_command(
@@ -115,13 +107,29 @@ def summarize(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     click.option("--streams", type=int, default=64, show_default=True),
     click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each."),
     click.option("--tokens", type=int, default=512, show_default=True, help="New ones of each."),
-)
-def command(output: Any, *, model: str, streams: int, prompt: int, tokens: int, **_: Any) -> None:
+    click.option("--soak-s", type=float, default=None,
+                 help="Instead: for so long have streams of which a tenth hang up."),
+)  # fmt: skip
+def command(
+    output: Any, *, model: str, streams: int, prompt: int, tokens: int, soak_s: float | None,
+    **_: Any,
+) -> None:  # fmt: skip
     """Time tokens of streams over HTTP, and of the same runtime without it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if soak_s is not None:
+        options = EngineOptions(
+            model, tbt_ms=20.0, max_running=streams, max_context=2048, num_pages=64 * streams,
+            device=device,
+        )  # fmt: skip
+        results = output.open()
+        with written(results, output, summarize):
+            soak(results, options, model, streams=streams, seconds=soak_s)
+        click.echo(str(results.cells[-1]))
+        return
     options = EngineOptions(
         model, policy="chunked:512", rungs=(), max_running=streams, max_tokens=1024,
         max_context=prompt + tokens, num_pages=2 * streams * (-(-(prompt + tokens) // 16)),
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device,
     )  # fmt: skip
     results = output.open()
     with written(results, output, summarize):

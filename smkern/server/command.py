@@ -58,6 +58,8 @@ NEEDED = ("prometheus_client", "pydantic", "starlette", "uvicorn")
               )  # fmt: skip
 @click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto",
               show_default=True, help="auto: the model's dtype.")  # fmt: skip
+@click.option("--batch-invariant", is_flag=True,
+              help="Tokens depend on their request alone, not on what runs beside it.")  # fmt: skip
 @click.option("--warm/--no-warm", default=True, show_default=True,
               help="Compile all kernels first: minutes where no cache has them.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True,

@@ -56,6 +56,8 @@ class EngineOptions:
         quantization: "fp8-block", "fp8-channel" or "fp8-tensor": linear layers in fp8, also of a
             folder that has them in bf16.
         kv_cache_dtype: "auto", the model's; or "fp8".
+        batch_invariant: A request's tokens depend on it alone, not on what runs beside it nor on
+            what came before: beginnings of prompts are not found again.
         warm: Whether all kernels are compiled first.
     """
 
@@ -76,6 +78,7 @@ class EngineOptions:
     seed: int = 0
     quantization: Kind | None = None
     kv_cache_dtype: str = "auto"
+    batch_invariant: bool = False
     warm: bool = True
 
     @property
@@ -98,7 +101,10 @@ def open_runtime(options: EngineOptions) -> Iterator[tuple[Multiplexer, Ready]]:
     weights = find_weights(config, folder, device, options.quantization, options.seed, WHOLE_MODEL)
     config = weights.config
     context = config.max_position if options.max_context is None else options.max_context
-    decoder = Decoder(config, weights, max_position=min(context, config.max_position))
+    decoder = Decoder(
+        config, weights, max_position=min(context, config.max_position),
+        batch_invariant=options.batch_invariant,
+    )  # fmt: skip
     pool = _pool(config, options, device)
     splits = on_gpu and options.rungs and options.policy.partition(":")[0] not in WHOLE
     with smkern.ladder(options.rungs) if splits else nullcontext() as ladder:
@@ -173,7 +179,7 @@ def _pool(config: ModelConfig, options: EngineOptions, device: Any) -> KvPool:
     )  # fmt: skip
     return KvPool(
         sizes, num_pages=num_pages, memory_fraction=options.memory_fraction,
-        reserved_bytes=held + GRAPH_LIMIT_BYTES, device=device,
+        reserved_bytes=held + GRAPH_LIMIT_BYTES, device=device, reuse=not options.batch_invariant,
     )  # fmt: skip
 
 
@@ -182,7 +188,7 @@ def _warm(config: ModelConfig, options: EngineOptions, ladder: smkern.Ladder | N
     calls = ModelCalls(
         config, options.page_size, max_tokens=options.max_tokens + options.max_running,
         max_batch=options.max_prefill + options.max_running, max_q_len=options.max_tokens,
-        cache_dtype=options.kv_dtype,
+        batch_invariant=options.batch_invariant, cache_dtype=options.kv_dtype,
     )  # fmt: skip
     splits = [] if ladder is None else [ladder.split(decode=rung) for rung in options.rungs]
     budgets: list[Any] = [smkern.device_info().num_sms]

@@ -7,6 +7,8 @@ import pytest
 from smkern.bench import server
 from smkern.bench.http_streams import Seen
 from smkern.bench.results import Results
+from smkern.bench.server_soak import soak
+from smkern.bench.soak_streams import Soaked, is_right, samples, wrong_metrics
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.server import server_table
 from smkern.server.model import EngineOptions
@@ -66,3 +68,54 @@ def test_the_table_has_a_row_a_way() -> None:
         "| m, 64 streams: `smkern serve` | 10.12 | 12.00 | 0.25 | 1.00 |",
     ]
     assert server_table([]) == NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "is_it"),
+    [
+        ([1, 2, 3], None, True),
+        ([1, 2], None, False),
+        ([1, 2, 3, 4], None, False),
+        ([1, 2], 2, True),
+        ([1], 2, False),
+        ([1, 2, 3, 4, 5], 2, True),
+        ([2, 1], 2, False),
+    ],
+)
+def test_tokens_are_the_reply_or_its_beginning(
+    tokens: list[int], wanted: int | None, is_it: bool
+) -> None:
+    assert is_right(tokens, [1, 2, 3], wanted) is is_it
+
+
+def test_metrics_are_held_against_what_the_client_counted() -> None:
+    names = [
+        "smkern_requests_total", 'smkern_finished_total{reason="cancelled"}',
+        'smkern_finished_total{reason="length"}', "smkern_http_hangups_total",
+        'smkern_http_responses_total{path="/v1/completions",status="200"}',
+    ]  # fmt: skip
+    text = "\n".join(
+        f"{name} {value}" for name, value in zip(names, (24, 2, 22, 2, 20), strict=True)
+    )
+    before = samples("smkern_requests_total 4\n" + 'smkern_finished_total{reason="length"} 4')
+    seen = Soaked(requests=20, hangups=2, metrics=samples(f"# HELP x y\n{text}\n"))
+    assert wrong_metrics(seen, before) == {}
+    seen.metrics["smkern_http_choices"] = 1.0
+    assert wrong_metrics(seen, before) == {"smkern_http_choices": [1.0, 0]}
+
+
+@pytest.mark.slow
+def test_streams_that_hang_up_leave_nothing() -> None:
+    options = EngineOptions(
+        tiny(), policy="chunked:64", device="cpu", rungs=(), max_running=8, num_pages=1024,
+        max_tokens=64,
+    )  # fmt: skip
+    results = Results()
+    soak(results, options, "tiny", streams=12, seconds=1.5)
+    (cell,) = results.cells
+    assert (cell["value"], cell["wrong_metrics"], cell["is_idle"]) == (0, {}, True)
+    assert cell["requests"] > 12
+    assert cell["hangups"] >= 2
+    assert cell["held_pages"] == [0, 0]
+    assert server.summarize(results.cells)["soak_wrong_requests"]["met"]
+    assert server_table(results.cells) == NOT_MEASURED
