@@ -116,18 +116,27 @@ def check(case: Case, x: Operands, out: Tensor | None = None) -> None:
     magnitude = x.a.double().abs() @ x.w.double().abs().t()
     eps = torch.finfo(out.dtype).eps
     tolerance = 0.52 * eps * want.abs() + 2**-18 * magnitude + 1e-5
+    check_near(out, want, tolerance, case)
+    if out is x.out:
+        check_frame(x.frame, out)
+
+
+def check_near(out: Tensor, want: Tensor, tolerance: Tensor, what: object) -> None:
+    """Hold each number of an output within its tolerance of float64's; NaN is not."""
     wrong = ~((out.double() - want).abs() <= tolerance)
     if wrong.any():
         row, col = wrong.nonzero()[0].tolist()
         raise AssertionError(
-            f"{case}: {int(wrong.sum())} of {wrong.numel()} wrong, first at [{row}, {col}]: "
-            f"{out[row, col].item()} for {want[row, col].item()} "
-            f"± {tolerance[row, col].item()}"
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} wrong, first at [{row}, {col}]: "
+            f"{out[row, col].item()} for {want[row, col].item()} ± {tolerance[row, col].item()}"
         )
-    if out is x.out:
-        outside = torch.ones_like(x.frame, dtype=torch.bool)
-        outside[GUARD : GUARD + case.m, GUARD : GUARD + case.n] = False
-        assert x.frame[outside].isnan().all(), f"{case}: wrote outside of out"
+
+
+def check_frame(frame: Tensor, inner: Tensor) -> None:
+    """Hold a frame against writes around what lies in it."""
+    outside = torch.ones_like(frame, dtype=torch.bool)
+    outside[GUARD : GUARD + inner.shape[0], GUARD : GUARD + inner.shape[1]] = False
+    assert frame[outside].isnan().all(), "wrote outside of the result"
 
 
 def capability() -> int:

@@ -18,7 +18,7 @@ from smkern.ops.operator_dispatch import Compile
 from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GroupedProblem
 from smkern.tuning.moe import MoeProblem
-from tests.gpu.gemm_support import GUARD, capability, framed
+from tests.gpu.gemm_support import capability, check_frame, check_near, framed
 
 NAN = float("nan")
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -99,12 +99,6 @@ def permuted(
     return given
 
 
-def check_frame(frame: Tensor, inner: Tensor) -> None:
-    outside = torch.ones_like(frame, dtype=torch.bool)
-    outside[GUARD : GUARD + inner.shape[0], GUARD : GUARD + inner.shape[1]] = False
-    assert frame[outside].isnan().all(), "wrote outside of its result"
-
-
 class Experts:
     """One grouped GEMM: rows in NaNs, weights, offsets, a poisoned result.
 
@@ -164,16 +158,8 @@ class Experts:
             # the slope of silu is at most 1.1
             lost = 1.1 * gate_lost * up.abs() + (gate * share).abs() * up_lost
             lost = lost + 4e-6 * want.abs()
-        out = self.out[rows].double()
         tolerance = 0.52 * torch.finfo(self.out.dtype).eps * want.abs() + lost + 1e-5
-        wrong = ~((out - want).abs() <= tolerance)
-        if wrong.any():
-            row, column = wrong.nonzero()[0].tolist()
-            raise AssertionError(
-                f"expert {expert}: {int(wrong.sum())} of {wrong.numel()} wrong, first at row "
-                f"{row}, column {column}: {out[row, column].item()} for "
-                f"{want[row, column].item()} ± {tolerance[row, column].item()}"
-            )
+        check_near(self.out[rows], want, tolerance, f"expert {expert}")
 
 
 def random_counts(chance: random.Random, experts: int, rows: int) -> list[int]:

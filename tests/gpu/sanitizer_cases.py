@@ -41,7 +41,8 @@ def gemm(kernel: str) -> None:
 def swiglu(kernel: str) -> None:
     """The cases of one kernel: whole and split K, swapped, odd widths, ragged, unfused."""
     from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-    from tests.gpu.swiglu_support import Case, check, operands, run_config
+    from tests.gpu.gemm_support import run_config
+    from tests.gpu.swiglu_support import Case, check, operands
 
     tile = (64, 64, 64, 4, 3) if kernel != "ws" else (128, 192, 64, 8, 3)
     cases = [

@@ -11,8 +11,8 @@ from smkern.errors import ArgumentError, BudgetError
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from tests.gpu.gemm_support import precompile_all
-from tests.gpu.swiglu_support import Case, Operands, check, operands, run_config
+from tests.gpu.gemm_support import Operands, precompile_all, run_config
+from tests.gpu.swiglu_support import Case, check, operands
 
 HALF = torch.bfloat16
 RAGGED = [

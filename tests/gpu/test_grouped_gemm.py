@@ -15,13 +15,12 @@ from smkern.ops.moe.grouped import GROUPED, Grouped, grouped_dispatcher
 from smkern.ops.operator_warmup import aligned
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of
 from tests.gpu.attention.cases import fresh_seed
-from tests.gpu.gemm_support import capability, framed
+from tests.gpu.gemm_support import capability, check_frame, framed
 from tests.gpu.moe_support import (
     BF16,
     FP16,
     NAN,
     Experts,
-    check_frame,
     precompile,
     random_counts,
     same_bits,

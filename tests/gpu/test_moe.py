@@ -22,12 +22,11 @@ from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import Budget, PermuteProblem, TopkProblem, UnpermuteProblem, candidates
 from tests.gpu.attention.cases import fresh_seed
 from tests.gpu.attention.support import at_most
-from tests.gpu.gemm_support import capability, framed
+from tests.gpu.gemm_support import capability, check_frame, check_near, framed
 from tests.gpu.moe_support import (
     BF16,
     FP16,
     NAN,
-    check_frame,
     check_routing,
     given_of,
     permuted,
@@ -75,8 +74,7 @@ def check_sum(
     )  # fmt: skip
     size = reference.moe_unpermute(y.double().abs(), index, weights.abs(), compute_dtype=wide)
     eps = torch.finfo(out.dtype).eps
-    wrong = (out.double() - want).abs() > 0.52 * eps * want.abs() + 2**-20 * size + 1e-6
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} wrong"
+    check_near(out, want, 0.52 * eps * want.abs() + 2**-20 * size + 1e-6, "rows")
 
 
 @pytest.mark.parametrize(("experts", "top_k"), SIZES)
