@@ -91,9 +91,17 @@ def same_view(x: Tensor, y: Tensor) -> bool:
 
 def check_overlap(op: Operator[Any], call: Any) -> None:
     """Raise ArgumentError where something written shares an address with something else."""
+    found: dict[str, tuple[Tensor, int, int]] = {}
+    for name in op.tensors:
+        tensor = op.tensor_of(call, name)
+        if tensor is not None and tensor.numel():
+            begin = tensor.data_ptr()
+            found[name] = tensor, begin, begin + span_bytes(tensor)
     for mine, other, may in op.pairs:
-        x, y = op.tensor_of(call, mine), op.tensor_of(call, other)
-        if x is None or y is None or not (x.numel() and y.numel()):
+        if mine not in found or other not in found:
+            continue
+        (x, begin, end), (y, other_begin, other_end) = found[mine], found[other]
+        if end <= other_begin or other_end <= begin:
             continue
         if (may and same_view(x, y)) or not overlaps(x, y):
             continue

@@ -193,10 +193,11 @@ class Operator(Generic[P]):
 
     def tensor_of(self, call: Any, name: str) -> Tensor | None:
         """One of `tensors` of a call; None where it has none of that name."""
-        owner, _, attribute = name.partition(".")
-        x = getattr(call, owner)
-        if attribute and x is not None:
-            x = getattr(x, attribute, None)
+        if "." in name:
+            owner, attribute = name.split(".")
+            x = getattr(getattr(call, owner), attribute, None)
+        else:
+            x = getattr(call, name)
         return x if isinstance(x, Tensor) else None
 
     def addresses(self, call: Any) -> tuple[int, ...]:

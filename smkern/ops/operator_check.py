@@ -26,11 +26,12 @@ def check_operator(op: Operator[Any], call: Any) -> Shapes:
         x = getattr(call, name)
         if x is not None and wanted is not None:
             _check_result(name, x, *wanted)
+    device = op.device_of(call)
     for name in op.tensors:
-        x = op.tensor_of(call, name)
-        if x is None or "." in name:
+        x = None if "." in name else op.tensor_of(call, name)
+        if x is None:
             continue
-        checks.check_device(name, x, op.device_of(call), op.anchor)
+        checks.check_device(name, x, device, op.anchor)
         if name in op.changed and not checks.writable(x):
             raise ArgumentError(
                 f"{name} has strides {x.stride()} for shape {list(x.shape)}: two of its elements "
@@ -44,17 +45,18 @@ def check_kinds(op: Operator[Any], call: Any) -> None:
 
     It is all that torch's own dispatcher has to know before it can find an implementation.
     """
+    anchor = getattr(call, op.anchor)
     for name in (*op.tensors, "workspace"):
-        x: Any = getattr(call, name.partition(".")[0], None)
-        absent = x is None and name not in op.required
-        number = name in op.mixed and not isinstance(x, Tensor)
-        if absent or number or "." in name:
+        if "." in name:
             continue
+        x: Any = getattr(call, name, None)
         if not isinstance(x, Tensor):
+            if (x is None and name not in op.required) or name in op.mixed:
+                continue
             check_operator(op, call)  # may know what to pass instead
         checks.check_kind(name, x)
-        if isinstance(getattr(call, op.anchor), Tensor):
-            checks.check_device(name, x, op.device_of(call), op.anchor)
+        if isinstance(anchor, Tensor):
+            checks.check_device(name, x, anchor.device, op.anchor)
 
 
 def check_written(op: Operator[Any], call: Any) -> None:

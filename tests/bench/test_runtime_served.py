@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
@@ -162,11 +163,13 @@ def test_the_best_setting_is_the_last_that_keeps_the_limit(limit, setting, monke
 def test_policies_serve_by_name_and_a_resumed_run_skips_what_it_has(tmp_path, monkeypatch):
     opened = []
 
+    @contextmanager
     def opening(plan, given):
         opened.append(plan.model)
-        return open_load(plan, given, sizes=SIZES, workload=WORKLOAD, preheat_s=0.0)
+        with open_load(plan, given, sizes=SIZES, workload=WORKLOAD, preheat_s=0.0) as load:
+            load.try_s = 0.01
+            yield load
 
-    monkeypatch.setattr(served_load, "TRY_S", 0.01)
     monkeypatch.setattr("smkern.bench.runtime.subjects.open_load", opening)
     monkeypatch.setattr("smkern.bench.runtime.subjects.Tasks.weights", lambda tasks: weights())
     monkeypatch.setattr(

@@ -11,8 +11,7 @@ from torch import Tensor
 
 import smkern
 from smkern.ops.gemm.dispatch import gemm_dispatcher
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem
-from tests.gpu.gemm_trace import Traced
+from smkern.tuning.config import Budget, GemmProblem
 
 
 class Run(Protocol):
@@ -33,14 +32,15 @@ class Run(Protocol):
         ...
 
 
-def check_masked(run: Run, partition: Any) -> None:
-    """A launch on the partition's stream runs inside, on eight SMs or more."""
+def check_masked(run: Run, partition: Any) -> Counter[int]:
+    """A launch on the partition's stream runs inside, on eight SMs or more; its CTAs by SM."""
     run.launch(partition.raw_stream)
     partition.synchronize()
     seen = run.smids()
     assert set(seen) <= set(partition.smids)
     assert len(seen) >= 8
     run.check()
+    return seen
 
 
 def check_replayed(run: Run, partition: Any) -> None:
@@ -71,21 +71,6 @@ def check_capped(run: Run, most_ctas: int) -> None:
     graph.replay()
     assert sum(run.smids().values()) <= most_ctas
     run.check()
-
-
-def replay_product(ladder: Any, problem: GemmProblem, config: GemmConfig, x: Any) -> None:
-    """A graph of a product of the operands x, three times, each inside 16 SMs of the ladder."""
-    partition = ladder.split(decode=16).decode
-    traced = Traced(problem, config, Budget(16, "mask", partition.clusters))
-    torch.cuda.synchronize()
-    with partition.capture() as graph:
-        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
-    for _ in range(3):
-        partition.launch(graph)
-        partition.synchronize()
-        assert set(traced.smids()) <= set(partition.smids)
-    # before what it writes to
-    del graph
 
 
 def check_dispatched(problems: Iterable[GemmProblem], budget: Budget) -> None:

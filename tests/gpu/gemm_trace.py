@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache, partial
+from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from smkern.kernels import gemm_compile as compiling
@@ -19,7 +19,7 @@ from smkern.kernels.driver import load_function
 from smkern.kernels.gemm_frame import Frame
 from smkern.kernels.gemm_launch import GemmPlan
 from smkern.kernels.gemm_variants import Variant, variant_of
-from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.config import Budget, GemmConfig
 from smkern.tuning.constraints import COUNTER_BYTES
 from tests.gpu.smid_trace import Notes, traced_ptx
 
@@ -39,19 +39,29 @@ def _loaded(variant: Variant):
 
 
 class Traced:
-    """A plan whose launches leave the SM ids of their CTAs."""
+    """A case's product, whose launches leave the SM ids of their CTAs.
 
-    def __init__(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> None:
+    Args:
+        support: `gemm_support` or `swiglu_support`, whose `operands` and `check` are the case's.
+        case: The case.
+        config, budget: Of the launch.
+    """
+
+    def __init__(self, support: Any, case: Any, config: GemmConfig, budget: Budget) -> None:
         major, minor = torch.cuda.get_device_capability()
-        variant = variant_of(problem, config, 10 * major + minor)
+        variant = variant_of(case.problem, config, 10 * major + minor)
         self.plan = GemmPlan(
-            problem, config, budget, variant, partial(Frame, variant, *_loaded(variant))
+            case.problem, config, budget, variant, partial(Frame, variant, *_loaded(variant))
         )
         size = max(self.plan.workspace_bytes, COUNTER_BYTES)
         self.room = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        self.x = support.operands(case)
+        self.check = partial(support.check, case, self.x)
         _notes().wipe()
+        torch.cuda.synchronize()
 
-    def launch(self, a: Tensor, w: Tensor, out: Tensor, stream: int) -> None:
+    def launch(self, stream: int) -> None:
+        a, w, out = self.x.a, self.x.w, self.x.out
         self.plan.launch(
             a.data_ptr(), w.data_ptr(), out.data_ptr(), 0, 0,
             a.stride(0), w.stride(0), out.stride(0), 0, self.room.data_ptr(), stream,
@@ -62,3 +72,7 @@ class Traced:
         found = _notes().smids()
         assert sum(found.values()) == self.plan.num_ctas, "not every CTA ran, or one ran twice"
         return found
+
+    def reset(self) -> None:
+        self.x.out.fill_(float("nan"))
+        torch.cuda.synchronize()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from tests.gpu.confinement import check_dispatched, replay_product
-from tests.gpu.gemm_support import Case, check, operands, precompile_all
+from tests.gpu import gemm_support
+from tests.gpu.confinement import check_capped, check_dispatched, check_masked, check_replayed
+from tests.gpu.gemm_support import Case, precompile_all
 from tests.gpu.gemm_trace import Traced
 
 CASE = Case(1000, 1032, 1096)
@@ -28,60 +28,39 @@ def _compiled() -> None:
     precompile_all((CASE.problem, config) for config in CONFIGS)
 
 
+def traced(config: GemmConfig, budget: Budget) -> Traced:
+    return Traced(gemm_support, CASE, config, budget)
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_every_cta(ladder, config):
-    x = operands(CASE)
+    tiles = -(-CASE.m // config.block_m) * -(-CASE.n // config.block_n)
     for decode in (16, 40):
         split = ladder.split(decode=decode)
         for partition in (split.decode, split.prefill):
-            budget = Budget(partition.num_sms, "mask", partition.clusters)
-            traced = Traced(CASE.problem, config, budget)
-            torch.cuda.synchronize()
-            traced.launch(x.a, x.w, x.out, partition.raw_stream)
-            seen = traced.smids()
-            assert set(seen) <= set(partition.smids)
-            tiles = -(-CASE.m // config.block_m) * -(-CASE.n // config.block_n)
+            seen = check_masked(traced(config, partition.budget), partition)
             assert len(seen) >= min(partition.num_sms, tiles) * 0.5
             if config.ctas_per_sm > 1 and decode == 16 and partition is split.decode:
                 assert sum(seen.values()) > len(seen), "several CTAs an SM"
-            check(CASE, x)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_a_replayed_graph(ladder, config):
-    x = operands(CASE)
-    replay_product(ladder, CASE.problem, config, x)
-    check(CASE, x)
+    partition = ladder.split(decode=16).decode
+    check_replayed(traced(config, partition.budget), partition)
 
 
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_grid_caps_the_sms(config, num_sms):
-    x = operands(CASE)
-    traced = Traced(CASE.problem, config, Budget(num_sms, "grid"))
-    stream = torch.cuda.current_stream().cuda_stream
-    for _ in range(2):
-        traced.launch(x.a, x.w, x.out, stream)
-        seen = traced.smids()
-        assert sum(seen.values()) <= num_sms
-        check(CASE, x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
-    graph.replay()
-    assert len(set(traced.smids())) <= num_sms
+    check_capped(traced(config, Budget(num_sms, "grid")), num_sms)
 
 
 def test_a_grid_budget_inside_a_partition(ladder):
     """Below the partition's count: inside its SMs, and on no more than the budget."""
-    x = operands(CASE)
     partition = ladder.split(decode=40).decode
-    traced = Traced(CASE.problem, CONFIGS[0], Budget(24, "grid", partition.clusters))
-    torch.cuda.synchronize()
-    traced.launch(x.a, x.w, x.out, partition.raw_stream)
-    seen = set(traced.smids())
-    assert seen <= set(partition.smids)
-    assert len(seen) <= 24
+    run = traced(CONFIGS[0], Budget(24, "grid", partition.clusters))
+    assert len(check_masked(run, partition)) <= 24
 
 
 @pytest.mark.parametrize(("confined", "num_sms"), [("grid", 24), ("mask", 40)])

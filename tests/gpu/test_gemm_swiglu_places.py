@@ -10,7 +10,14 @@ from smkern.errors import WarmupError
 from smkern.ops.gemm.dispatch import gemm_dispatcher
 from smkern.ops.swiglu.operator import Swiglu
 from smkern.tuning.config import STREAM_K, Budget, GemmConfig
-from tests.gpu.confinement import check_dispatched, check_partition_graphs, replay_product
+from tests.gpu import swiglu_support
+from tests.gpu.confinement import (
+    check_capped,
+    check_dispatched,
+    check_masked,
+    check_partition_graphs,
+    check_replayed,
+)
 from tests.gpu.gemm_support import Holder, finishes, precompile_all
 from tests.gpu.gemm_trace import Traced
 from tests.gpu.swiglu_support import Case, check, fresh_eager, operands
@@ -35,37 +42,28 @@ def _compiled() -> None:
     precompile_all((CASE.problem, config) for config in CONFIGS)
 
 
+def traced(config: GemmConfig, budget: Budget) -> Traced:
+    return Traced(swiglu_support, CASE, config, budget)
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_every_cta(ladder, config):
-    x = operands(CASE)
     for decode in (16, 40):
         split = ladder.split(decode=decode)
         for partition in (split.decode, split.prefill):
-            budget = Budget(partition.num_sms, "mask", partition.clusters)
-            traced = Traced(CASE.problem, config, budget)
-            torch.cuda.synchronize()
-            traced.launch(x.a, x.w, x.out, partition.raw_stream)
-            assert set(traced.smids()) <= set(partition.smids)
-            check(CASE, x)
-            x.out.fill_(float("nan"))
+            check_masked(traced(config, partition.budget), partition)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_mask_confines_a_replayed_graph(ladder, config):
-    x = operands(CASE)
-    replay_product(ladder, CASE.problem, config, x)
-    check(CASE, x)
+    partition = ladder.split(decode=16).decode
+    check_replayed(traced(config, partition.budget), partition)
 
 
 @pytest.mark.parametrize("num_sms", [1, 7, 24, 100])
 @pytest.mark.parametrize("config", CONFIGS, ids=_name)
 def test_the_grid_caps_the_sms(config, num_sms):
-    x = operands(CASE)
-    traced = Traced(CASE.problem, config, Budget(num_sms, "grid"))
-    for _ in range(2):
-        traced.launch(x.a, x.w, x.out, torch.cuda.current_stream().cuda_stream)
-        assert sum(traced.smids().values()) <= num_sms
-        check(CASE, x)
+    check_capped(traced(config, Budget(num_sms, "grid")), num_sms)
 
 
 @pytest.mark.parametrize(("confined", "num_sms"), [("grid", 24), ("mask", 40)])

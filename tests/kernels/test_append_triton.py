@@ -19,7 +19,7 @@ from smkern.kernels.append_launch import (
 )
 from smkern.kernels.append_triton import append_rows
 from smkern.tuning.append import AppendConfig, AppendProblem, Budget, num_ctas
-from tests.kernels.cubins import told, usage
+from tests.kernels.cubins import sass, usage
 
 triton = pytest.importorskip("triton")
 
@@ -52,12 +52,11 @@ def test_parameters_are_packed_in_the_kernels_order():
 
 @pytest.mark.parametrize("problem", KINDS.values(), ids=KINDS)
 def test_fits_and_reads_whole_vectors(problem, tmp_path):
-    for variant in variants_of(problem, 90):
-        artifact = compile_append(variant)
+    artifacts = [compile_append(variant) for variant in variants_of(problem, 90)]
+    for artifact, code in zip(artifacts, sass(artifacts, tmp_path), strict=True):
         registers, stack = usage(artifact, tmp_path)
         assert stack == 0
         assert registers * artifact.num_threads <= 65_536
-        code = told(artifact, tmp_path, "-sass")
         assert "LDG.E.128" in code
         assert ("STG.E.64" if problem.cache_dtype == "fp8" else "STG.E.128") in code
 

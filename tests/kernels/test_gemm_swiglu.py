@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +14,12 @@ from smkern.kernels.gemm_launch import GemmPlan
 from smkern.kernels.gemm_variants import variant_of
 from smkern.tuning import constraints
 from smkern.tuning.config import STREAM_K, Budget, Epilogue, GemmConfig, GemmProblem
+from tests.kernels.cubins import sass, told
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 pytestmark = pytest.mark.slow
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 USAGE = re.compile(r"REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 SWIGLU, PLAIN = Epilogue(swiglu=True), Epilogue()
 CONFIGS = [
@@ -44,13 +42,6 @@ def compiled(config: GemmConfig, epilogue: Epilogue = SWIGLU) -> Artifact:
     return compile_variant(variant_of(problem, config, 90))
 
 
-def told(artifact: Artifact, folder: Path, option: str) -> str:
-    file = folder / "kernel.cubin"
-    file.write_bytes(artifact.cubin)
-    command = [CUOBJDUMP, option, file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 @pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda c: f"{c.kernel}-{c.block_m}x{c.block_n}x{c.block_k}"
 )
@@ -65,11 +56,9 @@ def test_nothing_spills_and_shared_memory_is_at_most_what_the_rules_say(config, 
 @pytest.mark.parametrize("config", CONFIGS[:2] + CONFIGS[4:5], ids=lambda c: str(c.block_m))
 def test_the_loop_is_the_plain_gemms(config, tmp_path):
     """As many products and copies as without SwiGLU: the rows that they bring are others."""
-    counts = []
-    for epilogue in (SWIGLU, PLAIN):
-        code = told(compiled(config, epilogue), tmp_path, "-sass")
-        counts.append([len(re.findall(word, code)) for word in ("HGMMA", "UTMALDG")])
-    assert counts[0] == counts[1]
+    fused, plain = sass([compiled(config, x) for x in (SWIGLU, PLAIN)], tmp_path)
+    for word in ("HGMMA", "UTMALDG"):
+        assert fused.count(word) == plain.count(word) > 0
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -20,7 +20,7 @@ from smkern.kernels.grouped_launch import (
 from smkern.kernels.grouped_triton import grouped_pointer
 from smkern.tuning.constraints import shared_limit
 from smkern.tuning.grouped import GroupedConfig, GroupedProblem, configs_of
-from tests.kernels.cubins import told, usage
+from tests.kernels.cubins import sass, usage
 from tests.kernels.test_moe_triton import waits_first
 
 pytestmark = pytest.mark.slow
@@ -39,16 +39,16 @@ POINTER = replace(BASE, aligned=False)
 
 @pytest.mark.parametrize("problem", KINDS.values(), ids=KINDS)
 def test_every_variant_fits(problem: GroupedProblem, tmp_path: Path) -> None:
-    for config in configs_of(problem, 90):
-        variant = variant_of(problem, config, 90)
-        artifact = variant.compile()
+    configs = configs_of(problem, 90)
+    artifacts = [variant_of(problem, config, 90).compile() for config in configs]
+    codes = sass(artifacts, tmp_path)
+    for config, artifact, code in zip(configs, artifacts, codes, strict=True):
         registers, stack = usage(artifact, tmp_path)
         assert stack == 0, config
         assert config.ctas_per_sm * registers * artifact.num_threads <= 65_536
         assert config.ctas_per_sm * (artifact.shared_bytes + 1024) <= shared_limit((9, 0)) + 1024, (
             config
         )
-        code = told(artifact, tmp_path, "-sass")
         assert "HGMMA" in code
         assert "UTMALDG.2D" in code
         assert waits_first(code)
@@ -77,12 +77,13 @@ def test_rows_that_are_not_whole_and_other_devices(
 ) -> None:
     for aligned in (False, True) if capability != 90 else (False,):
         problem = replace(BASE, swiglu=swiglu, aligned=aligned)
-        for config in configs_of(problem, capability):
+        configs = configs_of(problem, capability)
+        artifacts = [variant_of(problem, config, capability).compile() for config in configs]
+        for config, artifact in zip(configs, artifacts, strict=True):
             assert config.kernel == "pointer"
-            artifact = variant_of(problem, config, capability).compile()
             assert usage(artifact, tmp_path)[1] == 0
-            if capability == 90:
-                assert waits_first(told(artifact, tmp_path, "-sass"))
+        if capability == 90:
+            assert all(waits_first(code) for code in sass(artifacts, tmp_path))
 
 
 @pytest.mark.parametrize("problem", [BASE, KINDS["down"], POINTER])

@@ -29,7 +29,7 @@ from smkern.tuning.moe import (
     candidates,
     group_tokens,
 )
-from tests.kernels.cubins import layouts_summed, told, usage
+from tests.kernels.cubins import layouts_summed, sass, usage
 
 pytest.importorskip("triton")
 
@@ -74,12 +74,13 @@ def test_parameters_are_packed_in_the_kernels_order(kernel: Any) -> None:
 
 @EACH
 def test_no_kernel_spills_and_all_wait(problem: Any, tmp_path: Path) -> None:
-    for variant in MoeKernels(90).variants(problem):
-        artifact = variant.compile()
+    variants = [*MoeKernels(90).variants(problem)]
+    artifacts = [variant.compile() for variant in variants]
+    codes = sass(artifacts, tmp_path)
+    for variant, artifact, code in zip(variants, artifacts, codes, strict=True):
         found, stack = usage(artifact, tmp_path)
         assert stack == 0, variant
         assert found * artifact.num_threads <= 65_536
-        code = told(artifact, tmp_path, "-sass")
         assert waits_first(code), variant
         if variant.aligned and variant.num_warps == 4:
             assert "STG.E.128" in code

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smkern.kernels import rows_triton
+from smkern.kernels.compile import Artifact
 from smkern.kernels.rows_launch import PARAMETERS, variant_of
 from smkern.tuning.rows import RowsConfig, RowsProblem, held, registers, shapes_of
-from tests.kernels.cubins import layouts_summed, told, usage
+from tests.kernels.cubins import layouts_summed, sass, usage
 
 pytest.importorskip("triton")
 
@@ -29,17 +31,22 @@ def test_parameters_are_packed_in_the_kernels_order(op: str) -> None:
     assert names == [*PARAMETERS[op], *constants]
 
 
+def compiled(problem: RowsProblem, folder: Path) -> Iterable[tuple[RowsConfig, Artifact, str]]:
+    """Every shape of a problem's kernel, compiled, and its instructions."""
+    configs = shapes_of(problem)
+    artifacts = [variant_of(problem, config, 90).compile() for config in configs]
+    return zip(configs, artifacts, sass(artifacts, folder), strict=True)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("op", ["rms_norm", "add_rms_norm"])
 def test_norms_fit_and_move_whole_vectors(op: str, width: int, tmp_path: Path) -> None:
     problem = replace(BASE, op=op, width=width)
-    for config in shapes_of(problem):
-        artifact = variant_of(problem, config, 90).compile()
+    for config, artifact, code in compiled(problem, tmp_path):
         found, stack = usage(artifact, tmp_path)
         assert stack == 0, config
         assert found * artifact.num_threads <= 65_536
         assert found <= 1.25 * registers(problem, config) + 8, (config, found)
-        code = told(artifact, tmp_path, "-sass")
         assert "STG.E.128" in code
         assert "LDG.E.128" in code
         assert ("LDGSTS" in code) == (config.stages > 1)
@@ -50,12 +57,10 @@ def test_norms_fit_and_move_whole_vectors(op: str, width: int, tmp_path: Path) -
 @pytest.mark.parametrize("width", [4096, 5120, 12288])
 def test_the_others_fit_and_move_whole_vectors(op: str, width: int, tmp_path: Path) -> None:
     problem = replace(BASE, op=op, width=width, index_dtype="i64")
-    for config in shapes_of(problem):
-        artifact = variant_of(problem, config, 90).compile()
+    for config, artifact, code in compiled(problem, tmp_path):
         found, stack = usage(artifact, tmp_path)
         assert stack == 0
         assert found <= 64
-        code = told(artifact, tmp_path, "-sass")
         # vectors behind every row's end are left out
         assert 1 <= len(re.findall(r"STG\.E\.128", code)) <= config.vectors
         assert "LDG.E.128" in code
@@ -75,10 +80,9 @@ def test_other_devices_and_kinds(capability: int, tmp_path: Path) -> None:
 
 
 def test_a_launch_waits_for_the_one_before(tmp_path: Path) -> None:
-    for op in PARAMETERS:
-        problem = replace(BASE, op=op)
-        artifact = variant_of(problem, shapes_of(problem)[0], 90).compile()
-        code = told(artifact, tmp_path, "-sass")
+    problems = [replace(BASE, op=op) for op in PARAMETERS]
+    artifacts = [variant_of(x, shapes_of(x)[0], 90).compile() for x in problems]
+    for op, code in zip(PARAMETERS, sass(artifacts, tmp_path), strict=True):
         # the wait comes before the first access of memory, loads of parameters apart
         # (asking for the weights to come to L2 is none)
         wait = re.search(r"ACQBULK|DEPBAR\.GDC", code)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
 
 import pytest
 
@@ -39,15 +37,8 @@ def test_the_kernels_numbers_are_ours():
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("warps", WARPS)
 def test_it_compiles_without_spills(dtype, aligned, warps, tmp_path):
-    variant = SampleVariant(dtype, aligned, warps, 90)
-    command = ["nvcc", "-arch=sm_90a", "-cubin", "-Xptxas", "-v",
-               *(f"-D{define}" for define in variant.defines), str(source_folder() / "sample.cu"),
-               "-o", str(tmp_path / "sample.cubin")]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
-    report = done.stdout + done.stderr
-    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
-    assert re.findall(r"(\d+) bytes stack", report) == ["0"]
-    registers = max(int(n) for n in re.findall(r"Used (\d+) registers", report))
+    registers, stack, _ = sizes(SampleVariant(dtype, aligned, warps, 90).compile(), tmp_path)
+    assert stack == 0
     assert registers * 32 * RESIDENT_WARPS <= 65_536
 
 

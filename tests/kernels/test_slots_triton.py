@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from smkern.kernels import slots_launch, slots_triton
 from smkern.kernels.slots_launch import PARAMETERS, SlotVariant, grids
+from tests.kernels.cubins import usage
 
-triton = pytest.importorskip("triton")
-
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-
-
-def told(cubin: bytes, folder: Path, *options: str) -> str:
-    file = folder / "kernel.cubin"
-    file.write_bytes(cubin)
-    command = [CUOBJDUMP, *options, file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+pytest.importorskip("triton")
 
 
 def test_parameters_are_packed_in_the_kernels_order() -> None:
@@ -40,10 +30,9 @@ def test_a_warp_holds_a_row_and_spills_nothing(
 ) -> None:
     artifact = SlotVariant(stop_tokens, capability).compile()
     assert (artifact.num_threads, artifact.shared_bytes) == (32, 0)
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", told(artifact.cubin, tmp_path, "-res-usage"))
-    assert usage
-    assert int(usage[1]) <= 128
-    assert int(usage[2]) == 0
+    registers, stack = usage(artifact, tmp_path)
+    assert registers <= 128
+    assert stack == 0
 
 
 @pytest.mark.parametrize(
