@@ -185,7 +185,7 @@ def plan_attention(
     )  # fmt: skip
     if _is_compiling() and num_sms is None:
         # the stream's budget is a number that a graph must not keep
-        return _plan_outside(kv_lens, cu_q_lens, given, out, check)
+        return torch.compiler.disable(_plan_outside)(kv_lens, cu_q_lens, given, out, check)
     if kv_lens is None or not isinstance(kv_lens, Tensor):
         shape_of_plan(kv_lens, cu_q_lens, given)
     if (
@@ -202,7 +202,6 @@ def plan_attention(
     return plan_cpu(kv_lens, cu_q_lens, given, out, check, num_sms)
 
 
-@torch.compiler.disable
 def _plan_outside(
     kv_lens: Tensor, cu_q_lens: Tensor | None, given: PlanNumbers, out: Plan | None, check: bool
 ) -> Plan:
