@@ -90,13 +90,15 @@ def test_candidates_begin_with_the_models_choice(profile: Any, name: str, confin
 
 
 class Dispatcher:
-    """Launches run the reference on the calls; one configuration is a little off, one fails."""
+    """Launches bring what the reference made of the calls; one configuration is a little off, one
+    fails."""
 
     def __init__(self, profile: Any, cuda: FakeCuda) -> None:
         self.profile, self.cuda = profile, cuda
         self.tuner: Any = None
         self.off: Any = None
         self.failing: Any = None
+        self._made: dict[int, Any] = {}
 
     def launch_by(self, config: Any, problem: Any, budget: Budget, capturing: bool) -> Any:
         if config == self.failing:
@@ -105,7 +107,9 @@ class Dispatcher:
         def launch(stream: int, *given: Any) -> None:
             self.cuda.work_us(10.0 + config.num_warps)
             (call,) = [x for x in self.tuner.calls if x[0].data_ptr() == given[0]]
-            made, results = self.tuner.op.reference(call), self.tuner.op.results_of(call)
+            if given[0] not in self._made or self.tuner.op.changed:
+                self._made[given[0]] = self.tuner.op.reference(call)
+            made, results = self._made[given[0]], self.tuner.op.results_of(call)
             for x, y in zip(results, made if isinstance(made, tuple) else (made,), strict=True):
                 x.copy_(y)
             if config == self.off:
