@@ -11,7 +11,8 @@ from smkern.measure.timing import Timing
 
 Cell = dict[str, Any]
 SUMMED, GATHERED, DECODE, PREFILL = "summed_rms_norm", "gathered_logits", "decode_step", "prefill"
-SERVED, RANDOM_STEPS, TOKENS = "served_beside", "random_steps", "token_mismatches"
+SERVED, TRIED = "served_beside", "served_try"
+RANDOM_STEPS, TOKENS = "random_steps", "token_mismatches"
 STEP_US, STEP_RATIO, PREFILL_RATIO = 15.0, 0.60, 1.75
 LARGE_STEP = 512 * 1024
 """Bytes of a decode step's sum that the limit is for."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smkern.bench.ranks.rows import SERVED, counted
+from smkern.bench.ranks.rows import SERVED, TRIED, counted
 from smkern.bench.runtime.cases import RuntimePlan
 from smkern.bench.runtime.served_load import (
     SIZES,
@@ -32,14 +32,16 @@ PLAN = RuntimePlan(
 )  # fmt: skip
 LOAD = replace(WORKLOAD, reach=48, lead=32)
 """Two windows of a figure's length: a step of the whole model takes 20 to 50 ms."""
-PREHEAT_S, TRY_S = 1.0, 1.0
+PREHEAT_S, TRY_S = 1.0, 2.5
 POLICIES = ("chunked", "static_split")
+FIGURES = ("tbt_p50_ms", "tbt_p99_ms", "step_ms", "setting", "gaps", "sm_mhz", "watts", "compiled")
 
 
 def served_cells(
     tp: TensorParallel, plan: RuntimePlan = PLAN, *, seconds: float = 5.0, layers: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """On rank 0 each policy at its best under each limit; the others launch along, and give none.
+    """On rank 0 each policy at its best under each limit, and what was tried for that; the others
+    launch along, and give none.
 
     Args:
         tp: The ranks.
@@ -54,14 +56,11 @@ def served_cells(
             for policy in POLICIES:
                 for found in load.row(policy, limit_ms, seconds):
                     case = {k: v for k, v in found["case"].items() if k not in ("name", "limit")}
-                    if "limit" not in found["case"]:
-                        continue  # tried on the way
-                    figures = {k: found[k] for k in ("tbt_p50_ms", "tbt_p99_ms", "step_ms",
-                               "setting", "gaps", "sm_mhz", "watts", "compiled")}  # fmt: skip
-                    yield counted(
-                        tp.size, SERVED, {**case, "limit_ms": limit_ms}, found["value"],
-                        "tokens/ms", **figures,
-                    )  # fmt: skip
+                    op = TRIED
+                    if "limit" in found["case"]:
+                        op, case["limit_ms"] = SERVED, limit_ms
+                    figures = {k: found[k] for k in FIGURES if k in found}
+                    yield counted(tp.size, op, case, found["value"], "tokens/ms", **figures)
 
 
 @contextmanager
