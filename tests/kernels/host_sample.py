@@ -26,11 +26,10 @@ from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.sample.call import Sample
 from smkern.ops.sample.operators import SAMPLE
-from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.constraints import COUNTER_BYTES
 from smkern.tuning.sample import SAMPLE_FAMILY, Budget, SampleConfig, SampleProblem
-from tests.ops.conftest import FakeProfile
+from tests.ops.conftest import FakeProfile, streams_of
 
 THREADS = 64
 """Of a CTA here, whatever the configuration: tokens do not depend on it."""
@@ -118,12 +117,7 @@ class HostDevice:
     workspaces: Workspaces = field(init=False)
 
     def __post_init__(self) -> None:
-        streams = Streams(
-            lambda: -1,
-            lambda index: self.stream,
-            lambda raw, index: self.budgets[raw],
-            lambda: self.is_capturing,
-        )
+        streams = streams_of(self)
         self.workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         profile: Any = FakeProfile()
         dispatcher = OperatorDispatcher(profile, lambda: self.kernels, self._select)

@@ -38,6 +38,16 @@ class FakeProfile:
         return min(8.1 * num_sms, 790.0)
 
 
+def streams_of(device: Any) -> Streams:
+    """A double's streams, a number each: `stream` is current, `budgets` says what each has."""
+    return Streams(
+        lambda: -1,
+        lambda index: device.stream,
+        lambda raw, index: device.budgets[raw],
+        lambda: device.is_capturing,
+    )
+
+
 def view(pointer: int, rows: int, cols: int, stride: int, dtype: torch.dtype) -> torch.Tensor:
     """The [rows, cols] matrix at an address, as the kernel sees it."""
     count = (rows - 1) * stride + cols
@@ -159,12 +169,7 @@ class FakeDevice:
             lambda: self.library,
             silu=lambda: self.silu,
         )
-        streams = Streams(
-            lambda: -1,
-            lambda index: self.stream,
-            lambda raw, index: self.budgets[raw],
-            lambda: self.is_capturing,
-        )
+        streams = streams_of(self)
         self.workspaces = Workspaces(
             torch.device("cpu"), streams.capturing, lambda raw: self.capture
         )

@@ -12,10 +12,9 @@ from smkern.ops.checks import check_kind
 from smkern.ops.operator import Operator
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
-from smkern.ops.streams import Streams
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget
-from tests.ops.conftest import FakeProfile
+from tests.ops.conftest import FakeProfile, streams_of
 
 
 class Call(NamedTuple):
@@ -99,12 +98,7 @@ class FakeOperator:
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "mask", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)
-        streams = Streams(
-            lambda: -1,
-            lambda index: self.stream,
-            lambda raw, index: self.budgets[raw],
-            lambda: self.is_capturing,
-        )
+        streams = streams_of(self)
         workspaces = Workspaces(torch.device("cpu"), streams.capturing, lambda raw: 0)
         self.dispatcher: OperatorDispatcher[Problem, str] = OperatorDispatcher(
             profile, lambda: self.kernels, lambda problem, budget: "only"

@@ -17,11 +17,10 @@ from smkern.ops.append.operators import APPEND, APPEND_KV
 from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import append as reference
-from smkern.ops.streams import Streams
 from smkern.rope import Rope
 from smkern.tuning.append import APPEND_FAMILY, VECTOR, AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
-from tests.ops.conftest import FakeProfile
+from tests.ops.conftest import FakeProfile, streams_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": FP8}
 
@@ -101,12 +100,7 @@ class FakeDevice:
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "grid", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)
-        streams = Streams(
-            lambda: -1,
-            lambda index: self.stream,
-            lambda raw, index: self.budgets[raw],
-            lambda: self.is_capturing,
-        )
+        streams = streams_of(self)
         self.dispatcher: OperatorDispatcher[AppendProblem, Any] = OperatorDispatcher(
             profile,
             lambda: self,

@@ -11,7 +11,7 @@ from smkern.errors import SmkernError
 from smkern.policies import Decision
 from tests.runtime.policies import Sometimes
 from tests.runtime.test_state_machine import POLICIES
-from tests.runtime.world import World, prompts
+from tests.runtime.world import World, live, prompts
 
 pytestmark = pytest.mark.slow
 
@@ -44,16 +44,11 @@ def life(seed: int, kinds: tuple[Any, ...]) -> World:
     )
     world.may_fail = None
     texts = prompts(14, seed, longest=min(60, num_pages * page_size - 12))
-    while len(world.handles) < len(texts):
-        chance = draw.random()
-        if chance < 0.2:
-            at = len(world.handles)
-            world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)
-        elif chance < 0.23 and world.handles:
-            world.cancel(draw.choice(world.handles).id)
-        elif chance < 0.6:
-            world.wait(draw.choice([1, 10, 100, 1000]))
-        world.step()
+
+    def submit(at: int) -> None:
+        world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)
+
+    live(world, draw, submit, len(texts), cancels=0.03)
     world.finish(most_steps=5000)
     return world
 

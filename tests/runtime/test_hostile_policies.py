@@ -11,7 +11,7 @@ import pytest
 from smkern.policies import Chunked, Decision, Snapshot
 from tests.policies.test_check import BAD_FIELDS
 from tests.runtime.policies import RandomPolicy, Sometimes
-from tests.runtime.world import World, prompts
+from tests.runtime.world import World, live, prompts
 
 pytestmark = pytest.mark.slow
 
@@ -40,18 +40,13 @@ def life(policy: Any, seed: int, **options: Any) -> World:
         **options,
     )
     texts = prompts(14, seed, longest=min(60, num_pages * page_size - 12))
-    while len(world.handles) < len(texts):
-        chance, at = draw.random(), len(world.handles)
-        if chance < 0.2:
-            deadline_ms = draw.choice([None, 0.1, 5.0])
-            priority = draw.choice([0, 0, 1])
-            most = draw.randint(1, 12)
-            world.submit(texts[at], most, priority=priority, deadline_ms=deadline_ms, seed=at)
-        elif chance < 0.22 and at:
-            world.cancel(draw.choice(world.handles).id)
-        elif chance < 0.6:
-            world.wait(draw.choice([1, 10, 100, 1000]))
-        world.step()
+
+    def submit(at: int) -> None:
+        deadline_ms = draw.choice([None, 0.1, 5.0])
+        priority, most = draw.choice([0, 0, 1]), draw.randint(1, 12)
+        world.submit(texts[at], most, priority=priority, deadline_ms=deadline_ms, seed=at)
+
+    live(world, draw, submit, len(texts))
     world.finish(wait_us=500.0)
     return world
 

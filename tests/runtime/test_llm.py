@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -191,6 +193,23 @@ def test_a_stream_that_is_left_gives_its_pages_back(
     assert [x.tokens for x in llm.generate(prompts, greedy())] == alone
 
 
+@contextmanager
+def failing_layers(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, fails: Callable[[int], bool]
+) -> Iterator[None]:
+    """Layers raise at the calls, counted from 0, that `fails` says."""
+    calls, layer = count(), Decoder.layer
+
+    def layer_or_error(self: Decoder, index: int, step: Step) -> torch.Tensor:
+        if fails(next(calls)):
+            raise error
+        return layer(self, index, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "layer", layer_or_error)
+        yield
+
+
 @pytest.mark.parametrize("after", [0, 1, 5, 60])
 def test_an_error_in_a_forward_leaks_nothing(
     after: int,
@@ -198,19 +217,12 @@ def test_an_error_in_a_forward_leaks_nothing(
     alone: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    llm, calls, layer = make_llm(num_pages=9), 0, Decoder.layer
-
-    def failing(self: Decoder, index: int, step: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls > after:
-            raise RuntimeError("planted")
-        return layer(self, index, step)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Decoder, "layer", failing)
-        with pytest.raises(RuntimeError, match="planted"):
-            llm.generate(prompts, greedy())
+    llm = make_llm(num_pages=9)
+    with (
+        failing_layers(monkeypatch, RuntimeError("planted"), lambda call: call >= after),
+        pytest.raises(RuntimeError, match="planted"),
+    ):
+        llm.generate(prompts, greedy())
     assert_nothing_leaked(llm)
     assert [x.tokens for x in llm.generate(prompts, greedy())] == alone
 
@@ -302,19 +314,12 @@ def test_an_interrupt_leaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C in the middle of a forward, or between two."""
-    llm, calls, layer = make_llm(num_pages=9), 0, Decoder.layer
-
-    def interrupted(self: Decoder, index: int, step: Step) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == after + 1:
-            raise KeyboardInterrupt
-        return layer(self, index, step)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Decoder, "layer", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(prompts, greedy())
+    llm = make_llm(num_pages=9)
+    with (
+        failing_layers(monkeypatch, KeyboardInterrupt(), lambda call: call == after),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        llm.generate(prompts, greedy())
     assert_nothing_leaked(llm)
     assert [x.tokens for x in llm.generate(prompts, greedy())] == alone
 

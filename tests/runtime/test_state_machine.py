@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from smkern.errors import OutOfPagesError, RequestError
 from smkern.policies import Chunked, StaticSplit
 from tests.runtime.policies import RandomPolicy
-from tests.runtime.world import World, prompts
+from tests.runtime.world import World, live, prompts
 
 pytestmark = pytest.mark.slow
 
@@ -153,16 +153,11 @@ def test_random_lives(seed: int) -> None:
         page_size=page_size,
     )
     texts = prompts(14, seed, longest=min(60, held - 12))
-    while len(world.handles) < len(texts):
-        chance = draw.random()
-        if chance < 0.2:
-            at = len(world.handles)
-            world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)
-        elif chance < 0.22 and world.handles:
-            world.cancel(draw.choice(world.handles).id)
-        elif chance < 0.6:
-            world.wait(draw.choice([1, 10, 100, 1000]))
-        world.step()
+
+    def submit(at: int) -> None:
+        world.submit(texts[at], draw.randint(1, 12), priority=draw.choice([0, 0, 1]), seed=at)
+
+    live(world, draw, submit, len(texts))
     world.finish()
     assert sum(end != "cancelled" for end in world.ended.values()) > len(texts) // 2
 

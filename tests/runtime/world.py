@@ -206,6 +206,29 @@ class World:
             assert handle.error is not None
 
 
+def live(
+    world: World, draw: Random, submit: Callable[[int], Any], count: int, cancels: float = 0.02
+) -> None:
+    """Requests come at random, and are cancelled as often as `cancels` says, until all have come.
+
+    Args:
+        world: Where.
+        draw: What happens next.
+        submit: Submits a request, by its number.
+        count: Requests.
+        cancels: Share of turns in which one of them is cancelled.
+    """
+    while len(world.handles) < count:
+        chance = draw.random()
+        if chance < 0.2:
+            submit(len(world.handles))
+        elif chance < 0.2 + cancels and world.handles:
+            world.cancel(draw.choice(world.handles).id)
+        elif chance < 0.6:
+            world.wait(draw.choice([1, 10, 100, 1000]))
+        world.step()
+
+
 def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
     """Random prompts, every third one beginning as another does."""
     draw = Random(seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,19 +20,11 @@ from smkern.tuning.append import (
     predict_us,
     q_count,
 )
+from tests.ops.conftest import FakeProfile
 
 BASE = AppendProblem(64, 64, 32, 8, 128, 16, rotary_dim=128, norm=True, ragged=True)
+PROFILE = FakeProfile()
 META = dict.fromkeys(("driver", "torch", "triton", "smkern_commit", "date", "command"), "x")
-
-
-class Profile:
-    info = SimpleNamespace(sm_clock_mhz=1980, l2_bytes=50 << 20)
-
-    def bandwidth(self, num_sms, **_):
-        return min(0.2 * num_sms, 4.4)
-
-    def flops(self, num_sms):
-        return 8.1 * num_sms
 
 
 def test_bytes():
@@ -70,8 +61,8 @@ def test_choices_are_legal(confined):
             for aligned in (True, False):
                 problem = replace(BASE, tokens=tokens, aligned=aligned)
                 budget = Budget(num_sms, confined)
-                config = APPEND_FAMILY.choose(problem, budget, Profile())
-                assert APPEND_FAMILY.is_legal(problem, config, budget, Profile())
+                config = APPEND_FAMILY.choose(problem, budget, PROFILE)
+                assert APPEND_FAMILY.is_legal(problem, config, budget, PROFILE)
                 assert config in candidates(problem, budget)
                 assert confined == "mask" or config.ctas_per_sm == 1
 
@@ -84,7 +75,10 @@ def test_more_sms_are_never_predicted_slower():
             budget = Budget(num_sms, "mask")
             times.append(
                 predict_us(
-                    problem, APPEND_FAMILY.choose(problem, budget, Profile()), budget, Profile()
+                    problem,
+                    APPEND_FAMILY.choose(problem, budget, PROFILE),
+                    budget,
+                    PROFILE,
                 )
             )
         assert all(later <= 1.02 * earlier for earlier, later in pairwise(times))
@@ -92,5 +86,5 @@ def test_more_sms_are_never_predicted_slower():
 
 def test_a_long_step_is_bound_by_memory():
     problem, budget = replace(BASE, tokens=8192), Budget(132, "mask")
-    us = predict_us(problem, APPEND_FAMILY.choose(problem, budget, Profile()), budget, Profile())
+    us = predict_us(problem, APPEND_FAMILY.choose(problem, budget, PROFILE), budget, PROFILE)
     assert problem.bytes_moved / 4.4e6 < us < 1.4 * problem.bytes_moved / 4.4e6

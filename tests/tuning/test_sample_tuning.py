@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,18 +20,10 @@ from smkern.tuning.sample import (
     predict_us,
     workspace_bytes,
 )
+from tests.ops.conftest import FakeProfile
 
 BASE = SampleProblem(128, 151_936)
-
-
-class Profile:
-    info = SimpleNamespace(sm_clock_mhz=1980, l2_bytes=50 << 20)
-
-    def bandwidth(self, num_sms, **_):
-        return min(0.2 * num_sms, 4.4)
-
-    def flops(self, num_sms):
-        return 8.1 * num_sms
+PROFILE = FakeProfile()
 
 
 def test_sizes():
@@ -51,7 +42,7 @@ def test_the_grid_keeps_the_budget_and_leaves_no_row_out(rows, confined):
         for vocab in (5, 30_000, 151_936):
             problem, budget = replace(BASE, rows=rows, vocab=vocab), Budget(sms, confined)
             for config in candidates(problem, budget):
-                assert SAMPLE_FAMILY.is_legal(problem, config, budget, Profile())
+                assert SAMPLE_FAMILY.is_legal(problem, config, budget, PROFILE)
                 assert config.num_warps * config.ctas_per_sm <= RESIDENT_WARPS
                 grid = grid_of(problem, config, budget)
                 most = sms * (config.ctas_per_sm if confined == "mask" else 1)
@@ -67,26 +58,26 @@ def test_the_grid_keeps_the_budget_and_leaves_no_row_out(rows, confined):
 def test_choices():
     grid = Budget(16, "grid")
     apart = SampleConfig(16, 2, pdl=False)
-    assert SAMPLE_FAMILY.is_legal(BASE, apart, Budget(16, "mask"), Profile())
-    assert not SAMPLE_FAMILY.is_legal(BASE, apart, grid, Profile()), (
+    assert SAMPLE_FAMILY.is_legal(BASE, apart, Budget(16, "mask"), PROFILE)
+    assert not SAMPLE_FAMILY.is_legal(BASE, apart, grid, PROFILE), (
         "one CTA an SM where no mask confines"
     )
-    assert SAMPLE_FAMILY.choose(BASE, grid, Profile()).num_warps == max(WARPS), (
+    assert SAMPLE_FAMILY.choose(BASE, grid, PROFILE).num_warps == max(WARPS), (
         "one CTA an SM wants warps"
     )
     mask = Budget(132, "mask")
-    assert SAMPLE_FAMILY.choose(BASE, mask, Profile()) in candidates(BASE, mask)
+    assert SAMPLE_FAMILY.choose(BASE, mask, PROFILE) in candidates(BASE, mask)
 
 
 def test_more_rows_take_longer_and_more_sms_do_not():
     config = SampleConfig(16, 2)
     for confined in ("mask", "grid"):
         times = [
-            predict_us(replace(BASE, rows=rows), config, Budget(16, confined), Profile())
+            predict_us(replace(BASE, rows=rows), config, Budget(16, confined), PROFILE)
             for rows in (1, 32, 128, 512)
         ]
         assert times == sorted(times)
         times = [
-            predict_us(BASE, config, Budget(sms, confined), Profile()) for sms in (132, 48, 16, 8)
+            predict_us(BASE, config, Budget(sms, confined), PROFILE) for sms in (132, 48, 16, 8)
         ]
         assert times == sorted(times)

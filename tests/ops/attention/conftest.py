@@ -21,9 +21,8 @@ from smkern.ops.attention.plan import PlanNumbers
 from smkern.ops.attention.plan_eager import EagerPlans
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import attention as reference
-from smkern.ops.streams import Streams
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from tests.ops.conftest import FakeProfile
+from tests.ops.conftest import FakeProfile, streams_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 
@@ -152,12 +151,7 @@ class FakeDevice:
         self.dispatcher = AttentionDispatcher(
             profile, lambda: self.kernels, choose, violations, table
         )
-        streams = Streams(
-            lambda: -1,
-            lambda index: self.stream,
-            lambda raw, index: self.budgets[raw],
-            lambda: self.is_capturing,
-        )
+        streams = streams_of(self)
         self.eager = EagerOperator(ATTENTION, -1, self.dispatcher, streams)
         self.plans = EagerPlans(-1, self.dispatcher, streams)
 
