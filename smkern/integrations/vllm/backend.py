@@ -12,8 +12,9 @@ from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 import smkern
 from smkern.errors import ConfigError
+from smkern.integrations.plans import Heads
 from smkern.integrations.vllm import check_version
-from smkern.integrations.vllm.metadata import Heads, SmkernMetadata, SmkernMetadataBuilder
+from smkern.integrations.vllm.metadata import SmkernMetadata, SmkernMetadataBuilder
 from smkern.limits import HEAD_DIMS
 
 check_version(vllm.__version__)

@@ -1,52 +1,26 @@
-"""What layers of a step share: where tokens are, and the plans of their attention."""
+"""A step of vLLM's as its layers see it, and what makes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 
 import smkern
-
-LENGTHS = 1024
-"""The longest context of other steps is rounded up to multiples of this, so that few occur."""
-
-
-class Heads(NamedTuple):
-    """What layers have in common that share a plan."""
-
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    window: int | None
+from smkern.integrations.plans import Heads, Step, rounded_length
 
 
 @dataclass(slots=True)
-class SmkernMetadata:
-    """A step, for all layers of a group.
+class SmkernMetadata(Step):
+    """A step.
 
     Attributes:
-        num_tokens: New tokens; rows behind them are padding.
-        page_table: [requests, blocks] int32.
-        kv_lens: [requests] int32, new tokens included; 0 for requests that are padding.
-        cu_q_lens: [requests + 1] int32; None: one token each.
-        max_q_len: Bound of a request's new tokens.
-        plans: By what layers have in common.
-        max_kv_len: Bound of a request's keys.
         decode_rows: Requests at the front, one token each, that run beside the others, on SMs of
             their own; 0: all run together. Plans are made there, then, and are none here.
     """
 
-    num_tokens: int
-    page_table: Tensor
-    kv_lens: Tensor
-    cu_q_lens: Tensor | None
-    max_q_len: int
-    plans: dict[Heads, smkern.Plan]
-    max_kv_len: int = 0
     decode_rows: int = 0
 
 
@@ -90,7 +64,8 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: 
         cu_q_lens = step.query_start_loc[: batch + 1] if tokens != batch or longest != 1 else None
         made = SmkernMetadata(
             tokens, step.block_table_tensor[:batch], step.seq_lens[:batch], cu_q_lens, longest, {},
-            self._rounded(step.max_seq_len), 0 if is_capture else self._rows_apart(step),
+            rounded_length(step.max_seq_len, self.max_context),
+            0 if is_capture else self._rows_apart(step),
         )  # fmt: skip
         if made.decode_rows:
             return made
@@ -105,20 +80,7 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: 
 
     def plan(self, step: SmkernMetadata, out: dict[Heads, smkern.Plan] | None = None) -> None:
         """Make a step's plans for the current stream's SMs, anew in place where there are some."""
-        for heads in self._heads:
-            step.plans[heads] = smkern.plan_attention(
-                step.kv_lens,
-                num_q_heads=heads.num_q_heads,
-                num_kv_heads=heads.num_kv_heads,
-                head_dim=heads.head_dim,
-                page_size=self._page_size,
-                cu_q_lens=step.cu_q_lens,
-                max_q_len=step.max_q_len,
-                max_kv_len=step.max_kv_len,
-                window=heads.window,
-                num_tokens=step.num_tokens,
-                out=None if out is None else out[heads],
-            )
+        step.plan(self._heads, self._page_size, out)
 
     def _rows_apart(self, step: Any) -> int:
         """Requests at the front that decode while others' prompts run beside them."""
@@ -127,9 +89,6 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: 
         starts = step.query_start_loc_cpu[: int(step.num_reqs) + 1]
         rows = int((starts.diff() == 1).cumprod(0).sum())
         return rows if rows <= self.max_rows_apart else 0
-
-    def _rounded(self, length: int) -> int:
-        return min(-(-int(length) // LENGTHS) * LENGTHS, self.max_context)
 
     def _warm(self, impls: list[Any], vllm_config: Any) -> None:
         """Compile and load all that steps may launch: a capture must find it there."""
