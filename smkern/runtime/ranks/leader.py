@@ -48,6 +48,9 @@ class RankDevice(Device):
     Nothing is launched before all ranks have prepared it. What a launch waits for here by its
     event, the others wait for by theirs, before they launch what follows.
 
+    Lanes never share SMs, whatever a policy asks for: they take turns. On SMs of both, one GPU may
+    run a sum of prompts and the other one of decode; each holds what the other's needs, and waits.
+
     Args:
         device: This rank's.
         links: To the other ranks.
@@ -61,7 +64,7 @@ class RankDevice(Device):
         among that call's."""
         self.num_sms = device.num_sms
         self.rungs = device.rungs
-        self.can_share = getattr(device, "can_share", True)
+        self.can_share = False
 
     def prepared(self, works: Sequence[Work], call: int) -> None:
         """A call's works, to be launched before the next call that prepares any, or dropped."""

@@ -68,7 +68,7 @@ def test_tokens_are_those_of_each_request_alone(sums: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("free", "seed"), [(0.0, 5), (0.3, 6)])
 def test_no_schedule_hangs(free: float, seed: int) -> None:
-    """Random splits, with `free` also of sides that share SMs."""
+    """Random splits, with `free` also by a policy that wants sides to share SMs: they never do."""
     first, second = on_processes(
         2, ranks_case.walk, LAUNCHES, free, seed, LIMIT_S - START_S, limit_s=LIMIT_S
     )

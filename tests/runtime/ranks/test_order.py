@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 from smkern.errors import ArgumentError, RankError
 from smkern.kv import PagePool
 from smkern.models import SamplingParams
-from smkern.runtime import HostDevice, Place, Work
+from smkern.runtime import HostDevice, Interleaver, Place, Work
 from smkern.runtime.model import sizes
+from smkern.runtime.place import Lane
 from smkern.runtime.ranks.channel import Link, Links
 from smkern.runtime.ranks.follower import _Replay
 from smkern.runtime.ranks.leader import RankDevice
@@ -83,6 +85,25 @@ def test_what_raises_here_is_told() -> None:
     with pytest.raises(ZeroDivisionError):
         device.launch("decode", WHOLE, work)
     assert links.log[-1][:2] == ("failed", 2)
+
+
+def test_lanes_never_run_at_once_on_the_same_sms() -> None:
+    device = RankDevice(Queues(rungs=[8]), Logged())  # type: ignore[arg-type]
+    lanes = Interleaver(device)
+    lanes.aim(None, shared=True)
+    prompts, step = (Work(name, lambda place: None, launches=1) for name in ("prefill", "decode"))
+    device.prepared([prompts, step], call=1)
+    lanes.launch("prefill", prompts)
+    assert lanes.place_for("decode") is None
+    lanes.aim(8, shared=True)
+    assert lanes.place_for("decode") is None  # prompts still run on its SMs
+
+
+class Queues(HostDevice):
+    """Nothing that is launched is ever over."""
+
+    def launch(self, lane: Lane, place: Place, work: Work) -> Any:
+        return SlowEvent(math.inf)
 
 
 class SlowEvent:
