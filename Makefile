@@ -10,7 +10,7 @@ READY = $(VENV)/.ready
 CHILDREN = autotune bench examples
 SOURCES = smkern $(CHILDREN) tests setup.py
 
-.PHONY: demo test test-quick test-gpu fuzz bench bench-cpu lint types format readme clean help
+.PHONY: demo test test-quick test-gpu test-cute fuzz bench bench-cpu lint types format readme clean help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -27,6 +27,9 @@ test-quick: $(READY) ## without those that compile kernels, generate tokens or i
 
 test-gpu: $(READY) ## the tests that need a GPU, and nothing else
 	$(PYTEST) tests/gpu
+
+test-cute: $(READY) ## what CUTLASS's DSL compiles, without a GPU; fetches the extra (320 MB) into build/cutlass
+	.ci/test-cute
 
 fuzz: $(READY) ## the fuzzers of tests/fuzz with new seeds, HOURS=1 of them
 	SMKERN_FUZZ_HOURS=$(HOURS) $(PYTEST) tests/fuzz

@@ -24,7 +24,7 @@ from smkern.measure.gemm import SHAPES
 from smkern.measure.timing import geomean
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import STREAM_K
-from smkern.tuning.constraints import LIBRARIES, num_ctas, num_tiles
+from smkern.tuning.constraints import LIBRARIES, OPTIONAL, num_ctas, num_tiles
 from smkern.tuning.cost_constants import DEFAULTS, FITTED, NAMES, CostConstants, variant_key
 from smkern.tuning.cost_model import Ceilings, Estimate, streamed_tiles
 from smkern.tuning.table import CellKey
@@ -59,9 +59,9 @@ def key_of(item: GemmMeasurement) -> CellKey:
 
 def usable(measurements: Sequence[GemmMeasurement]) -> list[GemmMeasurement]:
     """Uncontended results of our own kernels; of repeats the last."""
-    last: dict[tuple[Any, ...], GemmMeasurement] = {}
+    others, last = LIBRARIES + OPTIONAL, dict[tuple[Any, ...], GemmMeasurement]()
     for item in measurements:
-        if item.error is None and not item.contended and item.config.kernel not in LIBRARIES:
+        if item.error is None and not item.contended and item.config.kernel not in others:
             last[key_of(item), item.config] = item
     return list(last.values())
 

@@ -28,9 +28,11 @@ from smkern.tuning.table import Cell, Table
 SAME_WITHIN = 1.015
 """Times so close are one: power and clocks move more than that between runs."""
 SPLIT_MUST_GAIN = 1.04
-LIBRARY_MUST_GAIN = 1.01
+OTHERS_MUST_GAIN = 1.01
 """cuBLASLt wins a cell only by more: its kernels need clusters and may change with versions. So
-does SwiGLU unfused: it costs a second launch, the host's time and memory."""
+does SwiGLU unfused: it costs a second launch, the host's time and memory. And CUTLASS, which is not
+everywhere."""
+KERNELS = constraints.AVAILABLE + constraints.OPTIONAL
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -139,7 +141,8 @@ class GemmTuner(Tuner[GemmProblem, GemmConfig]):
 
 
 def _handicapped_us(item: GemmMeasurement) -> float:
-    return item.us * (LIBRARY_MUST_GAIN if item.config.kernel in constraints.LIBRARIES else 1)
+    others = constraints.LIBRARIES + constraints.OPTIONAL
+    return item.us * (OTHERS_MUST_GAIN if item.config.kernel in others else 1)
 
 
 def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
@@ -159,12 +162,13 @@ def _likeliest(own: Sequence[GemmMeasurement]) -> GemmMeasurement:
 def best_cell(measurements: Sequence[GemmMeasurement]) -> Cell | None:
     """The cell that these measurements make; None where none of our kernels ran."""
     fine = [item for item in measurements if item.error is None]
-    own = [item for item in fine if item.config.kernel not in constraints.LIBRARIES]
+    others = constraints.LIBRARIES + constraints.OPTIONAL
+    own = [item for item in fine if item.config.kernel not in others]
     if not own:
         return None
     ours = _likeliest(own)
-    library = [item for item in fine if item.config.kernel in constraints.LIBRARIES]
-    best = min([ours, *library], key=lambda item: _handicapped_us(item))
+    beside = [item for item in fine if item.config.kernel in others]
+    best = min([ours, *beside], key=lambda item: _handicapped_us(item))
     return Cell(best.config, best.us, ours.config, ours.us)
 
 
@@ -174,7 +178,7 @@ def listed(
     profile: Profile,
     most: int = 8,
     *,
-    kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
+    kernels: tuple[Kernel, ...] = KERNELS,
     cublaslt: bool = True,
     table: Table | None = None,
 ) -> dict[GemmConfig, float]:
@@ -183,9 +187,12 @@ def listed(
     None given, that is the table of the profile's GPU.
     """
     constants = load_constants(profile.info.name, profile.info.capability)
+    from smkern.kernels.cute.compile import serves
+
     found = shortlist(
-        problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt
-    )
+        problem, budget, profile, constants, top=most, kernels=kernels, cublaslt=cublaslt,
+        served=partial(serves, profile.info.capability),
+    )  # fmt: skip
     if problem.epilogue != Epilogue():
         today = (table or _table_of(profile.info)).lookup(
             problem, budget, False, profile.info.capability
@@ -233,9 +240,7 @@ def _tasks(
     return {variant: partial(compile_variant, variant) for variant in variants}
 
 
-def gemm_family(
-    *, kernels: tuple[Kernel, ...] = constraints.AVAILABLE, cublaslt: bool = True
-) -> MeasuredFamily:
+def gemm_family(*, kernels: tuple[Kernel, ...] = KERNELS, cublaslt: bool = True) -> MeasuredFamily:
     """The GEMM's family: which of our kernels, and whether cuBLASLt, are candidates."""
     return MeasuredFamily(
         tuned=GEMM_FAMILY,

@@ -31,9 +31,10 @@ def _epilogues(ctx: Any, param: Any, value: str) -> tuple[Epilogue, ...]:
 
 def _kernels(ctx: Any, param: Any, value: str | None) -> tuple[Kernel, ...]:
     names = tuple(value.split(",")) if value else ()
-    unknown = [name for name in names if name not in constraints.AVAILABLE]
+    known = constraints.AVAILABLE + constraints.OPTIONAL
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(f"{unknown} are none of {constraints.AVAILABLE}")
+        raise click.BadParameter(f"{unknown} are none of {known}")
     return names  # type: ignore[return-value]
 
 

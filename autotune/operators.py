@@ -10,12 +10,11 @@ from typing import Any, Literal
 from smkern.autotune import append, attention, fp8, moe, sample
 from smkern.autotune.attention_cases import MODELS, QUICK_MODELS, Heads, quick_cases, tuned_cases
 from smkern.autotune.family import MeasuredFamily
-from smkern.autotune.gemm import GemmCase, gemm_family
+from smkern.autotune.gemm import KERNELS, GemmCase, gemm_family
 from smkern.autotune.shortlist import problems
 from smkern.measure.attention import BUDGETS, QUICK_BUDGETS
 from smkern.measure.gemm import BUDGETS as GEMM_BUDGETS
 from smkern.measure.gemm import MS, SHAPES, Shape
-from smkern.tuning import constraints
 from smkern.tuning.config import Dtype, Epilogue, Kernel
 
 QUICK_SHAPES = ((4096, 4096),)
@@ -63,9 +62,7 @@ def _products(options: Options, *, swiglu: bool = False) -> OperatorCells:
     if swiglu:
         shapes, epilogues = [(2 * n, k) for n, k in shapes], [Epilogue(swiglu=True)]
     found = problems(shapes, options.sizes(MS, QUICK_MS), options.dtype, epilogues)
-    family = gemm_family(
-        kernels=options.kernels or constraints.AVAILABLE, cublaslt=options.cublaslt
-    )
+    family = gemm_family(kernels=options.kernels or KERNELS, cublaslt=options.cublaslt)
     budgets = QUICK_GEMM_BUDGETS if options.quick else GEMM_BUDGETS
     return OperatorCells(family, [GemmCase(problem) for problem in found], budgets)
 

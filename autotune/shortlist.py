@@ -12,9 +12,12 @@ from smkern.tuning import constraints
 from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import CostConstants
 from smkern.tuning.select import rank
+from smkern.tuning.table import Served
 
 MAX_OF_A_KIND = 3
 """Configurations of the same kernel, tile and orientation in a shortlist."""
+OF_EXTRAS = 4
+"""Candidates of a kernel that needs an extra."""
 BOTH_WAYS = 2
 """Candidates that are measured both overlapping the launch before and apart from it."""
 
@@ -28,9 +31,11 @@ def shortlist(
     top: int = 8,
     kernels: tuple[Kernel, ...] = constraints.AVAILABLE,
     cublaslt: bool = True,
+    served: Served = lambda problem, config: False,
 ) -> dict[GemmConfig, float]:
     """The `top` configurations and their predicted times, us, at most three of a kind.
 
+    Of each kernel that needs an extra come the `OF_EXTRAS` best that are `served`, besides.
     cuBLASLt comes where it may run, and SwiGLU unfused, too. Where the model is wrong it is wrong
     for all configurations of a kind, so others get a chance. A swapped ws candidate comes with its
     `eager` twin: which of the two wins turns with how many CTAs share an SM, and the model does not
@@ -39,7 +44,9 @@ def shortlist(
     found: dict[GemmConfig, float] = {}
     kinds: Counter[tuple[object, ...]] = Counter()
     capability = profile.info.capability
-    for ranked in rank(problem, budget, profile, kernels=kernels, constants=constants):
+    always = tuple(kernel for kernel in kernels if kernel not in constraints.OPTIONAL)
+    ranks = rank(problem, budget, profile, kernels=always, constants=constants) if always else ()
+    for ranked in ranks:
         if len(found) == top:
             break
         variant = ranked.variant
@@ -55,6 +62,7 @@ def shortlist(
     if budget.confined == "mask":
         first = [config for config in found if config.kernel == "ws"][:BOTH_WAYS]
         twins |= {replace(config, overlap=not config.overlap): found[config] for config in first}
+    twins |= _of_extras(problem, budget, profile, constants, kernels, served)
     others = {config: us for config, us in twins.items() if config not in found}
     found = dict(sorted({**found, **others}.items(), key=lambda item: item[1]))
     fastest = min(found.values())
@@ -68,6 +76,27 @@ def shortlist(
         found[constraints.CUBLASLT] = fastest
     if constraints.is_legal(problem, constraints.UNFUSED, budget, capability):
         found[constraints.UNFUSED] = fastest
+    return found
+
+
+def _of_extras(
+    problem: GemmProblem,
+    budget: Budget,
+    profile: Profile,
+    constants: CostConstants,
+    kernels: tuple[Kernel, ...],
+    served: Served,
+) -> dict[GemmConfig, float]:
+    found: dict[GemmConfig, float] = {}
+    if not problem.aligned or problem.dtype == "fp32" or profile.info.capability[0] != 9:
+        return found
+    for kernel in (name for name in kernels if name in constraints.OPTIONAL):
+        tiles: set[tuple[object, ...]] = set()
+        for ranked in rank(problem, budget, profile, kernels=(kernel,), constants=constants):
+            tile = (ranked.variant, ranked.overlap)
+            if len(tiles) < OF_EXTRAS and tile not in tiles and served(problem, ranked.variant):
+                tiles.add(tile)
+                found[ranked.config()] = ranked.predicted_us
     return found
 
 

@@ -28,6 +28,10 @@ COMMANDS = {
         "A saved timeline of the runtime as a picture and as a page.",
     ),
     "autotune": ("smkern.autotune.main", "Measure configurations inside partitions; write tables."),
+    "build": (
+        "smkern.measure.build_command",
+        "Compile CUTLASS's kernels ahead of time, for this machine or to carry away.",
+    ),
     "profile": (
         "smkern.measure.profile_command",
         "Time a model's steps, alone and beside each other, for the latency models.",
@@ -35,6 +39,7 @@ COMMANDS = {
 }
 SUITES = {
     "gemm": ("smkern.bench.gemm", "TFLOP/s over SM budget, against cuBLAS in the same partition."),
+    "cutlass": ("smkern.bench.cutlass", "GEMMs in CUTLASS's DSL over SM budget, against ours."),
     "fp8": ("smkern.bench.fp8", "GEMMs of e4m3 over SM budget, against bf16 and torch's."),
     "untuned": ("smkern.bench.untuned", "The cost model alone, on shapes that nobody tuned."),
     "attention": (

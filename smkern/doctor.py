@@ -25,6 +25,8 @@ from smkern.doctor_device import (
 )
 from smkern.doctor_peers import peers
 from smkern.errors import SmkernError
+from smkern.kernels.cuda_source import cubin_path
+from smkern.kernels.cute.compile import PACKAGE, VERSION, absent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +108,9 @@ def _versions() -> Iterator[Finding]:
             yield Finding("Versions", name, "note", metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding("Versions", name, "failed", f"not installed; pip install {name}")
+    kept = sum(1 for _ in cubin_path("cute", "").parent.glob("cute-*.cubin"))
+    text = absent() or f"{VERSION}: compiles the GEMMs that Triton's tiles leave out"
+    yield Finding("Versions", PACKAGE, "note", f"{text} ({kept} compiled ones are kept)")
 
 
 def _works(section: str, name: str, check: Callable[[], str]) -> Finding:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from smkern.kernels.cute import compile as cute
+
 TESTS = Path(__file__).parent
 SERVER = ("openai", "prometheus_client", "pydantic", "starlette", "transformers", "uvicorn")
 NOT_RUN = pytest.StashKey[Counter[str]]()
@@ -32,7 +34,17 @@ def _why_not(folder: str) -> str | None:
         return "tests/interpreter: needs a process of its own (TRITON_INTERPRET=1; make test)"
     if folder == "server" and (lacking := [name for name in SERVER if find_spec(name) is None]):
         return f"tests/server: {', '.join(lacking)} not installed (pip install '.[serve,test]')"
+    if folder == "cutlass" and (reason := cute.absent()):
+        return f"tests/cutlass: {reason.partition(';')[0]} (make test-cute)"
     return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_what_is_always_there() -> Iterator[None]:
+    """Choices must not turn with an extra that is installed, or with what the cache holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cute, "is_there", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -41,11 +41,10 @@ def compile_cuda(name: str, defines: Sequence[str], arch: str) -> bytes:
         DeviceError: no compiler was found, or compilation failed; with each compiler's message.
     """
     path = _cache_path(name, defines, arch)
-    cubin = _kept(path)
+    cubin = kept_cubin(path)
     if cubin is None:
         cubin = _compile(name, defines, arch)
-        with suppress(OSError):  # a cache that cannot be written is not an error
-            write_whole(path, cubin + _seal(path, cubin))
+        keep_cubin(path, cubin)
     return cubin
 
 
@@ -64,18 +63,28 @@ def _compile(name: str, defines: Sequence[str], arch: str) -> bytes:
 
 def _cache_path(name: str, defines: Sequence[str], arch: str) -> Path:
     """Cache file, named by a hash of what affects the device code, and whether it loads here."""
-    from platformdirs import user_cache_path
-
     digest = hashlib.sha256(repr(("sealed", name, tuple(defines), arch, driver_version())).encode())
     folder = source_folder()
     source = folder / name
     for path in sorted({*folder.glob("*.cuh"), *source.parent.glob("*.cuh"), source}):
         digest.update(path.read_bytes())
-    kept = f"{Path(name).stem}-{digest.hexdigest()[:24]}.cubin"
-    return user_cache_path("smkern") / "cubins" / kept
+    return cubin_path(Path(name).stem, digest.hexdigest())
 
 
-def _kept(path: Path) -> bytes | None:
+def cubin_path(stem: str, digest: str) -> Path:
+    """Cache file of a cubin, named by a hash of all that it was compiled from."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("smkern") / "cubins" / f"{stem}-{digest[:24]}.cubin"
+
+
+def keep_cubin(path: Path, cubin: bytes) -> None:
+    """Write a cache file; a cache that cannot be written is not an error."""
+    with suppress(OSError):
+        write_whole(path, cubin + _seal(path, cubin))
+
+
+def kept_cubin(path: Path) -> bytes | None:
     """The cubin of a cache file; None where it is cut, spoiled, another's or not there."""
     try:
         found = read_whole(path)

@@ -17,10 +17,15 @@ _NUMBERS = (
 
 
 def compile_variant(variant: Variant) -> Artifact:
-    """Compile one variant (or take it from Triton's cache). Needs no GPU.
+    """Compile one variant (or take it from its cache). Needs no GPU.
 
-    Raises `DeviceError` if the variant exceeds the device's shared memory.
+    Raises `DeviceError` if the variant exceeds the device's shared memory, or is CUTLASS's and can
+    neither be compiled here nor was before.
     """
+    if variant.kernel == "cutlass":
+        from smkern.kernels.cute import compile as cute
+
+        return cute.compile_variant(variant)
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -50,7 +55,12 @@ def precompile(
     `done(finished, total)` is called after each one.
     """
     wanted = sorted(set(variants))
-    compile_all([partial(compile_variant, v) for v in wanted], workers=workers, done=done)
+    triton = [each for each in wanted if each.kernel != "cutlass"]
+    compile_all([partial(compile_variant, v) for v in triton], workers=workers, done=done)
+    if others := [each for each in wanted if each.kernel == "cutlass"]:
+        from smkern.kernels.cute import compile as cute
+
+        cute.compile_many(others, workers=workers)
     return len(wanted)
 
 

@@ -26,6 +26,7 @@ _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 _DYNAMIC = struct.Struct("7Q")
 _OUT, _BIAS, _RESIDUAL, _PARTIALS, _COUNTERS, _X, _Y = range(7)
 _CONSTANTS = struct.Struct("16q")
+_WHOLE_TILES, _GROUP = 7, 10
 # A frame's buffer: w's map, a's map and the constants, the parameters of a call.
 _ROWS_AT, _ROWS_BYTES = TENSOR_MAP_BYTES, TENSOR_MAP_BYTES + _CONSTANTS.size
 
@@ -157,6 +158,11 @@ class Frame:
         constants_at, dynamic_at = a_map + TENSOR_MAP_BYTES, a_map + _ROWS_BYTES
         dynamic = [dynamic_at + 8 * i for i in range(7)]
         *common, ahead, x_step, y_step, k, zero = (constants_at + 8 * i for i in range(16))
+        if self._variant.kernel == "cutlass":  # has no scratch and splits no K loop
+            maps = (w_map, a_map) if self._variant.swap else (a_map, w_map)
+            numbers = [*common[:_WHOLE_TILES], common[_GROUP], ahead]
+            params = [*maps, *dynamic[_OUT:_PARTIALS], *numbers]
+            return (ctypes.c_void_p * len(params))(*params)
         if self._variant.uses_tma:
             # a descriptor has the map, shape and strides; the kernels read the map only
             operands = []

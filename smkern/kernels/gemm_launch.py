@@ -37,7 +37,7 @@ class GemmPlan:
         frame_of: Callable[[Operands], Frame],
     ) -> None:  # fmt: skip
         schedule = make_schedule(problem, config, budget)
-        wanted = config.overlap and config.kernel == "ws"
+        wanted = config.overlap and config.kernel in ("ws", "cutlass")
         self.overlap = may_overlap(wanted, budget, variant.capability)
         self.config, self.schedule, self.variant = config, schedule, variant
         self.num_ctas = schedule.num_ctas

@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def uses_tma(self) -> bool:
-        return self.kernel in ("tma", "ws")
+        return self.kernel in ("tma", "ws", "cutlass")
 
     @property
     def swiglu(self) -> bool:
@@ -48,13 +48,13 @@ class Variant:
 
     @property
     def interleaves(self) -> bool:
-        """Whether a copy alternates 8 gate rows and 8 up rows, which ws combines."""
-        return self.swiglu and self.kernel == "ws"
+        """Whether a copy alternates 8 gate rows and 8 up rows, which the kernel combines."""
+        return self.swiglu and self.kernel in ("ws", "cutlass")
 
 
 def variant_of(problem: GemmProblem, config: GemmConfig, capability: int) -> Variant:
     """The kernel variant that runs `config` on `problem`; `capability` is 80, 90, ..."""
-    if config.kernel in ("tma", "ws") and not problem.aligned:
+    if config.kernel in ("tma", "ws", "cutlass") and not problem.aligned:
         raise ArgumentError(
             f"kernel {config.kernel!r} needs 16-byte aligned rows and bases, which this problem "
             f"({problem.m}x{problem.n}x{problem.k}, {problem.dtype}) lacks; use 'pointer'"

@@ -10,6 +10,7 @@ from math import ceil, isqrt
 from smkern.tuning.config import STREAM_K, Budget, Dtype, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.constraints import (
     AVAILABLE,
+    CUTLASS_COLUMNS,
     MAX_GROUP,
     MAX_STAGES,
     SWAPPED_COLUMNS,
@@ -44,9 +45,13 @@ def group_m(m: int, config: GemmConfig, num_sms: int) -> int:
 def _warps(kernel: Kernel, block_m: int, block_n: int, swap: bool) -> tuple[int, ...]:
     """Warp counts worth compiling: a warpgroup for 64 rows, two for more or for many accumulators.
 
+    cutlass has two that take turns: a tile is one's.
+
     The pointer kernel may use mma.sync, with which a warpgroup holds half as many accumulators.
     """
     rows, columns = (block_n, block_m) if swap else (block_m, block_n)
+    if kernel == "cutlass":
+        return (4,)
     if rows * columns > 128 * 128 or (kernel == "ws" and rows >= 128 and columns >= 128):
         return (8,)
     if (rows >= 128 and columns >= 64) or (kernel == "pointer" and rows * columns > 64 * 128):
@@ -77,8 +82,10 @@ def variants(
     budget = Budget(1, "mask", True)
     found: list[GemmConfig] = []
     for kernel, swap in product(kernels, (False, True)):
-        steps = (32, 64) if dtype == "fp32" else (64, 128) if swap else (64,)
-        residency = (1, 2, 3) if swap else (1, 2)
+        steps: tuple[int, ...] = (32, 64) if dtype == "fp32" else (64, 128) if swap else (64,)
+        residency: tuple[int, ...] = (1, 2, 3) if swap else (1, 2)
+        if kernel == "cutlass":
+            steps, residency = (64,), (1,)
         for block_m, block_n in tiles_of(kernel, swap):
             memory_bound = kernel == "ws" and (swap or block_m == 64)
             for block_k, warps, ctas in product(
@@ -129,6 +136,8 @@ def is_sensible(m: int, config: GemmConfig) -> bool:
         return m > 32 and config.block_m < 2 * m
     tiles = ceil(m / config.block_m)
     columns = SWAPPED_COLUMNS + WS_SWAPPED_COLUMNS * (config.kernel == "ws")
+    if config.kernel == "cutlass":
+        columns = CUTLASS_COLUMNS
     lowest = min(column for column in columns if ceil(m / column) <= tiles)
     return m <= SWAPPED_MAX_ROWS and tiles <= 3 and config.block_m == lowest
 

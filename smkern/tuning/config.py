@@ -10,8 +10,9 @@ from smkern.device import Confinement as Confinement
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Activation = Literal["silu", "gelu"]
-Kernel = Literal["tma", "pointer", "ws", "cublaslt", "unfused"]
-"""smkern's three kernels, cuBLASLt, and for SwiGLU a plain GEMM followed by `silu_and_mul`."""
+Kernel = Literal["tma", "pointer", "ws", "cutlass", "cublaslt", "unfused"]
+"""smkern's kernels, of which "cutlass" needs an extra, cuBLASLt, and for SwiGLU a plain GEMM
+followed by `silu_and_mul`."""
 
 STREAM_K = 0
 """Value of `GemmConfig.split` that spreads the K loops of the last, partial wave over all CTAs."""
@@ -77,9 +78,10 @@ class GemmConfig:
     most one per SM). `max_ctas`: 0, or a cap on the grid below the budget. `swap`: weights on the
     row side of the matrix unit; block_m still counts rows of `a` and block_n rows of `w`.
     `eager` ("ws" only): release a stage when its product is done, not a step later; for
-    memory-bound shapes. A "ws" tile's column side may be 3/2 or 5/4 of a power of two.
-    `overlap` ("ws" only): the launch may begin while the previous kernel on the stream still runs,
-    where a mask confines both (programmatic dependent launch).
+    memory-bound shapes. A "ws" tile's column side may be 3/2 or 5/4 of a power of two; that of
+    "cutlass" any multiple of 8.
+    `overlap` ("ws", "cutlass"): the launch may begin while the previous kernel on the stream still
+    runs, where a mask confines both (programmatic dependent launch).
     """
 
     kernel: Kernel

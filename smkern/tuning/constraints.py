@@ -7,6 +7,7 @@ configuration is legal when none is violated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from math import ceil
 
 from smkern.tuning.config import STREAM_K, Budget, Dtype, GemmConfig, GemmProblem, Kernel
@@ -30,7 +31,9 @@ SHARED_BYTES: dict[Capability, int] = {
 """Shared memory limit of a CTA, bytes; `shared_limit` covers devices that are not listed."""
 
 AVAILABLE: tuple[Kernel, ...] = ("ws", "tma", "pointer")
-"""smkern's own kernels, among which dispatch and the tuner choose."""
+"""smkern's own kernels, among which dispatch chooses."""
+OPTIONAL: tuple[Kernel, ...] = ("cutlass",)
+"""Those that need an extra: the tuner chooses them where it is there, dispatch from a table."""
 
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
 """(block_m, block_n) of every kernel."""
@@ -39,6 +42,8 @@ WS_TILES = ((64, 192), (128, 96), (128, 160), (128, 192), (256, 96))
 SWAPPED_ROWS = (64, 128, 256)
 SWAPPED_COLUMNS = (16, 32, 64, 128)
 WS_SWAPPED_COLUMNS = (48, 80, 96, 160, 192)
+CUTLASS_COLUMNS = tuple(range(24, 257, 8))
+"""cutlass's column side has one accumulator of any width that the matrix unit has."""
 MAX_STAGES = 12
 MAX_GROUP = 16
 """Row tiles of a raster group."""
@@ -46,6 +51,9 @@ MAX_GROUP = 16
 
 def tiles_of(kernel: Kernel, swap: bool) -> tuple[tuple[int, int], ...]:
     """A kernel's tiles (block_m, block_n), weights on the row side if `swap`."""
+    if kernel == "cutlass":
+        found = tuple(product((64, 128), CUTLASS_COLUMNS))
+        return tuple((columns, rows) for rows, columns in found) if swap else found
     ws = kernel == "ws"
     if not swap:
         return TILES + WS_TILES * ws
@@ -77,7 +85,7 @@ def shared_bytes(config: GemmConfig, dtype: Dtype = "bf16", residual: bool = Fal
     size = element_bytes(dtype)
     stages = config.num_stages * (config.block_m + config.block_n) * config.block_k * size
     if config.kernel != "ws":
-        return stages + 256
+        return stages + (1024 if config.kernel == "cutlass" else 256)
     return stages + _epilogue_bytes(config, residual) + 512
 
 
@@ -102,6 +110,8 @@ def registers(config: GemmConfig, holds_operands: bool = False) -> int:
     """
     threads = 32 * config.num_warps
     accumulators = -(-config.block_m * config.block_n // threads)
+    if config.kernel == "cutlass":
+        return REGISTERS_PER_SM  # those that the copying warps leave, the others take
     if config.kernel == "ws":
         return (threads + 128) * (accumulators + 28)
     if holds_operands:
@@ -165,8 +175,9 @@ def serves_dtype(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 def runs_on_device(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:
-    """ws needs sm_90's warpgroup instructions, tma sm_90 or later."""
-    needed = {"ws": capability[0] == 9, "tma": capability >= (9, 0)}
+    """ws and cutlass need sm_90's warpgroup instructions, tma sm_90 or later."""
+    hopper = capability[0] == 9
+    needed = {"ws": hopper, "cutlass": hopper, "tma": capability >= (9, 0)}
     return capability >= (8, 0) and needed.get(config.kernel, True)
 
 
@@ -176,18 +187,21 @@ def serves_alignment(problem: GemmProblem, config: GemmConfig, *_: object) -> bo
 
 
 def has_tile(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    """The matrix unit's row side needs 64 rows; only ws has odd columns, with block_k = 64.
+    """The matrix unit's row side needs 64 rows; ws and cutlass have odd columns, block_k = 64.
 
     With SwiGLU a tile of tma or pointer is two tiles of half the weight rows.
     """
     if config.kernel in LIBRARIES:
         return True
-    if problem.epilogue.swiglu and config.swap and config.kernel != "ws" and config.block_n < 128:
+    if config.kernel == "cutlass" and problem.epilogue.swiglu and config.block_n % 16:
+        return False
+    halves = config.kernel in ("tma", "pointer")
+    if problem.epilogue.swiglu and config.swap and halves and config.block_n < 128:
         return False
     if config.block_k not in (64, 128) and not (problem.dtype == "fp32" and config.block_k == 32):
         return False
     columns = config.block_m if config.swap else config.block_n
-    if columns & (columns - 1) and config.block_k != 64:
+    if (columns & (columns - 1) or config.kernel == "cutlass") and config.block_k != 64:
         return False
     return (config.block_m, config.block_n) in tiles_of(config.kernel, config.swap)
 
@@ -202,12 +216,23 @@ def has_warps(
     if config.kernel in LIBRARIES:
         return True
     most = ACCUMULATORS
+    if config.kernel == "cutlass":
+        most = _cutlass_accumulators(problem, config)
     if holds_operands(problem.dtype, capability):
         most = ACCUMULATORS_BESIDE_OPERANDS
         if problem.dtype == "fp32":
             most = most * 32 // max(config.block_k, 32)
     threads = 32 * config.num_warps
+    if config.kernel == "cutlass" and config.num_warps != 4:
+        return False
     return config.num_warps in (4, 8) and config.block_m * config.block_n <= most * threads
+
+
+def _cutlass_accumulators(problem: GemmProblem, config: GemmConfig) -> int:
+    """Above this, its compiler spills: it loads bias and residual early."""
+    if problem.epilogue.bias or problem.epilogue.activation:
+        return 176
+    return 184 if config.swap else 200
 
 
 def has_stages(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
@@ -246,7 +271,9 @@ def has_groups(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
 
 
 def has_pieces(problem: GemmProblem, config: GemmConfig, *_: object) -> bool:
-    """Every K piece has work, so that its CTA arrives."""
+    """Every K piece has work, so that its CTA arrives; cutlass splits no K loop."""
+    if config.kernel == "cutlass" and config.split != 1:
+        return False
     return config.split >= STREAM_K and config.split <= k_steps(problem, config)
 
 

@@ -77,12 +77,14 @@ def _mma_us(config: GemmConfig, fp32: bool, peak: float) -> float:
 
     A 64 x n x 16 product takes n / 2 cycles, or as long as reading its operands from shared memory
     at 128 B per cycle, 16 + n / 4, which is longer below 64 columns. A width that is not a power of
-    two takes two products.
+    two takes two products, but not in cutlass.
     """
     rows, columns = config.block_m, config.block_n
     if config.swap:
         rows, columns = columns, rows
     first = 1 << (columns.bit_length() - 1)
+    if config.kernel == "cutlass":
+        first = columns
     parts = (first, columns - first) if columns > first else (first,)
     flops = 2.0 * rows * sum(max(part, 32 + part / 2) for part in parts) * 16
     # fp32 runs on the vector units
@@ -146,8 +148,10 @@ class Estimate:
         self._ceilings, self._constants = ceilings, constants
         self._tile_values = values = block_m * block_n
         self._tile_us = constants.tile_us + values * size / (constants.store_tbps_per_sm * 1e6)
-        if config.kernel != "ws":
+        if not self._prefetches:
             self._tile_us += constants.drain_us
+        if config.kernel == "cutlass":
+            self._tile_us = constants.tile_us  # one group stores while the other multiplies
         stage = (block_m + block_n) * block_k * size
         self._l2_bytes = float(tiles * steps * stage)
         self._padded_flops = 2.0 * tiles * values * steps * block_k
@@ -168,7 +172,7 @@ class Estimate:
         each = _mma_us(config, fp32, self._ceilings.peak)
         own = sixteenths * max(each / constants.mma_efficiency, constants.issue_us)
         own += constants.step_us + config.eager * constants.eager_step_us
-        if config.kernel != "ws":
+        if not self._prefetches:
             tma = config.kernel == "tma"
             own += constants.tma_step_us if tma else constants.pointer_step_us
         return sixteenths * each, own
@@ -183,7 +187,7 @@ class Estimate:
         """A CTA's block_k step: the longest of compute, wait for the stage, wait for the SM."""
         config, constants = self._config, self._constants
         ahead = config.num_stages - 1
-        if config.kernel == "ws" and not config.eager:
+        if self._prefetches and not config.eager:
             ahead = max(1, ahead - 1)  # a stage is released only when the next product runs
         resident: float = 1
         if self._ceilings.budget.confined == "mask":
@@ -233,9 +237,14 @@ class Estimate:
         return (0, *(cap for cap in dict.fromkeys(found) if 0 < cap < ctas))
 
     @property
+    def _prefetches(self) -> bool:
+        """Whether a warp of its own copies, across tiles."""
+        return self._config.kernel in ("ws", "cutlass")
+
+    @property
     def may_overlap(self) -> bool:
         """Whether a launch can begin before the previous kernel has ended."""
-        return self._config.kernel == "ws" and self._ceilings.budget.confined == "mask"
+        return self._prefetches and self._ceilings.budget.confined == "mask"
 
     def launch_us(self, split: int = 1, max_ctas: int = 0, overlap: bool = True) -> float:
         """Predicted time, us, of one launch with cold caches."""

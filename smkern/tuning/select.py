@@ -189,7 +189,8 @@ def rank(
     for bound, group, variant, estimate in bounded:
         if prune and bound > best:
             break
-        for split in candidates.splits(estimate.tiles, estimate.ctas, estimate.steps):
+        splits = candidates.splits(estimate.tiles, estimate.ctas, estimate.steps)
+        for split in splits if variant.kernel != "cutlass" else (1,):
             for cap in estimate.grids(split):
                 if not constraints.partials_fit(
                     variant, split, estimate.tiles, cap or estimate.ctas
@@ -284,7 +285,8 @@ class GemmFamily(Family[GemmProblem, GemmConfig]):
             for constraint in constraints.CONSTRAINTS:
                 if not constraint(problem, config, budget, capability):
                     return constraint.__name__
-        return "own" if cell.own.kernel in constraints.LIBRARIES else ""
+        optional = constraints.LIBRARIES + constraints.OPTIONAL
+        return "own" if cell.own.kernel in optional else ""
 
     def table_of(self, found: Cells[CellKey, Cell]) -> Table:
         return Table(found.meta, found.cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from smkern.tuning.cells import checked, config_to_json, time_us
 from smkern.tuning.config import Budget, Confinement, Dtype, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import (
+    OPTIONAL,
     Capability,
     is_legal,
     serves_alignment,
@@ -64,13 +65,13 @@ class CellKey:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The fastest configuration of a cell, and smkern's own fastest.
+    """The fastest configuration of a cell, and the fastest of smkern's own that are always there.
 
-    They differ where cuBLASLt or unfused SwiGLU won.
+    They differ where cuBLASLt, unfused SwiGLU or a kernel that needs an extra won.
 
     Args:
         us: median time of `config`, microseconds.
-        own: smkern's fastest kernel; the same as `config` if that is one.
+        own: smkern's fastest kernel that needs no extra; the same as `config` if that is one.
         own_us: median time of `own`, microseconds.
     """
 
@@ -79,6 +80,9 @@ class Cell:
     own: GemmConfig
     own_us: float
 
+
+Served = Callable[[GemmProblem, GemmConfig], bool]
+"""Whether a configuration of a kernel that needs an extra can run."""
 
 FAR = 1.6
 """Cells whose SMs or rows differ by more than this factor are not considered neighbours."""
@@ -134,6 +138,7 @@ class Table:
         budget: Budget,
         allow_cublaslt: bool = True,
         capability: Capability = (9, 0),
+        served: Served = lambda problem, config: False,
     ) -> GemmConfig | None:
         """The tuned configuration for `problem` in exactly `budget`, or None.
 
@@ -142,12 +147,13 @@ class Table:
         With `batch_invariant` only cells with whole K loops are used: ws and tma add products in
         the same order with any tile (the GPU tests check it bit for bit), so only a split would
         make a row's bits depend on M or the budget. An epilogue without a cell of its own uses the
-        plain GEMM's, whose main loop is the same.
+        plain GEMM's, whose main loop is the same. `served` says whether a kernel that needs an
+        extra may run; the best of the others does where not.
         """
-        found = self._lookup(problem, budget, allow_cublaslt, capability)
+        found = self._lookup(problem, budget, allow_cublaslt, capability, served)
         if found is None and problem.epilogue != Epilogue():
             plain = replace(problem, epilogue=Epilogue())
-            config = self._lookup(plain, budget, False, capability)
+            config = self._lookup(plain, budget, False, capability, served)
             if config is not None and is_legal(problem, config, budget, capability):
                 return config
         return found
@@ -158,6 +164,7 @@ class Table:
         budget: Budget,
         allow_cublaslt: bool,
         capability: Capability,
+        served: Served,
     ) -> GemmConfig | None:
         key = CellKey.of(problem, budget)
         rows = self._rows.get(_without_m(key))
@@ -168,6 +175,8 @@ class Table:
             return None
         cell = self.cells[replace(key, m=tuned_m)]
         own = problem.batch_invariant or not allow_cublaslt
+        if cell.config.kernel in OPTIONAL:
+            own = problem.batch_invariant or not served(problem, cell.config)
         config = cell.own if own else cell.config
         if problem.batch_invariant and (config.split != 1 or config.kernel not in INVARIANT):
             return None

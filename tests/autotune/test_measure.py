@@ -157,6 +157,15 @@ def test_the_library_must_win_clearly():
     assert best_cell([library, measured(GOOD, nan, "wrong result")]) is None
 
 
+def test_a_kernel_of_an_extra_must_win_clearly_and_the_best_of_the_others_stays():
+    extra = GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True)
+    cell = best_cell([measured(GOOD, 10.0), measured(extra, 9.95)])
+    assert (cell.config, cell.own) == (GOOD, GOOD)
+    cell = best_cell([measured(GOOD, 10.0), measured(extra, 8.0)])
+    assert (cell.config, cell.us, cell.own, cell.own_us) == (extra, 8.0, GOOD, 10.0)
+    assert best_cell([measured(extra, 8.0)]) is None
+
+
 def test_swiglu_is_also_measured_unfused_and_as_the_plain_gemm_runs(profile):
     problem = GemmProblem(64, 28672, 4096, epilogue=Epilogue(swiglu=True))
     today = GemmConfig("ws", 64, 64, 64, 4, 7, swap=True)

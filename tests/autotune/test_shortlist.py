@@ -2,12 +2,19 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smkern.autotune.shortlist import MAX_OF_A_KIND, parse_epilogue, problems, shortlist
+from smkern.autotune.shortlist import (
+    MAX_OF_A_KIND,
+    OF_EXTRAS,
+    parse_epilogue,
+    problems,
+    shortlist,
+)
 from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
 from smkern.tuning.cost_constants import DEFAULTS
@@ -47,6 +54,23 @@ def test_only_the_kernels_that_are_asked_for(profile):
     problem, budget = GemmProblem(512, 6144, 4096), Budget(32, "mask", False)
     found = shortlist(problem, budget, profile, DEFAULTS, kernels=("tma",))
     assert {c.kernel for c in found} == {"tma"}
+
+
+def test_kernels_of_an_extra_come_besides_those_that_are_always_there(profile):
+    problem, budget = GemmProblem(136, 6144, 4096), Budget(32, "mask", False)
+    kernels = constraints.AVAILABLE + constraints.OPTIONAL
+    narrow = partial(shortlist, problem, budget, profile, DEFAULTS, kernels=kernels)
+    without = shortlist(problem, budget, profile, DEFAULTS)
+    assert list(narrow()) == list(without)
+    found = narrow(served=lambda problem, config: config.block_m != 136)
+    extras = [config for config in found if config.kernel == "cutlass"]
+    assert len(extras) == OF_EXTRAS
+    assert {*found} - {*extras} == {*without}
+    assert all(constraints.is_legal(problem, config, budget, (9, 0)) for config in extras)
+    assert 136 not in {config.block_m for config in extras}
+    unaligned = replace(problem, aligned=False)
+    every = shortlist(unaligned, budget, profile, DEFAULTS, kernels=kernels, served=lambda *_: True)
+    assert {config.kernel for config in every} == {"pointer"}
 
 
 @given(st.builds(Epilogue, st.booleans(), st.booleans(), st.sampled_from([None, "silu", "gelu"])))

@@ -152,7 +152,7 @@ def test_eight_processes_of_three_versions_share_a_cache_and_some_are_killed(fol
     assert [each.wait() for each in writers[::2]] == [-signal.SIGKILL] * 4
     assert writer(0, 0, 5).wait() == 0
     for path in folder.glob("[!.]*"):
-        assert cuda_source._kept(path) is not None, path
+        assert cuda_source.kept_cubin(path) is not None, path
 
 
 def test_a_full_disk_is_no_error_and_nothing_is_left(folder):

@@ -24,7 +24,7 @@ class Table:
     def neighbours(self, problem, budget):
         return ()
 
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
         if not 65 <= problem.m <= 77:
             return None
         return CUBLASLT if allow_cublaslt and budget.clusters else OWN

@@ -30,7 +30,7 @@ class UnfusedTable:
     def neighbours(self, problem, budget):
         return ()
 
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
         return constraints.UNFUSED if problem.epilogue.swiglu and allow_cublaslt else OWN
 
 

@@ -27,7 +27,7 @@ class Table:
     def neighbours(self, problem, budget):
         return ()
 
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
         if not 70 <= problem.m <= 77:
             return None
         kernel = "cublaslt" if allow_cublaslt else "tma"

@@ -139,7 +139,7 @@ class Table:
     def neighbours(self, problem, budget):
         return ()
 
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None):
+    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
         return GemmConfig("tma", 128, 128, 64, 4, 4)
 
 

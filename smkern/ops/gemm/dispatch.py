@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from smkern.errors import ArgumentError, WarmupError
+from smkern.errors import ArgumentError, DeviceError, WarmupError
 from smkern.ops.bounded_cache import keep, model_rows
+from smkern.ops.gemm.explanation import Explanation
+from smkern.ops.gemm.extras import Extras
 from smkern.ops.gemm.plans import Kernels, Library, Plan, Silu
 from smkern.ops.operator_dispatch import absent_kernels
 from smkern.tuning import constraints, cost_model
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem, Kernel
 from smkern.tuning.cost_constants import DEFAULTS, CostConstants, load_constants
-from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.select import Selection, rank, select_gemm, select_near
 
 if TYPE_CHECKING:
@@ -37,39 +38,6 @@ def workspace_bytes(problem: GemmProblem, config: GemmConfig, budget: Budget) ->
         return constraints.COUNTER_BYTES + WORKSPACE_BYTES
     slots = make_schedule(problem, config, budget).partial_slots
     return constraints.COUNTER_BYTES + 4 * slots * config.block_m * config.block_n if slots else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a GEMM runs as it does.
-
-    `source`: "table" (a tuned cell), "near" (one of the same weights, in budgets or rows beside
-    these), "warmup" (the fastest of the model's best, measured by `smkern.warmup(tune=True)`),
-    "model" (the cost model), "forced" (`backend=` named the kernel). `predicted_us` is the model's
-    time either way.
-    """
-
-    problem: GemmProblem | ScaledProblem
-    budget: Budget
-    config: GemmConfig
-    source: str
-    predicted_us: float
-    workspace_bytes: int
-    tiles: int
-    waves: float
-    device: str
-
-    def __str__(self) -> str:
-        p, b, c = self.problem, self.budget, self.config
-        tile = f"{c.block_m}x{c.block_n}x{c.block_k}"
-        split = "stream-K" if c.split == 0 else f"split {c.split}"
-        how = "its own choice" if c.kernel in constraints.LIBRARIES else f"{tile}, {split}"
-        return (
-            f"gemm {p.m}x{p.n}x{p.k} {p.dtype} ({p.epilogue.key}) on {b.num_sms} SMs of "
-            f"{self.device} (confined by {b.confined}): kernel {c.kernel}, {how}, "
-            f"{self.tiles} tiles in {self.waves:.2f} waves, "
-            f"{self.predicted_us:.1f} us expected; chosen by {self.source}"
-        )
 
 
 class Dispatcher:
@@ -103,6 +71,7 @@ class Dispatcher:
         # apart, as they cost 10 times as much and prompts of all lengths would drive them out
         self._steps: dict[tuple[Any, ...], Selection] = {}
         self._measured: dict[tuple[GemmProblem, Budget], Selection] = {}
+        self._extras = Extras(profile.info.capability)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._lock = threading.RLock()
 
@@ -112,8 +81,9 @@ class Dispatcher:
         Args:
             problem: Sizes, dtype, epilogue.
             budget: Realised SMs and what confines them.
-            backend: None for tables, then model; "own" by our GEMM kernels alone; "model" without
-                tables; a kernel's name for the model's best configuration of it.
+            backend: None for tables, then model; "own" by our GEMM kernels alone, without those
+                that need an extra; "model" without tables; a kernel's name for the model's best
+                configuration of it.
 
         Raises:
             ArgumentError: `backend` names a kernel that cannot run this problem here.
@@ -122,6 +92,9 @@ class Dispatcher:
         found = self._selections.get(key)
         if found is None:
             found = self._select(problem, budget, backend)
+            if backend is None:
+                best_of = partial(self._modelled, problem, budget)
+                found = self._extras.faster(problem, found, best_of)
             keep(self._selections, key, found)
         return found
 
@@ -198,7 +171,14 @@ class Dispatcher:
                 return self.plan(problem, budget, "own", capturing=True)
             self._check_loaded(problem, selection.config, budget)
         with self._lock:
-            plan = self.prepare(problem, selection.config, budget)
+            try:
+                plan = self.prepare(problem, selection.config, budget)
+            except DeviceError as error:
+                if selection.config.kernel not in constraints.OPTIONAL or backend is not None:
+                    raise
+                self._extras.refuse(error)
+                self._selections.clear()
+                return self.plan(problem, budget)
             keep(self._plans, key, plan)
         return plan
 
@@ -274,7 +254,8 @@ class Dispatcher:
         allow_cublaslt = backend is None and (swiglu or self._library_may_run(problem, budget))
         if tables is not None:
             capability = self.profile.info.capability
-            config = tables.lookup(problem, budget, allow_cublaslt, capability)
+            served = self._extras.serve if backend is None else _never
+            config = tables.lookup(problem, budget, allow_cublaslt, capability, served)
             if config is not None:
                 return Selection(config, "table", self._predict(problem, config, budget))
         if self._measured and backend != "model":
@@ -334,14 +315,16 @@ class Dispatcher:
                 )
             return Selection(config, "model", self._predict(problem, config, budget))
         try:
-            if kernel not in constraints.AVAILABLE:
+            if kernel not in constraints.AVAILABLE + constraints.OPTIONAL:
                 raise ArgumentError(f"this build has the kernels {list(constraints.AVAILABLE)}")
-            return self._modelled(problem, budget, (kernel,))
+            found = self._modelled(problem, budget, (kernel,))
         except ArgumentError as error:
             raise ArgumentError(
                 f"backend={kernel!r} cannot run {where} (16-byte aligned: {problem.aligned}) on "
                 f"compute capability {capability[0]}.{capability[1]}: leave backend at None"
             ) from error
+        self._extras.check(problem, found.config)
+        return found
 
     def _predict(self, problem: GemmProblem, config: GemmConfig, budget: Budget) -> float:
         return cost_model.predict_us(problem, config, budget, self.profile, self.constants)
@@ -350,6 +333,10 @@ class Dispatcher:
 def of_step(problem: GemmProblem) -> GemmProblem:
     """The problem with the rows that the choice of a whole step is made for."""
     return replace(problem, m=model_rows(problem.m))
+
+
+def _never(problem: GemmProblem, config: GemmConfig) -> bool:
+    return False
 
 
 def _tile(config: GemmConfig) -> tuple[Any, ...]:

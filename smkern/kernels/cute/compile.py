@@ -1,0 +1,171 @@
+"""Compiles kernels of the CuTe DSL in processes of their own, and keeps their cubins.
+
+The DSL's compiler is not thread-safe and may abort the process it runs in. Only compiling needs
+the package: a cubin is found by a hash of the kernel's source and its variant on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from smkern.errors import DeviceError
+from smkern.kernels.compile import Artifact, check_shared
+from smkern.kernels.cuda_source import cubin_path, keep_cubin, kept_cubin
+from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.constraints import Capability, is_legal
+
+PACKAGE, VERSION = "nvidia-cutlass-dsl", "4.7.1"
+"""What compiles, and the only version that was tried; the extra `cutlass` pins it."""
+ARCH = "sm_90a"
+GROUP = 128
+"""Threads of a warpgroup."""
+THREADS = 3 * GROUP
+BARRIER_BYTES = 1024
+"""Shared memory before the stages, which the swizzle aligns to as much."""
+BATCH = 16
+"""Variants that a process compiles, as starting it takes as long as three of them."""
+COMPILE_S = 120.0
+"""Longer than any variant takes."""
+_SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_NAME = re.compile(rb"\.text\.(\w+)")
+
+
+@cache
+def absent() -> str:
+    """Why nothing can be compiled here; empty if the package of the right version is there."""
+    remedy = f"pip install 'smkern[cutlass]' ({PACKAGE}=={VERSION})"
+    try:
+        found = metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return f"{PACKAGE} is not installed; {remedy}"
+    return "" if found == VERSION else f"{PACKAGE} is {found}, not {VERSION}; {remedy}"
+
+
+@cache
+def is_there() -> bool:
+    """Whether anything can be compiled here, or was before this process asked."""
+    return not absent() or any(cubin_path("cute", "").parent.glob("cute-*.cubin"))
+
+
+def serves(capability: Capability, problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether a configuration's variant can be compiled here, or was: its cubin is kept."""
+    if config.kernel != "cutlass" or not is_legal(problem, config, Budget(1, "mask"), capability):
+        return False
+    major, minor = capability
+    return not absent() or _path(variant_of(problem, config, 10 * major + minor)).exists()
+
+
+def shared_bytes(variant: Variant) -> int:
+    """Shared memory of a CTA: barriers and stages of both operands."""
+    rows = variant.block_x + variant.block_y
+    return BARRIER_BYTES + 2 * variant.block_k * variant.num_stages * rows
+
+
+def compile_variant(variant: Variant) -> Artifact:
+    """A variant from the cache, or compiled. Needs no GPU.
+
+    Raises:
+        DeviceError: it is not kept and the package is absent or of another version, compiling
+            failed or was killed, or the variant exceeds the shared memory of a CTA.
+    """
+    check_shared(str(variant), shared_bytes(variant), variant.capability)
+    cubin = kept_cubin(_path(variant))
+    if cubin is None:
+        (cubin,) = _compile([variant])
+    name = _NAME.search(cubin)
+    assert name, "a cubin holds its kernel's name"
+    return Artifact(
+        name=name[1].decode(),
+        cubin=cubin,
+        num_threads=THREADS,
+        shared_bytes=shared_bytes(variant),
+        swizzles=(_SWIZZLE_128, _SWIZZLE_128),
+        boxes=(
+            _box(variant, variant.block_x, variant.swap),
+            _box(variant, variant.block_y, not variant.swap),
+        ),
+        unit=1,
+    )
+
+
+def _box(variant: Variant, rows: int, is_weights: bool) -> tuple[int, ...]:
+    """What a copy brings, outermost first; SwiGLU's weights in pairs of 8 gate and 8 up rows."""
+    pairs = variant.interleaves and is_weights
+    return (rows // 16, 2, 8, variant.block_k) if pairs else (rows, variant.block_k)
+
+
+def compile_many(
+    variants: Iterable[Variant], *, workers: int, done: Callable[[int, int], None] | None = None
+) -> int:
+    """Compile what is not kept yet, `BATCH` in a process, `workers` processes; returns how many.
+
+    `done(finished, total)` is called after each process.
+    """
+    missing = [each for each in sorted(set(variants)) if kept_cubin(_path(each)) is None]
+    batches = [missing[i : i + BATCH] for i in range(0, len(missing), BATCH)]
+    finished = 0
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for cubins in pool.map(_compile, batches):
+            finished += len(cubins)
+            if done:
+                done(finished, len(missing))
+    return len(missing)
+
+
+def _path(variant: Variant) -> Path:
+    digest = hashlib.sha256(
+        repr((VERSION, ARCH, THREADS, BARRIER_BYTES, variant)).encode() + _source()
+    )
+    return cubin_path(f"cute-{variant.block_x}x{variant.block_y}", digest.hexdigest())
+
+
+@cache
+def _source() -> bytes:
+    return Path(__file__).with_name("gemm.py").read_bytes()
+
+
+def _compile(variants: Sequence[Variant]) -> list[bytes]:
+    """Compile in one child process, and keep."""
+    if reason := absent():
+        raise DeviceError(f"{variants[0]} is not compiled, and cannot be: {reason}")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "smkern.kernels.cute.worker", folder]
+        # its dumps lie there, too, so that none is left however it ends
+        environment = {**os.environ, "CUTE_DSL_ARCH": ARCH, "CUTE_DSL_KEEP": "cubin",
+                       "CUTE_DSL_DUMP_DIR": folder, "TMPDIR": folder,
+                       "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # fmt: skip
+        asked = json.dumps([asdict(variant) for variant in variants])
+        try:
+            done = subprocess.run(
+                command, input=asked, capture_output=True, text=True, env=environment,
+                timeout=COMPILE_S * len(variants), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise DeviceError(
+                f"{PACKAGE} did not compile {variants[0]} within {COMPILE_S:g} s and was killed"
+            ) from error
+        cubins = []
+        for i, variant in enumerate(variants):
+            try:
+                cubin = (Path(folder) / f"{i}.out").read_bytes()
+            except FileNotFoundError:
+                raise DeviceError(
+                    f"{PACKAGE} {VERSION} does not compile {variant} (exit status "
+                    f"{done.returncode}): {done.stderr.strip()[-2000:]}"
+                ) from None
+            keep_cubin(_path(variant), cubin)
+            cubins.append(cubin)
+    return cubins

@@ -1,0 +1,84 @@
+"""`smkern build`: compiles CUTLASS's kernels ahead of time, for this machine or to carry away."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+
+import click
+
+from smkern.device import Budget
+from smkern.errors import DeviceError
+from smkern.kernels.cuda_source import cubin_path
+from smkern.kernels.cute.compile import ARCH, absent, compile_many
+from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
+from smkern.measure.options import IntList, ShapeList
+from smkern.ops.gemm.warmup import epilogue_from as of_key
+from smkern.profile import Profile, load_profile
+from smkern.tuning.config import Epilogue, GemmProblem
+from smkern.tuning.cost_constants import load_constants
+from smkern.tuning.select import rank
+
+
+def likeliest(
+    problems: Iterable[GemmProblem], budgets: Sequence[int], profile: Profile, top: int
+) -> Iterator[Variant]:
+    """The variants that the model holds for the `top` fastest of each problem in each budget."""
+    constants = load_constants(profile.info.name, profile.info.capability)
+    major, minor = profile.info.capability
+    for problem, num_sms in product(problems, budgets):
+        budget, seen = Budget(num_sms, "mask", True), set[Variant]()
+        for item in rank(problem, budget, profile, kernels=("cutlass",), constants=constants):
+            seen.add(variant_of(problem, item.config(), 10 * major + minor))
+            if len(seen) == top:
+                break
+        yield from seen
+
+
+@click.command("build")
+@click.option("--arch", type=click.Choice([ARCH]), default=ARCH, show_default=True)
+@click.option("--shapes", type=ShapeList(), default=SHAPES, help="Weights, as NxK,NxK.")
+@click.option("--ms", type=IntList(), default=MS, help="Rows of the activations.")
+@click.option("--budgets", type=IntList(), default=BUDGETS, help="SM counts.")
+@click.option(
+    "--epilogue",
+    "epilogues",
+    multiple=True,
+    default=["none"],
+    show_default=True,
+    help="none, swiglu, or bias, residual, silu, gelu joined by +.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of each product, as many as the model holds for the fastest.",
+)
+@click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs]")
+def command(
+    arch: str, shapes: Sequence[Shape], ms: Sequence[int], budgets: Sequence[int],
+    epilogues: Sequence[str], top: int, workers: int | None,
+) -> None:  # fmt: skip
+    """Compile the kernels in CUTLASS's Python DSL that dispatch would take; needs no GPU.
+
+    The cubins lie in smkern's cache (XDG_CACHE_HOME moves it) under a hash of what they were
+    compiled from: copy that folder to a machine without the DSL, and its kernels serve there.
+    """
+    if reason := absent():
+        raise DeviceError(reason)
+    begin = time.perf_counter()
+    wanted = (
+        GemmProblem(m, n, k, epilogue=Epilogue(swiglu=True) if key == "swiglu" else of_key(key))
+        for (n, k), key, m in product(shapes, epilogues, ms)
+    )
+    made = compile_many(
+        likeliest(wanted, budgets, load_profile(), top),
+        workers=workers or len(os.sched_getaffinity(0)),
+        done=lambda done, total: click.echo(f"{done} of {total}"),
+    )
+    folder = cubin_path("cute", "").parent
+    click.echo(f"{made} kernels for {arch} in {time.perf_counter() - begin:.0f} s: {folder}")

@@ -1,0 +1,76 @@
+"""What CUTLASS's DSL makes of every kind of kernel: widths, copies, and nothing spilled.
+
+A step of its own (`make test-cute`): the package is large, and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+
+from smkern.kernels.compile import Artifact
+from smkern.kernels.cute.compile import compile_many, compile_variant
+from smkern.kernels.gemm_variants import Variant, variant_of
+from smkern.tuning.config import Epilogue, GemmConfig, GemmProblem
+from smkern.tuning.constraints import MAX_STAGES, SHARED_BYTES
+from tests.kernels.cubins import told, usage
+
+LIMIT = SHARED_BYTES[9, 0]
+PLAIN, RESIDUAL, GLU = Epilogue(), Epilogue(residual=True), Epilogue(swiglu=True)
+FULL = [Epilogue(True, True, activation) for activation in ("silu", "gelu")]
+
+
+def variant(rows: int, columns: int, swap: bool, epilogue: Epilogue, dtype="bf16") -> Variant:
+    """With as many stages as fit."""
+    block_m, block_n = (columns, rows) if swap else (rows, columns)
+    stages = min(MAX_STAGES, (LIMIT - 1024) // (128 * (rows + columns)))
+    config = GemmConfig("cutlass", block_m, block_n, 64, 4, stages, swap)
+    return variant_of(GemmProblem(96, 256, 512, dtype, epilogue), config, 90)
+
+
+SMALL = [
+    variant(rows, columns, swap, epilogue, dtype)
+    for (rows, columns), swap, (epilogue, dtype) in product(
+        [(64, 24), (128, 80)], (False, True),
+        [(PLAIN, "bf16"), (GLU, "bf16"), (FULL[0], "bf16"), (FULL[1], "fp16")],
+    )
+    if not (epilogue.swiglu and not swap and columns % 16)
+]  # fmt: skip
+LARGEST = [
+    variant(64, 256, False, PLAIN), variant(64, 256, True, GLU), variant(128, 200, False, PLAIN),
+    variant(128, 200, False, RESIDUAL), variant(128, 192, False, GLU),
+    variant(128, 184, True, RESIDUAL), variant(128, 184, True, GLU),
+    *(variant(128, 176, swap, full) for swap in (False, True) for full in FULL),
+    *(variant(64, 256, swap, full, "fp16") for swap in (False, True) for full in FULL),
+]  # fmt: skip
+"""The most accumulators that constraints allow."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    compile_many([*SMALL, *LARGEST], workers=2)
+
+
+def sass(kernel: Artifact, folder) -> str:
+    return told(kernel, folder, "-sass")
+
+
+@pytest.mark.parametrize("wanted", [*SMALL, *LARGEST], ids=str)
+def test_one_accumulator_of_the_tiles_width_and_nothing_spilled(wanted, tmp_path):
+    kernel = compile_variant(wanted)
+    kind = "BF16" if wanted.dtype == "bf16" else ""
+    found = set(re.findall(r"HGMMA\.(\S+)", code := sass(kernel, tmp_path)))
+    assert {each.removesuffix(f".{kind}") for each in found} == {f"64x{wanted.block_y}x16.F32"}
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    registers, spilled = usage(kernel, tmp_path)
+    assert (registers, spilled) == (168, 0)
+    assert kernel.shared_bytes <= LIMIT
+
+
+@pytest.mark.parametrize("wanted", SMALL, ids=str)
+def test_one_copy_for_a_box_whatever_the_width(wanted, tmp_path):
+    """Weights early, weights, activations; SwiGLU's have pairs of 8 rows as dimensions."""
+    copies = re.findall(r"UTMALDG\.(\dD)", sass(compile_variant(wanted), tmp_path))
+    assert sorted(copies) == (["2D", "4D", "4D"] if wanted.swiglu else ["2D"] * 3)

@@ -1,0 +1,156 @@
+"""CUTLASS's kernels: values against float64, places, graphs, overlap; carried cubins will do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import smkern
+from smkern.kernels.cute.compile import absent, is_there
+from smkern.kernels.gemm_compile import precompile
+from smkern.kernels.gemm_variants import variant_of
+from smkern.ops.gemm.dispatch import gemm_dispatcher
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
+from tests.gpu import swiglu_support as swiglu
+from tests.gpu.gemm_support import Case, Holder, check, finishes, operands, run_config
+
+pytestmark = pytest.mark.skipif(not is_there(), reason=f"no cubins, and {absent()}")
+
+CONFIGS = [
+    GemmConfig("cutlass", 128, 160, 64, 4, 6),
+    GemmConfig("cutlass", 64, 88, 64, 4, 11),
+    GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True),
+    GemmConfig("cutlass", 144, 64, 64, 4, 8, swap=True),
+]
+EPILOGUES = [
+    Epilogue(), Epilogue(bias=True), Epilogue(residual=True), Epilogue(activation="gelu"),
+    Epilogue(True, True, "silu"),
+]  # fmt: skip
+RAGGED = [
+    Case(1, 8, 8), Case(7, 264, 1000), Case(64, 1032, 2048), Case(77, 776, 520),
+    Case(129, 136, 4104), Case(1000, 520, 264), Case(257, 2056, 136),
+]  # fmt: skip
+FP16 = Case(77, 776, 520, "fp16", Epilogue(True, True))
+GLU = [config for config in CONFIGS if config.block_n % 16 == 0]
+
+
+def wanted():
+    """Every (problem, configuration) here: what is to be compiled where the tests run elsewhere."""
+    yield from (
+        (Case(epilogue=epilogue).problem, config) for config in CONFIGS for epilogue in EPILOGUES
+    )
+    yield from ((FP16.problem, config) for config in CONFIGS)
+    yield from ((swiglu.Case().problem, config) for config in GLU)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    precompile({variant_of(*each, 90) for each in wanted()}, workers=8)
+
+
+@pytest.mark.parametrize("num_sms", [5, 132])
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda epilogue: epilogue.key)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_values(config, epilogue, num_sms):
+    for case in (Case(96, 256, 512, epilogue=epilogue), Case(300, 776, 200, epilogue=epilogue)):
+        x = operands(case)
+        run_config(case, x, config, Budget(num_sms, "grid"))
+        check(case, x)
+
+
+@pytest.mark.parametrize("case", [*RAGGED, FP16], ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_ragged_sizes(config, case):
+    x = operands(case)
+    run_config(case, x, config, Budget(7, "grid"))
+    check(case, x)
+
+
+@pytest.mark.parametrize("config", GLU, ids=str)
+def test_swiglu(config):
+    for sizes in ((96, 256, 512), (77, 776, 200), (1, 64, 64)):
+        case = swiglu.Case(*sizes)
+        x = swiglu.operands(case)
+        swiglu.run_config(case, x, config, Budget(5, "grid"))
+        swiglu.check(case, x)
+
+
+def test_a_residual_may_be_the_output():
+    case = Case(77, 776, 520, epilogue=Epilogue(residual=True))
+    x = operands(case)
+    want = operands(case)
+    x.out.copy_(want.residual)
+    x.residual = x.out
+    run_config(case, x, CONFIGS[2], Budget(5, "grid"))
+    check(case, want, x.out)
+
+
+def test_the_bits_are_those_of_gluon():
+    """Both add products over K in steps of 16, in order."""
+    case = Case(200, 1032, 4096)
+    ours, other = operands(case), operands(case)
+    run_config(case, ours, CONFIGS[2], Budget(132, "grid"))
+    run_config(case, other, GemmConfig("ws", 128, 128, 64, 8, 4), Budget(132, "grid"))
+    assert torch.equal(ours.out, other.out)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_nothing_waits_for_sms_of_the_other_partition(ladder, config):
+    """While the other side's SMs are held, a CTA placed there would never run."""
+    case, split, holder = Case(1000, 1032, 1096), ladder.split(decode=16), Holder()
+    for mine, other in ((split.decode, split.prefill), (split.prefill, split.decode)):
+        x = operands(case)
+        run = _launcher(case, x, config, Budget(mine.num_sms, "mask"))
+        run(mine.raw_stream)  # loads
+        torch.cuda.synchronize()
+        x.out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        with holder.hold(other.stream, other.num_sms):
+            run(mine.raw_stream)
+            assert finishes(mine.stream, 1.0)
+        check(case, x)
+
+
+def test_launches_that_overlap_read_what_the_one_before_wrote(ladder):
+    """A chain in a graph in a partition, each from the last one's output, against one by one."""
+    n, split = 768, ladder.split(decode=16)
+    weights = [torch.randn(n, n, device="cuda").bfloat16() * n**-0.5 for _ in range(8)]
+    a = torch.randn(77, n, device="cuda").bfloat16()
+    rooms = [torch.empty_like(a) for _ in weights]
+    torch.cuda.synchronize()
+
+    def chain(synchronize: bool) -> torch.Tensor:
+        x = a
+        for w, out in zip(weights, rooms, strict=True):
+            x = smkern.gemm(x, w, out=out, backend="cutlass", static_weights=True)
+            if synchronize:
+                torch.cuda.synchronize()
+        return x
+
+    for partition in split:
+        with partition:
+            want = chain(True).clone()
+        torch.cuda.synchronize()
+        with partition.capture() as graph:
+            got = chain(False)
+        for _ in range(20):
+            for room in rooms:
+                room.fill_(float("nan"))
+            torch.cuda.synchronize()
+            partition.launch(graph)
+            partition.synchronize()
+            assert torch.equal(got, want)
+        del graph
+
+
+def _launcher(case: Case, x, config: GemmConfig, budget: Budget):
+    plan = gemm_dispatcher(torch.cuda.current_device()).prepare(case.problem, config, budget)
+    assert plan.num_ctas <= budget.num_sms
+
+    def run(stream: int) -> None:
+        plan.launch(
+            x.a.data_ptr(), x.w.data_ptr(), x.out.data_ptr(), 0, 0,
+            x.a.stride(0), x.w.stride(0), x.out.stride(0), 0, 0, stream,
+        )  # fmt: skip
+
+    return run

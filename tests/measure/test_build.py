@@ -1,0 +1,62 @@
+"""`smkern build`: which kernels it compiles, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from smkern.errors import DeviceError
+from smkern.measure import build_command
+from smkern.measure.build_command import command, likeliest
+from smkern.profile import load_profile
+from smkern.tuning.config import Epilogue, GemmProblem
+
+
+def built(monkeypatch, *words: str):
+    """The variants that a command line compiles, and what it prints."""
+    wanted = []
+    monkeypatch.setattr(build_command, "absent", lambda: "")
+    monkeypatch.setattr(
+        build_command, "compile_many", lambda variants, **_: wanted.extend(variants) or len(wanted)
+    )
+    told = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    return wanted, told.output
+
+
+def test_one_wave_of_64_rows_on_32_sms_and_one_product_of_80_columns(monkeypatch):
+    wanted, said = built(
+        monkeypatch, "--shapes", "28672x4096", "--ms", "64,77", "--budgets", "32", "--workers", "1"
+    )
+    tiles = [(each.block_x, each.block_y, each.swap) for each in wanted]
+    assert tiles == [(64, 224, False), (128, 80, True)]  # 4 waves of 32 tiles, 7 of 32
+    assert "2 kernels for sm_90a" in said
+
+
+def test_epilogues_are_variants_of_their_own(monkeypatch):
+    sizes = "--shapes", "6144x4096", "--ms", "77", "--budgets", "16"
+    wanted, _ = built(
+        monkeypatch, *sizes, "--epilogue", "bias+residual+silu", "--epilogue", "swiglu"
+    )
+    found = [(each.bias, each.residual, each.activation) for each in wanted]
+    assert found == [(True, True, "silu"), (False, False, "swiglu")]
+
+
+def test_the_top_ones_are_different_variants():
+    profile, problem = load_profile(), GemmProblem(77, 6144, 4096)
+    assert len(set(likeliest([problem], [16], profile, top=3))) == 3
+    swiglu = GemmProblem(77, 24576, 4096, epilogue=Epilogue(swiglu=True))
+    assert all(
+        each.block_y % 16 == 0 or each.swap for each in likeliest([swiglu], [16], profile, 9)
+    )
+
+
+def test_without_the_package_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(build_command, "absent", lambda: "it is not installed; pip install it")
+    with pytest.raises(DeviceError, match="pip install it"):
+        CliRunner().invoke(command, [], catch_exceptions=False)
+
+
+def test_an_epilogue_that_is_none_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="epilogue 'tanh'"):
+        built(monkeypatch, "--epilogue", "tanh")

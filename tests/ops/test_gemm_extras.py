@@ -1,0 +1,114 @@
+"""When dispatch takes a kernel that needs an extra, and what becomes of calls without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from smkern.errors import ArgumentError, DeviceError
+from smkern.kernels.cute import compile as cute
+from smkern.ops.gemm.dispatch import Dispatcher, offline_dispatcher
+from smkern.ops.gemm.extras import Extras
+from smkern.profile import load_profile
+from smkern.tuning.config import Budget, GemmConfig, GemmProblem
+from smkern.tuning.select import GEMM_FAMILY, Selection
+from smkern.tuning.table import Cell, CellKey, Table
+
+WS = GemmConfig("ws", 128, 128, 64, 8, 4)
+CUTLASS = GemmConfig("cutlass", 80, 128, 64, 4, 8, swap=True)
+PROBLEM, BUDGET = GemmProblem(77, 28672, 4096), Budget(16, "mask", False)
+FOUND, BEST = Selection(WS, "table", 210.0), Selection(CUTLASS, "model", 199.0)
+
+
+@pytest.fixture
+def there(monkeypatch) -> None:
+    monkeypatch.setattr(cute, "is_there", lambda: True)
+    monkeypatch.setattr(cute, "absent", lambda: "")
+
+
+def test_it_must_be_faster_by_more_than_the_models_error(there):
+    extras = Extras((9, 0))
+    assert extras.faster(PROBLEM, FOUND, lambda kernels: BEST) is BEST  # 1.055
+    slower = replace(BEST, predicted_us=201.0)  # 1.045
+    assert extras.faster(PROBLEM, FOUND, lambda kernels: slower) is FOUND
+
+
+@pytest.mark.parametrize(
+    ("problem", "found", "capability"),
+    [
+        (replace(PROBLEM, batch_invariant=True), FOUND, (9, 0)),
+        (replace(PROBLEM, aligned=False), FOUND, (9, 0)),
+        (replace(PROBLEM, dtype="fp32"), FOUND, (9, 0)),
+        (PROBLEM, replace(FOUND, source="warmup"), (9, 0)),
+        (PROBLEM, FOUND, (8, 0)),
+        (PROBLEM, FOUND, (10, 0)),
+    ],
+)
+def test_where_it_cannot_run_or_must_not_the_choice_stays(there, problem, found, capability):
+    def asked(kernels):
+        raise AssertionError("the model is not asked")
+
+    assert Extras(capability).faster(problem, found, asked) is found
+
+
+def test_without_the_package_and_cubins_the_model_is_not_asked():
+    assert Extras((9, 0)).faster(PROBLEM, FOUND, lambda kernels: 1 / 0) is FOUND
+
+
+def h200(tables: Table | None = None) -> Dispatcher:
+    profile = load_profile()
+    return offline_dispatcher(profile, tables or GEMM_FAMILY.load(profile))
+
+
+def test_rows_between_powers_of_two_go_to_it_and_a_whole_wave_of_64_does_not(there):
+    """The table serves 136 rows by tiles for 256; measured, one of 136 columns took 0.53 of it."""
+    found = h200().select(replace(PROBLEM, m=136), BUDGET)
+    assert (found.config.kernel, found.config.block_m, found.config.swap) == ("cutlass", 144, True)
+    assert h200().select(replace(PROBLEM, m=64), BUDGET).config.kernel != "cutlass"
+    assert h200().select(replace(PROBLEM, m=136), BUDGET, "own").config.kernel == "ws"
+
+
+def test_named_without_the_package_it_is_refused_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cute, "absent", lambda: "it is not installed; pip install it")
+    with pytest.raises(ArgumentError, match=r"backend='cutlass' cannot run .*pip install it"):
+        h200().select(PROBLEM, BUDGET, "cutlass")
+    with pytest.raises(ArgumentError, match="leave backend at None"):
+        h200().select(replace(PROBLEM, aligned=False), BUDGET, "cutlass")
+
+
+def test_a_tuned_cell_falls_back_to_the_best_of_the_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key = CellKey.of(PROBLEM, BUDGET)
+    dispatcher = h200(Table({}, {key: Cell(CUTLASS, 170.0, WS, 220.0)}))
+    monkeypatch.setattr(cute, "absent", lambda: "it is not installed")
+    assert dispatcher.select(PROBLEM, BUDGET).config == WS
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    assert h200(dispatcher.tables).select(PROBLEM, BUDGET).config == CUTLASS
+    assert h200(dispatcher.tables).select(PROBLEM, BUDGET, "own").config == WS
+    invariant = replace(PROBLEM, batch_invariant=True)
+    assert h200(dispatcher.tables).select(invariant, BUDGET).config == WS
+
+
+class Kernels:
+    """Those of a device on which CUTLASS's do not load."""
+
+    def is_loaded(self, problem, config):
+        return True
+
+    def prepare(self, problem, config, budget):
+        if config.kernel == "cutlass":
+            raise DeviceError("cuModuleLoadData failed with 222: unsupported toolchain")
+        return config
+
+
+def test_one_that_fails_is_warned_of_once_and_others_serve(there):
+    profile = load_profile()
+    dispatcher = Dispatcher(profile, GEMM_FAMILY.load(profile), Kernels, Kernels)
+    problem = replace(PROBLEM, m=136)
+    with pytest.warns(RuntimeWarning, match="unsupported toolchain; other kernels serve"):
+        assert dispatcher.plan(problem, BUDGET).kernel == "ws"
+    assert dispatcher.plan(replace(problem, m=144), BUDGET).kernel == "ws"
+    with pytest.raises(ArgumentError, match="backend='cutlass'"):
+        dispatcher.plan(problem, BUDGET, "cutlass")
