@@ -23,9 +23,15 @@ PAIR = gl.constexpr(16)
 
 
 @gluon.constexpr_function
+def group_rows(box):
+    """Rows of the operand that the first dimension of its map counts."""
+    return box[1] * box[2] if len(box) == 4 else 1
+
+
+@gluon.constexpr_function
 def box_rows(box):
     """Rows of the operand per copy."""
-    return box[0] * (PAIR.value if len(box) == 4 else 1)
+    return box[0] * group_rows(box)
 
 
 @gluon.constexpr_function
@@ -36,8 +42,9 @@ def boxes_shape(count, box):
 
 @gluon.jit
 def _copy(desc, row, column, bar, buffer):
-    if len(desc.block_type.shape) == 4:
-        tma.async_copy_global_to_shared(desc, [row // PAIR, 0, 0, column], bar, buffer)
+    GROUP: gl.constexpr = group_rows(desc.block_type.shape)
+    if GROUP > 1:
+        tma.async_copy_global_to_shared(desc, [row // GROUP, 0, 0, column], bar, buffer)
     else:
         tma.async_copy_global_to_shared(desc, [row, column], bar, buffer)
 

@@ -13,7 +13,7 @@ from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
 from smkern.models.parts import agree_on_model, embed_part, lane_of, own_columns, sum_up
-from smkern.models.products import Operand, gated, normed, quantized
+from smkern.models.products import Operand, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
 from smkern.models.tensor_parallel import TensorParallel
@@ -239,11 +239,15 @@ class Decoder:
             )  # fmt: skip
             x, x_scale, w_scale = quantized(b.gated, down, b.fp8.gated, num_sms)
         else:
-            ops.gemm(
-                x, layer.gate_up, a_scale=x_scale, w_scale=w_scale, out=wide, static_weights=True,
-                batch_invariant=same, num_sms=num_sms,
+            assert b.fp8.gated is not None
+            assert down is not None
+            into = b.fp8.gated
+            ops.gemm_swiglu(
+                x, layer.gate_up, a_scale=x_scale, w_scale=w_scale, out=into.values,
+                out_scale=into.scale, gate_up=wide, static_weights=True, batch_invariant=same,
+                num_sms=num_sms,
             )  # fmt: skip
-            x, x_scale, w_scale = gated(wide, down, b.fp8.gated, num_sms)
+            x, x_scale, w_scale = into.values, into.scale, down.weight
         ops.gemm(
             x, layer.down, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
             static_weights=True, batch_invariant=same, num_sms=num_sms,

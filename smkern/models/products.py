@@ -49,20 +49,3 @@ def quantized(
     kind = "token" if into.scale.dim() == 1 else "block"
     ops.quantize(x, kind, out=(into.values, into.scale), num_sms=num_sms)
     return into.values, into.scale, scales.weight
-
-
-def gated(
-    gate_up: Tensor, scales: Scales | None, into: QuantizedRows | None, num_sms: int | None
-) -> Operand:
-    """silu(gate) * up in e4m3, in one pass; the scales are dynamic.
-
-    Args:
-        gate_up: [tokens, 2 I], the gate's columns first.
-        scales: Of the weight that reads it.
-        into: Where e4m3 goes.
-        num_sms: SMs to use at most.
-    """
-    assert into is not None
-    assert scales is not None
-    ops.silu_and_mul(gate_up, out=into.values, out_scale=into.scale, num_sms=num_sms)
-    return into.values, into.scale, scales.weight

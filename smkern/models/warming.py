@@ -145,8 +145,7 @@ def _fp8_calls(
         yield calls(swiglu=[(config.intermediate_size, hidden)])
         yield RowsCalls(gated=[config.intermediate_size], dtype=config.dtype)
     else:
-        plain.append((2 * config.intermediate_size, hidden))
-        yield calls(gated=[config.intermediate_size])
+        yield calls(quantized_swiglu=[(config.intermediate_size, hidden)])
     if moe is None:
         added.append((hidden, config.intermediate_size))
     yield calls(shapes=plain)

@@ -67,7 +67,9 @@ class ScaledTable:
 
         A batch-invariant choice sees no table, so that new measurements change no bits.
         """
-        if problem.batch_invariant or not fp8.serves_ws(problem, capability):
+        if problem.batch_invariant or problem.epilogue.swiglu:
+            return None
+        if not fp8.serves_ws(problem, capability):
             return None
         key = ScaledKey.of(problem, budget)
         rows = self._rows.get(key.series, [])

@@ -11,7 +11,7 @@ from smkern.ops.reference import fp8
 def test_nothing_is_loaded_after_a_warmup(ladder):
     calls = smkern.Fp8Calls(
         shapes=[(512, 256)], experts=[(4, 128, 256, True)], blocks=True, max_m=300, hidden=[256],
-        gated=[256], quantized=[256],
+        gated=[256], quantized=[256], quantized_swiglu=[(256, 256)],
     )  # fmt: skip
     partition = ladder.split(decode=16).decode
     smkern.warmup(calls=[calls], budgets=[partition], progress=False)
@@ -26,6 +26,9 @@ def test_nothing_is_loaded_after_a_warmup(ladder):
             a = smkern.rms_norm(x, weight, out_scale=scale)
             y = smkern.gemm(a, w, a_scale=scale, w_scale=w_scale)
             smkern.silu_and_mul(y, out_scale=scale)
+            smkern.gemm_swiglu(
+                a, w, a_scale=scale, w_scale=w_scale, out_scale=torch.empty_like(scale)
+            )
             smkern.quantize(x, "block")
         partition.synchronize()
         assert bool(y.isfinite().all())

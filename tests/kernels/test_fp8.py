@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from smkern.kernels.fp8 import (
+    gated_launch,
+    gemm_gated,
     gemm_triton,
     gemm_ws,
     grouped_launch,
@@ -79,6 +81,20 @@ def test_a_gemm_fits_and_keeps_its_sums_in_registers(
     assert code.count("WARPGROUP.DEPBAR") * 4 == products, "no product waits for another"
 
 
+def test_gate_and_up_stay_in_registers(tmp_path: Path) -> None:
+    artifact = gated_launch.GatedVariant("bf16", 90).compile()
+    registers, stack = usage(artifact, tmp_path)
+    assert stack == 0
+    assert registers * artifact.num_threads <= 65_536
+    assert artifact.shared_bytes <= shared_limit((9, 0))
+    code = told(artifact, tmp_path, "-sass")
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    assert set(re.findall(r"QGMMA\.(\w+)\.F32\.E4M3\.E4M3", code)) == {"64x64x32"}
+    assert "UTMALDG.4D" in code
+    assert code.count("WARPGROUP.DEPBAR") * 4 == len(re.findall("QGMMA", code))
+    assert "STG.E.128" in code, "16 results of a row at once"
+
+
 def test_every_variant_fits_by_the_rule() -> None:
     capability = (9, 0)
     for confined in (False, True):
@@ -144,6 +160,10 @@ def test_parameters_are_packed_in_the_kernels_order() -> None:
             ["a_ptr", "w_ptr", *GIVEN[:3], *GIVEN[5:], *POINTER_NUMBERS],
         ),
         (gemm_ws.fp8_gemm_ws, ["x_desc", "y_desc", *GIVEN, *NUMBERS]),
+        (
+            gemm_gated.fp8_gemm_gated,
+            ["x_desc", "y_desc", *gated_launch.ADDRESSES, *gated_launch.NUMBERS],
+        ),
     ):
         kernel = fn
         assert kernel.arg_names[: len(names)] == names

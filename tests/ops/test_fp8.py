@@ -263,6 +263,39 @@ def test_refused_elsewhere():
     refused("the result has 200", smkern.rms_norm, **norm, out_scale=torch.ones(2, 1))
 
 
+@pytest.mark.parametrize("pair", ["row", "block"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gate_and_up_into_e4m3_are_two_steps(dtype, pair):
+    x = operands(pair, 5, 512, 256)
+    x["w_gate_up"] = x.pop("w")
+    shape = (5, 2) if pair == "block" else (5,)
+    scale, want_scale = torch.full(shape, math.nan), torch.empty(shape)
+    gate_up = torch.empty(5, 512, dtype=dtype)
+    found = smkern.gemm_swiglu(**x, out_scale=scale, gate_up=gate_up)
+    product = smkern.gemm(x["a"], x["w_gate_up"], a_scale=x["a_scale"], w_scale=x["w_scale"],
+                          out_dtype=dtype)  # fmt: skip
+    want = smkern.silu_and_mul(product, out_scale=want_scale)
+    assert found.dtype is E4M3
+    assert torch.equal(found.float(), want.float())
+    assert torch.equal(scale, want_scale)
+    out = torch.empty(5, 256).to(E4M3)
+    same = smkern.gemm_swiglu(**x, out_scale=scale, gate_up=gate_up, out=out, batch_invariant=True)
+    assert same is out
+
+
+def test_gate_and_up_into_e4m3_refuse():
+    x = operands("block", 5, 512, 256)
+    x["w_gate_up"] = x.pop("w")
+    swiglu, scale = smkern.gemm_swiglu, torch.empty(5, 2)
+    refused("gate_up is given without out_scale", swiglu, **x, gate_up=torch.empty(5, 512))
+    refused("wanted .5, 512", swiglu, **x, out_scale=scale, gate_up=torch.empty(5, 256))
+    refused("contiguous one", swiglu, **x, out_scale=scale, gate_up=torch.empty(5, 520)[:, :512])
+    refused("it takes gate and up", swiglu, **x, out_scale=scale, gate_up=e4m3(5, 512))
+    refused("one for 128 columns", swiglu, **x, out_scale=torch.empty(5, 4))
+    alone = x | {"w_scale": None}
+    refused("w_scale is None", swiglu, **alone, out_scale=scale)
+
+
 def test_gpus_without_e4m3_are_refused_by_name():
     check_fp8_capability(89)
     with pytest.raises(smkern.errors.DeviceError, match=r"compute capability 8\.6 has no e4m3"):
@@ -273,13 +306,15 @@ def test_calls_to_come_are_checked():
     calls = smkern.Fp8Calls(
         shapes=[(512, 256)], swiglu=[(128, 256)], experts=[(4, 128, 256, True)],
         permuted=[(256, 4, 2)], blocks=True, hidden=[256], added=[256], gated=[128],
-        quantized=[256], static=[100],
+        quantized=[256], static=[100], quantized_swiglu=[(384, 256)],
     )  # fmt: skip
     assert {op.name for op, _ in calls.calls(torch.device("meta"), True)} == {
         "scaled_rms_norm", "scaled_add_rms_norm", "scaled_silu_and_mul", "quantize", "quantize_by",
         "scaled_grouped_gemm", "scaled_moe_permute",
     }  # fmt: skip
-    assert [(p.n, p.aligned) for p in calls.problems(True)] == [(512, True), (256, True)]
+    assert [(p.n, p.epilogue.key) for p in calls.problems(True)] == [
+        (512, "none"), (256, "none"), (768, "none"), (768, "swiglu"),
+    ]  # fmt: skip
     refused("K is a multiple of 128", smkern.Fp8Calls, shapes=[(512, 200)], blocks=True)
     refused(r"give \(N, K\)", smkern.Fp8Calls, shapes=[(512, 0)])
     refused("max_m=0", smkern.Fp8Calls, shapes=[(512, 128)], max_m=0)

@@ -11,15 +11,22 @@ import torch
 from torch import Tensor
 
 from smkern.bench.micro.fake_layer import Launched, without_driver
-from smkern.errors import WarmupError
+from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.compile import Artifact
-from smkern.kernels.fp8 import gemm_compile, gemm_launch, grouped_launch, rows_launch
+from smkern.kernels.fp8 import (
+    gated_launch,
+    gemm_compile,
+    gemm_launch,
+    grouped_launch,
+    rows_launch,
+)
 from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 from smkern.kernels.fp8.rows_launch import PARAMETERS, QuantKernels
 from smkern.kernels.gemm_schedule import make_schedule
-from smkern.ops.fp8.call import ScaledGemm, ScaledGrouped
+from smkern.ops.fp8.call import QuantizedSwiglu, ScaledGemm, ScaledGrouped
 from smkern.ops.fp8.dispatch import ScaledDispatcher
+from smkern.ops.fp8.gated import QUANTIZED_SWIGLU
 from smkern.ops.fp8.gemm import SCALED_GEMM
 from smkern.ops.fp8.grouped import SCALED_GROUPED
 from smkern.ops.fp8.quantize import QUANTIZE, QUANTIZE_BY, Quantize, QuantizeBy
@@ -43,12 +50,15 @@ H200 = load_profile("h200")
 BUDGET = Budget(24, "mask", True)
 WS = ["x_map", *["-"] * 4, "y_map", *["-"] * 4, "out", "bias", "residual", "partials", "counters",
       "a_scale", "w_scale", *gemm_compile.NUMBERS]  # fmt: skip
+GATED = ["x_map", *["-"] * 4, "y_map", *["-"] * 8, *gated_launch.ADDRESSES, *gated_launch.NUMBERS]
 
 
 def artifact(variant: Any) -> Artifact:
     boxes: Any = ()
     if getattr(variant, "kernel", "") == "ws":
         boxes = ((variant.rows, 64), (variant.columns, 64))
+    if isinstance(variant, gated_launch.GatedVariant):
+        boxes = ((128, 64), (1, 2, 128, 64))
     return Artifact("kernel", b"", 384, 0, (3, 3), boxes, 8)
 
 
@@ -57,9 +67,12 @@ def launched() -> Iterator[list[Launched]]:
     found: list[Launched] = []
     variants = (
         gemm_compile.ScaledVariant, rows_launch.QuantVariant, grouped_launch.ScaledGroupedVariant,
+        gated_launch.GatedVariant,
     )  # fmt: skip
-    with without_driver(found), patch.object(gemm_launch, "replace_address", lambda: no_call):
-        patches = [patch.object(variant, "compile", artifact) for variant in variants]
+    with without_driver(found):
+        patches: list[Any] = [patch.object(variant, "compile", artifact) for variant in variants]
+        launches = (gemm_launch, gated_launch)
+        patches += [patch.object(x, "replace_address", lambda: no_call) for x in launches]
         for each in patches:
             each.start()
         yield found
@@ -146,6 +159,55 @@ def test_a_capture_loads_nothing(launched):
     run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher)
     run(SCALED_GEMM, ScaledGemm(a, w, one, one), dispatcher, capturing=True)
     assert len(launched) == 2
+
+
+def test_gate_and_up_of_many_rows_are_one_launch(launched):
+    m, width, k = 300, 1536, 4096
+    a, w = rows(m, k, k + 32), rows(2 * width, k, k)
+    scales, out_scale = torch.ones(24, 32), torch.ones(12, m).t()
+    out = rows(m, width, width + 48)
+    call = QuantizedSwiglu(a, w, torch.ones(m, 32), scales, out_scale, out=out, static_weights=True)
+    assert run(QUANTIZED_SWIGLU, call, gemms()) is out
+    (only,) = launched
+    found = named(only, GATED)
+    assert only.num_ctas == 24
+    wanted = {
+        "m": m, "out_stride": (width + 48) // 16, "out_step": 1, "out_block_step": m, "a_step": 32,
+        "a_block_step": 1, "w_step": 32, "tiles_x": 3, "tiles_y": 12, "k_iters": 32, "group": 3,
+        "early": 4,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("m", "options"),
+    [(64, {}), (300, {"backend": "unfused"}), (300, {"batch_invariant": True}), (300, {"row": 1})],
+)
+def test_gate_and_up_of_others_are_two(m, options, launched):
+    by_row = options.pop("row", 0)
+    a, w = rows(m, 256, 256), rows(512, 256, 256)
+    scales = (torch.ones(m), torch.ones(512), torch.ones(m))
+    if not by_row:
+        scales = (torch.ones(m, 2), torch.ones(4, 2), torch.ones(m, 2))
+    gate_up = torch.zeros(m, 512).bfloat16()
+    call = QuantizedSwiglu(a, w, *scales, gate_up=gate_up, **options)
+    with patch("smkern.ops.fp8.gated.quant_dispatcher", lambda index: quants()):
+        out = run(QUANTIZED_SWIGLU, call, gemms())
+    assert (out.shape, out.dtype) == ((m, 256), E4M3)
+    product, silu = launched
+    assert named(product, WS)["m"] == m
+    found = named(silu, [*PARAMETERS["silu_and_mul"]])
+    assert (found["rows"], found["x_step"], found["out_step"]) == (m, 512 // 8, 256 // 8)
+    assert (found["scale_step"], found["block_step"]) == ((1, 0) if by_row else (2, 1))
+
+
+def test_one_launch_that_cannot_be_is_refused(launched):
+    a, w, one = rows(9, 256, 256), rows(512, 256, 256), torch.ones(1)
+    call = QuantizedSwiglu(a, w, one, one, torch.ones(9), backend="own")
+    with pytest.raises(ArgumentError, match="takes scales of blocks"):
+        run(QUANTIZED_SWIGLU, call, gemms())
+    with pytest.raises(ArgumentError, match="and 'unfused'"):
+        run(QUANTIZED_SWIGLU, call._replace(backend="tma"), gemms())
 
 
 def quants() -> OperatorDispatcher[Any, Any]:

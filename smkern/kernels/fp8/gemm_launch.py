@@ -18,6 +18,7 @@ from smkern.kernels.driver import (
     may_overlap,
     replace_address,
 )
+from smkern.kernels.fp8.gated_launch import GatedPlan, GatedVariant
 from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, ScaledVariant, variant_of
 from smkern.kernels.gemm_schedule import make_schedule
 from smkern.tuning import fp8
@@ -166,8 +167,10 @@ class ScaledGemmKernels:
         self.capability = capability
         self._set = KernelSet()
 
-    def variants(self, problem: ScaledProblem) -> tuple[ScaledVariant, ...]:
+    def variants(self, problem: ScaledProblem) -> tuple[ScaledVariant | GatedVariant, ...]:
         """All kernels for a problem's kind, for any number of rows and budget."""
+        if problem.epilogue.swiglu:
+            return (GatedVariant(problem.out_dtype, self.capability),)
         found: dict[ScaledVariant, None] = {}
         capability = divmod(self.capability, 10)
         if fp8.serves_ws(problem, capability):
@@ -182,8 +185,10 @@ class ScaledGemmKernels:
         config = fp8.pointer_config(problem, Budget(1, "grid"))
         return (variant_of(problem, config, self.capability),)
 
-    def variant(self, problem: ScaledProblem, config: GemmConfig) -> ScaledVariant:
+    def variant(self, problem: ScaledProblem, config: GemmConfig) -> ScaledVariant | GatedVariant:
         """The kernel that runs a configuration."""
+        if problem.epilogue.swiglu:
+            return GatedVariant(problem.out_dtype, self.capability)
         return variant_of(problem, config, self.capability)
 
     def is_loaded(self, problem: ScaledProblem, config: GemmConfig | None = None) -> bool:
@@ -192,8 +197,12 @@ class ScaledGemmKernels:
             return self._set.is_loaded(self.variant(problem, config))
         return all(self._set.is_loaded(x) for x in self.variants(problem))
 
-    def prepare(self, problem: ScaledProblem, config: GemmConfig, budget: Budget) -> ScaledPlan:
+    def prepare(
+        self, problem: ScaledProblem, config: GemmConfig, budget: Budget
+    ) -> ScaledPlan | GatedPlan:
         """The plan of a problem by a configuration; loads its kernel on first use."""
         variant = self.variant(problem, config)
         loaded = self._set.load(variant, variant.compile)
+        if isinstance(variant, GatedVariant):
+            return GatedPlan(problem, config, budget, loaded)
         return ScaledPlan(problem, config, budget, variant, loaded)

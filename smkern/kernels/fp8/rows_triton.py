@@ -11,34 +11,16 @@ Strides of rows count UNIT elements. PDL as in `smkern.kernels.rows_triton`, who
 import triton
 import triton.language as tl
 
+from smkern.kernels.fp8 import rows_math as _math
 from smkern.kernels.fp8.pdl import wait
 from smkern.kernels.rows_triton import _columns, _fetch, _part, _square_sum
 
-INFINITE = tl.constexpr(0x7F800000)
-NEGLIGIBLE = tl.constexpr(2.0**-100)
-MOST = tl.constexpr(448.0)
 SHARED_BY = tl.constexpr(128)
 """Columns of a block's scale."""
 
-
-@triton.jit
-def _magnitude(x):
-    """Bits of |x|, which order like the magnitudes, with infinity and NaN above all."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _scale_of(bits):
-    """The scale of a group by its largest magnitude."""
-    most = bits.to(tl.float32, bitcast=True)
-    scale = tl.where(most < NEGLIGIBLE, 1.0, tl.div_rn(most, MOST + tl.zeros_like(most)))
-    return tl.where(bits < INFINITE, scale, float("nan"))
-
-
-@triton.jit
-def _inverse(scale):
-    """1 / scale, rounded once."""
-    return tl.div_rn(1.0 + tl.zeros_like(scale), scale)
+_magnitude = triton.jit(_math._magnitude)
+_scale_of = triton.jit(_math._scale_of)
+_inverse = triton.jit(_math._inverse)
 
 
 @triton.jit

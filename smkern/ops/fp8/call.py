@@ -51,6 +51,24 @@ class ScaledSwiglu(NamedTuple):
     num_sms: Any = None
 
 
+class QuantizedSwiglu(NamedTuple):
+    """A call of `gemm_swiglu` with scales and `out_scale`."""
+
+    a: Any
+    w_gate_up: Any
+    a_scale: Any
+    w_scale: Any
+    out_scale: Any
+    gate_up: Any = None
+    out: Any = None
+    workspace: Any = None
+    batch_invariant: Any = False
+    backend: Any = None
+    static_weights: Any = False
+    check: Any = False
+    num_sms: Any = None
+
+
 class ScaledGrouped(NamedTuple):
     """A call of `grouped_gemm` with scales."""
 
@@ -95,7 +113,7 @@ def check_gemm(call: ScaledGemm) -> None:
     check_out_dtype(call, {"bias": call.bias, "residual": call.residual})
 
 
-def check_swiglu(call: ScaledSwiglu) -> None:
+def check_swiglu(call: ScaledSwiglu | QuantizedSwiglu) -> None:
     """Raise ArgumentError for a product that cannot be served."""
     a, w = call.a, call.w_gate_up
     check_choices(None, call.backend)
@@ -105,7 +123,8 @@ def check_swiglu(call: ScaledSwiglu) -> None:
     check_matrix("w_gate_up", w, None, a.shape[1])
     check_gate_up(w)
     check_scale_pair(a, w, call.a_scale, call.w_scale, "w_gate_up")
-    check_out_dtype(call, {})
+    if isinstance(call, ScaledSwiglu):
+        check_out_dtype(call, {})
 
 
 def check_out_dtype(call: Any, others: dict[str, Tensor | None]) -> None:

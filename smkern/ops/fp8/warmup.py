@@ -35,7 +35,8 @@ from smkern.ops.operator_eager import workspaces_of
 from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.streams import runtime_streams
 from smkern.ops.warming import Target, Work, room
-from smkern.tuning.config import Budget, GemmConfig
+from smkern.tuning import fp8
+from smkern.tuning.config import Budget, Epilogue, GemmConfig
 from smkern.tuning.fp8 import ScaledProblem
 
 Choice = tuple[ScaledProblem, GemmConfig, Budget]
@@ -49,6 +50,7 @@ class Fp8Calls:
         shapes: (N, K) of the weights of `gemm`.
         epilogues: What `gemm` does to products: "none", "bias", "residual", ...
         swiglu: (I, K) of the weights of `gemm_swiglu`; its `silu_and_mul` is `smkern.RowsCalls`'.
+        quantized_swiglu: The same with `out_scale`; nothing else is needed for it.
         experts: (experts, n, k, swiglu) of `grouped_gemm`.
         permuted: (hidden, experts, top_k) of `moe_permute` with `out_scale`.
         blocks: Whether scales are of 1 x 128 by 128 x 128; otherwise they are of rows or matrices.
@@ -73,6 +75,7 @@ class Fp8Calls:
     shapes: Sequence[tuple[int, int]] = ()
     epilogues: Sequence[str] = ("none",)
     swiglu: Sequence[tuple[int, int]] = ()
+    quantized_swiglu: Sequence[tuple[int, int]] = ()
     experts: Sequence[tuple[int, int, int, bool]] = ()
     permuted: Sequence[tuple[int, int, int]] = ()
     blocks: bool = False
@@ -88,7 +91,7 @@ class Fp8Calls:
     def __post_init__(self) -> None:
         check_fields(self)
         checks.as_int("max_m", self.max_m, 1)
-        for shape in (*self.shapes, *self.swiglu):
+        for shape in (*self.shapes, *self.swiglu, *self.quantized_swiglu):
             if len(shape) != 2 or min(shape) < 1:
                 raise ArgumentError(f"shapes has {shape}: give (N, K), both at least 1")
             if self.blocks and shape[1] % FP8_BLOCK:
@@ -103,7 +106,11 @@ class Fp8Calls:
         """The products, each with M = 1."""
         dtype = checks.dtype_name(self.dtype)
         plain = [(shape, epilogue_from(key)) for shape, key in product(self.shapes, self.epilogues)]
-        gated = [((2 * width, k), epilogue_from("none")) for width, k in self.swiglu]
+        both = (*self.swiglu, *self.quantized_swiglu)
+        gated = [((2 * width, k), epilogue_from("none")) for width, k in both]
+        if self.blocks:
+            one = Epilogue(swiglu=True)
+            gated += [((2 * width, k), one) for width, k in self.quantized_swiglu]
         for ((n, k), epilogue), same in product((*plain, *gated), self.batch_invariant):
             whole = aligned and n % 8 == 0 and k % 16 == 0
             yield ScaledProblem(1, n, k, dtype, epilogue, self.blocks, whole, same)
@@ -128,7 +135,7 @@ class Fp8Calls:
         for width in self.added:
             call = ScaledAddRmsNorm(rows(width), rows(width), weight(width), scale(width))
             found.append((SCALED_ADD_RMS_NORM, call))
-        for width in self.gated:
+        for width in {*self.gated, *(width for width, _ in self.quantized_swiglu)}:
             call = ScaledSiluAndMul(rows(2 * width), scale(width))
             found.append((SCALED_SILU_AND_MUL, call))
         for width in self.quantized:
@@ -181,15 +188,18 @@ def choices(
     budgets: Sequence[Budget],
 ) -> Iterator[Choice]:
     """Every choice that dispatch can make for these products: one for all M of a step."""
+    capability = dispatcher.profile.info.capability
     for problem, budget, rows in product(kinds, budgets, steps_to(max_m)):
         found = replace(problem, m=rows)
-        yield found, dispatcher.select(found, budget), budget
+        if not problem.epilogue.swiglu or fp8.serves_gated(found, capability):
+            yield found, dispatcher.select(found, budget), budget
 
 
 def _launch_once(
     dispatcher: ScaledDispatcher, problem: ScaledProblem, config: GemmConfig, budget: Budget
 ) -> None:
     """Load a choice's kernel and launch it on the current stream, on tensors of its own."""
+    from smkern.kernels.fp8.gated_launch import GatedStrides
     from smkern.kernels.fp8.gemm_launch import Strides
 
     whole = Budget(dispatcher.profile.info.num_sms, "mask", True)
@@ -205,6 +215,14 @@ def _launch_once(
     workspace = workspaces_of(dispatcher.index).pointer(stream, needed) if needed else 0
     blocks = problem.blocks
     steps = (k // FP8_BLOCK, 1, k // FP8_BLOCK) if blocks else (0, 0, 0)
+    if problem.epilogue.swiglu:
+        gated = plan.bind(GatedStrides(pitch, pitch, n, n // FP8_BLOCK, 1, *steps))
+        found = torch.empty(m * n, device=device)
+        gated(
+            a.data_ptr(), w.data_ptr(), scales.data_ptr(), scales.data_ptr(), found.data_ptr(),
+            out.data_ptr(), stream,
+        )  # fmt: skip
+        return
     launch = plan.bind(Strides(pitch, pitch, n, n, *steps))
     launch(
         a.data_ptr(), w.data_ptr(), scales.data_ptr(), scales.data_ptr(), out.data_ptr(),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.ops.fp8 import gated
 from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
 from smkern.ops.gemm.checks import check_choices, check_dtypes, check_gate_up, check_matrix
@@ -99,6 +100,8 @@ def gemm_swiglu(
     w_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    gate_up: Tensor | None = None,
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
     backend: str | None = None,
@@ -121,6 +124,10 @@ def gemm_swiglu(
         w_scale: As in `smkern.gemm`, for N = 2 * I.
         out_dtype: As in `smkern.gemm`.
         out: [M, I] to write into, rows may be apart; overlaps nothing.
+        out_scale: With scales: write e4m3, and its scales here, as in `smkern.silu_and_mul`. Of
+            blocks, where many rows are multiplied on sm_90, it is one kernel.
+        gate_up: With `out_scale`, [M, 2 * I] in bf16 or fp16, contiguous: to what gate and up are
+            rounded, and memory for them where they take any. None: bf16, and memory of the call's.
         workspace: Device memory of `gemm_swiglu_workspace_bytes` bytes, contiguous, zeroed before
             its first use; two launches that may overlap must not share it. None: the stream's own,
             or in a capture the graph's own.
@@ -155,6 +162,15 @@ def gemm_swiglu(
         >>> smkern.gemm_swiglu(a, w_gate_up, num_sms=16).tolist()
         [[512.0, 512.0], [512.0, 512.0], [512.0, 512.0]]
     """
+    if out_scale is not None:
+        fp8.given_scales(a, a_scale, w_scale)
+        quantized: Tensor = gated.quantized_swiglu(
+            a, w_gate_up, a_scale, w_scale, out_scale, gate_up, out, workspace, batch_invariant,
+            backend, static_weights, check, num_sms,
+        )  # fmt: skip
+        return quantized
+    if gate_up is not None:
+        raise ArgumentError("gate_up is given without out_scale: pass both, or neither")
     if a_scale is not None or w_scale is not None or out_dtype is not None:
         fp8.given_scales(a, a_scale, w_scale)
         scaled: Tensor = fp8.scaled_swiglu(

@@ -1,0 +1,173 @@
+"""Gate, up and the quantized product of both: its kernel compiled without a GPU, and its launch."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from smkern.kernels.aot import LoadedKernel
+from smkern.kernels.compile import Artifact, check_shared
+from smkern.kernels.driver import (
+    TENSOR_MAP_BYTES,
+    check,
+    encode_tensor_map,
+    launcher,
+    may_overlap,
+    replace_address,
+)
+from smkern.kernels.fp8.gemm_compile import PAIRS
+from smkern.tuning import fp8
+from smkern.tuning.config import Budget, GemmConfig
+from smkern.tuning.constraints import num_ctas
+from smkern.tuning.fp8 import ScaledProblem
+
+BLOCK = 128
+UNIT = 16
+"""Elements of the result that its stride counts."""
+NUMBERS = (
+    "m", "out_stride", "out_step", "out_block_step", "a_step", "a_block_step", "w_step", "tiles_x",
+    "tiles_y", "k_iters", "group", "early",
+)  # fmt: skip
+"""Run-time numbers of `fp8_gemm_gated`, which follow its maps and addresses."""
+ADDRESSES = {"out_ptr": "*fp8e4nv", "out_scale": "*fp32", "a_scale": "*fp32", "w_scale": "*fp32"}
+
+Launch = Callable[[int, int, int, int, int, int, int], None]
+"""launch(a, w, a_scale, w_scale, out_scale, out, stream): addresses."""
+
+
+class GatedStrides(NamedTuple):
+    """Elements between rows of matrices, and between scales."""
+
+    a: int
+    w: int
+    out: int
+    out_step: int
+    out_block_step: int
+    a_step: int
+    a_block_step: int
+    w_step: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GatedVariant:
+    """One compiled kernel; gate, up and their product are rounded to `dtype`."""
+
+    dtype: str
+    capability: int
+
+    def compile(self) -> Artifact:
+        """Compile it into the user's cache (or take it from there). Needs no GPU."""
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        from smkern.kernels.fp8.gemm_gated import fp8_gemm_gated as kernel
+
+        config, signature = fp8.GATED, {}
+        for side, box in (("x", [BLOCK, fp8.STEP]), ("y", [1, 2, BLOCK, fp8.STEP])):
+            layout = gl.NVMMASharedLayout.get_default_for(box, gl.float16)
+            signature[f"{side}_desc"] = f"tensordesc<{PAIRS}{box},{layout!r}>"
+        constants: dict[str, Any] = {
+            "BLOCK_K": fp8.STEP,
+            "STAGES": config.num_stages,
+            "DTYPE": {"bf16": gl.bfloat16, "fp16": gl.float16}[self.dtype],
+            "MMA": gl.NVMMADistributedLayout(
+                version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32]
+            ),
+            "LAYOUT": gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]),
+            "FLAT": gl.NVMMASharedLayout.get_default_for([64, 2 * fp8.STEP], gl.float8e4nv),
+            "REGS": fp8.multiply_registers(config),
+            "COPY_REGS": fp8.COPY_REGISTERS,
+        }
+        signature |= ADDRESSES | dict.fromkeys(NUMBERS, "i32")
+        signature |= dict.fromkeys(constants, "constexpr")
+        attrs = {(kernel.arg_names.index("out_ptr"),): [["tt.divisibility", 16]]}
+        made = triton.compile(
+            GluonASTSource(kernel, signature, constants, attrs),
+            target=GPUTarget("cuda", self.capability, 32),
+            options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
+        )
+        meta = made.metadata
+        check_shared(str(self), meta.shared, self.capability)
+        return Artifact(
+            name=meta.name, cubin=made.asm["cubin"], num_threads=meta.num_warps * 32,
+            shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),
+            boxes=tuple(tuple(d["block_size"]) for d in meta.tensordesc_meta), unit=UNIT,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedPlan:
+    """One problem, configuration and budget with its loaded kernel; `bind` makes launches."""
+
+    problem: ScaledProblem
+    config: GemmConfig
+    budget: Budget
+    loaded: LoadedKernel
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 0
+
+    def bind(self, strides: GatedStrides, *, static_weights: bool = False) -> Launch:
+        """The launch for operands that lie so; thread-safe.
+
+        Args:
+            strides: Of all operands.
+            static_weights: No running kernel writes w, so its first stages are fetched at once.
+        """
+        p, config, artifact = self.problem, self.config, self.loaded.artifact
+        overlap = may_overlap(config.overlap, self.budget, 90)
+        tiles_x, tiles_y = -(-p.m // BLOCK), p.n // (2 * BLOCK)
+        ctas = min(num_ctas(config, self.budget), tiles_x * tiles_y)
+        buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * 32)
+        start = ctypes.addressof(buffer)
+        a_map = start + -start % TENSOR_MAP_BYTES
+        w_map, at = a_map + TENSOR_MAP_BYTES, a_map + 2 * TENSOR_MAP_BYTES
+        of_gate = (strides.w, p.n // 2 * strides.w, BLOCK * strides.w)
+        for where, sizes, steps, side in (
+            (a_map, (p.k // 2, p.m), (strides.a,), 0),
+            (w_map, (p.k // 2, BLOCK, 2, tiles_y), of_gate, 1),
+        ):
+            boxes, swizzle = artifact.boxes[side][::-1], artifact.swizzles[side]
+            encode_tensor_map(where, PAIRS, sizes, steps, boxes, swizzle)
+        numbers = (
+            p.m, strides.out // UNIT, *strides[3:], tiles_x, tiles_y, p.k // BLOCK,
+            min(config.group_m, tiles_x), config.num_stages if static_weights and overlap else 0,
+        )  # fmt: skip
+        struct.pack_into(
+            f"{len(ADDRESSES) + len(numbers) + 1}q", buffer, at - start, *[0] * len(ADDRESSES),
+            *numbers, 0,
+        )  # fmt: skip
+        *values, zero = (at + 8 * i for i in range(len(ADDRESSES) + len(numbers) + 1))
+        # a descriptor has the map, shape and strides; the kernel reads the map only
+        given = [a_map, *[zero] * 4, w_map, *[zero] * 8, *values, zero, zero]
+        params = (ctypes.c_void_p * len(given))(*given)
+        run = launcher(
+            self.loaded.function, ctas, artifact.num_threads, artifact.shared_bytes,
+            overlap=overlap,
+        )  # fmt: skip
+        move: Callable[[int, int], int] = replace_address()
+        pack, offset, lock = struct.Struct("4Q").pack_into, at - start, threading.Lock()
+        mapped = (0, 0)
+
+        def launch(
+            a: int, w: int, a_scale: int, w_scale: int, out_scale: int, out: int, stream: int
+        ) -> None:
+            nonlocal mapped
+            with lock:
+                code = 0
+                pack(buffer, offset, out, out_scale, a_scale, w_scale)
+                if mapped != (a, w):
+                    code = move(a_map, a) or move(w_map, w)
+                    mapped = (a, w)
+                code = code or run(stream, params)
+            if code:
+                check(code, f"launching {ctas} CTAs of {p} (a {a:#x}, w {w:#x})")
+
+        return launch

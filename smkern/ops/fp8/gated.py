@@ -1,0 +1,206 @@
+"""SwiGLU of e4m3 matrices into e4m3: the operator behind `smkern.gemm_swiglu(out_scale=)`.
+
+One kernel where it fits, else three steps in two: gate and up, then silu(gate) * up quantized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smkern.errors import ArgumentError
+from smkern.ops.checks import FP8
+from smkern.ops.fp8.call import QuantizedSwiglu, check_swiglu
+from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher, problem_from
+from smkern.ops.fp8.rows import check_out_scale, group_of
+from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps
+from smkern.ops.fp8.scales import block_steps, check_values
+from smkern.ops.gemm.call import row_stride
+from smkern.ops.gemm.checks import check_matrix
+from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator_library import register
+from smkern.ops.operator_run import entry
+from smkern.ops.reference import fp8 as reference
+from smkern.ops.reference.rows import silu_and_mul
+from smkern.tuning import fp8
+from smkern.tuning.config import Budget, Epilogue
+from smkern.tuning.fp8 import ScaledProblem
+from smkern.tuning.fp8_rows import QuantProblem
+from smkern.tuning.rows import VECTOR
+
+PAIR = 16
+"""Elements of e4m3 that the fused kernel stores at once."""
+
+
+def check_call(call: QuantizedSwiglu) -> None:
+    """Raise ArgumentError for a product that cannot be served."""
+    check_swiglu(call)
+    rows, width = call.a.shape[0], call.w_gate_up.shape[0] // 2
+    check_out_scale(call.out_scale, rows, width)
+    if call.gate_up is not None:
+        check_matrix("gate_up", call.gate_up, rows, 2 * width)
+        if call.gate_up.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ArgumentError(
+                f"gate_up is {call.gate_up.dtype}: it takes gate and up, in torch.bfloat16 or "
+                "torch.float16 (torch.float32 on CPU tensors)"
+            )
+        if not call.gate_up.is_contiguous():
+            raise ArgumentError(
+                f"gate_up has strides {call.gate_up.stride()}, wanted rows without gaps: pass a "
+                "contiguous one, or None"
+            )
+
+
+def shapes_of(call: QuantizedSwiglu) -> Shapes:
+    """Shape and dtype of a checked call's result."""
+    return (((call.a.shape[0], call.w_gate_up.shape[0] // 2), FP8),)
+
+
+def dtype_of(call: QuantizedSwiglu) -> torch.dtype:
+    """What gate and up are rounded to."""
+    found: torch.dtype = torch.bfloat16 if call.gate_up is None else call.gate_up.dtype
+    return found
+
+
+def by_reference(call: QuantizedSwiglu) -> Tensor:
+    """The reference on a checked call; its scales are written."""
+    a = reference.dequantize(call.a, call.a_scale)
+    w = reference.dequantize(call.w_gate_up, call.w_scale)
+    rows = a.split(1) if call.batch_invariant else [a]
+    gate_up = torch.cat([x @ w.T for x in rows]).to(dtype_of(call))
+    q, scale = reference.quantize(silu_and_mul(gate_up), group_of(call.out_scale))
+    call.out_scale.copy_(scale)
+    if call.out is None:
+        return q
+    call.out.copy_(q)
+    out: Tensor = call.out
+    return out
+
+
+def fill(call: QuantizedSwiglu) -> None:
+    """M, I or K of 0: nothing to write, or silu(0) * 0."""
+    if call.out.numel():
+        call.out.zero_()
+        call.out_scale.fill_(1.0)
+
+
+class _Product:
+    """A call as the choice of a product's kernel reads it."""
+
+    def __init__(self, call: QuantizedSwiglu) -> None:
+        self.a, self.w_scale, self.backend = call.a, call.w_scale, None
+        self.batch_invariant, self.out_dtype, self.out = call.batch_invariant, dtype_of(call), None
+
+
+def problem_of(call: QuantizedSwiglu, aligned: bool) -> ScaledProblem | None:
+    """What chooses the kernels: the product's problem.
+
+    Raises:
+        ArgumentError: a backend that is none of this operator's.
+    """
+    if call.backend not in (None, "own", "unfused"):
+        raise ArgumentError(
+            f"backend={call.backend!r}: gemm_swiglu with out_scale has None, 'own' (one kernel) "
+            "and 'unfused' (two)"
+        )
+    return problem_from(_Product(call), call.w_gate_up, Epilogue(), [], aligned)
+
+
+def is_fused(call: QuantizedSwiglu, problem: ScaledProblem, capability: tuple[int, int]) -> bool:
+    """Whether one kernel does it all.
+
+    Raises:
+        ArgumentError: `backend="own"`, and it cannot.
+    """
+    forced = call.backend == "own"
+    some = replace(problem, m=fp8.GATED_ROWS) if forced else problem
+    fits = group_of(call.out_scale) == "block" and fp8.serves_gated(some, capability)
+    fits = fits and (call.out is None or row_stride(call.out) % PAIR == 0)
+    if forced and not fits:
+        raise ArgumentError(
+            f"backend='own' cannot run gemm_swiglu of {problem.m}x{problem.n}x{problem.k} with "
+            "out_scale: it takes scales of blocks, I in multiples of 128 and rows of 16 bytes on "
+            "sm_90, and is not batch-invariant; leave backend at None"
+        )
+    return fits and call.backend != "unfused"
+
+
+def bind(
+    dispatcher: ScaledDispatcher,
+    call: QuantizedSwiglu,
+    problem: ScaledProblem,
+    budget: Budget,
+    capturing: bool,
+) -> Bound:
+    """One launch, or the product into `gate_up` or scratch memory and a launch out of it."""
+    if is_fused(call, problem, dispatcher.profile.info.capability):
+        problem = replace(problem, epilogue=Epilogue(swiglu=True))
+    plan: Any = dispatcher.launch(problem, budget, capturing=capturing)
+    width, steps = problem.n // 2, call.out_scale
+    out_stride = width if call.out is None else row_stride(call.out)
+    if problem.epilogue.swiglu:
+        from smkern.kernels.fp8.gated_launch import GatedStrides
+
+        strides = GatedStrides(
+            row_stride(call.a), row_stride(call.w_gate_up), out_stride, *block_steps(steps),
+            *block_steps(call.a_scale), int(call.w_scale.stride(0)),
+        )  # fmt: skip
+        run = plan.bind(strides, static_weights=bool(call.static_weights))
+
+        def fused(
+            a: int, w: int, a_scale: int, w_scale: int, out_scale: int, gate_up: int, out: int,
+            scratch: int, workspace: int, stream: int,
+        ) -> None:  # fmt: skip
+            run(a, w, a_scale, w_scale, out_scale, out, stream)
+
+        return Bound(fused)
+    gemm = bind_plan(plan, call, call.w_gate_up, problem.n)
+    dtype: Any = problem.out_dtype
+    aligned = problem.aligned and not (width % VECTOR or out_stride % VECTOR)
+    group = group_of(steps)
+    rows = QuantProblem("silu_and_mul", group, problem.m, width, dtype, dtype, aligned)
+    silu = quant_dispatcher(dispatcher.index).launch(rows, budget, capturing=capturing)
+    unit = VECTOR if aligned else 1
+    numbers = (problem.n // unit, out_stride // unit, *scale_steps(steps, rows), problem.m)
+    product: Any = gemm.launch
+
+    def launch(
+        a: int, w: int, a_scale: int, w_scale: int, out_scale: int, gate_up: int, out: int,
+        scratch: int, workspace: int, stream: int,
+    ) -> None:  # fmt: skip
+        between = gate_up or scratch
+        product(a, w, a_scale, w_scale, between, 0, 0, workspace, stream)
+        silu(stream, between, out_scale, out, *numbers)
+
+    room = 0 if call.gate_up is not None else 2 * problem.m * problem.n
+    return Bound(launch, workspace_bytes=gemm.workspace_bytes, scratch_bytes=room)
+
+
+QUANTIZED_SWIGLU: Operator[ScaledProblem] = Operator(
+    name="quantized_gemm_swiglu",
+    call=QuantizedSwiglu,
+    schema="Tensor a, Tensor w_gate_up, Tensor a_scale, Tensor w_scale, Tensor(a!) out_scale, *, "
+    "Tensor(b!)? gate_up=None, bool batch_invariant=False, str? backend=None, "
+    "bool static_weights=False, bool check=False",
+    results=("out",),
+    check=check_call,
+    shapes=shapes_of,
+    problem=problem_of,
+    reference=by_reference,
+    dispatcher=fp8_dispatcher,
+    vectors=("a", "w_gate_up", "gate_up", "out"),
+    arguments=(
+        "a", "w_gate_up", "a_scale", "w_scale", "out_scale", "gate_up", "out", "scratch",
+        "workspace", "stream",
+    ),
+    unkeyed=("workspace", "check"),
+    prepare=bind,
+    empty=fill,
+    check_memory=check_values,
+)  # fmt: skip
+LIBRARY = register(QUANTIZED_SWIGLU)
+quantized_swiglu = entry(QUANTIZED_SWIGLU)
+"""`smkern.gemm_swiglu` of e4m3 matrices into e4m3: the fields of `QuantizedSwiglu` in order."""
