@@ -91,7 +91,8 @@ def test_tokens_of_prompts_count_by_layers_done():
     assert tokens_within([span(0, 10, batch=3, lane="decode")], 0, 10) == 0
 
 
-def test_host_time_and_gaps_tell_preparing_from_looking_ahead():
+def test_host_time_and_gaps_tell_preparing_from_looking_ahead(monkeypatch):
+    monkeypatch.setattr("smkern.bench.runtime.served.WARM_S", 0.01)
     *gaps, cell = host_cells(PLAN, weights(), 0.05, sizes=SIZES, workload=WORKLOAD)
     assert cell["case"] == {"model": "qwen3-8b", "name": "host_us_per_step"}
     assert 0 < cell["value"] <= cell["p99"]
