@@ -22,6 +22,7 @@ GAIN_ON = (
 )
 FIGURES = (("tbt_ms", "p50"), ("tbt_ms", "p99"), ("ttft_ms", "p50"), ("ttft_ms", "p99"))
 """What a simulated replay is held against a real one by."""
+FIGURE_NAMES = tuple(f"{name.removesuffix('_ms')} {part}" for name, part in FIGURES)
 
 Place = tuple[str, str, float]
 """Model, trace, limit."""
@@ -108,12 +109,12 @@ def pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
 
 
 def errors(simulated: Cell, real: Cell) -> dict[str, float]:
-    """Simulated over real less 1, by figure."""
+    """Simulated over real less 1, by figure; those that both have."""
     found = {}
-    for name, part in FIGURES:
+    for title, (name, part) in zip(FIGURE_NAMES, FIGURES, strict=True):
         ours, its = simulated[name][part], real[name][part]
         if ours and its:
-            found[f"{name.removesuffix('_ms')} {part}"] = ours / its - 1.0
+            found[title] = ours / its - 1.0
     return found
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from smkern.bench.replay.measure import BOUND
 from smkern.bench.replay.oracle import ORACLE
-from smkern.bench.replay.rows import CHUNKED, OURS, best, errors, goodputs, pairs, rivals
+from smkern.bench.replay.rows import (
+    CHUNKED,
+    FIGURE_NAMES,
+    OURS,
+    best,
+    errors,
+    goodputs,
+    pairs,
+    rivals,
+)
 from smkern.bench.replay.stock import ON_STOCK
 from smkern.bench.tables.markdown import rows_or_none
 from smkern.policies import POLICIES
@@ -75,13 +84,14 @@ def kernels_table(cells: Sequence[Cell]) -> str:
 
 
 def real_table(cells: Sequence[Cell]) -> str:
-    """Simulated over real replays of the same requests, less 1."""
+    """Simulated over real replays of the same requests, less 1; "-": over too few to tell."""
     rows = []
     for simulated, real in pairs(cells):
         case, off = real["case"], errors(simulated, real)
         at = f"{case['model']}, {case['trace']}, {case['rate_rps']:g}/s, {case['tbt_slo_ms']:g} ms"
-        rows.append([f"{at}, {real['provider']}", *(f"{x:+.1%}" for x in off.values())])
-    return rows_or_none(["simulated / real - 1", "TBT p50", "p99", "TTFT p50", "p99"], rows)
+        shown = [f"{off[name]:+.1%}" if name in off else "-" for name in FIGURE_NAMES]
+        rows.append([f"{at}, {real['provider']}", *shown])
+    return rows_or_none(["simulated / real - 1", *FIGURE_NAMES], rows)
 
 
 def confirmed_table(cells: Sequence[Cell]) -> str:
