@@ -3,7 +3,8 @@
 // A producer posts a unit of work and its queries, then fills two stages of keys and two of values.
 // TMA 1: two warps request one box per page and 64 dims, which takes few instructions; rows that a
 // request must not read (past its end, before its window) are written as zeros.
-// TMA 0 (e4m3 caches, which must be converted; tiny pages): four warps copy row by row.
+// TMA 0 (e4m3 caches, which must be converted; tiny pages): four warps copy row by row. What is e4m3
+// lies beside the stages first, so that a tile is on its way while the one before is converted.
 #pragma once
 #include "attention_merge.cuh"
 #include "wgmma.cuh"
@@ -26,8 +27,11 @@ constexpr int kTileBytes = kKeys * D * 2;
 constexpr int kQueryBytes = kRows * D * 2;
 constexpr int kChunks = D / 8;                 // 16-byte chunks of a row of 16-bit values
 constexpr int kBlockChunks = kBlock / 8;
-constexpr int kBuffers = kPosts * kQueryBytes + 2 * kStages * kTileBytes;
+constexpr int kRawBytes = KV8 ? kKeys * D : 0;  // e4m3 of a tile, before they are converted
+constexpr int kRaw = kPosts * kQueryBytes + 2 * kStages * kTileBytes;
+constexpr int kBuffers = kRaw + kStages * kRawBytes;
 constexpr int kSharedBytes = 1024 + kBuffers + 320;
+static_assert(kSharedBytes <= 232448, "more shared memory than a CTA may have");
 constexpr int kMinBox = 16;                    // keys of a page from which TMA is used
 // Warps that signal that they have read a posted unit: consumers, the value warp or all that copy.
 constexpr int kReaders = 8 + (TMA ? 1 : 4);
@@ -41,7 +45,7 @@ struct Turn {
 };
 
 struct Shared {
-  u32 query, keys, values;  // addresses in shared memory
+  u32 query, keys, values, raw;  // addresses in shared memory
   u32 full_keys, empty_keys, full_values, empty_values, full_work, empty_work;  // barriers, 2 each
   int* work;                // a slot of 16 words for each unit that is posted: its item, the unit
   volatile int* last;       // whether this CTA merges
@@ -51,6 +55,7 @@ struct Shared {
     query = (u32)__cvta_generic_to_shared(at);
     keys = query + kPosts * kQueryBytes;
     values = keys + kStages * kTileBytes;
+    raw = query + kRaw;
     full_keys = query + kBuffers;
     empty_keys = full_keys + 16, full_values = full_keys + 32, empty_values = full_keys + 48;
     full_work = full_keys + 64, empty_work = full_keys + 80;
@@ -228,39 +233,39 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
 
 #else
 
+constexpr int kTileRows = kKeys / 4;                // of a warp
+constexpr int kRowChunks = KV8 ? D / 16 : kChunks;  // 16-byte chunks of a row in the cache
+
+// Where a warp's chunk j of a tile in e4m3 lies: a thread converts what it has copied itself.
+__device__ __forceinline__ u32 raw_at(int warp, int j) {
+  return (warp * kTileRows * kRowChunks + j) * 16;
+}
+
 // Gather one tile's rows, 32 (16) of them a warp; keys outside [low, end) become zeros.
 __device__ __forceinline__ void copy_tile(u32 to, const char* base, u32 row32_of_lane, int key0,
                                           int low, int end) {
-  constexpr int rows = kKeys / 4;  // of a warp
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
 #pragma unroll
-  for (int i = 0; i < rows * kChunks / 32; ++i) {
-    const int j = i * 32 + lane, r = j / kChunks, c = j % kChunks;
+  for (int i = 0; i < kTileRows * kRowChunks / 32; ++i) {
+    const int j = i * 32 + lane, r = j / kRowChunks, c = j % kRowChunks;
     const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, r);
-    const int key = key0 + warp * rows + r;
-    copy_chunk(to + chunk_at(kKeys, warp * rows + r, c), base + (u64)row * 32 + c * 16,
-               key >= low && key < end);
+    const int key = key0 + warp * kTileRows + r;
+    const u32 at = KV8 ? raw_at(warp, j) : chunk_at(kKeys, warp * kTileRows + r, c);
+    copy_chunk(to + at, base + (u64)row * 32 + c * 16, key >= low && key < end);
   }
 }
 
-// The same from an e4m3 cache: f16 in shared memory.
-__device__ __forceinline__ void convert_tile(u32 to, const char* base, u32 row32_of_lane, int key0,
-                                             int low, int end) {
-  constexpr int rows = kKeys / 4, chunks = D / 16, loads = rows * chunks / 32;
+// A tile in e4m3 to f16.
+__device__ __forceinline__ void convert_tile(u32 to, u32 raw) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  uint4 x[loads];
 #pragma unroll
-  for (int i = 0; i < loads; ++i) {
-    const int j = i * 32 + lane, r = j / chunks, c = j % chunks;
-    const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, r);
-    x[i] = make_uint4(0, 0, 0, 0);
-    const int key = key0 + warp * rows + r;
-    if (key >= low && key < end) x[i] = *(const uint4*)(base + (u64)row * 32 + c * 16);
-  }
-#pragma unroll
-  for (int i = 0; i < loads; ++i) {
-    const int j = i * 32 + lane, r = warp * rows + j / chunks, c = j % chunks * 2;
-    const u32 words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+  for (int i = 0; i < kTileRows * kRowChunks / 32; ++i) {
+    const int j = i * 32 + lane, r = warp * kTileRows + j / kRowChunks, c = j % kRowChunks * 2;
+    u32 words[4];
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(raw + raw_at(warp, j))
+                 : "memory");
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + chunk_at(kKeys, r, c + h)),
@@ -271,21 +276,31 @@ __device__ __forceinline__ void convert_tile(u32 to, const char* base, u32 row32
   }
 }
 
+// A tile whose copies were asked for, and which consumers do not know of yet.
+struct Held {
+  u32 full = 0, to, raw, free, parity;  // its barrier, place, e4m3; when its place is free
+};
+
 __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMap* maps,
                                         const Shared& s, int units) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, heads = p.num_kv_heads;
   Tickets tickets(p);
   Turn<kPosts> work;
   Turn<kStages> keys, values;
-  // A stage is announced when the next one's copies are in flight: these are ordinary writes, which
+  // A tile is announced when the next one's copies are in flight: these are ordinary writes, which
   // the matrix unit sees only after a fence by the writing threads.
-  u32 copied = 0;
+  Held held;
+  u32 tiles_copied = 0;
   const auto announce = [&] {
-    if (copied) {
+    if (held.full) {
+      if constexpr (KV8) {
+        barrier_wait(held.free, held.parity);
+        convert_tile(held.to, held.raw);
+      }
       fence_async();
-      barrier_arrive(copied);
+      barrier_arrive(held.full);
     }
-    copied = 0;
+    held.full = 0;
   };
   const auto drain = [&] {
     asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -302,42 +317,39 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
     if (item.unit < 0) break;
     const int head = item.unit % heads, tiles = item.tiles(), low = item.low(p);
     const PageRow pages(p, item.request);
+    const auto key_of_lane = [&](int tile) {
+      return item.begin + tile * kKeys + warp * kTileRows + (lane & (kTileRows - 1));
+    };
     const auto look_up = [&](int tile) {
-      const int key = item.begin + tile * kKeys + warp * (kKeys / 4) + (lane & (kKeys / 4 - 1));
-      return row32(p, pages.page(p, min(key, item.end - 1)), key);
+      return pages.page(p, min(key_of_lane(max(tile, 0)), item.end - 1));
     };
     const auto fill = [&](Turn<kStages>& turn, u32 ring, u32 full, u32 empty, const char* base,
-                          u32 rows, int tile) {
+                          int page, int tile) {
       const u32 stage = turn.stage(), free = empty + 8 * stage, parity = turn.parity() ^ 1;
-      const u32 to = ring + stage * kTileBytes;
-      const int key0 = item.begin + tile * kKeys;
-      base += head * p.head_bytes;
-      if (copied && !barrier_try(free, parity)) drain();  // others may be waiting for the stage held back
-      barrier_wait(free, parity);
-      if constexpr (KV8) {
-        convert_tile(to, base, rows, key0, low, item.end);
-        fence_async();
-        barrier_arrive(full + 8 * stage);
-      } else {
-        copy_tile(to, base, rows, key0, low, item.end);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        announce();
-        copied = full + 8 * stage;
+      const u32 to = ring + stage * kTileBytes, raw = s.raw + tiles_copied % kStages * kRawBytes;
+      if constexpr (!KV8) {
+        if (held.full && !barrier_try(free, parity)) drain();  // others may wait for the tile held
+        barrier_wait(free, parity);
       }
-      ++turn.count;
+      copy_tile(KV8 ? raw : to, base + head * p.head_bytes, row32(p, page, key_of_lane(tile)),
+                item.begin + tile * kKeys, low, item.end);
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      announce();
+      held = {full + 8 * stage, to, raw, free, parity};
+      ++turn.count, ++tiles_copied;
     };
     if (tiles == 0) continue;
-    u32 rows = look_up(tiles - 1), rows_after = rows;
+    // pages are asked for a tile before their rows are
+    int page = look_up(tiles - 1), page_after = look_up(tiles - 2);
     for (int tile = tiles - 1; tile >= 0; --tile) {
       // keys one tile ahead of values, as the consumers take them
-      if (tile == tiles - 1) fill(keys, s.keys, s.full_keys, s.empty_keys, p.k, rows, tile);
-      if (tile > 0) {
-        rows_after = look_up(tile - 1);
-        fill(keys, s.keys, s.full_keys, s.empty_keys, p.k, rows_after, tile - 1);
-      }
-      fill(values, s.values, s.full_values, s.empty_values, p.v, rows, tile);
-      rows = rows_after;
+      if (tile == tiles - 1) fill(keys, s.keys, s.full_keys, s.empty_keys, p.k, page, tile);
+      const int page_then = look_up(tile - 2);
+      if (tile > 0)
+        fill(keys, s.keys, s.full_keys, s.empty_keys, p.k, page_after, tile - 1);
+      fill(values, s.values, s.full_values, s.empty_values, p.v, page, tile);
+      page = page_after, page_after = page_then;
     }
   }
   drain();

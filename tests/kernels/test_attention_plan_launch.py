@@ -1,4 +1,4 @@
-"""How a plan is launched: what its kernel does not wait for, it must not overlap."""
+"""How plans and prompts are launched: overlap, and what fits shared memory."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ def test_a_plan_has_the_requests_that_the_device_holds(
         kernels.plan(
             AttentionShape(most + 1, 4, 2, 64, 16, 1, 64, most + 1, 64), Budget(16, "mask")
         )
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_prefill_fits_with_two_tiles_of_e4m3_beside_its_stages(head_dim: int) -> None:
+    stages = cuda.prefill_bytes(head_dim, False)
+    keys = 64 if head_dim == 256 else 128
+    assert cuda.prefill_bytes(head_dim, True) == stages + 2 * keys * head_dim <= 232_448

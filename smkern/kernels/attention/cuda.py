@@ -86,10 +86,11 @@ def most_requests(capability: int) -> int:
     return min(MAX_BATCH, left // 4)
 
 
-def prefill_bytes(head_dim: int) -> int:
+def prefill_bytes(head_dim: int, fp8_cache: bool) -> int:
     """Shared memory of the prefill path: kSharedBytes of csrc/attention_prefill_gather.cuh."""
     queries = (1 if head_dim == 256 else 2) * PREFILL_ROWS * head_dim
-    return 1024 + 2 * (queries + 2 * 2 * tile_keys(head_dim) * head_dim) + 320
+    tile = tile_keys(head_dim) * head_dim
+    return 1024 + 2 * (queries + 2 * 2 * tile) + 2 * tile * fp8_cache + 320
 
 
 def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVariant:
@@ -119,7 +120,7 @@ def shared_bytes(variant: CudaVariant, rows: int) -> int:
     decode = variant.teams * cuda_team_bytes(variant.head_dim, size, rows)
     if variant.kernel == "attention_decode":
         return decode
-    return max(decode, prefill_bytes(variant.head_dim))
+    return max(decode, prefill_bytes(variant.head_dim, variant.fp8_cache))
 
 
 def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str, ...]:
