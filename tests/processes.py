@@ -97,8 +97,9 @@ def on_processes(
                 said = here.recv() if here.poll(limit_s) else (None, "it did not end")
             process.join(5)
         found.append(Outcome(*said, process.exitcode))
-    for process, _ in ranks:
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+    left = [process for process, _ in ranks if process.is_alive()]
+    for process in left:
+        os.kill(process.pid, signal.SIGKILL)
+    for process in left:  # one may end only when another has
+        process.join()
     return found
