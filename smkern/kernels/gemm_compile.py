@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,13 +55,21 @@ def precompile(
     `done(finished, total)` is called after each one.
     """
     wanted = sorted(set(variants))
-    triton = [each for each in wanted if each.kernel != "cutlass"]
-    compile_all([partial(compile_variant, v) for v in triton], workers=workers, done=done)
-    if others := [each for each in wanted if each.kernel == "cutlass"]:
+    compile_all(compile_tasks(wanted), workers=workers, done=done)
+    return len(wanted)
+
+
+def compile_tasks(variants: Sequence[Variant]) -> list[Callable[[], object]]:
+    """What compiles variants into their caches: one each, but CUTLASS's many at a time."""
+    tasks: list[Callable[[], object]] = [
+        partial(compile_variant, each) for each in variants if each.kernel != "cutlass"
+    ]
+    if others := [each for each in variants if each.kernel == "cutlass"]:
         from smkern.kernels.cute import compile as cute
 
-        cute.compile_many(others, workers=workers)
-    return len(wanted)
+        batches = [others[i : i + cute.BATCH] for i in range(0, len(others), cute.BATCH)]
+        tasks += [partial(cute.compile_many, batch, workers=1) for batch in batches]
+    return tasks
 
 
 def _signature(fn: Any, variant: Variant, constants: dict[str, Any], operands: dict[str, str]):

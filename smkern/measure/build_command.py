@@ -16,6 +16,7 @@ from smkern.kernels.cute.compile import ARCH, absent, compile_many
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
 from smkern.measure.options import IntList, ShapeList
+from smkern.ops.gemm.dispatch import of_step
 from smkern.ops.gemm.warmup import epilogue_from as of_key
 from smkern.profile import Profile, load_profile
 from smkern.tuning.config import Epilogue, GemmProblem
@@ -26,12 +27,16 @@ from smkern.tuning.select import rank
 def likeliest(
     problems: Iterable[GemmProblem], budgets: Sequence[int], profile: Profile, top: int
 ) -> Iterator[Variant]:
-    """The variants that the model holds for the `top` fastest of each problem in each budget."""
+    """The variants that the model holds for the `top` fastest of each problem in each budget.
+
+    As dispatch asks it: for the step of rows (`model_rows`) of a problem.
+    """
     constants = load_constants(profile.info.name, profile.info.capability)
     major, minor = profile.info.capability
     for problem, num_sms in product(problems, budgets):
         budget, seen = Budget(num_sms, "mask", True), set[Variant]()
-        for item in rank(problem, budget, profile, kernels=("cutlass",), constants=constants):
+        step = of_step(problem)
+        for item in rank(step, budget, profile, kernels=("cutlass",), constants=constants):
             seen.add(variant_of(problem, item.config(), 10 * major + minor))
             if len(seen) == top:
                 break

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 import smkern
+from smkern.kernels.cute.compile import is_there
 
 
 def gemm(kernel: str) -> None:
@@ -36,6 +37,26 @@ def gemm(kernel: str) -> None:
         for budget in (Budget(7, "grid"), Budget(16, "grid")):
             run_config(case, x, config, budget)
         check(case, x.on_host())
+
+
+def cutlass() -> None:
+    """Both orientations, a ragged product with an epilogue, SwiGLU."""
+    from smkern.tuning.config import Budget, Epilogue
+    from tests.gpu import swiglu_support
+    from tests.gpu.gemm_support import Case, check, operands, run_config
+    from tests.gpu.test_cutlass import CONFIGS, GLU
+
+    full = Epilogue(True, True, "silu")
+    for config in CONFIGS:
+        for case in (Case(130, 264, 200), Case(70, 136, 520, epilogue=full)):
+            x = operands(case)
+            run_config(case, x, config, Budget(7, "grid"))
+            check(case, x.on_host())
+    for config in GLU:
+        case = swiglu_support.Case(77, 136, 200)
+        x = swiglu_support.operands(case)
+        swiglu_support.run_config(case, x, config, Budget(7, "grid"))
+        swiglu_support.check(case, x.on_host())
 
 
 def swiglu(kernel: str) -> None:
@@ -228,6 +249,7 @@ def fp8_rows() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     **{f"gemm-{kernel}": partial(gemm, kernel) for kernel in ("tma", "ws", "pointer")},
+    **({"cutlass": cutlass} if is_there() else {}),
     **{f"swiglu-{kernel}": partial(swiglu, kernel) for kernel in ("ws", "tma", "pointer")},
     **{f"attention-{kernel}": partial(attention, kernel) for kernel in ("cuda", "triton")},
     **{f"fp8-{kernel}": partial(fp8_gemm, kernel) for kernel in ("ws", "pointer")},

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from click.testing import CliRunner
 
+from smkern.device import Budget
 from smkern.errors import DeviceError
+from smkern.kernels.cute import compile as cute
+from smkern.kernels.gemm_variants import variant_of
 from smkern.measure import build_command
 from smkern.measure.build_command import command, likeliest
+from smkern.ops.gemm.dispatch import offline_dispatcher
 from smkern.profile import load_profile
 from smkern.tuning.config import Epilogue, GemmProblem
 
@@ -31,6 +37,18 @@ def test_one_wave_of_64_rows_on_32_sms_and_one_product_of_80_columns(monkeypatch
     tiles = [(each.block_x, each.block_y, each.swap) for each in wanted]
     assert tiles == [(64, 224, False), (128, 80, True)]  # 4 waves of 32 tiles, 7 of 32
     assert "2 kernels for sm_90a" in said
+
+
+def test_it_compiles_what_dispatch_takes(monkeypatch):
+    """Rows are those of a step: 200 are served by what 208 take."""
+    sizes = "--shapes", "28672x4096", "--ms", "72,200,1000", "--budgets", "16,60"
+    wanted, _ = built(monkeypatch, *sizes)
+    monkeypatch.setattr(cute, "absent", lambda: "")
+    dispatcher = offline_dispatcher(load_profile(), None)
+    for m, num_sms in product((72, 200, 1000), (16, 60)):
+        problem = GemmProblem(m, 28672, 4096)
+        found = dispatcher.select(problem, Budget(num_sms, "mask", False), "cutlass")
+        assert variant_of(problem, found.config, 90) in wanted
 
 
 def test_epilogues_are_variants_of_their_own(monkeypatch):

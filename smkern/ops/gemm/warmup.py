@@ -133,7 +133,7 @@ def _work_of(eager: EagerOperator[GemmProblem], wanted: Iterable[Choice]) -> Wor
     cuBLASLt picks its kernels by problem and budget, so each of its choices is launched, and so is
     each unfused SwiGLU.
     """
-    from smkern.kernels.gemm_compile import compile_variant
+    from smkern.kernels.gemm_compile import compile_tasks
     from smkern.kernels.gemm_variants import variant_of
 
     dispatcher = eager.dispatcher
@@ -156,7 +156,7 @@ def _work_of(eager: EagerOperator[GemmProblem], wanted: Iterable[Choice]) -> Wor
     return Work(
         choices=count,
         variants=len(smallest),
-        compile=[partial(compile_variant, variant) for variant in new],
+        compile=compile_tasks(new),
         launches=[partial(launch_once, eager, *case) for case in cases],
     )
 
