@@ -105,6 +105,7 @@ BLOCKS: dict[str, Block] = {
     "runtime-served": _cells("runtime", runtime.served_table),
     "runtime-equal": _cells("runtime", runtime.equal_table),
     "server-table": _cells("server", server.server_table),
+    "soak-table": _cells("server", server.soak_table),
     "engines-table": _cells("engines", engines.engines_table),
     "engines-alone": _cells("engines", engines.alone_table),
     "ranks-sums": _cells("ranks", ranks.sums_table),

@@ -1,4 +1,4 @@
-"""The table of `server.json`."""
+"""The tables of `server.json`."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def server_table(cells: Iterable[dict[str, Any]]) -> str:
         )
     head = ["tokens come to", "TBT p50, ms", "p99", "server's cores", "tokens an event"]
     return rows_or_none(head, rows)
+
+
+def soak_table(cells: Iterable[dict[str, Any]]) -> str:
+    """A row a soak: what came, what was wrong, and memory at its beginning and end."""
+    rows = [
+        [
+            f"{cell['case']['model']}, {cell['case']['streams']} streams",
+            f"{cell['took_s']:.0f}",
+            f"{cell['requests']:,}",
+            f"{cell['hangups']:,}",
+            f"{cell['tokens']:,}",
+            f"{cell['value']:.0f}",
+            str(len(cell["wrong_metrics"])),
+            " to ".join(f"{mib:.0f}" for mib in cell["server_rss_mib"]),
+            " to ".join(f"{mib:.0f}" for mib in cell["engine_rss_mib"]),
+        ]
+        for cell in cells
+        if cell["case"]["name"] == "soak"
+    ]
+    head = ["load", "s", "requests", "hung up", "tokens", "wrong requests", "wrong metrics"]
+    return rows_or_none([*head, "server's MiB", "engine's MiB"], rows)

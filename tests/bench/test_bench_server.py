@@ -10,7 +10,7 @@ from smkern.bench.results import Results
 from smkern.bench.server_soak import soak
 from smkern.bench.soak_streams import Soaked, is_right, samples, wrong_metrics
 from smkern.bench.tables.markdown import NOT_MEASURED
-from smkern.bench.tables.server import server_table
+from smkern.bench.tables.server import server_table, soak_table
 from smkern.server.model import EngineOptions
 from tests.models.generation import tiny
 
@@ -67,7 +67,19 @@ def test_the_table_has_a_row_a_way() -> None:
         "| m, 64 streams: a loop in the engine's process | 10.00 | 11.50 |  |  |",
         "| m, 64 streams: `smkern serve` | 10.12 | 12.00 | 0.25 | 1.00 |",
     ]
-    assert server_table([]) == NOT_MEASURED
+    assert server_table([]) == soak_table(cells) == NOT_MEASURED
+
+
+def test_a_soak_has_a_row() -> None:
+    cell = {
+        "case": {"name": "soak", "model": "m", "streams": 256}, "value": 0.0, "took_s": 600.4,
+        "requests": 50_000, "hangups": 5_000, "tokens": 4_000_000, "wrong_metrics": {"a": [1, 2]},
+        "server_rss_mib": [54.8, 55.2], "engine_rss_mib": [1046.1, 1059.9],
+    }  # fmt: skip
+    (row,) = soak_table([cell]).splitlines()[2:]
+    assert row == (
+        "| m, 256 streams | 600 | 50,000 | 5,000 | 4,000,000 | 0 | 1 | 55 to 55 | 1046 to 1060 |"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,3 +131,4 @@ def test_streams_that_hang_up_leave_nothing() -> None:
     assert cell["held_pages"] == [0, 0]
     assert server.summarize(results.cells)["soak_wrong_requests"]["met"]
     assert server_table(results.cells) == NOT_MEASURED
+    assert len(soak_table(results.cells).splitlines()) == 3
