@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from smkern.bench.gemm import GemmChoice, gemm_groups
-from smkern.bench.gemm_rows import settled_ratio
+from smkern.bench.gemm_rows import TFLOPS_PER_SM, settled_ratio
 from smkern.bench.rows import target_row
 from smkern.bench.suite import GEMM_OPTIONS, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
@@ -25,55 +25,67 @@ BACKENDS: dict[str, str | None] = {
     "smkern:cutlass": "cutlass",
 }
 ROWS = (64, 72, 77, 96, 136, 144, 200, 256, 512, 1000, 1024, 2048, 3001, 4096)
-BANDS = {"64": (64, 64), "65 to 255": (65, 255), "256 to 1024": (256, 1024), "above": (1025, 8192)}
+FEW_SMS = 60
+BETWEEN = (65, 255)
+"""Rows of decode batches that are no power of two."""
+
+Groups = list[dict[str, Cell]]
 
 
-def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
-    """Ratios by rows of a, on partitions and on the whole chip, and what dispatch chose."""
+def groups_of(cells: Iterable[Cell]) -> Groups:
+    """The cells of all providers by problem and budget; those that lack one are left out."""
     by: dict[tuple[Any, ...], dict[str, Cell]] = {}
     for cell in cells:
         if cell.get("us") and cell["provider"] in BACKENDS:
             case = cell["case"]
             key = case["m"], case["n"], case["k"], cell["num_sms"]
             by.setdefault(key, {})[cell["provider"]] = cell
-    groups = [group for group in by.values() if len(group) == len(BACKENDS)]
-    chosen = [g for g in groups if g["smkern"]["config"].startswith("cutlass")]
-    return {
-        "over_triton": _bands(groups, "smkern:cutlass", _over_triton),
-        "over_cublas": _bands(groups, "smkern:cutlass", _over_cublas),
-        "triton_over_cublas": _bands(groups, "smkern:triton", _over_cublas),
-        "chosen_over_triton": _row([_over_triton(g, "smkern") for g in chosen]),
-        "dispatched_over_cublas": _row([x for g in groups if (x := _over_cublas(g, "smkern"))]),
-    }
+    return [group for group in by.values() if len(group) == len(BACKENDS)]
 
 
-def _over_triton(group: dict[str, Cell], provider: str) -> float:
+def over_triton(group: dict[str, Cell], provider: str = "smkern:cutlass") -> float:
+    """How much faster than our Triton and Gluon kernels as tuned."""
     return float(group["smkern:triton"]["us"] / group[provider]["us"])
 
 
-def _over_cublas(group: dict[str, Cell], provider: str) -> float | None:
+def over_cublas(group: dict[str, Cell], provider: str = "smkern:cutlass") -> float | None:
+    """How much faster than cuBLAS in its better place; None where it cannot run."""
     cell = group[provider]
     return settled_ratio(cell) if cell.get("vs_cublas") else None
 
 
-def _bands(groups: list[dict[str, Cell]], provider: str, ratio: Any) -> dict[str, Any]:
-    found = {}
-    for where in ("partitions", "whole"):
-        for band, (least, most) in BANDS.items():
-            ratios = [
-                value
-                for group in groups
-                if least <= group[provider]["case"]["m"] <= most
-                and (group[provider]["mode"] == "full") == (where == "whole")
-                and (value := ratio(group, provider)) is not None
-            ]
-            found[f"{where}, M {band}"] = _row(ratios)
-    return found
+def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
+    """CUTLASS's kernels wherever they run, and what dispatch made of them."""
+    groups = groups_of(cells)
+    parts = [g for g in groups if g["smkern"]["mode"] != "full"]
+    few = [g for g in parts if g["smkern"]["num_sms"] <= FEW_SMS]
+    between = [g for g in few if BETWEEN[0] <= g["smkern"]["case"]["m"] <= BETWEEN[1]]
+    tensor = [
+        g["smkern:cutlass"]["tflops"] / (TFLOPS_PER_SM * g["smkern"]["num_sms"])
+        for g in few
+        if g["smkern"]["case"]["m"] >= 2048
+    ]
+    chosen = [g for g in groups if g["smkern"]["config"].startswith("cutlass")]
+    dispatched = [value for g in groups if (value := over_cublas(g, "smkern")) is not None]
+    return {
+        "cutlass_over_triton": _row(map(over_triton, parts), 1.0),
+        "cutlass_over_triton_whole_chip": _row(map(over_triton, _rest(groups, parts)), 1.0),
+        "cutlass_over_triton_65_to_255_rows": _row(map(over_triton, between), 1.2),
+        "cutlass_tensor_fraction_m2048_up_to_60_sms": _row(tensor, 0.86),
+        "cutlass_chosen_over_triton": _row((over_triton(g, "smkern") for g in chosen), 1.05),
+        "cutlass_dispatched_over_cublas": _row(dispatched, 1.14),
+    }
 
 
-def _row(ratios: list[float]) -> dict[str, Any]:
-    row = target_row(geomean(ratios), 1.0, len(ratios))
-    return row | {"worst": round(min(ratios), 4), "best": round(max(ratios), 4)} if ratios else row
+def _rest(groups: Groups, parts: Groups) -> Groups:
+    return [group for group in groups if group not in parts]
+
+
+def _row(values: Iterable[float], target: float) -> dict[str, Any]:
+    """The geomean against its target, and the least and largest."""
+    found = sorted(values)
+    ends = {"worst": round(found[0], 4), "best": round(found[-1], 4)} if found else {}
+    return target_row(geomean(found), target, len(found)) | ends
 
 
 @suite_command("cutlass", *GEMM_OPTIONS, TIME_LIMIT_OPTION)

@@ -16,6 +16,7 @@ import click
 
 from smkern.bench.results import COMMITTED, FOLDER, Results, load_results, reading
 from smkern.bench.tables import (
+    cutlass,
     engines,
     fp8,
     gemm,
@@ -78,6 +79,7 @@ BLOCKS: dict[str, Block] = {
     "gemm-rates": _cells("gemm", gemm.rates_table),
     "gemm-losing": _cells("gemm", gemm.losing_table),
     "cliffs-plot": _pictures("cliffs*.png"),
+    "cutlass-table": _cells("cutlass", cutlass.ratios_table),
     "fp8-table": _cells("fp8", fp8.times_table),
     "untuned-table": _cells("untuned", gemm.untuned_table),
     "left-out-table": _suite("left_out", gemm.left_out_table),

@@ -1,0 +1,57 @@
+"""The rows and the table of `bench cutlass`, from cells written by hand."""
+
+from __future__ import annotations
+
+from smkern.bench.cutlass import BACKENDS, summarize
+from smkern.bench.tables.cutlass import ratios_table
+
+US = {"smkern": 10.0, "smkern:triton": 15.0, "smkern:cutlass": 10.0}
+
+
+def cells(m: int, num_sms: int, mode: str = "green", chosen: bool = True, **us: float):
+    """One group: 15 us by Triton, 10 by CUTLASS, 12 by cuBLAS."""
+    times = US | {name.replace("_", ":"): value for name, value in us.items()}
+    for provider in BACKENDS:
+        config = "cutlass:80x128x64" if chosen and provider == "smkern" else "ws:128x128x64"
+        yield {
+            "op": "gemm", "case": {"m": m, "n": 4096, "k": 4096}, "num_sms": num_sms, "mode": mode,
+            "provider": provider, "us": times[provider], "config": config,
+            "tflops": 2 * m * 4096 * 4096 / times[provider] / 1e6,
+            "vs_cublas": 12 / times[provider],
+        }  # fmt: skip
+
+
+def test_rows_are_of_their_cells_alone():
+    found = summarize(
+        [
+            *cells(77, 16),
+            *cells(64, 16, smkern_cutlass=30.0, smkern=15.0, chosen=False),
+            *cells(77, 132, "full", smkern_cutlass=20.0),
+            *cells(2048, 60, smkern_cutlass=200.0, smkern_triton=200.0),
+        ]
+    )
+    rows = {name: (row["value"], row["cells"]) for name, row in found.items()}
+    # 15/10, 15/30 and 200/200 on partitions
+    assert rows["cutlass_over_triton"] == (0.9086, 3)
+    assert (found["cutlass_over_triton"]["worst"], found["cutlass_over_triton"]["best"]) == (
+        0.5,
+        1.5,
+    )
+    assert rows["cutlass_over_triton_whole_chip"] == (0.75, 1)
+    assert rows["cutlass_over_triton_65_to_255_rows"] == (1.5, 1)
+    # 343.6 TFLOP/s of 60 x 8.1
+    assert rows["cutlass_tensor_fraction_m2048_up_to_60_sms"] == (0.707, 1)
+    assert rows["cutlass_chosen_over_triton"][1] == 3
+    assert found["cutlass_dispatched_over_cublas"]["worst"] == 0.8
+
+
+def test_a_group_without_one_of_the_providers_does_not_count():
+    two = [cell for cell in cells(77, 16) if cell["provider"] != "smkern:triton"]
+    assert summarize(two)["cutlass_over_triton"]["cells"] == 0
+    assert summarize([])["cutlass_dispatched_over_cublas"]["value"] is None
+
+
+def test_the_table_has_both_ratios_and_none_where_cublas_cannot_run():
+    alone = [{**cell, "vs_cublas": None} for cell in cells(96, 16)]
+    table = ratios_table([*cells(77, 16), *cells(77, 32), *alone])
+    assert table.splitlines()[2:] == ["| 77 | 1.50 / 1.20 | 1.50 / 1.20 |", "| 96 | 1.50 / - |  |"]
