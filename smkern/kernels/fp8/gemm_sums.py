@@ -86,7 +86,7 @@ def sum_by_turns(
         mbarrier.wait(full.index(stage), phase)
         x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
         acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
-        for turn in gl.static_range(1, TURNS):
+        for _ in gl.static_range(1, TURNS):
             before = stage
             stage, phase = _advance(stage, phase, STAGES)
             if BLOCKS:
@@ -95,21 +95,17 @@ def sum_by_turns(
             next_row, next_block = _scales(a_at, w_at, row, m, BLOCKS)
             mbarrier.wait(full.index(stage), phase)
             x, y = _stage(x_bufs, y_bufs, stage, PART, PARTS)
-            if turn % 2 == 1:
-                other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-                mbarrier.arrive(empty.index(before), count=1)
-                total = _promoted(total, acc, by_row, by_block, BLOCKS, SWAP)
-            else:
-                acc = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
-                other = warpgroup_mma_wait(num_outstanding=1, deps=(other,))
-                mbarrier.arrive(empty.index(before), count=1)
-                total = _promoted(total, other, by_row, by_block, BLOCKS, SWAP)
+            other = warpgroup_mma(x, y, other, use_acc=False, is_async=True)
+            acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+            mbarrier.arrive(empty.index(before), count=1)
+            total = _promoted(total, acc, by_row, by_block, BLOCKS, SWAP)
+            acc, other = other, acc  # the later one is in flight now
             by_row = next_row
             by_block = next_block
-        other = warpgroup_mma_wait(num_outstanding=0, deps=(other,))
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(stage), count=1)
-        total = _promoted(total, other, by_row, by_block, BLOCKS, SWAP)
+        total = _promoted(total, acc, by_row, by_block, BLOCKS, SWAP)
+        acc, other = other, acc
         stage, phase = _advance(stage, phase, STAGES)
         if BLOCKS:
             a_at += a_block_step
