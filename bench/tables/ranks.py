@@ -77,7 +77,7 @@ def counts_table(cells: Iterable[Cell]) -> str:
             what += f"{case['model']}, {case['layers']} layers, sums by {case['sums']}"
         elif one["op"] == RANDOM_STEPS:
             what = f"launches, {one['switches']:,} changes of the split, {one['errors']} errors, "
-            what += f"{case['shared']:.0%} of decisions on shared SMs"
+            what += f"{case['shared']:.0%} of decisions ask for shared SMs"
         else:
             continue
         rows.append([what, f"{one['value']:,}"])

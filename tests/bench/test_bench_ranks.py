@@ -93,7 +93,7 @@ def test_tables() -> None:
         [one]
     )
     walked = {"op": RANDOM_STEPS, "case": {"shared": 0.3}, "switches": 1234, "errors": 0}
-    assert "30% of decisions on shared SMs | 100,001 |" in tables.counts_table(
+    assert "30% of decisions ask for shared SMs | 100,001 |" in tables.counts_table(
         [walked | {"value": 100_001}]
     )
 
