@@ -279,17 +279,22 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Shared& 
   if (consumer == 0) take_turn();  // the other's last turn
 }
 
+// Of a thread. More than the launch gave, 168 each, would be waited for for ever.
+constexpr int kProducerRegisters = KV8 ? (D == 256 ? 72 : 88) : 56;
+constexpr int kConsumerRegisters = KV8 ? (D == 256 ? 216 : 208) : 224;
+static_assert(128 * kProducerRegisters + 256 * kConsumerRegisters <= 168 * kThreads);
+
 __device__ __forceinline__ void run(const AttentionParams& p, const TensorMap* maps, char* shared) {
   const Shared s(shared);
   if (threadIdx.x == 0) s.init();
   __syncthreads();
   const int units = p.plan[NUM_PREFILL] * p.num_kv_heads;
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(KV8 ? 72 : 56));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
     produce(p, maps, s, units);
     if (threadIdx.x == 0) depart(p);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(KV8 ? 216 : 224));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
     consume(p, s);
   }
 }

@@ -64,8 +64,8 @@ struct Shared {
   }
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < 2; ++i) {
-      barrier_init(full_keys + 8 * i, TMA ? 1 : 128);
-      barrier_init(full_values + 8 * i, TMA ? 1 : 128);
+      barrier_init(full_keys + 8 * i, TMA ? 1 : 4);
+      barrier_init(full_values + 8 * i, TMA ? 1 : 4);
       barrier_init(empty_keys + 8 * i, 8), barrier_init(empty_values + 8 * i, 8);
       barrier_init(full_work + 8 * i, 1);
       barrier_init(empty_work + 8 * i, kReaders);
@@ -233,46 +233,69 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
 
 #else
 
-constexpr int kTileRows = kKeys / 4;                // of a warp
-constexpr int kRowChunks = KV8 ? D / 16 : kChunks;  // 16-byte chunks of a row in the cache
+constexpr int kTileRows = kKeys / 4;                 // of a warp
+constexpr int kRowChunks = KV8 ? D / 16 : kChunks;   // 16-byte chunks of a row in the cache
+constexpr int kCopies = kTileRows * kRowChunks / 32;  // of a thread
 
-// Where a warp's chunk j of a tile in e4m3 lies: a thread converts what it has copied itself.
-__device__ __forceinline__ u32 raw_at(int warp, int j) {
-  return (warp * kTileRows * kRowChunks + j) * 16;
-}
+// A thread's chunk in copy i of a warp's rows. In e4m3 it becomes two: eight threads write 16-byte
+// chunks of two rows of a block, even ones of one and odd ones of the other, to all banks.
+struct Chunk {
+  int row, chunk;
+  __device__ __forceinline__ Chunk(int i) {
+    const int lane = threadIdx.x & 31, j = i * 32 + lane;
+    if constexpr (KV8 && kSwizzle == 128) {
+      constexpr int blocks = kRowChunks / 4;
+      const int q = j / 8;
+      row = q / blocks * 2 + (lane >> 2 & 1), chunk = q % blocks * 4 + (lane & 3);
+    } else {
+      row = j / kRowChunks, chunk = j % kRowChunks;
+    }
+  }
+};
+
+// Where a thread's e4m3 of copy i lies: it converts what it has copied itself.
+__device__ __forceinline__ u32 raw_at(int i) { return (i * 128 + (threadIdx.x & 127)) * 16; }
 
 // Gather one tile's rows, 32 (16) of them a warp; keys outside [low, end) become zeros.
 __device__ __forceinline__ void copy_tile(u32 to, const char* base, u32 row32_of_lane, int key0,
                                           int low, int end) {
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const int warp = (threadIdx.x >> 5) & 3;
 #pragma unroll
-  for (int i = 0; i < kTileRows * kRowChunks / 32; ++i) {
-    const int j = i * 32 + lane, r = j / kRowChunks, c = j % kRowChunks;
-    const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, r);
-    const int key = key0 + warp * kTileRows + r;
-    const u32 at = KV8 ? raw_at(warp, j) : chunk_at(kKeys, warp * kTileRows + r, c);
-    copy_chunk(to + at, base + (u64)row * 32 + c * 16, key >= low && key < end);
+  for (int i = 0; i < kCopies; ++i) {
+    const Chunk x(i);
+    const u32 row = __shfl_sync(0xffffffffu, row32_of_lane, x.row);
+    const int key = key0 + warp * kTileRows + x.row;
+    const u32 at = KV8 ? raw_at(i) : chunk_at(kKeys, warp * kTileRows + x.row, x.chunk);
+    copy_chunk(to + at, base + (u64)row * 32 + x.chunk * 16, key >= low && key < end);
   }
 }
 
 // A tile in e4m3 to f16.
 __device__ __forceinline__ void convert_tile(u32 to, u32 raw) {
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const int warp = (threadIdx.x >> 5) & 3;
+  constexpr int kAtOnce = 2;  // in flight from shared memory
 #pragma unroll
-  for (int i = 0; i < kTileRows * kRowChunks / 32; ++i) {
-    const int j = i * 32 + lane, r = warp * kTileRows + j / kRowChunks, c = j % kRowChunks * 2;
-    u32 words[4];
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(raw + raw_at(warp, j))
-                 : "memory");
+  for (int first = 0; first < kCopies; first += kAtOnce) {
+    u32 words[kAtOnce][4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + chunk_at(kKeys, r, c + h)),
-                   "r"(e4m3_to_f16(words[2 * h], false)), "r"(e4m3_to_f16(words[2 * h], true)),
-                   "r"(e4m3_to_f16(words[2 * h + 1], false)),
-                   "r"(e4m3_to_f16(words[2 * h + 1], true))
+    for (int i = 0; i < kAtOnce; ++i)
+      asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(words[i][0]), "=r"(words[i][1]), "=r"(words[i][2]), "=r"(words[i][3])
+                   : "r"(raw + raw_at(first + i))
                    : "memory");
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const Chunk x(first + i);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const u32 low = words[i][2 * h], high = words[i][2 * h + 1];
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(
+                         to + chunk_at(kKeys, warp * kTileRows + x.row, x.chunk * 2 + h)),
+                     "r"(e4m3_to_f16(low, false)), "r"(e4m3_to_f16(low, true)),
+                     "r"(e4m3_to_f16(high, false)), "r"(e4m3_to_f16(high, true))
+                     : "memory");
+      }
+    }
   }
 }
 
@@ -298,7 +321,8 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
         convert_tile(held.to, held.raw);
       }
       fence_async();
-      barrier_arrive(held.full);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(held.full);
     }
     held.full = 0;
   };
