@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
+import pytest
 import torch
 
 from smkern import LLM
-from smkern.models import Decoder, ModelConfig, SamplingParams, Weights, preset
+from smkern.models import Decoder, ModelConfig, SamplingParams, Step, Weights, preset
 from tests.runtime.alone import Alone
 
 VOCAB = 64
@@ -51,6 +55,23 @@ def assert_nothing_leaked(llm: LLM) -> None:
     llm.pool.check()
     assert llm.pool.requests == ()
     assert llm.pool.usage.held == 0
+
+
+@contextmanager
+def failing_layers(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, fails: Callable[[int], bool]
+) -> Iterator[None]:
+    """Layers raise at the calls, counted from 0, that `fails` says."""
+    calls, layer = count(), Decoder.layer
+
+    def layer_or_error(self: Decoder, index: int, step: Step) -> torch.Tensor:
+        if fails(next(calls)):
+            raise error
+        return layer(self, index, step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "layer", layer_or_error)
+        yield
 
 
 class Letters:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +21,7 @@ from smkern.runtime import HostDevice
 from tests.models.generation import (
     VOCAB,
     assert_nothing_leaked,
+    failing_layers,
     greedy,
     make_llm,
     one_at_a_time,
@@ -191,23 +190,6 @@ def test_a_stream_that_is_left_gives_its_pages_back(
     stream.close()  # type: ignore[attr-defined]
     assert_nothing_leaked(llm)
     assert [x.tokens for x in llm.generate(prompts, greedy())] == alone
-
-
-@contextmanager
-def failing_layers(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, fails: Callable[[int], bool]
-) -> Iterator[None]:
-    """Layers raise at the calls, counted from 0, that `fails` says."""
-    calls, layer = count(), Decoder.layer
-
-    def layer_or_error(self: Decoder, index: int, step: Step) -> torch.Tensor:
-        if fails(next(calls)):
-            raise error
-        return layer(self, index, step)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Decoder, "layer", layer_or_error)
-        yield
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 60])
