@@ -8,24 +8,18 @@ from typing import Any
 Cell = dict[str, Any]
 
 OP = "engine"
-VLLM, ATTENTION, WORKER, OURS = "vllm", "vllm+smkern", "vllm+worker", "smkern"
-PROVIDERS = (VLLM, ATTENTION, WORKER, OURS)
-"""Stock vLLM; with smkern's attention; with its worker as well; smkern's `Multiplexer`."""
-ENGINES = (VLLM, ATTENTION, *(f"{WORKER}:{sms}" for sms in (40, 52, 64)), OURS)
-"""What is measured: the worker with some counts of SMs for its decode rows."""
+VLLM, ATTENTION, LINEAR, OURS = "vllm", "vllm+smkern", "vllm+linear", "smkern"
+PROVIDERS = (VLLM, ATTENTION, LINEAR, OURS)
+"""Stock vLLM; with smkern's attention; with its linear layers as well; smkern's `Multiplexer`."""
 
 SERVED, TRY = "served", "served_try"
 DECODE, PREFILL = "decode_alone", "prefill_alone"
 
 
-def vllm_options(provider: str, decode_sms: int | None = None) -> dict[str, Any]:
+def vllm_options(provider: str) -> dict[str, Any]:
     """What `vllm.LLM` is started with."""
     options: dict[str, dict[str, Any]] = {VLLM: {}, ATTENTION: {"attention_backend": "CUSTOM"}}
-    options[WORKER] = options[ATTENTION] | {
-        "quantization": "smkern",
-        "worker_cls": "smkern.integrations.vllm.worker.Worker",
-        "additional_config": {"smkern_decode_sms": decode_sms},
-    }
+    options[LINEAR] = options[ATTENTION] | {"quantization": "smkern"}
     return options[provider]
 
 

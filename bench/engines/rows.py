@@ -8,19 +8,19 @@ from typing import Any
 from smkern.bench.engines.cases import (
     ATTENTION,
     DECODE,
+    LINEAR,
     OURS,
     PREFILL,
     SERVED,
     VLLM,
-    WORKER,
     Cell,
 )
 from smkern.bench.rows import target_row
 
 TARGETS = {
     OURS: {"15ms": 1.9, "20ms": 1.4, "30ms": 1.2},
-    WORKER: {"15ms": 1.4, "20ms": 1.25, "30ms": 1.1},
     ATTENTION: {},
+    LINEAR: {},
 }
 """Of prompt tokens a millisecond, over stock vLLM's."""
 

@@ -14,10 +14,8 @@ import click
 from rich.progress import Progress
 
 from smkern.bench.engines.cases import (
-    ENGINES,
     OURS,
     PROVIDERS,
-    WORKER,
     Cell,
     EngineLoad,
 )
@@ -37,17 +35,16 @@ from smkern.measure.timing import first_line
 
 
 def measure_engine(
-    name: str, load: EngineLoad, results: Results, output: Output, steps: int
+    provider: str, load: EngineLoad, results: Results, output: Output, steps: int
 ) -> int:
     """Measure what the file lacks of one engine; how many tasks are left."""
-    provider, about = provider_of(name)
     with ExitStack() as stack, Progress(auto_refresh=False) as progress:
         given: Iterator[Task] = (
             OurTasks(load, stack, steps * OUR_S)
             if provider == OURS
-            else vllm_tasks(load, provider, results, steps, about)
+            else vllm_tasks(load, provider, results, steps)
         ).tasks()
-        wanted = iter([task for task in given if not _is_there(results, provider, about, task[0])])
+        wanted = iter([task for task in given if not _is_there(results, provider, task[0])])
 
         def measure(task: Task) -> Iterator[Cell]:
             began = time.monotonic()
@@ -58,11 +55,11 @@ def measure_engine(
                     yield cell
             except Exception as error:  # noqa: BLE001  one failed task is a cell, not the end
                 progress.console.print_exception()
-                case = _case_of(task[0]) | about
+                case = _case_of(task[0])
                 yield load.cell(provider=provider, value=0.0, unit="", **case) | {
                     "error": first_line(error)
                 }
-            progress.console.print(f"{name} {task[0]}: {time.monotonic() - began:.1f} s")
+            progress.console.print(f"{provider} {task[0]}: {time.monotonic() - began:.1f} s")
 
         Run(results, output, summarize, progress).through(wanted, measure)
         return sum(1 for _ in wanted)
@@ -73,8 +70,8 @@ def _case_of(task: str) -> dict[str, Any]:
     return {"name": name, "limit": limit} if limit else {"name": name}
 
 
-def _is_there(results: Results, provider: str, about: dict[str, Any], task: str) -> bool:
-    wanted = _case_of(task) | about
+def _is_there(results: Results, provider: str, task: str) -> bool:
+    wanted = _case_of(task)
     return any(
         cell["provider"] == provider
         and wanted.items() <= cell["case"].items()
@@ -83,23 +80,16 @@ def _is_there(results: Results, provider: str, about: dict[str, Any], task: str)
     )
 
 
-def provider_of(name: str) -> tuple[str, dict[str, Any]]:
-    """An engine's provider, and what its cells' cases say: `vllm+worker:52` has 52 decode SMs."""
-    provider, _, sms = name.partition(":")
-    return provider, {"decode_sms": int(sms)} if sms else {}
-
-
 def engines_named(text: str | None) -> tuple[str, ...]:
     """Engines by name, apart by commas; all where none is named.
 
     Raises:
         UnknownNameError: one that there is not.
     """
-    names = ENGINES if text is None else tuple(name for name in text.split(",") if name)
+    names = PROVIDERS if text is None else tuple(name for name in text.split(",") if name)
     for name in names:
-        provider, _, sms = name.partition(":")
-        if provider not in PROVIDERS or (provider == WORKER) != sms.isdecimal():
-            raise UnknownNameError(f"no engine is named {name!r}; there are {', '.join(ENGINES)}")
+        if name not in PROVIDERS:
+            raise UnknownNameError(f"no engine is named {name!r}; there are {', '.join(PROVIDERS)}")
     return names
 
 
@@ -114,7 +104,7 @@ def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:
 
 @suite_command(
     "engines",
-    click.option("--engines", default=None, help=f"Who serves, among: {','.join(ENGINES)}"),
+    click.option("--engines", default=None, help=f"Who serves, among: {','.join(PROVIDERS)}"),
     click.option("--limits", type=IntList(), default=None, help="TBT limits, ms: 15,20,30"),
     click.option("--steps", type=int, default=STEPS, show_default=True, help="Of a figure."),
     TIME_LIMIT_OPTION,

@@ -51,11 +51,10 @@ class VllmTasks:
 
     Attributes:
         load: What is served.
-        provider: "vllm", "vllm+smkern" or "vllm+worker".
+        provider: "vllm", "vllm+smkern" or "vllm+linear".
         engine: Makes the engine, when the first task needs it.
         results: Has the tries of earlier runs.
         steps: Steps of a figure.
-        about: What else the cells' cases say.
     """
 
     load: EngineLoad
@@ -63,7 +62,6 @@ class VllmTasks:
     engine: Callable[[], Watching]
     results: Results
     steps: int = STEPS
-    about: dict[str, Any] = field(default_factory=dict)
     _made: list[Watching] = field(default_factory=list)
 
     def tasks(self) -> Iterator[Task]:
@@ -82,11 +80,11 @@ class VllmTasks:
         found = self.ready().watch(None, self.steps)
         figures = found.figures()
         value = figures["tbt_p50_ms"]
-        yield self.load.cell(DECODE, self.provider, value, "ms", **self.about) | figures
+        yield self.load.cell(DECODE, self.provider, value, "ms") | figures
 
     def _prefill(self) -> Iterator[Cell]:
         rate = self.ready().prefill_rate()
-        yield self.load.cell(PREFILL, self.provider, round(rate, 3), "tokens/ms", **self.about)
+        yield self.load.cell(PREFILL, self.provider, round(rate, 3), "tokens/ms")
 
     def _under(self, limit_ms: float) -> Iterator[Cell]:
         """The best budget under a limit; in front of it the tries that were needed."""
@@ -114,21 +112,18 @@ class VllmTasks:
     def _cell(self, name: str, found: Steps, **case: Any) -> Cell:
         figures = found.figures() if found.times_ms else {}
         rate = figures.get("tokens_per_ms", 0.0)
-        case |= self.about
         return self.load.cell(name, self.provider, rate, "tokens/ms", **case) | figures
 
 
-def vllm_tasks(
-    load: EngineLoad, provider: str, results: Results, steps: int, about: dict[str, Any]
-) -> VllmTasks:
+def vllm_tasks(load: EngineLoad, provider: str, results: Results, steps: int) -> VllmTasks:
     """Tasks of stock vLLM, or of vLLM with parts of smkern."""
 
     def make() -> Watching:
         from smkern.bench.engines.vllm_engine import VllmEngine
 
-        return VllmEngine(load, **vllm_options(provider, **about))
+        return VllmEngine(load, **vllm_options(provider))
 
-    return VllmTasks(load, provider, make, results, steps, about)
+    return VllmTasks(load, provider, make, results, steps)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from smkern.bench.tables.markdown import rows_or_none
 NAMES = {
     "vllm": "vLLM, stock",
     "vllm+smkern": "vLLM, smkern's attention",
-    "vllm+worker": "vLLM, smkern's worker",
+    "vllm+linear": "vLLM, + linear layers",
     "smkern": "smkern's `Multiplexer`",
 }
 LATE = "**"
@@ -61,7 +61,4 @@ def _late(cell: dict[str, Any]) -> str:
 
 
 def _setting(cell: dict[str, Any]) -> str:
-    sms = cell["case"].get("decode_sms")
-    parts = [f"{cell['budget']} tokens a step"] if "budget" in cell else []
-    parts += [] if sms is None else [f"{sms} SMs"]
-    return ", ".join(parts) or "the limit"
+    return f"{cell['budget']} tokens a step" if "budget" in cell else "the limit"

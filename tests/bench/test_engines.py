@@ -13,17 +13,17 @@ from rich.progress import Progress
 from smkern.bench.engines import suite
 from smkern.bench.engines.cases import (
     ATTENTION,
-    ENGINES,
+    LINEAR,
     OURS,
+    PROVIDERS,
     VLLM,
-    WORKER,
     EngineLoad,
     vllm_options,
 )
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.search import last_kept
 from smkern.bench.engines.steps import Step, Steps
-from smkern.bench.engines.suite import engines_named, measure_engine, provider_of
+from smkern.bench.engines.suite import engines_named, measure_engine
 from smkern.bench.engines.tasks import TRY_STEPS, VllmTasks
 from smkern.bench.results import Results
 from smkern.bench.suite import Output, UnknownNameError
@@ -122,9 +122,7 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(
 ) -> None:
     engines = iter([None, Engine()])
 
-    def failing(
-        load: EngineLoad, provider: str, results: Results, steps: int, about: dict[str, Any]
-    ) -> VllmTasks:
+    def failing(load: EngineLoad, provider: str, results: Results, steps: int) -> VllmTasks:
         engine = next(engines)
 
         def make() -> Engine:
@@ -132,7 +130,7 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(
                 raise OSError("no such engine")
             return engine
 
-        return VllmTasks(load, provider, make, results, steps, about)
+        return VllmTasks(load, provider, make, results, steps)
 
     monkeypatch.setattr(suite, "vllm_tasks", failing)
     monkeypatch.setattr(Progress, "start", lambda _: None)
@@ -144,41 +142,31 @@ def test_a_task_that_fails_is_a_cell_and_is_measured_again(
     assert not [cell for cell in results.cells if cell.get("error")]
 
 
-@pytest.mark.parametrize("name", ["sglang", "vllm:40", "vllm+worker", "vllm+worker:x"])
+@pytest.mark.parametrize("name", ["sglang", "vllm:40", "vllm+"])
 def test_an_engine_that_there_is_not(name: str) -> None:
-    assert engines_named(None) == ENGINES
+    assert engines_named(None) == PROVIDERS
     with pytest.raises(UnknownNameError, match=f"no engine is named '{re.escape(name)}'"):
         engines_named(f"vllm,{name}")
 
 
-def test_a_worker_is_measured_with_its_own_count_of_sms() -> None:
-    provider, about = provider_of(f"{WORKER}:52")
-    assert vllm_options(provider, **about)["additional_config"] == {"smkern_decode_sms": 52}
-    results, load = Results({}), EngineLoad(budgets=(112, 128), limits_ms=(15,))
-    for sms, slower in ((40, 0), (52, 1)):
-        engine = Engine()
-        made = VllmTasks(load, WORKER, lambda: engine, results, 200, {"decode_sms": sms})  # noqa: B023
-        for cell in [cell for _, task in made.tasks() for cell in task()]:
-            results.add(cell | {"value": cell["value"] - slower})
-    stock = load.cell("served", VLLM, 4.0, "tokens/ms", limit="15ms") | {"tbt_p99_ms": 14.0}
-    assert len(results.cells) == 2 * 4
-    row = summarize([*results.cells, stock])["vllm+worker_over_vllm_15ms"]
-    assert row["value"] == pytest.approx((128 - 64) / 9 / 4, abs=1e-3)
+def test_linear_layers_come_with_the_attention() -> None:
+    assert vllm_options(VLLM) == {}
+    assert vllm_options(LINEAR) == vllm_options(ATTENTION) | {"quantization": "smkern"}
 
 
 def test_the_table_says_who_missed_a_limit_and_by_which_setting_a_rate_was_had() -> None:
     cells = [
-        LOAD.cell("served", x, rate, "tokens/ms", limit="15ms", **case)
+        LOAD.cell("served", x, rate, "tokens/ms", limit="15ms")
         | {"tbt_p50_ms": 13.0, "tbt_p99_ms": p99, **more}
-        for x, rate, p99, case, more in (
-            (OURS, 15.4, 15.2, {}, {"watts": 650.0}), (VLLM, 7.25, 14.7, {}, {"budget": 160}),
-            (WORKER, 9.0, 14.0, {"decode_sms": 52}, {"budget": 320}),
+        for x, rate, p99, more in (
+            (OURS, 15.4, 15.2, {"watts": 650.0}), (VLLM, 7.25, 14.7, {"budget": 160}),
+            (LINEAR, 9.0, 14.0, {"budget": 320}),
         )
     ]  # fmt: skip
     _, _, *rows = engines_table(cells).splitlines()
     assert rows == [
         "| 15 ms: vLLM, stock | 7.2 | 13.0 | 14.7 | 160 tokens a step |  |",
-        "| 15 ms: vLLM, smkern's worker | 9.0 | 13.0 | 14.0 | 320 tokens a step, 52 SMs |  |",
+        "| 15 ms: vLLM, + linear layers | 9.0 | 13.0 | 14.0 | 320 tokens a step |  |",
         "| 15 ms: smkern's `Multiplexer` | 15.4 | 13.0 | **15.2** | the limit | 650 |",
     ]
     alone = [LOAD.cell("decode_alone", VLLM, 10.18, "ms"), LOAD.cell("prefill_alone", VLLM, 40, "")]

@@ -12,9 +12,9 @@ from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 import smkern
 from smkern.errors import ConfigError
-from smkern.integrations.plans import Heads
+from smkern.integrations.plans import Heads, Step
 from smkern.integrations.vllm import check_version
-from smkern.integrations.vllm.metadata import SmkernMetadata, SmkernMetadataBuilder
+from smkern.integrations.vllm.metadata import SmkernMetadataBuilder
 from smkern.limits import HEAD_DIMS
 
 check_version(vllm.__version__)
@@ -167,7 +167,7 @@ class SmkernImpl(AttentionImpl):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        attn_metadata: SmkernMetadata | None,
+        attn_metadata: Step | None,
         output: Tensor,
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,

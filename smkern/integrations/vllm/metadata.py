@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,19 +11,7 @@ import smkern
 from smkern.integrations.plans import Heads, Step, rounded_length
 
 
-@dataclass(slots=True)
-class SmkernMetadata(Step):
-    """A step.
-
-    Attributes:
-        decode_rows: Requests at the front, one token each, that run beside the others, on SMs of
-            their own; 0: all run together. Plans are made there, then, and are none here.
-    """
-
-    decode_rows: int = 0
-
-
-class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: ignore[misc]
+class SmkernMetadataBuilder(AttentionMetadataBuilder[Step]):  # type: ignore[misc]
     """Makes the plans of a step.
 
     A graph keeps the addresses of its plans: those of a capture are kept by their sizes, and made
@@ -39,56 +26,40 @@ class SmkernMetadataBuilder(AttentionMetadataBuilder[SmkernMetadata]):  # type: 
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._page_size = int(kv_cache_spec.block_size)
-        self.max_context = int(vllm_config.model_config.max_model_len)
+        self._max_context = int(vllm_config.model_config.max_model_len)
         layers = vllm_config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in layer_names]
         self._heads = tuple(dict.fromkeys(impl.heads for impl in impls))
         self._kept: dict[tuple[int, int, int], dict[Heads, smkern.Plan]] = {}
-        self.max_rows_apart = 0
         if device.type == "cuda":
             self._warm(impls, vllm_config)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
-    ) -> SmkernMetadata:
+    ) -> Step:
         """The step's metadata; a launch for each plan, and no wait for the device."""
         return self._build(common_attn_metadata, is_capture=False)
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> SmkernMetadata:
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Step:
         """As `build`, with plans that are kept."""
         return self._build(common_attn_metadata, is_capture=True)
 
-    def _build(self, step: Any, *, is_capture: bool) -> SmkernMetadata:
+    def _build(self, step: Any, *, is_capture: bool) -> Step:
         tokens, longest = int(step.num_actual_tokens), int(step.max_query_len)
         batch = int(step.num_reqs)
         cu_q_lens = step.query_start_loc[: batch + 1] if tokens != batch or longest != 1 else None
-        made = SmkernMetadata(
+        made = Step(
             tokens, step.block_table_tensor[:batch], step.seq_lens[:batch], cu_q_lens, longest, {},
-            rounded_length(step.max_seq_len, self.max_context),
-            0 if is_capture else self._rows_apart(step),
+            rounded_length(step.max_seq_len, self._max_context),
         )  # fmt: skip
-        if made.decode_rows:
-            return made
         key = (batch, longest, tokens)
         kept = self._kept.get(key)
         if is_capture or kept is not None:
-            made.max_kv_len = self.max_context
-        self.plan(made, kept)
+            made.max_kv_len = self._max_context
+        made.plan(self._heads, self._page_size, kept)
         if is_capture:
             self._kept[key] = made.plans
         return made
-
-    def plan(self, step: SmkernMetadata, out: dict[Heads, smkern.Plan] | None = None) -> None:
-        """Make a step's plans for the current stream's SMs, anew in place where there are some."""
-        step.plan(self._heads, self._page_size, out)
-
-    def _rows_apart(self, step: Any) -> int:
-        """Requests at the front that decode while others' prompts run beside them."""
-        if not self.max_rows_apart or step.max_query_len == 1:
-            return 0
-        starts = step.query_start_loc_cpu[: int(step.num_reqs) + 1]
-        rows = int((starts.diff() == 1).cumprod(0).sum())
-        return rows if rows <= self.max_rows_apart else 0
 
     def _warm(self, impls: list[Any], vllm_config: Any) -> None:
         """Compile and load all that steps may launch: a capture must find it there."""

@@ -26,22 +26,15 @@ JUDGED_S = float(os.environ.get("SMKERN_VLLM_JUDGED_S", "120"))
 """For how long texts of one engine are judged: those that are left are told, not judged."""
 SIDE_BY_SIDE = 4
 """Engines at a time: with all of 8B's layers each takes 22 GB, the truth in fp32 33."""
-DECODE_SMS = 48
 OURS = {"attention_backend": "CUSTOM"}
 LINEAR = OURS | {"quantization": "smkern"}
-WORKER = LINEAR | {
-    "worker_cls": "smkern.integrations.vllm.worker.Worker",
-    "additional_config": {"smkern_decode_sms": DECODE_SMS},
-}
-COMPILED = ("ours-compiled", "ours-worker-compiled")
+COMPILED = ("ours-compiled",)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("qwen3", {}),
     "ours": ("qwen3", OURS),
     "ours-linear": ("qwen3", LINEAR),
-    "ours-worker": ("qwen3", WORKER),
     "stock-short": ("qwen3-short", {}),
     "ours-compiled": ("qwen3-short", LINEAR),
-    "ours-worker-compiled": ("qwen3-short", WORKER),
     "ours-eager": ("qwen3-short", OURS | {"enforce_eager": True}),
     "ours-fp8": ("qwen3-short", OURS | {"kv_cache_dtype": "fp8"}),
     "stock-gemma2": ("gemma2", {}),
@@ -52,9 +45,7 @@ PAIRS = pytest.mark.parametrize(
     [
         ("ours", "stock"),
         ("ours-linear", "stock"),
-        ("ours-worker", "stock"),
         ("ours-compiled", "stock-short"),
-        ("ours-worker-compiled", "stock-short"),
         ("ours-eager", "stock-short"),
         ("ours-gemma2", "stock-gemma2"),
     ],
@@ -83,8 +74,6 @@ class Found:
     largest: float
     behind: float
     """The most that a drawn token is truly behind the best one."""
-    split: dict[str, int] | None
-    """What the worker says of its partitions."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +99,7 @@ def found(
         print(
             f"{name}: rms error {of.error:.4f}, largest {of.largest:.3f}, drawn token behind the "
             f"best {of.behind:.3f}, {len({t for x in of.tokens for t in x})} different tokens, "
-            f"split {of.split}, up after {told['up_s']:.0f} s of {told['took_s']:.0f}, judged at "
+            f"up after {told['up_s']:.0f} s of {told['took_s']:.0f}, judged at "
             f"{time.monotonic() - began:.0f}",
             flush=True,
         )
@@ -181,7 +170,6 @@ def judged(model: Any, told: dict[str, Any]) -> Found:
         float(all_errors.square().mean().sqrt()),
         float(all_errors.abs().max()),
         behind,
-        told["split"],
     )
 
 
@@ -213,14 +201,3 @@ def test_greedy_tokens_are_the_best_but_for_rounding(
 @pytest.mark.parametrize("name", ["ours-fp8"])
 def test_an_fp8_cache_costs_what_e4m3_rounds(found: dict[str, Found], name: str) -> None:
     assert found[name].largest <= FP8_ERROR
-
-
-@pytest.mark.parametrize("name", ["ours-worker", "ours-worker-compiled"])
-def test_steps_are_split_and_stay_on_their_sms(found: dict[str, Found], name: str) -> None:
-    """The prompts come while others decode already; every CTA of a probe is on its side."""
-    split = found[name].split
-    assert split is not None
-    assert split["steps"] >= 5
-    assert split["decode_sms"] == DECODE_SMS
-    total = torch.cuda.get_device_properties(0).multi_processor_count
-    assert split["prefill_sms"] == total - DECODE_SMS

@@ -62,11 +62,8 @@ def main(kind: str, folder: str, out: str, given: dict[str, Any]) -> None:
             (output,) = request.outputs
             best = [{str(k): x.logprob for k, x in step.items()} for step in output.logprobs]
             texts.append({"tokens": list(output.token_ids), "logprobs": best})
-    told = {"texts": texts, "up_s": up_s, "split": None}
-    if "worker_cls" in given:
-        (told["split"],) = llm.collective_rpc("verify_split")
     with open(f"{out}.part", "w") as file:
-        json.dump(told | {"took_s": perf_counter() - began}, file)
+        json.dump({"texts": texts, "up_s": up_s, "took_s": perf_counter() - began}, file)
     os.replace(f"{out}.part", out)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -98,28 +98,6 @@ def register_quantization_config(name: str) -> Any:
     return keep
 
 
-class BatchDescriptor(NamedTuple):
-    num_tokens: int
-    num_reqs: int | None = None
-
-
-@contextmanager
-def set_forward_context(metadata: Any, config: Any, **more: Any) -> Iterator[None]:
-    CONTEXTS.append(SimpleNamespace(attn_metadata=metadata, vllm_config=config, **more))
-    try:
-        yield
-    finally:
-        CONTEXTS.pop()
-
-
-class Worker:
-    def __init__(self, vllm_config: Any) -> None:
-        self.vllm_config = vllm_config
-
-    def compile_or_warm_up_model(self) -> str:
-        return "times"
-
-
 class Backends(Enum):
     """The registry; values of members are class paths."""
 
@@ -131,7 +109,6 @@ class Backends(Enum):
 
 REGISTERED: dict[Backends, str] = {}
 QUANTIZED: dict[str, type] = {}
-CONTEXTS: list[SimpleNamespace] = []
 DTYPE = torch.float32
 LAYOUT = ["NHD"]
 
@@ -155,13 +132,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     names = {
         "vllm": {"__version__": version},
         "vllm.config": {
-            "CUDAGraphMode": SimpleNamespace(NONE="none", PIECEWISE="piecewise"),
             "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler),
-        },
-        "vllm.forward_context": {
-            "BatchDescriptor": BatchDescriptor,
-            "get_forward_context": lambda: CONTEXTS[-1],
-            "set_forward_context": set_forward_context,
         },
         "vllm.model_executor": {},
         layers: {},
@@ -170,8 +141,6 @@ def modules(version: str) -> dict[str, ModuleType]:
         f"{layers}.quantization.base_config": {"QuantizationConfig": QuantizationConfig},
         "vllm.v1": {},
         "vllm.v1.attention": {},
-        "vllm.v1.worker": {},
-        "vllm.v1.worker.gpu_worker": {"Worker": Worker},
         "vllm.v1.attention.backends": {},
         "vllm.v1.attention.backend": {x.__name__: x for x in of_backend},
         "vllm.v1.attention.backends.registry": registry,
@@ -184,10 +153,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     return made
 
 
-OURS = tuple(
-    f"smkern.integrations.vllm.{name}"
-    for name in ("backend", "metadata", "linear", "split", "worker")
-)
+OURS = tuple(f"smkern.integrations.vllm.{name}" for name in ("backend", "metadata", "linear"))
 
 
 @contextmanager

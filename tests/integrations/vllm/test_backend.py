@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -102,31 +102,10 @@ class Worker:
         build = self.builder.build_for_cudagraph_capture if capture else self.builder.build
         metadata = build(common) if capture else build(0, common)
         out = torch.full((tokens + rows, self.num_heads, self.head_dim), float("nan"))
-        first = 0
-        for part in self._parts(metadata):
-            last = first + part.num_tokens if metadata.decode_rows else tokens + rows
-            given = [x[first:last] for x in qkv]
-            made = self.impl.forward(self.layer, *given, self.cache, part, out[first:last])
-            assert made.data_ptr() == out[first:].data_ptr()
-            first = last
+        made = self.impl.forward(self.layer, *qkv, self.cache, metadata, out)
+        assert made.data_ptr() == out.data_ptr()
         self.metadata = metadata
         return out[:tokens], torch.cat(expected)
-
-    def _parts(self, step: Any) -> list[Any]:
-        """A step, or its decode rows and what is behind them."""
-        if not step.decode_rows:
-            return [step]
-        from smkern.integrations.vllm.split import behind_rows
-
-        n = step.decode_rows
-        rows = replace(
-            step, num_tokens=n, page_table=step.page_table[:n], kv_lens=step.kv_lens[:n].clone(),
-            cu_q_lens=None, max_q_len=1, plans={}, decode_rows=0,
-        )  # fmt: skip
-        parts = [rows, behind_rows(step, n)]
-        for part in parts:
-            self.builder.plan(part)
-        return parts
 
     def _rand(self, tokens: int, heads: int) -> Tensor:
         return torch.randn(tokens, heads, self.head_dim, generator=self.draw)
@@ -181,18 +160,6 @@ def test_random_steps_with_rows_of_padding(backend: Any) -> None:
             assert_close(worker.step(new, rows=random.choice([0, 0, 7])))
             for request, count in new.items():
                 lengths[request] += count
-
-
-def test_decode_rows_in_front_of_prompts_can_run_apart(backend: Any) -> None:
-    worker = Worker(backend)
-    assert_close(worker.step({0: 40, 1: 70}))
-    worker.builder.max_rows_apart = 2
-    for new, apart in (
-        ({0: 1, 1: 1, 2: 33}, 2), ({1: 1, 2: 5, 3: 1}, 1), ({0: 1, 1: 1}, 0), ({3: 7, 4: 9}, 0),
-        ({0: 1, 1: 1, 2: 1, 3: 4}, 0),
-    ):  # fmt: skip
-        assert_close(worker.step(new))
-        assert worker.metadata.decode_rows == apart
 
 
 @pytest.mark.parametrize("count", [1, 3])
