@@ -98,7 +98,7 @@ def suites_table(suites: Suites) -> str:
     for suite, (section, style) in HEADLINES.items():
         found = target_rows(suites.get(suite, Results()).summary)
         if found:
-            met = [row.get("met") for row in found.values()]
+            met = [row.get("met") for row in found.values() if _judged(row)]
             values = defaultdict(lambda: nan, {name: row["value"] for name, row in found.items()})
             rows.append(
                 [
@@ -111,9 +111,9 @@ def suites_table(suites: Suites) -> str:
 
 
 def targets_table(suites: Suites) -> str:
-    """Every row of every suite's summary that has a target."""
+    """Every row of every suite's summary that has a target, or could have one."""
     rows = [
-        [f"{suite}: {name}", _number(row["value"]), _number(row["target"]), _met(row.get("met"))]
+        [f"{suite}: {name}", _number(row["value"]), _number(row["target"]), _met(row)]
         for suite, results in suites.items()
         for name, row in target_rows(results.summary).items()
     ]
@@ -139,8 +139,15 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else str(value or "")
 
 
-def _met(met: bool | None) -> str:
-    return {True: "met", False: "**missed**", None: "not measured"}[met]
+def _judged(row: Mapping[str, Any]) -> bool:
+    """Whether a row is met, missed or not measured: a value without a target is none of these."""
+    return row["target"] is not None or row["value"] is None
+
+
+def _met(row: Mapping[str, Any]) -> str:
+    if not _judged(row):
+        return ""
+    return {True: "met", False: "**missed**", None: "not measured"}[row.get("met")]
 
 
 def provenance_table(suites: Suites) -> str:

@@ -45,6 +45,8 @@ def folder(tmp_path: Path) -> Path:
         "geomean_vs_cublas": {"smkern": row},
         "worst_vs_cublas": {"smkern": worst},
         "informal": {"value": 3.0},
+        "unasked": {"value": 2.0, "target": None, "met": None},
+        "unknown": {"value": None, "target": 2.0, "met": None},
     }
     results.save(tmp_path / "gemm.json")
     return tmp_path
@@ -140,13 +142,15 @@ def test_a_losing_cell_is_named_with_both_measurements(folder: Path) -> None:
 def test_targets_are_rows_that_have_one(folder: Path) -> None:
     targets = blocks_of(folder)["targets"]
     assert "| gemm: geomean_vs_cublas smkern | 1.2 | 1.12 | met |" in targets
+    assert "| gemm: unasked | 2 |  |  |" in targets
+    assert "| gemm: unknown |  | 2 | not measured |" in targets
     assert "informal" not in targets
 
 
 def test_suites_count_their_misses(folder: Path) -> None:
     row = blocks_of(folder)["suites"].splitlines()[2]
     assert row.startswith("| [`gemm`](bench/results/README.md#gemm) | 1.20x cuBLAS in geomean")
-    assert row.endswith("| 1 | 1 |  |")
+    assert row.endswith("| 1 | 1 | 1 |"), "a value that has no target is none of these"
 
 
 def test_the_headline_has_a_loss() -> None:
