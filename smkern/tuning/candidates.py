@@ -129,9 +129,12 @@ def splits(tiles: int, ctas: int, steps: int) -> tuple[int, ...]:
 def is_sensible(m: int, config: GemmConfig) -> bool:
     """Whether no other tile shape is clearly better for `m` rows.
 
-    A plain tile is less than twice as high as the rows; a swapped one comes in at most three, and
+    A plain tile is less than twice as high as the rows, and of cutlass no higher, as boxes that
+    reach outside cost more than the bytes inside. A swapped one comes in at most three, and
     no lower tile covers the rows in as few.
     """
+    if not config.swap and config.kernel == "cutlass":
+        return m >= config.block_m
     if not config.swap:
         return m > 32 and config.block_m < 2 * m
     tiles = ceil(m / config.block_m)

@@ -147,7 +147,9 @@ class Table:
         With `batch_invariant` only cells with whole K loops are used: ws and tma add products in
         the same order with any tile (the GPU tests check it bit for bit), so only a split would
         make a row's bits depend on M or the budget. An epilogue without a cell of its own uses the
-        plain GEMM's, whose main loop is the same. `served` says whether a kernel that needs an
+        plain GEMM's, whose main loop is the same. A cell that cuBLASLt won holds for its M alone:
+        it picks its kernels by M, and on 100 SMs took one for 136 rows that could not launch where
+        that for 256 could. `served` says whether a kernel that needs an
         extra may run; the best of the others does where not.
         """
         found = self._lookup(problem, budget, allow_cublaslt, capability, served)
@@ -175,6 +177,8 @@ class Table:
             return None
         cell = self.cells[replace(key, m=tuned_m)]
         own = problem.batch_invariant or not allow_cublaslt
+        if cell.config.kernel == "cublaslt" and problem.m != tuned_m:
+            own = True
         if cell.config.kernel in OPTIONAL:
             own = problem.batch_invariant or not served(problem, cell.config)
         config = cell.own if own else cell.config

@@ -55,7 +55,7 @@ def cutlass() -> None:
     for config in GLU:
         case = swiglu_support.Case(77, 136, 200)
         x = swiglu_support.operands(case)
-        swiglu_support.run_config(case, x, config, Budget(7, "grid"))
+        run_config(case, x, config, Budget(7, "grid"))
         swiglu_support.check(case, x.on_host())
 
 

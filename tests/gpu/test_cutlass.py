@@ -71,7 +71,7 @@ def test_swiglu(config):
     for sizes in ((96, 256, 512), (77, 776, 200), (1, 64, 64)):
         case = swiglu.Case(*sizes)
         x = swiglu.operands(case)
-        swiglu.run_config(case, x, config, Budget(5, "grid"))
+        run_config(case, x, config, Budget(5, "grid"))
         swiglu.check(case, x)
 
 

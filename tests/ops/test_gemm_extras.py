@@ -27,11 +27,15 @@ def there(monkeypatch) -> None:
     monkeypatch.setattr(cute, "absent", lambda: "")
 
 
-def test_it_must_be_faster_by_more_than_the_models_error(there):
-    extras = Extras((9, 0))
-    assert extras.faster(PROBLEM, FOUND, lambda kernels: BEST) is BEST  # 1.055
-    slower = replace(BEST, predicted_us=201.0)  # 1.045
-    assert extras.faster(PROBLEM, FOUND, lambda kernels: slower) is FOUND
+@pytest.mark.parametrize(
+    ("num_sms", "gain", "chosen"),  # 18 GFLOP and 240 MB: on 132 SMs memory takes longer
+    [(16, 1.055, True), (16, 1.045, False), (132, 1.085, True), (132, 1.075, False)],
+)
+def test_it_must_be_faster_by_more_than_the_models_error(there, num_sms, gain, chosen):
+    best = replace(BEST, predicted_us=FOUND.predicted_us / gain)
+    budget = Budget(num_sms, "mask", False)
+    found = Extras(load_profile()).faster(PROBLEM, budget, FOUND, lambda kernels: best)
+    assert found is (best if chosen else FOUND)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +53,13 @@ def test_where_it_cannot_run_or_must_not_the_choice_stays(there, problem, found,
     def asked(kernels):
         raise AssertionError("the model is not asked")
 
-    assert Extras(capability).faster(problem, found, asked) is found
+    profile = load_profile()
+    there = replace(profile, info=replace(profile.info, capability=capability))
+    assert Extras(there).faster(problem, BUDGET, found, asked) is found
 
 
 def test_without_the_package_and_cubins_the_model_is_not_asked():
-    assert Extras((9, 0)).faster(PROBLEM, FOUND, lambda kernels: 1 / 0) is FOUND
+    assert Extras(load_profile()).faster(PROBLEM, BUDGET, FOUND, lambda kernels: 1 / 0) is FOUND
 
 
 def h200(tables: Table | None = None) -> Dispatcher:

@@ -38,6 +38,15 @@ def test_fewer_row_tiles_than_tuned_fall_to_the_model():
     assert tuned.lookup(GemmProblem(192, 6144, 4096), BUDGET) is None
 
 
+def test_what_the_library_won_holds_for_its_rows_alone():
+    """On 100 SMs it took a kernel for 136 rows that could not launch there; that for 256 could."""
+    budget = Budget(100, "mask", True)
+    at = CellKey.of(GemmProblem(256, 6144, 4096), budget)
+    tuned = Table({}, {at: Cell(constraints.CUBLASLT, 5.0, CONFIG, 6.0)})
+    assert tuned.lookup(GemmProblem(256, 6144, 4096), budget) == constraints.CUBLASLT
+    assert tuned.lookup(GemmProblem(200, 6144, 4096), budget) == CONFIG
+
+
 @pytest.mark.parametrize(
     ("problem", "budget"),
     [

@@ -71,7 +71,7 @@ class Dispatcher:
         # apart, as they cost 10 times as much and prompts of all lengths would drive them out
         self._steps: dict[tuple[Any, ...], Selection] = {}
         self._measured: dict[tuple[GemmProblem, Budget], Selection] = {}
-        self._extras = Extras(profile.info.capability)
+        self._extras = Extras(profile)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._lock = threading.RLock()
 
@@ -94,7 +94,7 @@ class Dispatcher:
             found = self._select(problem, budget, backend)
             if backend is None:
                 best_of = partial(self._modelled, problem, budget)
-                found = self._extras.faster(problem, found, best_of)
+                found = self._extras.faster(problem, budget, found, best_of)
             keep(self._selections, key, found)
         return found
 
