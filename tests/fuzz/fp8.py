@@ -71,9 +71,15 @@ def quantize(random: Random) -> Made:
 def scaled_swiglu(random: Random) -> Made:
     """Whatever it gives; its reference is that of the dequantized matrices."""
     m, n, k = random.randint(0, 9), random.randint(0, 9), random.randint(0, 60)
+    more: dict[str, Tensor] = {}
+    if random.random() < 0.5:
+        n = 128 * random.randint(0, 2)
+        more["out_scale"] = out_scale(random, m, n)
+        if random.random() < 0.5:
+            more["gate_up"] = torch.empty(m, 2 * n, dtype=random.choice(DTYPES))
     a, w = normal(random, m, k).to(E4M3), normal(random, 2 * n, k).to(E4M3)
     given = {"a": a, "w_gate_up": w, "a_scale": scales(random, m), "w_scale": scales(random, 1)}
-    return Made(given, None)
+    return Made(given | more, None)
 
 
 def scaled_grouped(random: Random) -> Made:

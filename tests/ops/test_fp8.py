@@ -199,6 +199,12 @@ def test_opcheck():
         (OPS.scaled_add_rms_norm, (x, x.clone(), weight, rows), {}),
         (OPS.scaled_silu_and_mul, (x, rows), {}),
     ]
+    given = (a, w, one, one, rows)
+    gate_up = {"gate_up": torch.empty(3, 256).bfloat16()}
+    products += [
+        (OPS.quantized_gemm_swiglu, given, {}),
+        (OPS.quantized_gemm_swiglu, given, gate_up),
+    ]
     for op, given, options in (*products, *writers):
         torch.library.opcheck(op.default, given, options, test_utils="test_faketensor")
     for op, given, options in writers:  # torch compares arguments by products e4m3 does not have
