@@ -116,5 +116,5 @@ def test_one_that_fails_is_warned_of_once_and_others_serve(there):
     with pytest.warns(RuntimeWarning, match="unsupported toolchain; other kernels serve"):
         assert dispatcher.plan(problem, BUDGET).kernel == "ws"
     assert dispatcher.plan(replace(problem, m=144), BUDGET).kernel == "ws"
-    with pytest.raises(ArgumentError, match="backend='cutlass'"):
+    with pytest.raises(ArgumentError, match="failed in this process before"):
         dispatcher.plan(problem, BUDGET, "cutlass")

@@ -63,7 +63,8 @@ class Extras:
     def check(self, problem: GemmProblem, config: GemmConfig) -> None:
         """Raise ArgumentError, with the remedy, unless a kernel that was asked for is there."""
         if config.kernel in OPTIONAL and not self.serve(problem, config):
-            raise ArgumentError(f"backend={config.kernel!r} cannot run {problem}: {cute.absent()}")
+            reason = cute.absent() or "one of its kernels failed in this process before"
+            raise ArgumentError(f"backend={config.kernel!r} cannot run {problem}: {reason}")
 
     def refuse(self, error: DeviceError) -> None:
         """Go on without them, as one failed."""
