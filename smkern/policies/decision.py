@@ -31,8 +31,8 @@ class Decision:
             than `rung`'s: None, the whole device. "same": `rung`'s.
         shared: The two sides may overlap and run at once: with `rung=None` and `layers`, two
             streams without a partition; with `prefill_rung` below `rung`, or `rung=None`, prompts
-            confined and decode around them. Without it, and on a device whose lanes are one
-            stream, sides that overlap take turns.
+            confined and decode around them. Without it, over several GPUs, and on a device whose
+            lanes are one stream, sides that overlap take turns.
         ask_again_us: Ask again after so long, 1 us at least, also where nothing ends before (but
             not before a gang is over). Where nothing runs, nothing need be launched meanwhile: for
             100 ms at most while there is work, then a plain decision is carried out.
