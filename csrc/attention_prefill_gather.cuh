@@ -44,6 +44,10 @@ struct Turn {
   __device__ __forceinline__ u32 parity() const { return count / STAGES & 1; }
 };
 
+// At a full tile: a copy's, each converting warp's, or each thread's, as threads of 16-bit caches may
+// announce a tile at different times.
+constexpr int kArrivals = TMA ? 1 : KV8 ? 4 : 128;
+
 struct Shared {
   u32 query, keys, values, raw;  // addresses in shared memory
   u32 full_keys, empty_keys, full_values, empty_values, full_work, empty_work;  // barriers, 2 each
@@ -64,8 +68,7 @@ struct Shared {
   }
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < 2; ++i) {
-      barrier_init(full_keys + 8 * i, TMA ? 1 : 4);
-      barrier_init(full_values + 8 * i, TMA ? 1 : 4);
+      barrier_init(full_keys + 8 * i, kArrivals), barrier_init(full_values + 8 * i, kArrivals);
       barrier_init(empty_keys + 8 * i, 8), barrier_init(empty_values + 8 * i, 8);
       barrier_init(full_work + 8 * i, 1);
       barrier_init(empty_work + 8 * i, kReaders);
@@ -321,8 +324,8 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const TensorMa
         convert_tile(held.to, held.raw);
       }
       fence_async();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(held.full);
+      if constexpr (KV8) __syncwarp();
+      if (!KV8 || lane == 0) barrier_arrive(held.full);
     }
     held.full = 0;
   };
