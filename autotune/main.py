@@ -65,7 +65,7 @@ _operator_options = stacked(
         callback=_epilogues,
         help="Comma-separated: none, bias, bias+silu, residual, …  [default: none]",
     ),
-    click.option("--kernels", callback=_kernels, help="Only these of our kernels, by commas."),
+    click.option("--kernels", callback=_kernels, help="Only these: ws,tma,pointer,cutlass."),
     click.option("--cublaslt/--no-cublaslt", default=True, help="cuBLASLt as a candidate."),
     click.option(
         "--confined", type=click.Choice(["mask", "grid", "both"]), default="mask", show_default=True

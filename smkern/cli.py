@@ -21,7 +21,7 @@ COMMANDS = {
     "serve": ("smkern.server.command", "A model to OpenAI's clients, over HTTP."),
     "replay": (
         "smkern.bench.replay.command",
-        "A trace of requests under policies, simulated or on the GPU: attainment, goodput.",
+        "A trace of requests under policies, simulated or on the GPU: who keeps the limits.",
     ),
     "timeline": (
         "smkern.runtime.timeline.command",

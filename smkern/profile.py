@@ -165,8 +165,8 @@ def load_profile(which: str | int | None = None) -> Profile:
     """The profile of a GPU of this machine, or a shipped one.
 
     Args:
-        which: GPU index, the name of a shipped profile ("h200"), or None: the current GPU where
-            there is one, else the shipped H200.
+        which: GPU index, the name of a shipped profile ("h200") or of this machine's GPU
+            (`gpu_folder`), or None: the current GPU where there is one, else the shipped H200.
 
     Raises:
         ProfileError: no such profile, it is corrupt, or it belongs to another GPU.
@@ -177,7 +177,10 @@ def load_profile(which: str | int | None = None) -> Profile:
         'shipped'
     """
     if isinstance(which, str):
-        return _read(SHIPPED / f"{which}.json", "shipped")
+        path = SHIPPED / f"{which}.json"
+        if not path.exists() and has_gpu() and gpu_folder(device_info().name) == which:
+            return profile_for(device_info())
+        return _read(path, "shipped")
     try:
         info = device_info(which)
     except DeviceError:
@@ -302,7 +305,9 @@ def _read(path: Path, source: Source) -> Profile:
         return Profile(DeviceInfo(**info), curves, text["provenance"], source)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.json")))
-        raise ProfileError(f"no profile {path.name}; shipped are: {known}") from None
+        raise ProfileError(
+            f"no profile {path.name}; shipped are: {known}. Of another GPU ask where it is"
+        ) from None
     except OSError as error:
         raise ProfileError(f"{path} cannot be read ({error.strerror}): {_REMEDY}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -166,6 +166,15 @@ def test_an_unknown_name_lists_what_is_shipped():
         load_profile("h100")
 
 
+def test_a_gpu_that_is_here_has_a_profile_by_its_name_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gpus.install(monkeypatch, gpus.A100)
+    found = load_profile("a100-sxm4-80gb")
+    assert (found.info, found.source) == (gpus.A100, "scaled")
+    with pytest.raises(ProfileError, match="no profile h20"):
+        load_profile("h20")
+
+
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Where this user's profile of `INFO` would lie."""

@@ -30,6 +30,7 @@ from smkern.bench.suite import (
     conclude,
     suite_command,
 )
+from smkern.device import device_info
 from smkern.measure.options import IntList
 from smkern.measure.timing import first_line
 
@@ -115,6 +116,7 @@ def command(
 ) -> None:
     """Measure prompt tokens a millisecond under TBT limits: vLLM's and smkern's, one load."""
     names = engines_named(engines)
+    device_info()  # without a GPU an error, before a file is made
     steps = 64 if output.quick else steps
     load = EngineLoad()
     load = replace(load, limits_ms=tuple(limits)) if limits else load

@@ -67,8 +67,11 @@ class Floats(click.ParamType):
     "--policy", "policies", default=None,
     help="As chunked,chunked:512,static_split:32,muxwise. Default: all.",
 )  # fmt: skip
-@click.option("--order", "orders", default="fcfs", show_default=True, help="As fcfs,deadline.")
-@click.option("--tbt-ms", type=Floats(), default="30", show_default=True, help="Limits of p99 TBT.")
+@click.option(
+    "--order", "orders", default="fcfs", show_default=True, help="As fcfs,deadline,shortest,slack."
+)
+@click.option("--tbt-ms", type=Floats(), default="30", show_default=True,
+              help="Limits of p99 of the time between two tokens (TBT).")  # fmt: skip
 @click.option("--rate", "rates", type=Floats(), default=None, help="Requests/s, as 4,8,12.")
 @click.option("--goodput", "seeks", is_flag=True, help="Seek the highest rate within the limits.")
 @click.option("--seconds", type=float, default=60.0, show_default=True, help="Of a replay.")
@@ -88,7 +91,8 @@ class Floats(click.ParamType):
     "--drain/--no-drain", default=True,
     help="Whether requests are served to their last token, or to the last arrival alone.",
 )  # fmt: skip
-@click.option("--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True)
+@click.option("--traces-folder", type=click.Path(path_type=Path), default=FOLDER, show_default=True,
+              help="Where azure-conversation and the like lie.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None,
               help="JSON of results; cells that it has are not run again.")  # fmt: skip
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), default=None,
@@ -101,9 +105,10 @@ def command(
     drain: bool, traces_folder: Path, out: Path | None, plots: Path | None,
     time_limit_s: float | None,
 ) -> None:  # fmt: skip
-    """Replay a trace under policies: waits, gaps, attainment at rates, or goodput.
+    """Replay a trace under policies: waits, gaps, what is in time at rates, or goodput.
 
-    First tokens are due within the larger of 1 s and 1 ms for each new token.
+    First tokens are due within the larger of 1 s and 1 ms for each new token. Goodput is the
+    highest rate at which 99% are, and p99 of the gaps between tokens is within --tbt-ms.
     """
     if bool(rates) == seeks:
         raise click.UsageError("give --rate 4,8,12 or --goodput, one of them")

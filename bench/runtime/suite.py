@@ -19,6 +19,7 @@ from smkern.bench.runtime.rows import gains, renew, summarize
 from smkern.bench.runtime.served_load import COMPARED, SERVED_S, policies_named
 from smkern.bench.runtime.subjects import SUBJECTS, Task, Tasks, subjects_named
 from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, suite_command
+from smkern.device import device_info
 from smkern.measure.options import IntList
 from smkern.measure.timing import first_line
 
@@ -186,6 +187,7 @@ def command(
 ) -> None:
     """Measure decode beside prefill against chunked prefill, and what the runtime costs."""
     plans = plans_named(models.split(",")) if models else PLANS
+    device_info()  # without a GPU an error, before a file is made
     subjects = subjects_named(only)
     plans = tuple(
         replace(

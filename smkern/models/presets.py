@@ -120,7 +120,7 @@ def find_model(model: str | Path | ModelConfig) -> tuple[ModelConfig, Path | Non
         return known[name.lower()], None
     raise ConfigError(
         f"model {name!r:.200} is neither a folder nor one of {sorted(known)}: pass a folder "
-        "with config.json, a preset or a ModelConfig"
+        "with config.json (`hf download` makes one of a name on the Hub), a preset or a ModelConfig"
     )
 
 

@@ -103,7 +103,9 @@ def check_head_counts(num_q_heads: Any, num_kv_heads: Any, head_dim: Any) -> Non
     if q_heads % kv_heads:
         raise ArgumentError(
             f"{q_heads} query heads over {kv_heads} KV heads: query heads must be a multiple of "
-            "the KV heads; repeat or slice heads so that each KV head serves as many"
+            "the KV heads; slice or repeat heads, and look at the caches' layout: [pages, "
+            "page_size, kv_heads, head_dim], of [pages, kv_heads, page_size, head_dim] a "
+            "transpose(1, 2)"
         )
     if as_int("head_dim", head_dim, 1) not in HEAD_DIMS:
         raise ArgumentError(

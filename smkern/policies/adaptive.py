@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Literal, get_args
 
+from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Corrected, Size
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
@@ -123,6 +124,8 @@ class Adaptive:
         modes: tuple[Mode, ...] = ("mixed", "split", "turns"),
     ) -> None:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
+        if not modes or not set(modes) <= set(get_args(Mode)):
+            raise ArgumentError(f"modes={modes!r}: give one or more of {get_args(Mode)}")
         self.order = order_named(order)
         self._predictor = Corrected(required(predictor, tbt_slo_ms))
         self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)

@@ -181,6 +181,10 @@ def compare(
     """
     slo = Slo(tbt_ms)
     server = SimServer(model) if server is None else server
+    if not hasattr(server, "max_context"):
+        raise ArgumentError(
+            f"server={server!r:.200}: pass what serves (smkern.replay.Server), or None: simulated"
+        )
     loaded = trace if isinstance(trace, Trace) else load_trace(trace)
     fitting = loaded.fitting(server.max_context, overlong)
     drawn = fitting if requests is None else fitting.thinned(requests, seed)

@@ -47,8 +47,8 @@ def load_trace(source: Path | str, *, requests: int = DEFAULT_REQUESTS, seed: in
         text = read_whole(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(
-            f"{path} cannot be read ({error}); give a .csv or .jsonl, or one of "
-            f"{', '.join(GENERATORS)}"
+            f"{path} cannot be read ({error}); give a .csv or .jsonl of yours (recorded traces are "
+            f"no part of smkern), or one of {', '.join(GENERATORS)}"
         ) from error
     rows = _azure(text) if path.suffix == ".csv" else _mooncake(text)
     found = list(_ordered(path, rows))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smkern.errors import DeviceError
+from smkern.errors import ArgumentError, DeviceError
 from smkern.latency import Size
 from smkern.limits import shown
-from smkern.runtime.place import Lane, Place
+from smkern.runtime.place import LANES, Lane, Place
 
 if TYPE_CHECKING:
     from smkern.partition import Partition
@@ -35,6 +35,14 @@ class Work:
     launches: int = 1
     about: dict[str, Any] | None = None
     left: Callable[[Event], int] | None = None
+
+
+def check_launch(lane: object, work: object) -> None:
+    """Raise ArgumentError for a lane that there is not, or work that is none."""
+    if lane not in LANES:
+        raise ArgumentError(f"lane={shown(lane)}: give one of {LANES}")
+    if not isinstance(work, Work):
+        raise ArgumentError(f"work={shown(work)}: pass a Work(name, run), whose run launches it")
 
 
 class Event(Protocol):

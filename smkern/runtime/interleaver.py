@@ -15,6 +15,7 @@ from smkern.runtime.device import (
     NoAnswerError,
     Work,
     as_device_error,
+    check_launch,
     is_over,
     no_bool,
 )
@@ -126,6 +127,8 @@ class Interleaver:
         on_launch: Watch | None = None,
         on_over: Watch | None = None,
     ) -> None:
+        if not hasattr(device, "now_us"):
+            raise ArgumentError(f"device={shown(device)}: pass a CudaDevice(ladder) or a SimDevice")
         self.device = device
         self._impatient = as_flag("impatient", impatient)
         self._max_queued = as_int("max_queued", max_queued, 1)
@@ -222,10 +225,14 @@ class Interleaver:
         else the lanes take turns with, stay the lane's until a poll finds that over.
 
         Raises:
-            StalledError: the lane must wait for the other, or its queue is full: `can_launch` says
-                so beforehand.
+            StalledError: the lane must wait for the other, or its queue is full (`can_launch`).
+            ArgumentError: no such lane, or no `Work`.
         """
-        ticket = self.try_launch(lane, work)
+        try:
+            ticket = self.try_launch(lane, work)
+        except (AttributeError, KeyError):
+            check_launch(lane, work)
+            raise
         if ticket is None:
             raise StalledError(
                 f"{work.name!r} cannot be launched on the {lane} lane now: "

@@ -141,6 +141,8 @@ def test_it_needs_a_limit_and_a_predictor() -> None:
         Adaptive(Shares())
     with pytest.raises(ArgumentError, match="without a predictor"):
         Adaptive(tbt_slo_ms=15.0)
+    with pytest.raises(ArgumentError, match=r"modes=\('mix',\): give one or more of"):
+        adaptive(modes=("mix",))
 
 
 @given(st.floats(9.0, 60.0), st.floats(1.0, 2.0))

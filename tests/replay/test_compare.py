@@ -126,6 +126,11 @@ def test_policies_that_are_none(policies, error, words, server: SimServer) -> No
         compare(policies, TRACE, server=server)
 
 
+def test_what_serves_is_no_name() -> None:
+    with pytest.raises(ArgumentError, match="server='gpu': pass what serves"):
+        compare(["chunked"], TRACE, server="gpu")  # type: ignore[arg-type]
+
+
 def test_a_trace_that_is_none(server: SimServer) -> None:
     with pytest.raises(TraceError, match="nowhere"):
         compare(["chunked"], "nowhere.csv", server=server)

@@ -164,6 +164,24 @@ def test_impatience_does_not_share_the_whole_device(device: ManualDevice) -> Non
     assert lanes.place_for("prefill") is None
 
 
+def test_what_is_no_lane_no_work_or_no_device_is_refused(lanes: Interleaver) -> None:
+    with pytest.raises(ArgumentError, match="lane='decoding': give one of"):
+        lanes.launch("decoding", work())  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="pass a Work"):
+        lanes.launch("decode", print)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"device=\[32\]: pass a CudaDevice"):
+        Interleaver([32])  # type: ignore[arg-type]
+    assert not lanes.queued("decode")
+
+
+def test_an_error_of_the_works_own_is_raised_as_it_is(device: ManualDevice) -> None:
+    def fails(place: Place) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Interleaver(device).launch("decode", Work("decode", fails))
+
+
 def test_a_lanes_queue_is_bounded(device: ManualDevice) -> None:
     lanes = Interleaver(device, max_queued=5)
     lanes.launch("decode", work(launches=3))

@@ -89,8 +89,8 @@ def given_scales(a: Any, a_scale: Any, w_scale: Any) -> None:
     for name, x in (("a_scale", a_scale), ("w_scale", w_scale)):
         if x is None:
             raise ArgumentError(
-                f"{name} is None, and out_dtype or the other scale is given: pass both scales of "
-                "e4m3 matrices, or neither and no out_dtype"
+                f"{name} is None, and out_dtype, out_scale or the other scale is given: pass both "
+                "scales of e4m3 matrices (smkern.quantize makes them), or none of these"
             )
 
 
