@@ -24,7 +24,7 @@ from smkern.bench.replay.cases import (
 )
 from smkern.bench.replay.oracle import ORACLE, Oracle, OracleServer
 from smkern.bench.replay.stock import ON_STOCK, STOCK, stock_predictor
-from smkern.bench.results import Results
+from smkern.bench.results import Results, ResultsError
 from smkern.errors import ArgumentError
 from smkern.policies import Policy
 from smkern.profile import DEFAULT, load_profile
@@ -111,8 +111,18 @@ def _simulated(
 
 
 def name_gpu(results: Results) -> None:
-    """Name a file of simulated replays after the GPU whose tables time them."""
-    results.meta["gpu"] = load_profile(DEFAULT).info.name
+    """Name a file of simulated replays after the GPU whose tables time them.
+
+    Raises:
+        ResultsError: the file has replays that were measured on another.
+    """
+    name, named = load_profile(DEFAULT).info.name, results.meta.get("gpu")
+    if named != name and any(cell.get("simulated") is False for cell in results.cells):
+        raise ResultsError(
+            f"replays measured on {named!r} and simulated of {name!r} are no one file's: name "
+            "another with --out"
+        )
+    results.meta["gpu"] = name
 
 
 def prepared(case: Case, how: How, server: Server) -> tuple[Trace, float, int]:

@@ -125,6 +125,8 @@ def command(
     began = time.monotonic()
     wanted = plan(Room(_device_sms()), seed=seed)
     meta = provenance(model, config, seed)
+    if path.exists():
+        file.resume(meta)  # of another GPU or model: refused before minutes of compiling
     with open_launches(config, all_rungs(wanted)) as (launches, splits):
         _measure(launches, splits, file, meta, began, gpu_minutes, warm_only)
 

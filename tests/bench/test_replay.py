@@ -20,10 +20,10 @@ from smkern.bench.replay.cases import (
     sizes_of,
 )
 from smkern.bench.replay.grid import Grid, cases, run
-from smkern.bench.replay.measure import BOUND, How, with_bounds
+from smkern.bench.replay.measure import BOUND, How, name_gpu, with_bounds
 from smkern.bench.replay.rows import summarize
 from smkern.bench.replay.stock import ON_STOCK
-from smkern.bench.results import Results, load_results
+from smkern.bench.results import Results, ResultsError, load_results
 from smkern.bench.suite import Output, UnknownNameError
 from smkern.bench.tables import replay as tables
 from smkern.errors import ArgumentError, TraceError
@@ -165,6 +165,18 @@ def test_the_command_replays_at_rates_and_goes_on_where_it_ended(tmp_path: Path)
     again = invoke(*words)
     assert "within the limits" not in again.output
     assert again.output.count("static_split:32") == 2  # its rows of the table
+
+
+def test_measured_replays_keep_their_gpus_name() -> None:
+    measured = {"op": "replay", "case": {"trace": "x"}, "provider": "chunked", "simulated": False}
+    results = Results(meta={"gpu": "NVIDIA A100"})
+    name_gpu(results)
+    assert results.meta["gpu"] == "NVIDIA H200"
+    results.meta["gpu"] = "NVIDIA A100"
+    results.add(measured)
+    with pytest.raises(ResultsError, match="'NVIDIA A100' and simulated of 'NVIDIA H200'"):
+        name_gpu(results)
+    assert results.meta["gpu"] == "NVIDIA A100"
 
 
 def test_the_command_stops_in_time_and_says_what_is_left(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ combination. The device's memory is looked at on demand (`check.py`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from smkern.ops import checks
 from smkern.ops.attention.plan import Plan, check_plan_device, differences
 from smkern.ops.checks import FP8
 from smkern.ops.operator import Shapes
-from smkern.tuning.attention.shapes import AttentionKernel, AttentionProblem, AttentionShape
+from smkern.tuning.attention.constraints import AVAILABLE
+from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
-BACKENDS = (*get_args(AttentionKernel), "model")
+BACKENDS = (*AVAILABLE, "model")
 """`backend=` choices: one kernel; "model" (no tuned table)."""
 _Q = "[tokens, q_heads, head_dim]"
 _CACHE = "[pages, page_size, kv_heads, head_dim]"

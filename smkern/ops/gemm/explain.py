@@ -117,7 +117,8 @@ def explain_gemm(
         confined: Imagine this confinement: "mask" (a partition of `num_sms`) or "grid". None: what
             the call would get on the current stream, where a `num_sms` below the stream's own is
             kept by the grid alone, which is another launch than in a partition of that size.
-        clusters: Imagine that clusters can launch there, or not.
+        clusters: Imagine that clusters can launch there, or not, as on the small sides of a ladder.
+            None: they can, where `confined` is imagined of a `num_sms`.
         partition: Explain the call on this partition's stream, or in this budget, instead of the
             current stream's.
         device: Index of the GPU; None is the current one.

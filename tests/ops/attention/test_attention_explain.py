@@ -61,7 +61,7 @@ def test_backends():
     assert (found.source, found.config.kernel) == ("forced", "triton")
     assert found.problem.softcap
     assert found.problem.sinks
-    with pytest.raises(ArgumentError, match="backend='cutlass' is none of"):
+    with pytest.raises(ArgumentError, match="backend='cutlass': use None or one of"):
         explain(backend="cutlass")
 
 
