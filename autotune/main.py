@@ -52,7 +52,12 @@ _model_options = stacked(
 _operator_options = stacked(
     click.option("--op", type=click.Choice(OPS), default="gemm", show_default=True),
     heads_option(),
-    click.option("--cache-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16"),
+    click.option(
+        "--cache-dtype",
+        type=click.Choice(["bf16", "fp8"]),
+        default="bf16",
+        help="Of attention and append.",
+    ),
     click.option(
         "--shapes", type=ShapeList(), help="Weights, as NxK,NxK (IxK of gemm_swiglu's [2I, K])."
     ),
@@ -68,12 +73,19 @@ _operator_options = stacked(
     click.option("--kernels", callback=_kernels, help="Only these: ws,tma,pointer,cutlass."),
     click.option("--cublaslt/--no-cublaslt", default=True, help="cuBLASLt as a candidate."),
     click.option(
-        "--confined", type=click.Choice(["mask", "grid", "both"]), default="mask", show_default=True
+        "--confined",
+        type=click.Choice(["mask", "grid", "both"]),
+        default="mask",
+        show_default=True,
+        help="By a partition, or by num_sms= alone.",
     ),
     click.option("--contended", is_flag=True, help="Beside a memory-bound neighbour."),
     click.option("--quick", is_flag=True, help="A few cells only: seconds of GPU time."),
     click.option(
-        "--raw", "raw_path", type=click.Path(path_type=Path, dir_okay=False), help="JSONL."
+        "--raw",
+        "raw_path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Every candidate, as JSONL.",
     ),
 )
 _common_options = stacked(

@@ -79,7 +79,11 @@ class Floats(click.ParamType):
     "--simulate/--gpu", "simulates", default=None, help="Default: the GPU where there is one."
 )
 @click.option(
-    "--arrivals", type=click.Choice(["poisson", "recorded"]), default="poisson", show_default=True
+    "--arrivals",
+    type=click.Choice(["poisson", "recorded"]),
+    default="poisson",
+    show_default=True,
+    help="Drawn at the rate, or the trace's scaled to it.",
 )
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True)
 @click.option(

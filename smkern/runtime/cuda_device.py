@@ -12,6 +12,7 @@ import torch
 
 from smkern.device import device_info, torch_device
 from smkern.errors import ArgumentError, DeviceError
+from smkern.limits import shown
 from smkern.partition import Ladder, Partition
 from smkern.runtime.device import Device, Event, Work
 from smkern.runtime.host_device import host_us
@@ -173,6 +174,8 @@ class CudaDevice(Device):
                 f"a ladder and partition={partition!r}: a partition is not split; pass one of both"
             )
         splits = [] if ladder is None else list(ladder)
+        if not all(hasattr(split, "decode") for split in splits):
+            raise ArgumentError(f"ladder={shown(ladder)}: pass smkern.ladder([16, 32]), or None")
         sides = [split.decode for split in splits] if partition is None else [partition]
         if device is None:
             device = sides[0].device if sides else torch_device("cuda").index

@@ -55,7 +55,7 @@ def check_parts(**parts: Any) -> None:
         if lacking:
             raise ArgumentError(
                 f"{name}={shown(part)} of type {type(part).__name__} has no {lacking[0]!r}: pass "
-                "a Decoder, a KvPool, and a Device or None"
+                f"a Decoder, a KvPool, and a Device or None, or what has {', '.join(PARTS[name])}"
             )
 
 

@@ -294,6 +294,8 @@ def test_gate_and_up_into_e4m3_refuse():
     x["w_gate_up"] = x.pop("w")
     swiglu, scale = smkern.gemm_swiglu, torch.empty(5, 2)
     refused("gate_up is given without out_scale", swiglu, **x, gate_up=torch.empty(5, 512))
+    refused("out_dtype=torch.float16 with out_scale", swiglu, **x, out_scale=scale,
+            out_dtype=torch.float16)  # fmt: skip
     refused("wanted .5, 512", swiglu, **x, out_scale=scale, gate_up=torch.empty(5, 256))
     refused("contiguous one", swiglu, **x, out_scale=scale, gate_up=torch.empty(5, 520)[:, :512])
     refused("it takes gate and up", swiglu, **x, out_scale=scale, gate_up=e4m3(5, 512))

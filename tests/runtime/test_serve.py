@@ -129,7 +129,7 @@ def test_what_was_put_off_is_done_when_nothing_runs(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("option", "words"),
     [({"preemption": "never"}, "preemption"), ({"stall_timeout_s": 0}, "stall_timeout_s"),
-     ({"max_running": 0}, "max_running")],
+     ({"max_running": 0}, "max_running"), ({"ladder": [16]}, r"ladder=\[16\]: pass smkern.ladder")],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_named(option: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
+from smkern.limits import shown
 from smkern.ops.fp8 import gated
 from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
@@ -164,6 +165,11 @@ def gemm_swiglu(
     """
     if out_scale is not None:
         fp8.given_scales(a, a_scale, w_scale)
+        if out_dtype is not None:
+            raise ArgumentError(
+                f"out_dtype={shown(out_dtype)} with out_scale, whose result is e4m3: leave it out; "
+                "gate_up= says to what gate and up are rounded"
+            )
         quantized: Tensor = gated.quantized_swiglu(
             a, w_gate_up, a_scale, w_scale, out_scale, gate_up, out, workspace, batch_invariant,
             backend, static_weights, check, num_sms,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from smkern.errors import ArgumentError
 from smkern.kv import KvPool
 from smkern.latency import Size
+from smkern.limits import shown
 from smkern.models.layered import LayeredModel
 from smkern.ops.checks import as_int
 from smkern.partition import Ladder
@@ -387,6 +388,8 @@ class ModelExecutor(Executor):
 
 
 def _device_for(model: LayeredModel, ladder: Ladder | None) -> Device:
+    if ladder is not None and not hasattr(ladder, "split"):
+        raise ArgumentError(f"ladder={shown(ladder)}: pass smkern.ladder([16, 32]), or None")
     if model.device.type != "cuda":
         return HostDevice()
     from smkern.runtime.cuda_device import CudaDevice
