@@ -99,8 +99,8 @@ def gemm(
             in a capture the graph's own.
         batch_invariant: A row's bits depend on that row alone, not on M nor the budget (CPU tensors
             are computed a row at a time for it).
-        backend: None (tuned table, else cost model), "own" (never cuBLAS), "model" (no table), or
-            a kernel's name.
+        backend: None (tuned table, else cost model), "own" (never cuBLAS, nor an extra's), "model"
+            (no table), or a kernel: "ws", "tma", "pointer", "cutlass", "cublaslt".
         static_weights: The promise that nothing in flight on this stream writes `w`: inside a
             partition the launch then fetches its first weights while the kernel before it still
             runs. It changes no result.
