@@ -187,7 +187,6 @@ def command(
 ) -> None:
     """Measure decode beside prefill against chunked prefill, and what the runtime costs."""
     plans = plans_named(models.split(",")) if models else PLANS
-    device_info()  # without a GPU an error, before a file is made
     subjects = subjects_named(only)
     plans = tuple(
         replace(
@@ -200,6 +199,7 @@ def command(
     )
     serve = policies_named(policies)
     steady_s, served_s = (0.5, 2.0) if output.quick else (seconds or 1.0, seconds or SERVED_S)
+    device_info()  # without a GPU an error, before a file is made
     results = output.open()
     left, cut = run(
         plans, subjects, results, output, seconds=steady_s, rounds=rounds, again=again,

@@ -66,6 +66,7 @@ def small(monkeypatch):
     monkeypatch.setattr(steady_bench, "made_model", lambda plan: small_model())
     monkeypatch.setattr(steady_bench, "open_bench", small_bench)
     monkeypatch.setattr(suite, "PLANS", (PLAN,))
+    monkeypatch.setattr(suite, "device_info", lambda: None)
     monkeypatch.setattr("smkern.bench.runtime.subjects.STOCK_RUNGS", {PLAN.model: (24,)})
     for name, value in {
         "switch.SWITCHES": 3,
@@ -83,6 +84,13 @@ def run(path, *options: str) -> list:
 
 def named(cells, name):
     return [cell for cell in cells if cell["case"]["name"] == name]
+
+
+def test_without_a_gpu_no_file_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ran = CliRunner().invoke(suite.command, ["--out", str(tmp_path / "runtime.json")])
+    assert (ran.exit_code, "torch sees no GPU" in ran.output) == (1, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_steady_subject_yields_its_cells(small, tmp_path):

@@ -178,6 +178,7 @@ def test_policies_serve_by_name_and_a_resumed_run_skips_what_it_has(tmp_path, mo
     )
     path = tmp_path / "runtime.json"
     options = ["--only", "served", "--policies", "chunked,static_split", "--seconds", "0.02"]
+    monkeypatch.setattr(suite, "device_info", lambda: None)
     run_suite(suite.command, path, *options, "--limits", "60000")
     cells = load_results(path).cells
     assert [c for c in cells if c.get("error")] == []
