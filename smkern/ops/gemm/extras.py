@@ -45,7 +45,7 @@ class Extras:
 
         What was measured at warmup, or must be the same for every M, stays.
         """
-        fixed = found.source == "warmup" or problem.batch_invariant
+        fixed = found.source == "warmup" or problem.batch_invariant or problem.epilogue.swiglu
         runs = problem.aligned and problem.dtype != "fp32" and self.profile.info.capability[0] == 9
         if fixed or not runs or not self.kernels or not cute.is_there():
             return found
