@@ -88,12 +88,7 @@ def _of_extras(
     served: Served,
 ) -> dict[GemmConfig, float]:
     found: dict[GemmConfig, float] = {}
-    if (
-        problem.epilogue.swiglu
-        or not problem.aligned
-        or problem.dtype == "fp32"
-        or profile.info.capability[0] != 9
-    ):
+    if not constraints.may_serve_extras(problem, profile.info.capability):
         return found
     for kernel in (name for name in kernels if name in constraints.OPTIONAL):
         tiles: set[tuple[object, ...]] = set()

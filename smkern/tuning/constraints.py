@@ -342,6 +342,12 @@ def violations(
     return [each.__name__ for each in CONSTRAINTS if not each(problem, config, budget, capability)]
 
 
+def may_serve_extras(problem: GemmProblem, capability: Capability) -> bool:
+    """Whether any configuration of a kernel that needs an extra runs a problem."""
+    of_kind = problem.aligned and problem.dtype != "fp32" and not problem.epilogue.swiglu
+    return of_kind and capability[0] == 9
+
+
 def is_legal(
     problem: GemmProblem, config: GemmConfig, budget: Budget, capability: Capability
 ) -> bool:

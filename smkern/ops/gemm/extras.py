@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from smkern.errors import ArgumentError, DeviceError
 from smkern.kernels.cute import compile as cute
 from smkern.tuning.config import Budget, GemmConfig, GemmProblem, Kernel
-from smkern.tuning.constraints import OPTIONAL
+from smkern.tuning.constraints import OPTIONAL, may_serve_extras
 from smkern.tuning.select import Selection
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Extras:
 
         What was measured at warmup, or must be the same for every M, stays.
         """
-        fixed = found.source == "warmup" or problem.batch_invariant or problem.epilogue.swiglu
-        runs = problem.aligned and problem.dtype != "fp32" and self.profile.info.capability[0] == 9
+        fixed = found.source == "warmup" or problem.batch_invariant
+        runs = may_serve_extras(problem, self.profile.info.capability)
         if fixed or not runs or not self.kernels or not cute.is_there():
             return found
         best = best_of(self.kernels)
