@@ -17,7 +17,15 @@ from unittest.mock import patch
 import torch
 
 from smkern.device import Budget
-from smkern.kernels import append_launch, cuda_source, driver, gemm_frame, gemm_launch, rows_launch
+from smkern.kernels import (
+    aot,
+    append_launch,
+    cuda_source,
+    driver,
+    gemm_frame,
+    gemm_launch,
+    rows_launch,
+)
 from smkern.kernels.append_launch import AppendKernels
 from smkern.kernels.attention import cuda, maps, triton_launch
 from smkern.kernels.attention.launch import AttentionKernels
@@ -95,6 +103,7 @@ def without_driver(launched: list[Launched] | None = None) -> Iterator[None]:
         (driver, "libcuda", lambda: lib),
         (driver, "launch_kernel", lambda: plain),
         (driver, "_launch_kernel_ex", lambda: overlapping),
+        (aot, "replace_address", lambda: _DONE),
         (gemm_frame, "replace_address", lambda: _DONE),
         (maps, "replace_address", lambda: _DONE),
         (gemm_launch, "compile_variant", _artifact),

@@ -5,12 +5,19 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from smkern.kernels.compile import Artifact, check_shared
-from smkern.kernels.driver import check, launcher, load_function
+from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.driver import (
+    TENSOR_MAP_BYTES,
+    check,
+    encode_tensor_map,
+    launcher,
+    load_function,
+    replace_address,
+)
 from smkern.kernels.ledger import ledger
 
 _MAX_BOUND = 1024
@@ -66,12 +73,24 @@ def compile_source(source: KernelSource) -> Artifact:
         target=GPUTarget("cuda", source.capability, 32),
         options=options,
     )
-    meta = kernel.metadata
-    check_shared(f"{meta.name} with {dict(source.constants)}", meta.shared, source.capability)
-    return Artifact(
-        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
-        shared_bytes=meta.shared, swizzles=(), boxes=(), unit=1,
-    )  # fmt: skip
+    named = f"{kernel.metadata.name} with {dict(source.constants)}"
+    return artifact_of(kernel, named, source.capability)
+
+
+class Mapped(NamedTuple):
+    """A matrix that a kernel reads by a tensor map.
+
+    Attributes:
+        dtype: Of its elements.
+        sizes: Of its dimensions, the innermost first.
+        strides: Of the outer dimensions, bytes.
+        side: Which of the kernel's descriptors it is, 0 or 1.
+    """
+
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    side: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +126,66 @@ class LoadedKernel:
                 code = run(stream, params)
             if code:
                 check(code, f"launching {num_ctas} CTAs of {artifact.name}")
+
+        return launch
+
+    def bind_mapped(
+        self,
+        num_ctas: int,
+        a: Mapped,
+        w: Mapped,
+        addresses: int,
+        numbers: Sequence[int],
+        *,
+        what: str,
+        overlap: bool = False,
+    ) -> Launch:
+        """launch(stream, a, w, *addresses) with tensor maps of its own; thread-safe.
+
+        Args:
+            num_ctas: Size of the grid.
+            a: One matrix.
+            w: The other.
+            addresses: How many other addresses a launch is given; the kernel's first parameters
+                behind its descriptors.
+            numbers: Its other run-time parameters.
+            what: What is launched, for messages.
+            overlap: As of `bind`.
+        """
+        artifact, words = self.artifact, addresses + len(numbers) + 1
+        buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * words)
+        start = ctypes.addressof(buffer)
+        a_map = start + -start % TENSOR_MAP_BYTES
+        w_map, at = a_map + TENSOR_MAP_BYTES, a_map + 2 * TENSOR_MAP_BYTES
+        for where, x in ((a_map, a), (w_map, w)):
+            boxes, swizzle = artifact.boxes[x.side][::-1], artifact.swizzles[x.side]
+            encode_tensor_map(where, x.dtype, x.sizes, x.strides, boxes, swizzle)
+        struct.pack_into(f"{words}q", buffer, at - start, *[0] * addresses, *numbers, 0)
+        *values, zero = (at + 8 * i for i in range(words))
+        given: list[int] = []
+        for where, x in sorted(((a_map, a), (w_map, w)), key=lambda pair: pair[1].side):
+            # a descriptor has the map, shape and strides; the kernel reads the map only
+            given += [where, *[zero] * (2 * len(x.sizes))]
+        given += [*values, zero, zero]  # Triton's scratch pointers, unused
+        params = (ctypes.c_void_p * len(given))(*given)
+        run = launcher(
+            self.function, num_ctas, artifact.num_threads, artifact.shared_bytes, overlap=overlap
+        )
+        replace: Callable[[int, int], int] = replace_address()
+        pack, offset = struct.Struct(f"{addresses}Q").pack_into, at - start
+        lock, mapped = threading.Lock(), (0, 0)
+
+        def launch(stream: int, a: int, w: int, *values: int) -> None:
+            nonlocal mapped
+            with lock:
+                code = 0
+                pack(buffer, offset, *values)
+                if mapped != (a, w):
+                    code = replace(a_map, a) or replace(w_map, w)
+                    mapped = (a, w)
+                code = code or run(stream, params)
+            if code:
+                check(code, f"launching {what} (a {a:#x}, w {w:#x})")
 
         return launch
 

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 
 from smkern.errors import DeviceError
 from smkern.tuning.constraints import shared_limit
@@ -22,6 +23,32 @@ class Artifact:
     swizzles: tuple[int, ...]
     boxes: tuple[tuple[int, ...], ...]
     unit: int
+
+
+def artifact_of(kernel: Any, variant: str, capability: int, unit: int = 1) -> Artifact:
+    """What a launch needs of a kernel that Triton compiled.
+
+    Args:
+        kernel: As `triton.compile` returns it.
+        variant: Its name for messages.
+        capability: The device's compute capability, such as 90.
+        unit: Elements that its strides count.
+
+    Raises:
+        DeviceError: it needs more shared memory than a CTA may have.
+    """
+    meta = kernel.metadata
+    check_shared(variant, meta.shared, capability)
+    descriptors = meta.tensordesc_meta or []
+    return Artifact(
+        name=meta.name,
+        cubin=kernel.asm["cubin"],
+        num_threads=meta.num_warps * 32,
+        shared_bytes=meta.shared,
+        swizzles=tuple(x["swizzle"] for x in descriptors),
+        boxes=tuple(tuple(x["block_size"]) for x in descriptors),
+        unit=unit,
+    )
 
 
 def check_shared(kernel: str, needed: int, capability: int) -> None:

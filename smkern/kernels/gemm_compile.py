@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from smkern.kernels.compile import Artifact, check_shared, compile_all
+from smkern.kernels.compile import Artifact, artifact_of, compile_all
 from smkern.kernels.gemm_variants import Variant
 
 _POINTERS = ("out_ptr", "bias_ptr", "residual_ptr")
@@ -33,18 +33,7 @@ def compile_variant(variant: Variant) -> Artifact:
     kernel = triton.compile(
         source, target=GPUTarget("cuda", variant.capability, 32), options=options
     )
-    meta = kernel.metadata
-    check_shared(str(variant), meta.shared, variant.capability)
-    descriptors = meta.tensordesc_meta or []
-    return Artifact(
-        name=meta.name,
-        cubin=kernel.asm["cubin"],
-        num_threads=meta.num_warps * 32,
-        shared_bytes=meta.shared,
-        swizzles=tuple(d["swizzle"] for d in descriptors),
-        boxes=tuple(tuple(d["block_size"]) for d in descriptors),
-        unit=variant.unit,
-    )
+    return artifact_of(kernel, str(variant), variant.capability, variant.unit)
 
 
 def precompile(

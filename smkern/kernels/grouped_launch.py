@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smkern.kernels.aot import KernelSet, KernelSource, Launch, LoadedKernel, compile_source
-from smkern.kernels.compile import Artifact, check_shared
-from smkern.kernels.driver import (
-    OVERLAP_FROM,
-    TENSOR_MAP_BYTES,
-    check,
-    encode_tensor_map,
-    launcher,
-    may_overlap,
-    replace_address,
+from smkern.kernels.aot import (
+    KernelSet,
+    KernelSource,
+    Launch,
+    LoadedKernel,
+    Mapped,
+    compile_source,
 )
+from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.driver import OVERLAP_FROM, may_overlap
 from smkern.tuning.bucket_table import power_of_two
 from smkern.tuning.grouped import Budget, GroupedConfig, GroupedProblem, configs_of, num_ctas
 from smkern.tuning.moe import VECTOR
@@ -158,13 +153,7 @@ def _compile_ws(variant: GroupedVariant) -> Artifact:
         target=GPUTarget("cuda", variant.capability, 32),
         options={"num_warps": warps, "maxnreg": min(registers, 255)},
     )
-    meta = kernel.metadata
-    check_shared(str(variant), meta.shared, variant.capability)
-    return Artifact(
-        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
-        shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),
-        boxes=tuple(tuple(d["block_size"]) for d in meta.tensordesc_meta), unit=VECTOR,
-    )  # fmt: skip
+    return artifact_of(kernel, str(variant), variant.capability, VECTOR)
 
 
 class GroupedKernels:
@@ -219,49 +208,19 @@ def pointer_numbers(problem: GroupedProblem, config: GroupedConfig, unit: int) -
 def _bind_ws(
     problem: GroupedProblem, variant: GroupedVariant, loaded: LoadedKernel, ctas: int, overlap: bool
 ) -> Launch:
-    """A launch with its own tensor maps and parameter buffer; thread-safe."""
-    p, artifact = problem, loaded.artifact
-    buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * 16)
-    start = ctypes.addressof(buffer)
-    a_map = start + -start % TENSOR_MAP_BYTES
-    w_map, at = a_map + TENSOR_MAP_BYTES, a_map + 2 * TENSOR_MAP_BYTES
-    expert_rows = p.halves * p.n
-    for index, (where, rows, stride) in enumerate(
-        ((a_map, p.rows, p.a_stride), (w_map, p.num_experts * expert_rows, p.w_stride))
-    ):
-        encode_tensor_map(
-            where, p.dtype, (p.k, rows), (2 * stride,), artifact.boxes[index][::-1],
-            artifact.swizzles[index],
-        )  # fmt: skip
+    p, expert_rows = problem, problem.halves * problem.n
     numbers = (
         p.rows, p.num_experts, p.n // VECTOR, expert_rows, p.n, p.out_stride // VECTOR,
         -(-p.n // variant.block_n), -(-p.k // variant.block_k),
     )  # fmt: skip
-    struct.pack_into(f"{len(numbers) + 3}q", buffer, at - start, 0, 0, *numbers, 0)
-    out_at, offsets_at, *numbers_at, zero = (at + 8 * i for i in range(len(numbers) + 3))
-    # a descriptor has the map, shape and strides; the kernel reads the map only
-    absent = [zero] * 4
-    # the last two are Triton's scratch pointers, unused
-    given = [a_map, *absent, w_map, *absent, out_at, offsets_at, *numbers_at, zero, zero]
-    params = (ctypes.c_void_p * len(given))(*given)
-    run = launcher(
-        loaded.function, ctas, artifact.num_threads, artifact.shared_bytes, overlap=overlap
+    a = Mapped(p.dtype, (p.k, p.rows), (2 * p.a_stride,), 0)
+    w = Mapped(p.dtype, (p.k, p.num_experts * expert_rows), (2 * p.w_stride,), 1)
+    run = loaded.bind_mapped(
+        ctas, a, w, 2, numbers, what=f"{ctas} CTAs of {variant}", overlap=overlap
     )
-    replace: Callable[[int, int], int] = replace_address()
-    pack, offset, lock = struct.Struct("2Q").pack_into, at - start, threading.Lock()
-    mapped = (0, 0)
 
     def launch(stream: int, a: int, w: int, offsets: int, out: int) -> None:
-        nonlocal mapped
-        with lock:
-            code = 0
-            pack(buffer, offset, out, offsets)
-            if mapped != (a, w):
-                code = replace(a_map, a) or replace(w_map, w)
-                mapped = (a, w)
-            code = code or run(stream, params)
-        if code:
-            check(code, f"launching {ctas} CTAs of {variant} (a {a:#x}, w {w:#x})")
+        run(stream, a, w, out, offsets)
 
     return launch
 

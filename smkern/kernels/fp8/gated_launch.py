@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from smkern.kernels.aot import LoadedKernel
-from smkern.kernels.compile import Artifact, check_shared
-from smkern.kernels.driver import (
-    TENSOR_MAP_BYTES,
-    check,
-    encode_tensor_map,
-    launcher,
-    may_overlap,
-    replace_address,
-)
+from smkern.kernels.aot import LoadedKernel, Mapped
+from smkern.kernels.compile import Artifact, artifact_of
+from smkern.kernels.driver import may_overlap
 from smkern.kernels.fp8.gemm_compile import PAIRS
 from smkern.tuning import fp8
 from smkern.tuning.config import Budget, GemmConfig
@@ -92,13 +82,7 @@ class GatedVariant:
             target=GPUTarget("cuda", self.capability, 32),
             options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
         )
-        meta = made.metadata
-        check_shared(str(self), meta.shared, self.capability)
-        return Artifact(
-            name=meta.name, cubin=made.asm["cubin"], num_threads=meta.num_warps * 32,
-            shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),
-            boxes=tuple(tuple(d["block_size"]) for d in meta.tensordesc_meta), unit=UNIT,
-        )  # fmt: skip
+        return artifact_of(made, str(self), self.capability, UNIT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,53 +105,28 @@ class GatedPlan:
             strides: Of all operands.
             static_weights: No running kernel writes w, so its first stages are fetched at once.
         """
-        p, config, artifact = self.problem, self.config, self.loaded.artifact
+        p, config = self.problem, self.config
         overlap = may_overlap(config.overlap, self.budget, 90)
         tiles_x, tiles_y = -(-p.m // BLOCK), p.n // (2 * BLOCK)
         ctas = min(num_ctas(config, self.budget), tiles_x * tiles_y)
-        buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * 32)
-        start = ctypes.addressof(buffer)
-        a_map = start + -start % TENSOR_MAP_BYTES
-        w_map, at = a_map + TENSOR_MAP_BYTES, a_map + 2 * TENSOR_MAP_BYTES
         of_gate = (strides.w, p.n // 2 * strides.w, BLOCK * strides.w)
-        for where, sizes, steps, side in (
-            (a_map, (p.k // 2, p.m), (strides.a,), 0),
-            (w_map, (p.k // 2, BLOCK, 2, tiles_y), of_gate, 1),
-        ):
-            boxes, swizzle = artifact.boxes[side][::-1], artifact.swizzles[side]
-            encode_tensor_map(where, PAIRS, sizes, steps, boxes, swizzle)
         numbers = (
             p.m, strides.out // UNIT, *strides[3:], tiles_x, tiles_y, p.k // BLOCK,
             min(config.group_m, tiles_x), config.num_stages if static_weights and overlap else 0,
         )  # fmt: skip
-        struct.pack_into(
-            f"{len(ADDRESSES) + len(numbers) + 1}q", buffer, at - start, *[0] * len(ADDRESSES),
-            *numbers, 0,
-        )  # fmt: skip
-        *values, zero = (at + 8 * i for i in range(len(ADDRESSES) + len(numbers) + 1))
-        # a descriptor has the map, shape and strides; the kernel reads the map only
-        given = [a_map, *[zero] * 4, w_map, *[zero] * 8, *values, zero, zero]
-        params = (ctypes.c_void_p * len(given))(*given)
-        run = launcher(
-            self.loaded.function, ctas, artifact.num_threads, artifact.shared_bytes,
+        run = self.loaded.bind_mapped(
+            ctas,
+            Mapped(PAIRS, (p.k // 2, p.m), (strides.a,), 0),
+            Mapped(PAIRS, (p.k // 2, BLOCK, 2, tiles_y), of_gate, 1),
+            len(ADDRESSES),
+            numbers,
+            what=f"{ctas} CTAs of {p}",
             overlap=overlap,
-        )  # fmt: skip
-        move: Callable[[int, int], int] = replace_address()
-        pack, offset, lock = struct.Struct("4Q").pack_into, at - start, threading.Lock()
-        mapped = (0, 0)
+        )
 
         def launch(
             a: int, w: int, a_scale: int, w_scale: int, out_scale: int, out: int, stream: int
         ) -> None:
-            nonlocal mapped
-            with lock:
-                code = 0
-                pack(buffer, offset, out, out_scale, a_scale, w_scale)
-                if mapped != (a, w):
-                    code = move(a_map, a) or move(w_map, w)
-                    mapped = (a, w)
-                code = code or run(stream, params)
-            if code:
-                check(code, f"launching {ctas} CTAs of {p} (a {a:#x}, w {w:#x})")
+            run(stream, a, w, out, out_scale, a_scale, w_scale)
 
         return launch

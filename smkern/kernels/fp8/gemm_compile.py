@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smkern.kernels.aot import KernelSource, compile_source
-from smkern.kernels.compile import Artifact, check_shared
+from smkern.kernels.compile import Artifact, artifact_of
 from smkern.kernels.driver import OVERLAP_FROM
 from smkern.tuning import fp8
 from smkern.tuning.config import GemmConfig
@@ -185,13 +185,7 @@ def _compile_ws(variant: ScaledVariant) -> Artifact:
         # a partition has 4 warps, and the launch as many again for each part and the copying warp
         options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
     )
-    meta = kernel.metadata
-    check_shared(str(variant), meta.shared, variant.capability)
-    return Artifact(
-        name=meta.name, cubin=kernel.asm["cubin"], num_threads=meta.num_warps * 32,
-        shared_bytes=meta.shared, swizzles=tuple(d["swizzle"] for d in meta.tensordesc_meta),
-        boxes=tuple(tuple(d["block_size"]) for d in meta.tensordesc_meta), unit=UNIT,
-    )  # fmt: skip
+    return artifact_of(kernel, str(variant), variant.capability, UNIT)
 
 
 def _store_layout(gl: Any, columns: int, swap: bool) -> Any:

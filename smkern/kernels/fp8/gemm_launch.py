@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from smkern.kernels.aot import KernelSet, LoadedKernel
-from smkern.kernels.driver import (
-    TENSOR_MAP_BYTES,
-    check,
-    encode_tensor_map,
-    launcher,
-    may_overlap,
-    replace_address,
-)
+from smkern.kernels.aot import KernelSet, LoadedKernel, Mapped
+from smkern.kernels.driver import may_overlap
 from smkern.kernels.fp8.gated_launch import GatedPlan, GatedVariant
 from smkern.kernels.fp8.gemm_compile import PAIRS, UNIT, ScaledVariant, variant_of
 from smkern.kernels.gemm_schedule import make_schedule
@@ -97,61 +87,29 @@ class ScaledPlan:
         return launch
 
     def _bind_ws(self, strides: Strides, early: int) -> Launch:
-        p, variant, artifact = self.problem, self.variant, self.loaded.artifact
+        p, variant = self.problem, self.variant
         s = make_schedule(p.twin, self.config, self.budget)
-        buffer = ctypes.create_string_buffer(3 * TENSOR_MAP_BYTES + 8 * 32)
-        start = ctypes.addressof(buffer)
-        a_map = start + -start % TENSOR_MAP_BYTES
-        w_map, at = a_map + TENSOR_MAP_BYTES, a_map + 2 * TENSOR_MAP_BYTES
-        for where, rows, stride, side in (
-            (a_map, p.m, strides.a, int(variant.swap)),
-            (w_map, p.n, strides.w, int(not variant.swap)),
-        ):
-            encode_tensor_map(
-                where, PAIRS, (p.k // 2, rows), (stride,), artifact.boxes[side][::-1],
-                artifact.swizzles[side],
-            )  # fmt: skip
         numbers = (
             p.m, p.n // UNIT, strides.out // UNIT, strides.residual // UNIT, strides.a_step,
             strides.a_block_step, strides.w_step, s.tiles_x, s.tiles_y, s.k_iters, s.whole_tiles,
             s.stream_iters, s.quantum, s.group, early,
         )  # fmt: skip
-        addresses = 7  # out, bias, residual, partials, counters, a's scales, w's
-        struct.pack_into(
-            f"{addresses + len(numbers) + 1}q", buffer, at - start, *[0] * addresses, *numbers, 0
-        )
-        *values, zero = (at + 8 * i for i in range(addresses + len(numbers) + 1))
-        # a descriptor has the map, shape and strides; the kernel reads the map only
-        absent = [zero] * 4
-        x_map, y_map = (w_map, a_map) if variant.swap else (a_map, w_map)
-        # the last two are Triton's scratch pointers, unused
-        given = [x_map, *absent, y_map, *absent, *values, zero, zero]
-        params = (ctypes.c_void_p * len(given))(*given)
-        run = launcher(
-            self.loaded.function, s.num_ctas, artifact.num_threads, artifact.shared_bytes,
+        run = self.loaded.bind_mapped(
+            s.num_ctas,
+            Mapped(PAIRS, (p.k // 2, p.m), (strides.a,), int(variant.swap)),
+            Mapped(PAIRS, (p.k // 2, p.n), (strides.w,), int(not variant.swap)),
+            7,  # out, bias, residual, partials, counters, a's scales, w's
+            numbers,
+            what=f"{s} of {variant}",
             overlap=self.overlap,
-        )  # fmt: skip
-        move: Callable[[int, int], int] = replace_address()
-        pack, offset, lock = struct.Struct("7Q").pack_into, at - start, threading.Lock()
-        mapped = (0, 0)
+        )
 
         def launch(
             a: int, w: int, a_scale: int, w_scale: int, out: int, bias: int, residual: int,
             workspace: int, stream: int,
         ) -> None:  # fmt: skip
-            nonlocal mapped
-            with lock:
-                code = 0
-                pack(
-                    buffer, offset, out, bias, residual, workspace + COUNTER_BYTES, workspace,
-                    a_scale, w_scale,
-                )  # fmt: skip
-                if mapped != (a, w):
-                    code = move(a_map, a) or move(w_map, w)
-                    mapped = (a, w)
-                code = code or run(stream, params)
-            if code:
-                check(code, f"launching {s} of {variant} (a {a:#x}, w {w:#x})")
+            partials = workspace + COUNTER_BYTES
+            run(stream, a, w, out, bias, residual, partials, workspace, a_scale, w_scale)
 
         return launch
 
