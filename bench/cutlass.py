@@ -58,6 +58,7 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """CUTLASS's kernels wherever they run, and what dispatch made of them."""
     groups = groups_of(cells)
     parts = [g for g in groups if g["smkern"]["mode"] != "full"]
+    whole = [g for g in groups if g["smkern"]["mode"] == "full"]
     few = [g for g in parts if g["smkern"]["num_sms"] <= FEW_SMS]
     between = [g for g in few if BETWEEN[0] <= g["smkern"]["case"]["m"] <= BETWEEN[1]]
     tensor = [
@@ -69,16 +70,12 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     dispatched = [value for g in groups if (value := over_cublas(g, "smkern")) is not None]
     return {
         "cutlass_over_triton": _row(map(over_triton, parts), 1.0),
-        "cutlass_over_triton_whole_chip": _row(map(over_triton, _rest(groups, parts)), 1.0),
+        "cutlass_over_triton_whole_chip": _row(map(over_triton, whole), 1.0),
         "cutlass_over_triton_65_to_255_rows": _row(map(over_triton, between), 1.2),
         "cutlass_tensor_fraction_m2048_up_to_60_sms": _row(tensor, 0.86),
         "cutlass_chosen_over_triton": _row((over_triton(g, "smkern") for g in chosen), 1.05),
         "cutlass_dispatched_over_cublas": _row(dispatched, 1.14),
     }
-
-
-def _rest(groups: Groups, parts: Groups) -> Groups:
-    return [group for group in groups if group not in parts]
 
 
 def _row(values: Iterable[float], target: float) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from smkern.bench.suite import (
     TIME_LIMIT_OPTION,
     Output,
     Run,
-    UnknownNameError,
     conclude,
+    known_names,
     suite_command,
 )
 from smkern.device import device_info
@@ -87,11 +87,7 @@ def engines_named(text: str | None) -> tuple[str, ...]:
     Raises:
         UnknownNameError: one that there is not.
     """
-    names = PROVIDERS if text is None else tuple(name for name in text.split(",") if name)
-    for name in names:
-        if name not in PROVIDERS:
-            raise UnknownNameError(f"no engine is named {name!r}; there are {', '.join(PROVIDERS)}")
-    return names
+    return PROVIDERS if text is None else known_names(text, PROVIDERS, "engine")
 
 
 def each_by_itself(names: Sequence[str], more: Sequence[str]) -> None:

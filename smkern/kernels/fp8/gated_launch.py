@@ -16,8 +16,6 @@ from smkern.tuning.constraints import num_ctas
 from smkern.tuning.fp8 import ScaledProblem
 
 BLOCK = 128
-UNIT = 16
-"""Elements of the result that its stride counts."""
 NUMBERS = (
     "m", "out_stride", "out_step", "out_block_step", "a_step", "a_block_step", "w_step", "tiles_x",
     "tiles_y", "k_iters", "group", "early",
@@ -82,7 +80,7 @@ class GatedVariant:
             target=GPUTarget("cuda", self.capability, 32),
             options={"num_warps": 4, "maxnreg": fp8.base_registers(config)},
         )
-        return artifact_of(made, str(self), self.capability, UNIT)
+        return artifact_of(made, str(self), self.capability, fp8.GATED_UNIT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +109,7 @@ class GatedPlan:
         ctas = min(num_ctas(config, self.budget), tiles_x * tiles_y)
         of_gate = (strides.w, p.n // 2 * strides.w, BLOCK * strides.w)
         numbers = (
-            p.m, strides.out // UNIT, *strides[3:], tiles_x, tiles_y, p.k // BLOCK,
+            p.m, strides.out // fp8.GATED_UNIT, *strides[3:], tiles_x, tiles_y, p.k // BLOCK,
             min(config.group_m, tiles_x), config.num_stages if static_weights and overlap else 0,
         )  # fmt: skip
         run = self.loaded.bind_mapped(

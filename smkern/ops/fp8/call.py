@@ -113,8 +113,14 @@ def check_gemm(call: ScaledGemm) -> None:
     check_out_dtype(call, {"bias": call.bias, "residual": call.residual})
 
 
-def check_swiglu(call: ScaledSwiglu | QuantizedSwiglu) -> None:
+def check_swiglu(call: ScaledSwiglu) -> None:
     """Raise ArgumentError for a product that cannot be served."""
+    check_gated(call)
+    check_out_dtype(call, {})
+
+
+def check_gated(call: ScaledSwiglu | QuantizedSwiglu) -> None:
+    """Raise ArgumentError for matrices or scales that cannot be multiplied and gated."""
     a, w = call.a, call.w_gate_up
     check_choices(None, call.backend)
     check_e4m3("a", a)
@@ -123,8 +129,6 @@ def check_swiglu(call: ScaledSwiglu | QuantizedSwiglu) -> None:
     check_matrix("w_gate_up", w, None, a.shape[1])
     check_gate_up(w)
     check_scale_pair(a, w, call.a_scale, call.w_scale, "w_gate_up")
-    if isinstance(call, ScaledSwiglu):
-        check_out_dtype(call, {})
 
 
 def check_out_dtype(call: Any, others: dict[str, Tensor | None]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops.checks import FP8
-from smkern.ops.fp8.call import QuantizedSwiglu, check_swiglu
+from smkern.ops.fp8.call import QuantizedSwiglu, check_gated
 from smkern.ops.fp8.dispatch import ScaledDispatcher, bind_plan, fp8_dispatcher, problem_from
 from smkern.ops.fp8.rows import check_out_scale, group_of
 from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps
@@ -31,13 +31,10 @@ from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.fp8_rows import QuantProblem
 from smkern.tuning.rows import VECTOR
 
-PAIR = 16
-"""Elements of e4m3 that the fused kernel stores at once."""
-
 
 def check_call(call: QuantizedSwiglu) -> None:
     """Raise ArgumentError for a product that cannot be served."""
-    check_swiglu(call)
+    check_gated(call)
     rows, width = call.a.shape[0], call.w_gate_up.shape[0] // 2
     check_out_scale(call.out_scale, rows, width)
     if call.gate_up is not None:
@@ -118,7 +115,7 @@ def is_fused(call: QuantizedSwiglu, problem: ScaledProblem, capability: tuple[in
     forced = call.backend == "own"
     some = replace(problem, m=fp8.GATED_ROWS) if forced else problem
     fits = group_of(call.out_scale) == "block" and fp8.serves_gated(some, capability)
-    fits = fits and (call.out is None or row_stride(call.out) % PAIR == 0)
+    fits = fits and (call.out is None or row_stride(call.out) % fp8.GATED_UNIT == 0)
     if forced and not fits:
         raise ArgumentError(
             f"backend='own' cannot run gemm_swiglu of {problem.m}x{problem.n}x{problem.k} with "
