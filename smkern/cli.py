@@ -161,9 +161,7 @@ class LazyGroup(click.Group):
 
 
 cli = LazyGroup(
-    "smkern",
-    COMMANDS,
-    "SM partitions for LLM serving, and kernels that know their SM budget.",
+    "smkern", COMMANDS, "SM partitions for LLM serving, and kernels that know their SM budget."
 )
 cli.add_command(LazyGroup("bench", SUITES, "Measure what the README claims; most need a GPU."))
 cli = click.version_option(__version__, prog_name="smkern")(cli)

@@ -55,9 +55,7 @@ def written_by(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name in MODULES for option in written_by(name)]
 )
-def test_what_cannot_be_written_is_refused_before_the_work(
-    name: str, option: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_written_is_refused_before_the_work(name, option, tmp_path) -> None:
     (tmp_path / "file").write_text("mine")
     group = ["bench"] if name in smkern.cli.SUITES else []
     path = tmp_path / "file" / "below"
@@ -86,7 +84,7 @@ def writes_a_file(name: str, option: str) -> bool:
     ],
 )
 def test_a_folder_where_a_file_belongs_is_refused_before_the_work(
-    name: str, option: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name, option, words, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -130,9 +128,7 @@ def test_unknown_subcommand_exits_2() -> None:
         OSError(28, "No space left on device", "x.json"),
     ],
 )
-def test_our_errors_and_the_disks_are_messages(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_errors_and_the_disks_are_messages(error, monkeypatch, capsys) -> None:
     @click.command("doctor")
     def failing() -> None:
         raise error

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 import smkern
 from smkern import device
-from smkern.device import (
-    ASSUMED_CLOCK_MHZ,
-    Chip,
-    DeviceInfo,
-    device_info,
-    gpu_folder,
-    torch_device,
-)
+from smkern.device import ASSUMED_CLOCK_MHZ, Chip, DeviceInfo, device_info, gpu_folder, torch_device
 from smkern.errors import DeviceError
 from smkern.kv import KvPool, KvSizes
 from smkern.models import ActivationBuffers, Weights, preset

@@ -154,9 +154,7 @@ def test_a_table_of_ones_own_with_a_cell_that_cannot_run_is_found_out() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_cache_folders_are_named_with_what_they_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folders_are_named_with_what_they_hold(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
     (tmp_path / "kernels" / "abc").mkdir(parents=True)
     for name in ("one.cubin", "two.ptx"):
@@ -178,9 +176,7 @@ def test_what_a_check_says_is_not_markup() -> None:
 
 
 @pytest.mark.parametrize("info", [H200, *FOREIGN], ids=named)
-def test_every_gpu_is_examined_to_the_end(
-    info: DeviceInfo, fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_gpu_is_examined_to_the_end(info, fake_gpu, monkeypatch) -> None:
     install(monkeypatch, info)
     report = doctor.examine()
     assert not report.failed
@@ -231,9 +227,7 @@ def test_what_nobody_tells_is_said() -> None:
     assert "(sm_100's: sm_131's is not known)" in said
 
 
-def test_the_gpu_asked_about_is_the_one_examined(
-    fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpu_asked_about_is_the_one_examined(fake_gpu, monkeypatch) -> None:
     install(monkeypatch, H200, A100)
     first, second = by_name(doctor.examine(0)), by_name(doctor.examine(1))
     assert "shipped, measured" in first["ceilings"].detail
@@ -245,9 +239,7 @@ def test_the_gpu_asked_about_is_the_one_examined(
     assert "no GPU 2: this machine has 0 to 1" in " ".join(ran.output.split())
 
 
-def test_another_gpus_profile_in_this_ones_place_fails_alone(
-    fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_gpus_profile_in_this_ones_place_fails_alone(fake_gpu, monkeypatch) -> None:
     install(monkeypatch, A100)
     save_profile(load_profile("h200"), cache_file(A100))
     report = doctor.examine()
@@ -256,9 +248,7 @@ def test_another_gpus_profile_in_this_ones_place_fails_alone(
     assert "was measured on 'NVIDIA H200'" in failed[0].detail
 
 
-def test_a_measurement_with_another_driver_is_mentioned(
-    fake_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_with_another_driver_is_mentioned(fake_gpu, monkeypatch) -> None:
     install(monkeypatch, A100)
     older = replace(A100, driver="550.1")
     save_profile(Profile(older, {"bandwidth_tbps_spread_alone": ((108, 1.8),)}))
@@ -281,9 +271,7 @@ def test_tables_are_named_by_the_models_they_are_whole_for():
     [(1, (), "note", "no other GPU"), (3, (1, 2), "ok", "2 of 2 other GPUs"),
      (3, (1,), "note", "1 of 2 other GPUs by peer access, links not known")],
 )  # fmt: skip
-def test_other_gpus_are_found(
-    monkeypatch: pytest.MonkeyPatch, count: int, reached: tuple[int, ...], status: str, text: str
-) -> None:
+def test_other_gpus_are_found(monkeypatch, count, reached, status, text) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, other: other in reached)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)

@@ -112,12 +112,7 @@ class PagePool:
         return len(self._match(self._as_chain(tokens, salt))) * self.page_size
 
     def allocate(
-        self,
-        request: Hashable,
-        tokens: Tokens,
-        *,
-        num_tokens: int | None = None,
-        salt: str = "",
+        self, request: Hashable, tokens: Tokens, *, num_tokens: int | None = None, salt: str = ""
     ) -> int:
         """Give a new request pages, all of them or none.
 

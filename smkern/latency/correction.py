@@ -77,12 +77,7 @@ class Corrected:
         return float(worst(size, num_sms, beside, beside_sms)) * self._factor(size, True)
 
     def observe(
-        self,
-        size: Size,
-        num_sms: int,
-        us: float,
-        beside: Size | None = None,
-        beside_sms: int = 0,
+        self, size: Size, num_sms: int, us: float, beside: Size | None = None, beside_sms: int = 0
     ) -> None:
         """Learn from a launch that ended.
 

@@ -77,12 +77,7 @@ class MuxWise:
         return self.alone_us(size, num_sms) * self.slowdown(size, num_sms, beside, beside_sms)
 
     def observe(
-        self,
-        size: Size,
-        num_sms: int,
-        us: float,
-        beside: Size | None = None,
-        beside_sms: int = 0,
+        self, size: Size, num_sms: int, us: float, beside: Size | None = None, beside_sms: int = 0
     ) -> bool:
         """Refine the guard by a launch that was timed while serving.
 

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smkern.errors import ConfigError
 from smkern.limits import FP8_BLOCK, HEAD_DIMS
-from smkern.models.architecture import (
-    ARCHITECTURES,
-    Architecture,
-    MoeConfig,
-    check_count,
-    dtypes,
-)
+from smkern.models.architecture import ARCHITECTURES, Architecture, MoeConfig, check_count, dtypes
 from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
 from smkern.models.quantization import Quantization

@@ -129,11 +129,7 @@ class TensorParallel:
 
     @classmethod
     def from_env(
-        cls,
-        size: int,
-        device: torch.device | str = "cuda",
-        *,
-        timeout_s: float = TIMEOUT_S,
+        cls, size: int, device: torch.device | str = "cuda", *, timeout_s: float = TIMEOUT_S
     ) -> TensorParallel:
         """This process as torchrun started it; waits for the others.
 

@@ -9,10 +9,7 @@ from smkern.partition.streams import stream_budgets
 
 def make_pair(decode_sms: int, origin: Origin, info: DeviceInfo) -> tuple[Partition, Partition]:
     """Two streams on which smkern's kernels launch at most so many CTAs; no mask confines them."""
-    return (
-        _make(decode_sms, origin, info),
-        _make(info.num_sms - decode_sms, origin, info),
-    )
+    return (_make(decode_sms, origin, info), _make(info.num_sms - decode_sms, origin, info))
 
 
 def _nothing() -> None:

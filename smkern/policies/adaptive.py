@@ -342,12 +342,7 @@ class Adaptive:
         return Plan("turns", rate, None, turn_us)
 
     def _rung(
-        self,
-        snapshot: Snapshot,
-        prices: Prices,
-        chunks: Chunks,
-        hurry: bool,
-        gone_us: float = 0.0,
+        self, snapshot: Snapshot, prices: Prices, chunks: Chunks, hurry: bool, gone_us: float = 0.0
     ) -> int | None:
         """The smallest decode side whose step beside prompts keeps the limit; None: none does."""
         aim_us = (self._aim_us("split") - gone_us) / (2 if hurry else 1)

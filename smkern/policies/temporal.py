@@ -98,9 +98,7 @@ class Temporal:
             return Decision(steps=1 if snapshot.joining else self._steps)
         layers = self._layers(snapshot, tuple(chunks_of(batch, tokens)))
         return Decision(
-            prefill=ids_of(batch),
-            chunk_tokens=tokens,
-            layers=min(layers, snapshot.num_layers),
+            prefill=ids_of(batch), chunk_tokens=tokens, layers=min(layers, snapshot.num_layers)
         )
 
     def _layers(self, snapshot: Snapshot, chunks: Chunks) -> int:

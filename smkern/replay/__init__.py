@@ -4,13 +4,7 @@ from smkern.replay.comparison import Comparison, compare
 from smkern.replay.generate import GENERATORS, Lengths, generated, sources
 from smkern.replay.limits import new_tokens, ttft_limits_s
 from smkern.replay.load import load_trace
-from smkern.replay.metrics import (
-    BulletCriterion,
-    DriftCriterion,
-    MuxWiseCriterion,
-    Report,
-    Spread,
-)
+from smkern.replay.metrics import BulletCriterion, DriftCriterion, MuxWiseCriterion, Report, Spread
 from smkern.replay.named import policy_named
 from smkern.replay.records import Record, Served
 from smkern.replay.run import replay

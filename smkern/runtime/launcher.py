@@ -10,13 +10,7 @@ from smkern.errors import ArgumentError
 from smkern.runtime.answers import begun_batch, decode_steps, layers_of, mixed_forward
 from smkern.runtime.device import Work
 from smkern.runtime.executor import Executor, PrefillChunk, cut
-from smkern.runtime.in_flight import (
-    InFlight,
-    LaunchError,
-    PrefillBatch,
-    Written,
-    preemptions_of,
-)
+from smkern.runtime.in_flight import InFlight, LaunchError, PrefillBatch, Written, preemptions_of
 from smkern.runtime.interleaver import Interleaver, Ticket
 from smkern.runtime.place import Lane
 from smkern.runtime.queues import RequestQueues

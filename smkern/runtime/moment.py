@@ -74,11 +74,7 @@ class Observer:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        lanes: Interleaver,
-        queues: RequestQueues,
-        launcher: BatchLauncher,
+        self, executor: Executor, lanes: Interleaver, queues: RequestQueues, launcher: BatchLauncher
     ) -> None:
         self._executor = executor
         self._lanes = lanes

@@ -175,11 +175,7 @@ class Server:
     # Generating.
 
     async def _generate(
-        self,
-        request: Request,
-        asked: Asked,
-        prompts: Sequence[list[int]],
-        kind: type[Completions],
+        self, request: Request, asked: Asked, prompts: Sequence[list[int]], kind: type[Completions]
     ) -> Response:
         """Submit all choices of a request, and answer with them."""
         prompt_of = [prompt for prompt in prompts for _ in range(asked.n or 1)]

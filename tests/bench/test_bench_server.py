@@ -94,9 +94,7 @@ def test_a_soak_has_a_row() -> None:
         ([2, 1], 2, False),
     ],
 )
-def test_tokens_are_the_reply_or_its_beginning(
-    tokens: list[int], wanted: int | None, is_it: bool
-) -> None:
+def test_tokens_are_the_reply_or_its_beginning(tokens, wanted, is_it) -> None:
     assert is_right(tokens, [1, 2, 3], wanted) is is_it
 
 

@@ -25,10 +25,7 @@ def load(us: float) -> Load:
 
 
 def test_only_calls_while_both_are_busy_count_and_the_start_is_left_out():
-    marks = {
-        "read": [0.0, 10.0, 20.0, 30.0, 40.0, 50.0],
-        "dense": [5.0, 25.0, 45.0, 105.0],
-    }
+    marks = {"read": [0.0, 10.0, 20.0, 30.0, 40.0, 50.0], "dense": [5.0, 25.0, 45.0, 105.0]}
     # common time 5 to 50, settled from 18.5 on
     found = spans_inside(marks)
     assert found == {"read": (10.0, 10.0, 10.0), "dense": (20.0,)}

@@ -117,9 +117,7 @@ def test_ratios_are_over_stock_and_a_missed_limit_is_told() -> None:
     assert rows["attention_prefill"]["value"] is None
 
 
-def test_a_task_that_fails_is_a_cell_and_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_fails_is_a_cell_and_is_measured_again(tmp_path, monkeypatch) -> None:
     engines = iter([None, Engine()])
 
     def failing(load: EngineLoad, provider: str, results: Results, steps: int) -> VllmTasks:

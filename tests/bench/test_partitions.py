@@ -119,12 +119,7 @@ def test_costs_report_the_worst_and_wrong_answers():
         cost("ladder_memory", 180.0, unit="MiB", target=200.0, met=True, case={"atom": 2}),
         cost("ladder_memory", 210.0, unit="MiB", target=200.0, met=False, case={"atom": 8}),
         cost(
-            "current_num_sms",
-            1.4,
-            unit="us",
-            case={"stream": "foreign"},
-            answer=132,
-            right=False,
+            "current_num_sms", 1.4, unit="us", case={"stream": "foreign"}, answer=132, right=False
         ),
     ]
     rows = summarize(cells)

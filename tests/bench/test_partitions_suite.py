@@ -164,10 +164,7 @@ def test_the_suite_measures_every_choice_and_cost(clock, tmp_path):
 
 def test_a_place_that_fails_is_named_and_the_others_go_on(clock):
     reader = FakeReader(clock, SHAPES[0])
-    places = {
-        "good": Green(8, stream_of(range(8))),
-        "bad": Green(8, stream_of(range(4))),
-    }
+    places = {"good": Green(8, stream_of(range(8))), "bad": Green(8, stream_of(range(4)))}
     errors: dict[str, str] = {}
     found = time_reads(reader, places, rounds=3, errors=errors)
     assert len(found["good"].us_all) == 3

@@ -45,9 +45,7 @@ def test_interpreted_kernel_reports_every_budget() -> None:
     assert all("against fp64" in line for line in lines)
 
 
-def test_what_could_not_run_is_named(
-    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_run_is_named(console, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(demo, "COMMITTED", tmp_path / "gemm.json")
     demo.show_committed(console, tmp_path)
     text = printed(console)
@@ -56,9 +54,7 @@ def test_what_could_not_run_is_named(
     assert "there is no gemm.json here" in text
 
 
-def test_committed_results_are_drawn(
-    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_results_are_drawn(console, tmp_path, monkeypatch) -> None:
     results = Results(meta={"gpu": "NVIDIA H200"})
     for num_sms in (16, 32):
         results.add(cell(m=64, num_sms=num_sms))
@@ -96,9 +92,7 @@ class FakePartition:
     def __exit__(self, *error: object) -> None: ...
 
 
-def test_with_gpu_partitions_then_rates_then_the_picture(
-    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_gpu_partitions_then_rates_then_the_picture(console, tmp_path, monkeypatch) -> None:
     splits = {
         rung: SimpleNamespace(decode=FakePartition(rung), prefill=FakePartition(132 - rung))
         for rung in (8, 16, 32, 64, 124)
@@ -126,9 +120,7 @@ def test_with_gpu_partitions_then_rates_then_the_picture(
 
 
 @pytest.mark.parametrize("gpu", [None, "NVIDIA H200"])
-def test_the_command_shows_part_after_part(
-    gpu: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_part_after_part(gpu, tmp_path, monkeypatch) -> None:
     seen: list[Any] = []
 
     def device_info() -> Any:

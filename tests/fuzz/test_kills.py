@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from smkern.bench.results import load_results
 from smkern.latency.profile_file import read_profile
 from smkern.profile import load_profile, profile_for
@@ -73,9 +71,7 @@ def work(worker: int, turns: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_what_killed_processes_leave_is_whole(
-    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_killed_processes_leave_is_whole(cases, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for random in cases(1):

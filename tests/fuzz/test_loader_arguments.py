@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 import smkern
@@ -111,9 +110,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def test_anything_is_served_or_refused_by_name(
-    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_anything_is_served_or_refused_by_name(cases, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for random in cases(400):
         name, value = random.choice(sorted(CALLS)), random.choice(VALUES)

@@ -193,9 +193,7 @@ LOADERS = list(documents())
 
 
 @pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: loader.name)
-def test_a_spoiled_file_is_read_or_refused_by_name(
-    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
-) -> None:
+def test_a_spoiled_file_is_read_or_refused_by_name(cases, tmp_path, monkeypatch, loader) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / loader.name
     lines = [json.dumps(line) for line in loader.lines]

@@ -110,7 +110,7 @@ def spoil(random: Random, folder: Path, model: Folder) -> None:
 
 
 def test_a_spoiled_folder_generates_or_is_refused_by_name(
-    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Folder
+    cases, tmp_path, monkeypatch, folder
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *said: pytest.fail(f"asked {said}"))

@@ -41,9 +41,7 @@ def measurer(partitions: Partitions) -> Measurer:
     return Measurer(Model(plan, config=config), load_profile(), power_meter(), rounds=1)
 
 
-def test_a_decode_step_alone_and_beside_a_prompt(
-    partitions: Partitions, measurer: Measurer
-) -> None:
+def test_a_decode_step_alone_and_beside_a_prompt(partitions, measurer) -> None:
     place, other = partitions.at(DECODE_SMS), partitions.at(partitions.full.num_sms - DECODE_SMS)
     assert place is not None
     cells = list(measurer.decode(DecodeCase("qwen3-8b", 4), place, other))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from smkern.kernels.driver import load_function
 
 @pytest.mark.parametrize("spoiled", [b"", b"\x7fELF" + bytes(5000)], ids=["empty", "planted"])
 def test_a_spoiled_cubin_is_compiled_again_and_loads(
-    device: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoiled: bytes
+    device, tmp_path, monkeypatch, spoiled
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     major, minor = torch.cuda.get_device_capability(device)

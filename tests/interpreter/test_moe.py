@@ -40,9 +40,7 @@ def chosen(tokens: int, experts: int, top_k: int, seed: int = 0) -> Tensor:
 @EACH
 @pytest.mark.parametrize("config", [MoeConfig(4), MoeConfig(16)])
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_routing(
-    tokens: int, experts: int, top_k: int, config: MoeConfig, renormalize: bool
-) -> None:
+def test_routing(tokens, experts, top_k, config, renormalize) -> None:
     logits = torch.randn(tokens, experts + 3, generator=torch.Generator().manual_seed(1))
     logits = logits.half()[:, :experts]
     logits[0] = logits[0, 0]  # of equals the lower

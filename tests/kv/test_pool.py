@@ -279,9 +279,7 @@ def test_check_names_what_is_wrong(damage: Any, message: str) -> None:
         pool.check()
 
 
-def test_pages_fill_the_share_of_what_is_free_and_not_reserved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pages_fill_the_share_of_what_is_free_and_not_reserved(monkeypatch) -> None:
     sizes = KvSizes(1, 1, 64)
     free = 100 * sizes.page_bytes
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)

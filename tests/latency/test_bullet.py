@@ -177,9 +177,7 @@ def test_nothing_takes_no_time() -> None:
 
 
 @given(st.integers(1, 500), st.integers(0, 90), st.integers(1, 99))
-def test_with_one_factor_longer_takes_longer_and_more_sms_do_not(
-    batch: int, more: int, sms: int
-) -> None:
+def test_with_one_factor_longer_takes_longer_and_more_sms_do_not(batch, more, sms) -> None:
     got = model(Sample(STEP, SMS, STEP_US))
     us = got.alone_us(step(batch, 10 * batch), sms)
     assert got.alone_us(step(batch + 1, 10 * batch + more), sms) >= us

@@ -37,9 +37,7 @@ points = st.dictionaries(
 
 
 @given(points, coordinates, coordinates, coordinates)
-def test_a_slice_is_the_curve_at_one_coordinate(
-    cells: dict[tuple[float, ...], float], x: float, y: float, z: float
-) -> None:
+def test_a_slice_is_the_curve_at_one_coordinate(cells, x, y, z) -> None:
     curve = Curve.of(cells.items())
     wanted = pytest.approx(curve.at(x, y, z))
     assert curve.slice(x).at(y, z) == wanted

@@ -133,9 +133,7 @@ def test_nothing_takes_no_time() -> None:
 
 
 @given(st.integers(1, 2000), st.integers(0, 2000), st.integers(0, 64), st.integers(1, 99))
-def test_more_work_takes_longer_and_more_sms_do_not(
-    new: int, cached: int, batch: int, num_sms: int
-) -> None:
+def test_more_work_takes_longer_and_more_sms_do_not(new, cached, batch, num_sms) -> None:
     size = Size((Chunk(new, cached),), LAYERS, LAYERS, True, batch, 100 * batch)
     more = [
         replace(size, chunks=(Chunk(new + 1, cached),)),

@@ -140,7 +140,7 @@ def test_a_mixed_forward_goes_up_a_stair_with_all_its_rows() -> None:
     cached=st.integers(0, 32_000),
 )
 def test_mixed_forwards_stay_between_their_parts(
-    model: str, num_sms: int, batch: int, context: int, tokens: int, cached: int
+    model, num_sms, batch, context, tokens, cached
 ) -> None:
     """Far from what was timed, too: at least as long as either side, twice both at most."""
     predictor = SHIPPED[model]
@@ -206,9 +206,7 @@ def as_size(new: int, cached: int, batch: int, context: int, layers: int) -> Siz
 
 
 @given(st.sampled_from(MODELS), st.integers(2, 132), sizes, st.integers(0, 3), st.integers(1, 500))
-def test_more_work_takes_no_less(
-    model: str, num_sms: int, least: tuple[int, ...], which: int, more: int
-) -> None:
+def test_more_work_takes_no_less(model, num_sms, least, which, more) -> None:
     predictor = LOADED[model]
     layers = predictor.sizes.num_layers
     grown = list(least)
@@ -221,9 +219,7 @@ def test_more_work_takes_no_less(
 
 
 @given(st.integers(2, 132), sizes, st.integers(0, 3), st.integers(1, 500))
-def test_the_roofline_of_more_work_is_no_lower(
-    num_sms: int, least: tuple[int, ...], which: int, more: int
-) -> None:
+def test_the_roofline_of_more_work_is_no_lower(num_sms, least, which, more) -> None:
     predictor = LOADED["qwen3-8b"]
     layers = predictor.sizes.num_layers
     roofline = Roofline(predictor.sizes, predictor.profile)
@@ -240,9 +236,7 @@ LOADED = {model: TablePredictor.load(model) for model in MODELS}
 
 
 @given(st.sampled_from(MODELS), sizes, sizes, st.integers(2, 130))
-def test_a_slowdown_is_one_or_more(
-    model: str, one: tuple[int, ...], other: tuple[int, ...], num_sms: int
-) -> None:
+def test_a_slowdown_is_one_or_more(model, one, other, num_sms) -> None:
     layers = LOADED[model].sizes.num_layers
     size, beside = as_size(*one, layers), as_size(*other, layers)
     assert 1 <= LOADED[model].slowdown(size, num_sms, beside, 132 - num_sms) < 3

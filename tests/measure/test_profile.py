@@ -95,9 +95,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_cell_on_cpu_tensors(
-    kind: str, launches: ModelLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_on_cpu_tensors(kind, launches, monkeypatch) -> None:
     monkeypatch.setattr(profiler, "WHOLE_US", inf)  # however slow this host is
     cell = CELLS[kind]
     lines = Profiler(launches, ProfileFile("unused"), patience=0).cell(cell)
@@ -116,9 +114,7 @@ def test_a_cell_on_cpu_tensors(
     assert all(x.about["worst_us"] >= x.sample.us and x.about["turns"] >= 2 for x in lines)
 
 
-def test_long_prompts_are_timed_by_some_of_their_layers(
-    launches: ModelLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_are_timed_by_some_of_their_layers(launches, monkeypatch) -> None:
     monkeypatch.setattr(profiler, "WHOLE_US", 0.0)
     (line,) = Profiler(launches, ProfileFile("unused"), patience=0).cell(CELLS["prefill"])
     assert not line.sample.size.head
@@ -157,9 +153,7 @@ def test_what_there_is_no_room_for_is_skipped(launches: ModelLaunches, tmp_path:
         (lambda made: made.mixed([Chunk(8, 300)], [4]), "at most 308 keys"),
     ],
 )
-def test_launches_that_do_not_fit(
-    call: Callable[[ModelLaunches], Any], words: str, launches: ModelLaunches
-) -> None:
+def test_launches_that_do_not_fit(call, words, launches) -> None:
     with pytest.raises(ArgumentError, match=words):
         call(launches)
 
@@ -269,9 +263,7 @@ def broken(change: Callable[[list[str]], list[str]], path: Path) -> Path:
                         *lines[1:]], "lacks the sizes"),
     ],
 )  # fmt: skip
-def test_files_that_are_no_profile(
-    change: Callable[[list[str]], list[str]], words: str, tmp_path: Path
-) -> None:
+def test_files_that_are_no_profile(change, words, tmp_path) -> None:
     with pytest.raises(TableError, match=words):
         read_profile(broken(change, tmp_path / "p.jsonl"))
 

@@ -113,16 +113,11 @@ CHANGES = {
     [
         ({"num_hidden_layers": 1_000_000}, r"has \d+ tensors, the configuration 1000000 layers"),
         ({"num_hidden_layers": 2**31}, r"num_layers=2147483648: give a whole number of 1 to"),
-        (
-            {"vocab_size": 200_000},
-            r"has shape .199, 128., the configuration wants .200000,",
-        ),
+        ({"vocab_size": 200_000}, r"has shape .199, 128., the configuration wants .200000,"),
         ({"num_attention_heads": 2**24}, r"the configuration wants .*1073741824"),
     ],
 )
-def test_a_configuration_is_compared_before_memory_is_taken(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, message: str
-):
+def test_a_configuration_is_compared_before_memory_is_taken(folder, monkeypatch, changes, message):
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(written | changes))
     made, empty = [], Weights.empty

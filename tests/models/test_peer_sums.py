@@ -152,9 +152,7 @@ def test_logits_are_gathered(memories: list[Memory]) -> None:
     assert uneven._gather is None
 
 
-def test_memory_goes_back_where_a_rank_fails(
-    memories: list[Memory], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_goes_back_where_a_rank_fails(memories, monkeypatch) -> None:
     def none(*given: Any) -> None:
         raise DeviceError("planted: no peer access")
 

@@ -46,9 +46,7 @@ def test_processes_compute_what_one_does(told: list[dict[str, Any]]) -> None:
     ("what", "named"),
     [("layers", "config is"), ("mode", "batch_invariant is True"), ("norms", "hash of the norms")],
 )
-def test_ranks_that_differ_are_told_on_all(
-    told: list[dict[str, Any]], what: str, named: str
-) -> None:
+def test_ranks_that_differ_are_told_on_all(told, what, named) -> None:
     for found in told:
         assert str(found[what]).startswith("RankError: "), found[what]
         assert named in str(found[what])

@@ -49,10 +49,7 @@ REFUSED = [
         "a step of 5 tokens and 2 requests in buffers for 4 and 3",
     ),
     (
-        {
-            "token_ids": torch.zeros(4, dtype=INT),
-            "kv_lens": torch.ones(4, dtype=INT),
-        },
+        {"token_ids": torch.zeros(4, dtype=INT), "kv_lens": torch.ones(4, dtype=INT)},
         "4 tokens and 4 requests in buffers for 4 and 3",
     ),
 ]

@@ -47,7 +47,7 @@ CONFIG = {"auto_map": {"AutoConfig": "planted.Planted", **TOKENIZER["auto_map"]}
     [(CONFIG, TOKENIZER), (CONFIG, {}), ({}, TOKENIZER), ({}, {"auto_map": ["planted.Planted"]})],
 )
 def test_no_code_of_a_folder_runs_and_nobody_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, config: dict, tokenizer: dict
+    tmp_path, monkeypatch, model_type, config, tokenizer
 ) -> None:
     mark, asked = tmp_path / "mark", []
     monkeypatch.setattr("builtins.input", lambda *said: asked.append(said) or "yes")
@@ -110,9 +110,7 @@ def test_half_a_character_is_held_back() -> None:
         ("aab", ("ab",), ["", "a", "", ""]),
     ],
 )
-def test_stop_texts_are_cut_off_and_their_beginnings_held(
-    text: str, stops: tuple[str, ...], pieces: list[str]
-) -> None:
+def test_stop_texts_are_cut_off_and_their_beginnings_held(text, stops, pieces) -> None:
     got, stream = pushed(ids_of(text), stops)
     assert got == pieces
     assert stream.text == "".join(pieces)

@@ -136,9 +136,7 @@ def test_overlaps(device: FakeOperator, on_cpu: bool) -> None:
     run_it(Call(apart[:, :8], apart[:, 8:], out=apart[:, :8]))
 
 
-def test_tensors_that_lie_between_each_other_are_told_from_those_that_overlap(
-    device: FakeOperator,
-) -> None:
+def test_tensors_that_lie_between_each_other_are_told_from_those_that_overlap(device) -> None:
     """One combination of numbers, at changing addresses."""
     whole = torch.zeros(3, 48)
     for x, total in ((0, 8), (8, 0), (0, 8), (16, 24)):
@@ -148,9 +146,7 @@ def test_tensors_that_lie_between_each_other_are_told_from_those_that_overlap(
     assert len(device.kernels.prepared) == 1
 
 
-def test_a_traceback_shows_the_generated_path(
-    device: FakeOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_traceback_shows_the_generated_path(device, monkeypatch) -> None:
     call = Call(*rows())
     device.eager(call)
     monkeypatch.setattr(device.kernels, "launches", None)
@@ -163,11 +159,7 @@ def test_a_traceback_shows_the_generated_path(
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        [1.0],
-        torch.eye(3).to_sparse(),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    ],
+    [[1.0], torch.eye(3).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])],
     ids=["list", "sparse", "nested"],
 )
 def test_what_no_key_can_be_made_of_is_refused_by_name(device: FakeOperator, odd: Any) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Size
 from smkern.policies import Adaptive, Ended
-from smkern.policies.adaptive import Mode
 from tests.policies.snapshots import LAYERS, RUNGS, batch, moment, waiting
 
 ROWS = (500,) * 10
@@ -44,9 +43,7 @@ def test_the_smallest_split_under_the_limit_where_it_is_fastest() -> None:
 @pytest.mark.parametrize(
     ("modes", "tokens", "layers"), [(("mixed",), 246, 0), (("turns",), 2048, 9)]
 )
-def test_other_ways_where_they_are_asked_for(
-    modes: tuple[Mode, ...], tokens: int, layers: int
-) -> None:
+def test_other_ways_where_they_are_asked_for(modes, tokens, layers) -> None:
     decision = adaptive(modes=modes).decide(NOW)
     assert (decision.rung, decision.chunk_tokens, decision.layers) == (None, tokens, layers)
 

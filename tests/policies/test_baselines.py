@@ -12,11 +12,7 @@ RUNNING = (500,) * 10
 def test_prompts_first_and_whole() -> None:
     now = moment(waiting=waiting(3000, 4000, 4000), running_kv=RUNNING)
     wanted = Decision(
-        prefill=(0, 1),
-        chunk_tokens=8192,
-        layers=LAYERS,
-        pause_decode=True,
-        reason="prompts first",
+        prefill=(0, 1), chunk_tokens=8192, layers=LAYERS, pause_decode=True, reason="prompts first"
     )
     assert PrefillFirst().decide(now) == wanted
     assert PrefillFirst(max_prefill_tokens=2000).decide(now).prefill == (0,)

@@ -32,13 +32,7 @@ class RequestSpec:
 
 
 def workload(
-    seed: int,
-    count: int,
-    vocab: int,
-    *,
-    longest: int = 600,
-    answer: int = 24,
-    greedy: bool = False,
+    seed: int, count: int, vocab: int, *, longest: int = 600, answer: int = 24, greedy: bool = False
 ) -> list[RequestSpec]:
     """Random requests; some are sampled, cancelled, urgent, or end at a stop token.
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from smkern.errors import (
-    ArgumentError,
-)
+from smkern.errors import ArgumentError
 from smkern.policies import StaticSplit
 from tests.runtime.busy import EVERY_POLICY, TEXTS, busy, run_until, survivors
 from tests.runtime.world import World

@@ -161,9 +161,7 @@ def test_what_a_failed_launch_wrote_is_never_there() -> None:
     [Chunked(chunk_tokens=16), StaticSplit(48, layers=1), StaticSplit(48, steps=4)],
     ids=str,
 )
-def test_waiting_requests_ask_for_pages_only_when_enough_came_back(
-    policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_requests_ask_for_pages_only_when_enough_came_back(policy, monkeypatch) -> None:
     world = World(policy, num_pages=10, page_size=4, end_probability=0.0, reuse=False)
     allocate, asked = PagePool.allocate, []
 

@@ -13,8 +13,7 @@ import smkern.runtime
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", ".interleaver", ".place", ".device", ".host_device", ".sim.device", ".serving"],
+    "name", ["", ".interleaver", ".place", ".device", ".host_device", ".sim.device", ".serving"]
 )
 def test_examples_run(name):
     found = doctest.testmod(import_module(f"smkern.runtime{name}"))

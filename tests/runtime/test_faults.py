@@ -135,9 +135,7 @@ def test_closing_behind_a_hang_ends() -> None:
         ([1], {"arrival_us": float("nan")}, ArgumentError, "arrival_us=nan"),
     ],
 )
-def test_what_cannot_be_served_is_refused_when_it_comes(
-    prompt: list[int], options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_served_is_refused_when_it_comes(prompt, options, error, message) -> None:
     world = World(num_pages=16, page_size=4)
     first = world.submit([1, 2, 3], 4)
     with pytest.raises(error, match=message):

@@ -100,9 +100,7 @@ class Thing:
 @pytest.mark.parametrize(
     ("kind", "answer"), [("too few", [0]), ("too many", [0, 1, 1]), ("late", [0, 1])]
 )
-def test_a_stand_counts_calls_and_spoils_the_one_that_is_asked_for(
-    kind: str, answer: list[int]
-) -> None:
+def test_a_stand_counts_calls_and_spoils_the_one_that_is_asked_for(kind, answer) -> None:
     spent: list[float] = []
     calls = Calls(Fault("thing.parts", 2, kind), spent.append)
     thing = Stand(Thing(), "thing", calls)

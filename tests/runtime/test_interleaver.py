@@ -35,9 +35,7 @@ def test_sides_of_a_rung_are_complements() -> None:
 @pytest.mark.parametrize(
     ("decode", "prefill", "overlap"), [(16, 16, False), (48, 16, True), (16, 48, False)]
 )
-def test_nested_rungs_overlap_where_decodes_is_larger(
-    decode: int, prefill: int, overlap: bool
-) -> None:
+def test_nested_rungs_overlap_where_decodes_is_larger(decode, prefill, overlap) -> None:
     one, other = side("decode", decode), side("prefill", prefill)
     assert one.overlaps(other) == other.overlaps(one) == overlap
     assert WHOLE.overlaps(one)
@@ -56,9 +54,7 @@ def test_work_is_told_its_place(lanes: Interleaver, device: ManualDevice) -> Non
     )
 
 
-def test_the_whole_device_belongs_to_one_lane_at_a_time(
-    lanes: Interleaver, device: ManualDevice
-) -> None:
+def test_the_whole_device_belongs_to_one_lane_at_a_time(lanes, device) -> None:
     lanes.launch("decode", work())
     assert lanes.place_for("prefill") is None
     assert not lanes.can_launch("prefill")
@@ -83,9 +79,7 @@ def test_from_the_whole_device_to_a_split(lanes: Interleaver, device: ManualDevi
 
 
 @pytest.mark.parametrize(("first", "then"), [(16, 96), (96, 16), (48, 96), (96, 48)])
-def test_a_switch_between_rungs(
-    lanes: Interleaver, device: ManualDevice, first: int, then: int
-) -> None:
+def test_a_switch_between_rungs(lanes, device, first, then) -> None:
     grows, shrinks = ("decode", "prefill") if then > first else ("prefill", "decode")
     lanes.aim(first)
     for lane in LANES:
@@ -100,9 +94,7 @@ def test_a_switch_between_rungs(
     assert lanes.launch(grows, work()).place == side(grows, then)
 
 
-def test_the_side_that_grows_stays_until_the_shrinker_moves(
-    lanes: Interleaver, device: ManualDevice
-) -> None:
+def test_the_side_that_grows_stays_until_the_shrinker_moves(lanes, device) -> None:
     """Its neighbour launches nothing new; only the end of what it has queued frees the SMs."""
     lanes.aim(16)
     lanes.launch("prefill", work())
@@ -116,9 +108,7 @@ def test_the_side_that_grows_stays_until_the_shrinker_moves(
     assert lanes.launch("decode", work()).place == side("decode", 96)
 
 
-def test_prefill_takes_the_whole_device_where_nothing_decodes(
-    lanes: Interleaver, device: ManualDevice
-) -> None:
+def test_prefill_takes_the_whole_device_where_nothing_decodes(lanes, device) -> None:
     lanes.aim(48)
     for lane in LANES:
         lanes.launch(lane, work())
@@ -240,9 +230,7 @@ def test_a_bound_of_none() -> None:
         Interleaver(ManualDevice(), max_queued=0)
 
 
-def test_a_launch_that_raises_keeps_its_sms_until_what_it_launched_is_over(
-    device: ManualDevice,
-) -> None:
+def test_a_launch_that_raises_keeps_its_sms_until_what_it_launched_is_over(device) -> None:
     """The layers before the one that raised still run, in memory that the lanes take turns with."""
 
     def fail(place: Place) -> None:
@@ -323,17 +311,13 @@ def test_draining_waits_for_everything(lanes: Interleaver, device: ManualDevice)
     assert len(device.waits) <= len(tickets)
 
 
-def test_waiting_is_for_the_lanes_heads_or_a_moment(
-    lanes: Interleaver, device: ManualDevice
-) -> None:
+def test_waiting_is_for_the_lanes_heads_or_a_moment(lanes, device) -> None:
     lanes.launch("decode", work())
     lanes.wait(until_us=12.5)
     assert device.waits == [12.5]
 
 
-def test_an_error_leaves_what_is_queued_to_be_abandoned(
-    lanes: Interleaver, device: ManualDevice
-) -> None:
+def test_an_error_leaves_what_is_queued_to_be_abandoned(lanes, device) -> None:
     lanes.aim(48)
     tickets = [lanes.launch("decode", work()), lanes.launch("prefill", work())]
     device.launched[0][3].error = DeviceError("planted")
@@ -357,9 +341,7 @@ def test_what_is_abandoned_gives_its_room_back(device: ManualDevice) -> None:
     assert not lanes.can_launch("decode", work())
 
 
-def test_an_error_of_one_lane_loses_nothing_of_the_other(
-    lanes: Interleaver, device: ManualDevice
-) -> None:
+def test_an_error_of_one_lane_loses_nothing_of_the_other(lanes, device) -> None:
     """What was over is returned, so that its tokens can be read; the next poll raises."""
     lanes.aim(48)
     tickets = [lanes.launch("decode", work()), lanes.launch("prefill", work())]

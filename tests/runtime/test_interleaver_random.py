@@ -36,9 +36,7 @@ def act(lanes: Interleaver, device: ManualDevice, action: str, what: object) -> 
 
 @given(ACTIONS)
 @settings(max_examples=200)
-def test_nothing_ever_overlaps_and_a_lane_alone_is_never_stuck(
-    actions: list[tuple[str, object]],
-) -> None:
+def test_nothing_ever_overlaps_and_a_lane_alone_is_never_stuck(actions) -> None:
     device = ManualDevice()
     lanes = Interleaver(device)
     for action, what in actions:
@@ -57,9 +55,7 @@ def test_nothing_ever_overlaps_and_a_lane_alone_is_never_stuck(
 
 @given(ACTIONS)
 @settings(max_examples=200)
-def test_impatience_overlaps_only_what_was_launched_before_the_switch(
-    actions: list[tuple[str, object]],
-) -> None:
+def test_impatience_overlaps_only_what_was_launched_before_the_switch(actions) -> None:
     device = ManualDevice()
     lanes = Interleaver(device, impatient=True)
     aimed: list[int] = []  # for each launch, how many switches had been asked for

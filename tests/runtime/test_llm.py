@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from smkern import LLM, models
-from smkern.errors import (
-    ArgumentError,
-    ConfigError,
-    OutOfPagesError,
-    PartitionError,
-    RequestError,
-)
+from smkern.errors import ArgumentError, ConfigError, OutOfPagesError, PartitionError, RequestError
 from smkern.models import Decoder, MoeConfig, SamplingParams, Step, Weights
 from smkern.runtime import HostDevice
 from tests.models.generation import (
@@ -62,9 +56,7 @@ def test_the_model_says_different_things(alone: list[tuple[int, ...]]) -> None:
     ],
     ids=str,
 )
-def test_batches_chunks_and_few_pages_change_nothing(
-    options: dict[str, Any], prompts: list[list[int]], alone: list[tuple[int, ...]]
-) -> None:
+def test_batches_chunks_and_few_pages_change_nothing(options, prompts, alone) -> None:
     llm = make_llm(**options)
     done = llm.generate(prompts, greedy())
     assert [x.tokens for x in done] == alone
@@ -158,9 +150,7 @@ def test_the_context_ends_a_request() -> None:
         make_llm(config, max_context=29).generate(prompt)
 
 
-def test_a_stream_is_what_generate_gives(
-    prompts: list[list[int]], alone: list[tuple[int, ...]]
-) -> None:
+def test_a_stream_is_what_generate_gives(prompts, alone) -> None:
     llm = make_llm(num_pages=9)
     tokens: dict[int, list[int]] = {}
     completions = {}
@@ -176,9 +166,7 @@ def test_a_stream_is_what_generate_gives(
     assert_nothing_leaked(llm)
 
 
-def test_a_stream_that_is_left_gives_its_pages_back(
-    prompts: list[list[int]], alone: list[tuple[int, ...]]
-) -> None:
+def test_a_stream_that_is_left_gives_its_pages_back(prompts, alone) -> None:
     llm = make_llm(num_pages=12)
     stream = llm.stream(prompts, greedy())
     for _ in range(9):
@@ -193,12 +181,7 @@ def test_a_stream_that_is_left_gives_its_pages_back(
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 60])
-def test_an_error_in_a_forward_leaks_nothing(
-    after: int,
-    prompts: list[list[int]],
-    alone: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_in_a_forward_leaks_nothing(after, prompts, alone, monkeypatch) -> None:
     llm = make_llm(num_pages=9)
     with (
         failing_layers(monkeypatch, RuntimeError("planted"), lambda call: call >= after),
@@ -239,9 +222,7 @@ def test_an_error_in_a_forward_leaks_nothing(
         ([1], {"stop_token_ids": (VOCAB,)}, "prompt 1: stop_token_ids"),
     ],
 )
-def test_bad_requests_are_named_and_nothing_runs(
-    prompt: Any, params: dict[str, Any], message: str
-) -> None:
+def test_bad_requests_are_named_and_nothing_runs(prompt, params, message) -> None:
     llm = make_llm()
     for call in (llm.generate, llm.stream):
         with pytest.raises(RequestError, match=message):
@@ -269,9 +250,7 @@ def test_params_of_another_kind_are_named(params: Any) -> None:
         make_llm().generate([[1]], params)
 
 
-def test_a_device_that_closes_under_a_run_leaks_nothing(
-    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_closes_under_a_run_leaks_nothing(prompts, monkeypatch) -> None:
     """As a partition does: the next launch raises, and so does the run."""
     llm = make_llm()
     stream = llm.stream(prompts, greedy())
@@ -289,12 +268,7 @@ def test_a_device_that_closes_under_a_run_leaks_nothing(
 
 
 @pytest.mark.parametrize("after", [0, 5, 30])
-def test_an_interrupt_leaks_nothing(
-    after: int,
-    prompts: list[list[int]],
-    alone: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupt_leaks_nothing(after, prompts, alone, monkeypatch) -> None:
     """Ctrl-C in the middle of a forward, or between two."""
     llm = make_llm(num_pages=9)
     with (
@@ -366,9 +340,7 @@ def test_weights_of_ones_own() -> None:
     assert make_llm(config).generate(prompt, greedy())[0].tokens != by_seed[0].tokens
 
 
-def test_a_forward_takes_all_that_decode_and_prompts_up_to_its_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forward_takes_all_that_decode_and_prompts_up_to_its_size(monkeypatch) -> None:
     """Tokens of each request, by forward; of a decode step, how many decode."""
     seen: list[list[int] | int] = []
     embed = Decoder.embed

@@ -140,9 +140,7 @@ def test_greedy_tokens_are_those_of_transformers(peer: Peer, folder: Path) -> No
     assert list(ours[0].tokens) == theirs[0, len(prompt) :].tolist()
 
 
-def test_without_transformers_only_text_needs_it(
-    peer: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_transformers_only_text_needs_it(peer, folder, monkeypatch) -> None:
     _save_tokenizer(folder, peer.model.config.vocab_size)
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("smkern.runtime.loading.find_spec", lambda name: None)

@@ -55,9 +55,7 @@ def test_a_tokenizer_makes_texts() -> None:
 
 @pytest.mark.parametrize("policy", [None, StaticSplit(32, layers=1)])
 @pytest.mark.parametrize("num_sms", [None, 16])
-def test_every_operator_gets_its_budget(
-    policy: Any, num_sms: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_operator_gets_its_budget(policy, num_sms, monkeypatch) -> None:
     """In mixed forwards, prefill batches, decode steps, and where tokens are drawn."""
     seen: list[int | None] = []
 
@@ -84,9 +82,7 @@ def test_every_operator_gets_its_budget(
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_what_launches_first_is_paid_before_it_serves(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_launches_first_is_paid_before_it_serves(kind, monkeypatch) -> None:
     seen: list[Any] = []
     decoder = Decoder(CONFIG, WEIGHTS)
     monkeypatch.setattr(ModelExecutor, "warm", lambda self: seen.append("warm"))

@@ -134,10 +134,7 @@ MENDED = (10, 316, 548, 96, 512)
 """Lives that went wrong once."""
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [*range(60), *(seed for seed in MENDED if seed >= 60)],
-)
+@pytest.mark.parametrize("seed", [*range(60), *(seed for seed in MENDED if seed >= 60)])
 def test_random_lives(seed: int) -> None:
     """Arrivals, cancellations and pages that run out, from first to last, by every policy."""
     draw = Random(seed)

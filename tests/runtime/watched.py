@@ -103,11 +103,7 @@ class WatchedExecutor:
     """
 
     def __init__(
-        self,
-        executor: Any,
-        *,
-        impatient: bool = False,
-        shares: Callable[[], bool] = lambda: False,
+        self, executor: Any, *, impatient: bool = False, shares: Callable[[], bool] = lambda: False
     ) -> None:
         self._executor = executor
         self._shares = shares

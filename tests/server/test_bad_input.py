@@ -73,9 +73,7 @@ def test_bodies_that_are_none(server: Running, body: bytes, said: str) -> None:
         ({"tools": [{"type": "function"}]}, "tools"),
     ],
 )  # fmt: skip
-def test_parameters_that_are_wrong_are_named(
-    server: Running, change: dict[str, Any], param: str
-) -> None:
+def test_parameters_that_are_wrong_are_named(server, change, param) -> None:
     error = refused(post(server, {"model": NAME, "prompt": "abc"} | change))
     found = error["param"] or ""
     assert found == param or found.split(".")[0] == param.split(".")[0]
@@ -96,9 +94,7 @@ def test_parameters_that_are_wrong_are_named(
         ({"prompt": "a" * 257}, "the prompt has 257 tokens, the model's context holds 256"),
     ],
 )  # fmt: skip
-def test_values_outside_their_limits_say_them(
-    server: Running, change: dict[str, Any], said: str
-) -> None:
+def test_values_outside_their_limits_say_them(server, change, said) -> None:
     assert said in refused(post(server, {"model": NAME, "prompt": "abc"} | change))["message"]
 
 

@@ -53,9 +53,7 @@ def test_a_launch_that_raises_ends_its_stream_alone() -> None:
 @pytest.mark.parametrize(
     ("fault", "said"), [("lost", "DeviceError: "), ("hang", "StalledError: nothing has ended for")]
 )
-def test_a_device_that_is_lost_ends_the_engine_and_every_client_hears_it(
-    fault: str, said: str
-) -> None:
+def test_a_device_that_is_lost_ends_the_engine_and_every_client_hears_it(fault, said) -> None:
     with running(lambda: simulated(faults={AT: fault})) as server:
         found = tokens_until_error(server, 500, said)
         assert found == tokens_of(PROMPT, 1, len(found))

@@ -72,9 +72,7 @@ def test_a_stream_says_the_same_token_by_token(server: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", [TEXT[4:7], [TEXT[5:7], "never there"]])
-def test_a_stop_text_is_cut_off_and_ends_the_engines_work(
-    server: Running, stop: Any, stream: bool
-) -> None:
+def test_a_stop_text_is_cut_off_and_ends_the_engines_work(server, stop, stream) -> None:
     wanted = TEXT[: min(TEXT.find(one) for one in ([stop] if isinstance(stop, str) else stop[:1]))]
     found = complete(server, stop=stop, stream=stream, max_tokens=200)
     if stream:

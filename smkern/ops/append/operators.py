@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from smkern.kernels.append_launch import POINTERS
-from smkern.ops.append.call import (
-    VECTORS,
-    Call,
-    check_append,
-    check_call,
-    numbers_of,
-    problem_of,
-)
+from smkern.ops.append.call import VECTORS, Call, check_append, check_call, numbers_of, problem_of
 from smkern.ops.append.check import check_memory
 from smkern.ops.append.dispatch import append_dispatcher
 from smkern.ops.operator import Operator

@@ -73,9 +73,7 @@ def _problem(call: ScaledGrouped, aligned: bool) -> ScaledGroupedProblem | None:
 
 
 @cache
-def grouped_dispatcher(
-    index: int,
-) -> OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig]:
+def grouped_dispatcher(index: int) -> OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig]:
     """The dispatcher of a device that is present.
 
     Raises:

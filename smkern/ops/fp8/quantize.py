@@ -81,10 +81,7 @@ def scale_shape(shape: Any, kind: str) -> tuple[int, ...]:
 
 
 def _shapes(call: Quantize) -> Shapes:
-    return (
-        (tuple(call.x.shape), FP8),
-        (scale_shape(call.x.shape, call.kind), torch.float32),
-    )
+    return ((tuple(call.x.shape), FP8), (scale_shape(call.x.shape, call.kind), torch.float32))
 
 
 def problem_of(call: Quantize, aligned: bool) -> QuantProblem | None:

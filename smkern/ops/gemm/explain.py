@@ -14,12 +14,7 @@ from smkern.ops.annotated import checked
 from smkern.ops.explain import dispatcher_and_budget
 from smkern.ops.fp8 import explain as fp8
 from smkern.ops.gemm.checks import check_choices
-from smkern.ops.gemm.dispatch import (
-    Dispatcher,
-    Explanation,
-    gemm_dispatcher,
-    offline_dispatcher,
-)
+from smkern.ops.gemm.dispatch import Dispatcher, Explanation, gemm_dispatcher, offline_dispatcher
 from smkern.tuning.config import Budget, Confinement, Epilogue, GemmProblem
 
 if TYPE_CHECKING:

@@ -54,10 +54,7 @@ def rows_to_visit(dispatcher: Dispatcher, n: int, k: int, max_m: int) -> list[in
 
 
 def choices(
-    dispatcher: Dispatcher,
-    calls: GemmCalls,
-    budgets: Sequence[Budget],
-    aligned: Sequence[bool],
+    dispatcher: Dispatcher, calls: GemmCalls, budgets: Sequence[Budget], aligned: Sequence[bool]
 ) -> Iterator[Choice]:
     """Every choice that dispatch can make for these calls.
 

@@ -14,14 +14,7 @@ from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import sample as reference
-from smkern.ops.sample.call import (
-    SCHEMA,
-    Sample,
-    check_sample,
-    choices_of,
-    numbers_of,
-    problem_of,
-)
+from smkern.ops.sample.call import SCHEMA, Sample, check_sample, choices_of, numbers_of, problem_of
 from smkern.ops.sample.check import check_memory
 from smkern.tuning.sample import SAMPLE_FAMILY, Budget, SampleConfig, SampleProblem, workspace_bytes
 

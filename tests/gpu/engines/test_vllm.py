@@ -183,16 +183,12 @@ def same_tokens(one: Found, other: Found) -> float:
 
 
 @PAIRS
-def test_logits_are_as_near_to_fp32_as_stock_vllms(
-    found: dict[str, Found], ours: str, stock: str
-) -> None:
+def test_logits_are_as_near_to_fp32_as_stock_vllms(found, ours, stock) -> None:
     assert found[ours].error <= SLACK * found[stock].error
 
 
 @PAIRS
-def test_greedy_tokens_are_the_best_but_for_rounding(
-    found: dict[str, Found], ours: str, stock: str
-) -> None:
+def test_greedy_tokens_are_the_best_but_for_rounding(found, ours, stock) -> None:
     """And many: a model that repeats itself shows nothing."""
     assert found[ours].behind <= 2 * SLACK * found[stock].largest
     assert len({token for text in found[ours].tokens for token in text}) > 50

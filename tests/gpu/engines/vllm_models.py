@@ -21,10 +21,7 @@ GEMMA2 = {
     "max_position_embeddings": 4096, "sliding_window": 96, "attn_logit_softcapping": 20.0,
     "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256,
 }  # fmt: skip
-PARTS = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """What vLLM keeps in one matrix."""
 
 

@@ -148,9 +148,7 @@ def decoded(model: Model) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("num_sms", BUDGETS)
-def test_decode_in_every_batch(
-    model: Model, decoded: tuple[Tensor, Tensor], num_sms: int | None
-) -> None:
+def test_decode_in_every_batch(model, decoded, num_sms) -> None:
     before, wrong = model.keys(), []
     for batch in BATCHES:
         found = model.decode(batch, num_sms)
@@ -221,9 +219,7 @@ def test_prefill_in_chunks(model: Model, prefilled, cut: str, num_sms: int) -> N
 
 @pytest.mark.parametrize("num_sms", BUDGETS)
 @pytest.mark.parametrize("batch", [1, 30, 100])
-def test_chunks_and_decode_rows_in_one_forward(
-    model: Model, prefilled, batch: int, num_sms: int
-) -> None:
+def test_chunks_and_decode_rows_in_one_forward(model, prefilled, batch, num_sms) -> None:
     """A mixed step: the second halves of the prompts, then requests that decode."""
     for pair in model.caches:
         for x in pair:

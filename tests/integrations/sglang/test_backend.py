@@ -193,9 +193,7 @@ def test_other_arguments_of_a_call_are_refused(sgl: SimpleNamespace) -> None:
         ({"token_to_kv_pool": SimpleNamespace()}, "cache that is a SimpleNamespace"),
     ],
 )
-def test_options_that_are_not_served(
-    sgl: SimpleNamespace, change: dict[str, Any], said: str
-) -> None:
+def test_options_that_are_not_served(sgl, change, said) -> None:
     from smkern.integrations.sglang.backend import check_runner
 
     runner = World(sgl).runner
@@ -230,9 +228,7 @@ def test_the_plug_in_is_the_backend_of_its_name(sgl: SimpleNamespace) -> None:
     assert type(made).__name__ == "SmkernBackend"
 
 
-def test_an_sglang_without_registries_starts_without_smkern(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_sglang_without_registries_starts_without_smkern(caplog) -> None:
     with stubs.stubbed(server_args={"add_attention_backend_choices": None}) as found:
         import sys
 

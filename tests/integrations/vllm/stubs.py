@@ -132,7 +132,7 @@ def modules(version: str) -> dict[str, ModuleType]:
     names = {
         "vllm": {"__version__": version},
         "vllm.config": {
-            "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler),
+            "get_current_vllm_config": lambda: SimpleNamespace(scheduler_config=scheduler)
         },
         "vllm.model_executor": {},
         layers: {},

@@ -141,9 +141,7 @@ def assert_close(found: tuple[Tensor, Tensor]) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_chunks_and_steps_are_attention_by_hand(
-    backend: Any, options: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_and_steps_are_attention_by_hand(backend, options, layout, monkeypatch) -> None:
     monkeypatch.setattr(stubs, "LAYOUT", [layout])
     worker = Worker(backend, **options)
     for new in ({0: 37}, {0: 20, 1: 5}, {0: 1, 1: 1}, {1: 1, 0: 1, 2: 33}, {2: 1}):
@@ -207,7 +205,7 @@ def test_layers_of_other_windows_have_plans_of_their_own(backend: Any) -> None:
     ],
 )  # fmt: skip
 def test_options_that_are_not_served_are_refused_when_a_layer_is_made(
-    backend: Any, options: dict[str, Any], said: str
+    backend, options, said
 ) -> None:
     given: dict[str, Any] = {"num_heads": 4, "head_size": 64, "scale": 1.0, "num_kv_heads": 4}
     with pytest.raises(ConfigError, match=f"{said}.* attention_backend="):
@@ -230,7 +228,7 @@ def test_vllm_is_told_what_is_served(backend: Any) -> None:
     [(576, True, False), (128, False, True), (80, False, False)],
 )
 def test_a_model_that_is_not_served_is_refused_with_the_way_out(
-    backend: Any, head_size: int, use_mla: bool, use_sparse: bool
+    backend, head_size, use_mla, use_sparse
 ) -> None:
     """vLLM puts it beside its own reasons when it refuses to start."""
     asked = (torch.bfloat16, "auto", 16, use_mla, False, use_sparse, False, (9, 0))
@@ -248,9 +246,7 @@ def test_the_plug_in_registers_and_leaves_another_ones_name_alone() -> None:
     assert stubs.REGISTERED == {stubs.Backends.CUSTOM: "theirs"}
 
 
-def test_a_vllm_without_the_registry_starts_and_its_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_vllm_without_the_registry_starts_and_its_log_says_so(caplog) -> None:
     del sys.modules["vllm.v1.attention.backends.registry"]
     ours.register()
     assert "smkern is not registered: it is written for vLLM 0.26" in caplog.text

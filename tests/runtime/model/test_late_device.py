@@ -80,14 +80,7 @@ class Served:
 @pytest.mark.parametrize("fails", [0.0, 0.03])
 @pytest.mark.parametrize("pages", POOLS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_tokens_are_those_of_each_prompt_alone(
-    policy: str,
-    pages: str,
-    fails: float,
-    alone: list[list[int]],
-    weights: Weights,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_tokens_are_those_of_each_prompt_alone(policy, pages, fails, alone, weights, monkeypatch):
     """Requests come, end, are cancelled and give way; launches raise; no page is written that
     may be another's, and no memory for tokens is lost."""
     page, num_pages = POOLS[pages]

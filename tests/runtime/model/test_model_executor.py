@@ -104,9 +104,7 @@ class Run:
 
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("steps", [1, 3, 8])
-def test_layers_then_steps(
-    group: int, steps: int, prompts: list[list[int]], alone: list[list[int]]
-):
+def test_layers_then_steps(group, steps, prompts, alone):
     run = Run(prompts)
     run.prefill([run.chunk(x) for x in run.requests[:2]], group)
     run.decode(run.requests[:2], 2)
@@ -150,13 +148,7 @@ def give_mixed_graphs(run: Run) -> None:
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 @pytest.mark.parametrize("chunk_tokens", [5, 16, 64])
-def test_mixed_steps_ahead_of_the_host(
-    chunk_tokens: int,
-    ahead: int,
-    graphs: bool,
-    prompts: list[list[int]],
-    alone: list[list[int]],
-):
+def test_mixed_steps_ahead_of_the_host(chunk_tokens, ahead, graphs, prompts, alone):
     """Whole generations, of which the host hears `ahead` launches late."""
     run = Run(prompts)
     if graphs:
@@ -198,9 +190,7 @@ def test_mixed_steps_ahead_of_the_host(
     assert (pool.storage[:, :, free] == 7).all(), "padding was written to a page"
 
 
-def test_a_mixed_forward_without_memory_for_its_tokens_leaves_the_rows(
-    prompts: list[list[int]], alone: list[list[int]], monkeypatch
-):
+def test_a_mixed_forward_without_memory_for_its_tokens_leaves_the_rows(prompts, alone, monkeypatch):
     run = Run(prompts)
     first, second = run.requests[:2]
     run.prefill([run.chunk(first)])

@@ -174,8 +174,7 @@ def test_unknown_objects_in_about_are_written_as_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "contents",
-    [b"", b"{", b"[]", b"{}", b'{"otherData": {"format": "other"}, "traceEvents": []}'],
+    "contents", [b"", b"{", b"[]", b"{}", b'{"otherData": {"format": "other"}, "traceEvents": []}']
 )
 def test_other_files_are_refused(tmp_path, contents):
     path = tmp_path / "t.json"
