@@ -1,19 +1,23 @@
 """`smkern bench cutlass`: GEMMs in CUTLASS's Python DSL against our Triton and Gluon, and cuBLAS.
 
 Rows between the powers of two are where Triton's tiles leave most to gain. It needs the extra
-`cutlass`, or the cubins of `smkern build`.
+`cutlass`, or the cubins of `smkern build`; after `smkern build --cpp` CUTLASS's C++ ones take part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from smkern.bench.cutlass_cpp import PROVIDER, CutlassBench
 from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_rows import TFLOPS_PER_SM, settled_ratio
 from smkern.bench.rows import target_row
 from smkern.bench.suite import GEMM_OPTIONS, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
+from smkern.kernels.cute.cpp import load
+from smkern.kernels.cute.cpp_build import built
 from smkern.measure.gemm import BUDGETS, SHAPES
 from smkern.measure.timing import geomean
 
@@ -56,6 +60,7 @@ def over_cublas(group: dict[str, Cell], provider: str = "smkern:cutlass") -> flo
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """CUTLASS's kernels wherever they run, and what dispatch made of them."""
+    cells = list(cells)
     groups = groups_of(cells)
     parts = [g for g in groups if g["smkern"]["mode"] != "full"]
     whole = [g for g in groups if g["smkern"]["mode"] == "full"]
@@ -75,10 +80,27 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         "cutlass_tensor_fraction_m2048_up_to_60_sms": _row(tensor, 0.86),
         "cutlass_chosen_over_triton": _row((over_triton(g, "smkern") for g in chosen), 1.05),
         "cutlass_dispatched_over_cublas": _row(dispatched, 1.14),
+        **_yardstick([cell for cell in cells if cell["provider"] == PROVIDER and cell.get("us")]),
     }
 
 
-def _row(values: Iterable[float], target: float) -> dict[str, Any]:
+def _yardstick(cells: list[Cell]) -> dict[str, Any]:
+    """CUTLASS's C++ kernels over cuBLAS, and clusters over none; no rows where none were built."""
+    if not cells:
+        return {}
+    peers = [settled_ratio(cell) for cell in cells if cell.get("vs_cublas")]
+    rows = {"cutlass_cpp_over_cublas": _row(peers)}
+    for name, whole in (("", False), ("_whole_chip", True)):
+        found = [
+            cell["clusters_over_none"]
+            for cell in cells
+            if cell["clusters_over_none"] and (cell["mode"] == "full") is whole
+        ]
+        rows[f"cutlass_cpp_clusters_over_none{name}"] = _row(found)
+    return rows
+
+
+def _row(values: Iterable[float], target: float | None = None) -> dict[str, Any]:
     """The geomean against its target, and the least and largest."""
     found = sorted(values)
     ends = {"worst": round(found[0], 4), "best": round(found[-1], 4)} if found else {}
@@ -89,13 +111,15 @@ def _row(values: Iterable[float], target: float) -> dict[str, Any]:
 def command(output: Output, *, shapes: Any, ms: Any, budgets: Any) -> None:
     """Time CUTLASS's kernels, ours in Triton and Gluon, what dispatch takes, and cuBLAS.
 
-    All in the same partitions, interleaved; cuBLAS also in the driver's own, and the better counts.
+    After `smkern build --cpp` CUTLASS's C++ GEMMs, too, the fastest variant of each cell. All in
+    the same partitions, interleaved; cuBLAS also in the driver's own, and the better counts.
     """
     total = device_info().num_sms
     groups = gemm_groups(
         shapes or SHAPES, ms or ROWS, budgets or tuple(n for n in BUDGETS if n <= total)
     )
-    suite = GemmChoice(BACKENDS, context=False).suite(summarize, limits={})
+    bench = partial(CutlassBench, cpp=load() if built() else None)
+    suite = GemmChoice(BACKENDS, context=False, bench=bench).suite(summarize, limits={})
     results = output.open()
     conclude(results, output.path, suite.run(groups, results, output, again=False))
 

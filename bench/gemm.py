@@ -73,18 +73,20 @@ class GemmChoice:
         peers: whether cuBLAS takes part.
         context: with cuBLAS on the whole chip, and our kernel told a wrong budget.
         before: called with a shape before what it launches is chosen.
+        bench: what a shape's operands and the fields of `GemmBench` become.
     """
 
     backends: Mapping[str, str | None] = field(default_factory=lambda: OUR_BACKENDS)
     peers: bool = True
     context: bool = True
     before: Callable[[Shape], None] | None = None
+    bench: Callable[..., GemmBench] = GemmBench
 
     def build(self, cases: Sequence[GemmCase]) -> GemmBench:
         n, k = cases[0].shape
         self._choose_for((n, k))
         operands = GemmOperands(n, k, max(case.m for case in cases))
-        return GemmBench(
+        return self.bench(
             operands,
             dispatcher_of(),
             backends=self.backends,

@@ -156,7 +156,7 @@ class GemmBench(ShapeBench):
     ) -> Cell:
         """cuBLAS's time in the better of its places in this budget over ours."""
         peers = [key for key in timings if cells[key]["provider"] == "cublas"]
-        if not peers or provider.name not in self.backends:
+        if not peers or not provider.is_ours:
             return {}
         best = min(peers, key=lambda key: timings[key].us_median)
         return {

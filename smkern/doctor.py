@@ -26,6 +26,7 @@ from smkern.doctor_device import (
 from smkern.doctor_peers import peers
 from smkern.errors import SmkernError
 from smkern.kernels.cuda_source import cubin_path
+from smkern.kernels.cute import cpp_build
 from smkern.kernels.cute.compile import PACKAGE, VERSION, absent
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ def _versions() -> Iterator[Finding]:
     kept = sum(1 for _ in cubin_path("cute", "").parent.glob("cute-*.cubin"))
     text = absent() or f"{VERSION}: compiles the GEMMs that Triton's tiles leave out"
     yield Finding("Versions", PACKAGE, "note", f"{text} ({kept} compiled ones are kept)")
+    text = cpp_build.absent() or f"{cpp_build.HEADERS_VERSION}: smkern build --cpp"
+    library = cpp_build.built()
+    said = "not built" if library is None else f"built: {library}"
+    yield Finding("Versions", cpp_build.HEADERS, "note", f"{text} ({said})")
 
 
 def _works(section: str, name: str, check: Callable[[], str]) -> Finding:

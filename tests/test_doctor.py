@@ -112,6 +112,15 @@ def test_without_gpu_operators_are_tried_on_cpu_tensors() -> None:
     assert found["gemm on CPU tensors"].status == "ok"
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_it_says_whether_cutlass_was_built(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor.cpp_build, "absent", lambda: "no nvcc on the PATH")
+    assert by_name(doctor.examine())["nvidia-cutlass"].detail == "no nvcc on the PATH (not built)"
+    monkeypatch.setattr(doctor.cpp_build, "built", lambda: "cutlass_gemm.so")
+    assert "(built: cutlass_gemm.so)" in by_name(doctor.examine())["nvidia-cutlass"].detail
+
+
 def test_with_gpu_every_backend_is_verified_on_both_sides(fake_gpu: SimpleNamespace) -> None:
     found = by_name(doctor.examine())
     for name in doctor.PARTITION_BACKENDS:

@@ -138,29 +138,32 @@ def _by_nvcc(name: str, defines: Sequence[str], arch: str) -> bytes:
         flags += [f"-D{define}" for define in defines]
         command = [nvcc, *flags, str(source_folder() / name), "-o", str(cubin)]
         # Temporary files of its own lie there too, so that none is left however it ends.
-        said, code = _run(command, {**os.environ, "TMPDIR": folder})
+        said, code = run_compiler(command, {**os.environ, "TMPDIR": folder})
         if code:
             raise DeviceError(f"nvcc failed: {said.strip()[-2000:]}")
         return cubin.read_bytes()
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, int]:
-    """What a compiler said on stderr, and its exit status.
+def run_compiler(
+    command: Sequence[str], environment: Mapping[str, str], limit_s: float | None = None
+) -> tuple[str, int]:
+    """What a compiler said on stderr, and its exit status; `limit_s`: `MAX_COMPILE_S` by default.
 
     Raises:
         DeviceError: it did not end; it was killed, with what it had started.
     """
+    limit_s = MAX_COMPILE_S if limit_s is None else limit_s
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
         env=environment, start_new_session=True,
     ) as running:  # fmt: skip
         try:
-            return running.communicate(timeout=MAX_COMPILE_S)[1], running.returncode
+            return running.communicate(timeout=limit_s)[1], running.returncode
         except BaseException as error:
             os.killpg(running.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise DeviceError(
-                    f"{command[0]} did not end within {MAX_COMPILE_S:g} s and was killed; run it "
+                    f"{command[0]} did not end within {limit_s:g} s and was killed; run it "
                     f"by hand to see why: {' '.join(command)}"
                 ) from None
             raise

@@ -18,7 +18,7 @@ _WORDS = {
 """Docstrings and comments, and a table's provenance: kernels are the same with other words."""
 _COMPILING = ("cuda_source.py",)
 """What compiles kernels and keeps them: they are the same however."""
-_UNTIMED = ("all_reduce", "cute", "fp8", "gemm_fp8.json", "reader.cu")
+_UNTIMED = ("all_reduce", "cute", "cutlass_gemm.cu", "fp8", "gemm_fp8.json", "reader.cu")
 """Folders and files of kernels that no profile launches, and their tables."""
 _C_WORDS = re.compile(rb"//.*$|/\*(?:.|\n)*?\*/", re.MULTILINE)
 _SPACE = re.compile(rb"\s+")

@@ -12,6 +12,7 @@ import click
 from smkern.device import Budget
 from smkern.errors import DeviceError
 from smkern.kernels.cuda_source import cubin_path
+from smkern.kernels.cute import cpp_build
 from smkern.kernels.cute.compile import ARCH, absent, compile_many
 from smkern.kernels.gemm_variants import Variant, variant_of
 from smkern.measure.gemm import BUDGETS, MS, SHAPES, Shape
@@ -64,18 +65,23 @@ def likeliest(
     help="Of each product, as many as the model holds for the fastest.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Compilers.  [default: CPUs]")
+@click.option("--cpp", is_flag=True, help="CUTLASS's C++ GEMMs instead, by nvcc: bench cutlass.")
 def command(
     arch: str, shapes: Sequence[Shape], ms: Sequence[int], budgets: Sequence[int],
-    epilogues: Sequence[str], top: int, workers: int | None,
+    epilogues: Sequence[str], top: int, workers: int | None, cpp: bool,
 ) -> None:  # fmt: skip
     """Compile the kernels in CUTLASS's Python DSL that dispatch would take; needs no GPU.
 
     The cubins lie in smkern's cache (XDG_CACHE_HOME moves it) under a hash of what they were
     compiled from: copy that folder to a machine without the DSL, and its kernels serve there.
     """
+    begin = time.perf_counter()
+    if cpp:
+        library = cpp_build.build()
+        click.echo(f"CUTLASS's C++ GEMMs in {time.perf_counter() - begin:.0f} s: {library}")
+        return
     if reason := absent():
         raise DeviceError(reason)
-    begin = time.perf_counter()
     wanted = (
         GemmProblem(m, n, k, epilogue=of_key(key))
         for (n, k), key, m in product(shapes, epilogues, ms)

@@ -55,3 +55,22 @@ def test_the_table_has_both_ratios_and_none_where_cublas_cannot_run():
     alone = [{**cell, "vs_cublas": None} for cell in cells(96, 16)]
     table = ratios_table([*cells(77, 16), *cells(77, 32), *alone])
     assert table.splitlines()[2:] == ["| 77 | 1.50 / 1.20 | 1.50 / 1.20 |", "| 96 | 1.50 / - |  |"]
+
+
+def test_cpp_kernels_have_rows_where_they_were_built():
+    def cell(num_sms, mode, over_cublas, over_none):
+        return {
+            "provider": "smkern:cutlass-cpp", "case": {"m": 77, "n": 8, "k": 8}, "us": 1.0,
+            "num_sms": num_sms, "mode": mode, "vs_cublas": over_cublas,
+            "clusters_over_none": over_none,
+        }  # fmt: skip
+
+    found = summarize([
+        *cells(77, 16), cell(16, "green", 2.0, None), cell(32, "green", 0.5, 1.1),
+        cell(132, "full", 1.0, 1.3),
+    ])  # fmt: skip
+    over = found["cutlass_cpp_over_cublas"]
+    assert (over["value"], over["target"], over["cells"], over["worst"]) == (1.0, None, 3, 0.5)
+    assert found["cutlass_cpp_clusters_over_none"]["value"] == 1.1
+    assert found["cutlass_cpp_clusters_over_none_whole_chip"]["value"] == 1.3
+    assert not [name for name in summarize(cells(77, 16)) if "cpp" in name]

@@ -71,6 +71,14 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch):
         CliRunner().invoke(command, [], catch_exceptions=False)
 
 
+def test_cpp_builds_the_library_alone(monkeypatch):
+    monkeypatch.setattr(build_command, "absent", lambda: "it is not installed")
+    monkeypatch.setattr(build_command.cpp_build, "build", lambda: "/cache/cutlass_gemm.so")
+    told = CliRunner().invoke(command, ["--cpp"], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert "/cache/cutlass_gemm.so" in told.output
+
+
 def test_an_epilogue_that_is_none_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="epilogue 'tanh'"):
         built(monkeypatch, "--epilogue", "tanh")

@@ -43,15 +43,20 @@ _SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 _NAME = re.compile(rb"\.text\.(\w+)")
 
 
+def lacking(package: str, version: str) -> str:
+    """Why a package of the extra `cutlass` cannot be used; empty if that version is there."""
+    remedy = f"pip install 'smkern[cutlass]' ({package}=={version})"
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return f"{package} is not installed; {remedy}"
+    return "" if found == version else f"{package} is {found}, not {version}; {remedy}"
+
+
 @cache
 def absent() -> str:
     """Why nothing can be compiled here; empty if the package of the right version is there."""
-    remedy = f"pip install 'smkern[cutlass]' ({PACKAGE}=={VERSION})"
-    try:
-        found = metadata.version(PACKAGE)
-    except metadata.PackageNotFoundError:
-        return f"{PACKAGE} is not installed; {remedy}"
-    return "" if found == VERSION else f"{PACKAGE} is {found}, not {VERSION}; {remedy}"
+    return lacking(PACKAGE, VERSION)
 
 
 @cache
