@@ -36,6 +36,7 @@ fuzz: $(READY) ## the fuzzers of tests/fuzz with new seeds, HOURS=1 of them
 
 bench: $(READY) ## measure again what bench/results/ holds (needs a GPU, takes hours)
 	$(RUN) -m smkern bench ceilings
+	$(RUN) -m smkern bench power
 	$(RUN) -m smkern bench partitions
 	$(RUN) -m smkern bench gemm
 	$(RUN) -m smkern bench untuned

@@ -76,6 +76,7 @@ SUITES = {
         "Tokens of streams over HTTP, against the same runtime in its own process.",
     ),
     "engines": ("smkern.bench.engines.suite", "Under TBT limits, against stock vLLM."),
+    "power": ("smkern.bench.prompt_power", "What prompts' products draw, and decode beside them."),
     "ceilings": ("smkern.bench.ceilings", "Bandwidth and FLOP rate over SMs: the device profile."),
     "partitions": ("smkern.bench.partitions", "Cost of a ladder, and which SMs read fastest."),
     "cliffs": ("smkern.bench.cliffs", "Every even budget: more SMs are never slower."),

@@ -91,6 +91,7 @@ def measure(
     seconds: float,
     turns: int,
     while_busy: Callable[[], None] = lambda: None,
+    watch: Callable[[], None] = lambda: None,
 ) -> list[Steady]:
     """Keep lanes busy, let clocks settle, then time turns.
 
@@ -101,6 +102,7 @@ def measure(
         seconds: Seconds of turns that count, at least.
         turns: Turns of each lane that count, at least, within `MAX_SECONDS`.
         while_busy: Called once, in the middle.
+        watch: Called again and again while turns count.
 
     Returns:
         One of each lane.
@@ -118,9 +120,11 @@ def measure(
         for lane in lanes:
             lane.collect()
         now = device.now_us()
-        if not looked and now > settled:
-            looked = True
-            while_busy()
+        if now > settled:
+            if not looked:
+                looked = True
+                while_busy()
+            watch()
         seen = min(len(lane.periods_us(settled, now)) for lane in lanes)
         if now > least and (seen >= turns or (now > most and seen >= 2)):
             break
