@@ -224,7 +224,7 @@ class FakeLayer:
             return lambda: self.gemm(Gemm(a, weight, **given))
 
         def gate_up() -> Any:
-            return self.swiglu(Swiglu(b.normed, w.gate_up, b.gated, static_weights=True))
+            return self.swiglu(Swiglu(b.normed, w.gate_up, static_weights=True, out=b.gated))
 
         def norm(weight: Any) -> Any:
             return lambda: self.norm(RmsNorm(b.hidden, weight, 1e-6, b.normed))

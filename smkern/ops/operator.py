@@ -2,14 +2,9 @@
 
 A family declares an `Operator` for each of its operators, registers it and makes its entry:
 
-    class Scale(NamedTuple):               # the arguments, then the results (None: to be made),
-        x: Any                             # `num_sms` last
-        by: Any
-        out: Any = None
-        num_sms: Any = None
-
+    Scale = call_class("Scale", "Tensor x, *, float by=1.0")
     SCALE = Operator(
-        name="scale", call=Scale, schema="Tensor x, *, float by=1.0", results=("out",),
+        name="scale", call=Scale,
         check=check_scale,                 # raises ArgumentError; sees no address
         shapes=lambda call: ((call.x.shape, call.x.dtype),),  # of each result
         problem=problem_of_scale,          # (call, aligned) -> what chooses kernels; None: no work
@@ -42,6 +37,8 @@ how much in `workspace`; it follows `smkern.ops.workspace` (counters first, left
 from __future__ import annotations
 
 import re
+from ast import literal_eval
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
@@ -55,6 +52,7 @@ Shapes = tuple[Any, ...]
 """(shape, dtype) of each result; None for one that this call does not make."""
 
 _TENSOR = re.compile(r"Tensor(\(\w+!\))?\??$")
+_REQUIRED = object()
 
 
 class Bound(NamedTuple):
@@ -83,6 +81,37 @@ class Part(NamedTuple):
     tensors: tuple[str, ...]
 
 
+def call_class(
+    name: str, schema: str, results: tuple[str, ...] = ("out",), *, workspace: bool = False
+) -> Any:
+    """The NamedTuple of an operator's calls: arguments, results (None: to be made), `num_sms`.
+
+    Args:
+        name: The class's name.
+        schema: The arguments as torch.library writes them, without results and `num_sms`.
+        results: What the call may bring to be written.
+        workspace: Whether it may also bring a workspace, behind the results.
+
+    Example:
+        >>> from smkern.ops.operator import call_class
+        >>> Scale = call_class("Scale", "Tensor x, *, float? by=1.0, Tensor? by_tensor=None")
+        >>> Scale(3)
+        Scale(x=3, by=1.0, out=None, num_sms=None)
+    """
+    fields: dict[str, Any] = {}
+    for item in schema.split(", "):
+        argument, _, default = item.partition("=")
+        field_name = argument.split()[-1]
+        if item != "*" and field_name.removesuffix("_tensor") not in fields:
+            fields[field_name] = literal_eval(default) if default else _REQUIRED
+    fields |= dict.fromkeys((*results, *["workspace"] * workspace, "num_sms"))
+    defaults = [value for value in fields.values() if value is not _REQUIRED]
+    make: Any = namedtuple  # mypy takes literals alone
+    made = make(name, fields, defaults=defaults)
+    made.schema, made.results = schema, results
+    return made
+
+
 def _nothing(call: Any) -> tuple[Any, ...]:
     return ()
 
@@ -94,8 +123,6 @@ class Operator(Generic[P]):
     Args:
         name: The operator's name in `torch.ops.smkern`.
         call: The NamedTuple of its calls, `num_sms` last.
-        schema: The arguments as torch.library writes them, without results and `num_sms`.
-        results: Fields of the call that name the results.
         check: Raises ArgumentError for a call that cannot be served; its results may be None.
         shapes: Shape and dtype of each result of a checked call.
         problem: (call, aligned) to what chooses a kernel; None where there is nothing to do.
@@ -119,12 +146,11 @@ class Operator(Generic[P]):
         through_library: Runs a call by torch's dispatcher, where the operators there take other
             arguments.
         in_place_name: Name in `torch.ops.smkern` of the variant that writes its first argument.
+        schema, results: As in `call_class`; given where the call is no class of it.
     """
 
     name: str
     call: Any
-    schema: str
-    results: tuple[str, ...]
     check: Callable[[Any], Any]
     shapes: Callable[[Any], Shapes]
     problem: Callable[[Any, bool], P | None]
@@ -145,6 +171,8 @@ class Operator(Generic[P]):
     kept_in_capture: bool = True
     in_place_name: str = ""
     through_library: Callable[[Any], Any] | None = None
+    schema: str = ""
+    results: tuple[str, ...] = ()
     flags: tuple[str, ...] = field(init=False)
     """Arguments that are True or False."""
     required: tuple[str, ...] = field(init=False)
@@ -159,6 +187,8 @@ class Operator(Generic[P]):
     """(written, other, whether they may be one view), to be looked at in every call."""
 
     def __post_init__(self) -> None:
+        for name in () if self.schema else ("schema", "results"):
+            object.__setattr__(self, name, getattr(self.call, name))
         words = [item.split("=")[0].split() for item in self.schema.split(", ") if item != "*"]
         kinds = {name: kind for kind, name in words if _TENSOR.match(kind)}
         mixed = tuple(name.removesuffix("_tensor") for name in kinds if name.endswith("_tensor"))

@@ -135,7 +135,7 @@ def check(case: Case, x: Operands, out: Tensor | None = None) -> float:
     return float((found.double() - want).norm() / want.norm())
 
 
-def problem_for(case: Case, x: Operands) -> tuple[ScaledProblem, ScaledGemm]:
+def problem_for(case: Case, x: Operands) -> tuple[ScaledProblem, Any]:
     """What a launch of a case is decided by, and its call."""
     given = x.given()
     call = ScaledGemm(**given, activation=case.epilogue.activation)

@@ -104,7 +104,7 @@ def test_graphs_of_partitions(backend):
 def test_a_capture_that_would_load_a_kernel_is_refused():
     eager = fresh_eager()
     x = operands(Case())
-    call = Swiglu(x.a, x.w, x.out, backend="tma")
+    call = Swiglu(x.a, x.w, backend="tma", out=x.out)
     with (
         pytest.raises(WarmupError, match=r"smkern.warmup"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),

@@ -14,7 +14,7 @@ import smkern.ops as smkern
 from smkern.errors import ArgumentError, BudgetError, WarmupError
 from smkern.ops.operator_warmup import work_of
 from smkern.ops.reference import sample as reference
-from smkern.ops.sample.call import SCHEMA, Sample, choices_of
+from smkern.ops.sample.call import Sample, choices_of
 from smkern.ops.sample.operators import SAMPLE
 from smkern.ops.warming import Target
 from smkern.tuning.sample import MAX_VOCAB, Budget
@@ -153,7 +153,7 @@ def test_compiled_and_fake():
 
 
 def test_the_arguments_are_the_schemas():
-    names = [part.split("=")[0].split()[-1] for part in SCHEMA.split(", ") if part != "*"]
+    names = [part.split("=")[0].split()[-1] for part in Sample.schema.split(", ") if part != "*"]
     names = [name for name in names if not name.endswith("_tensor")]
     public = [n for n in inspect.signature(smkern.sample).parameters if n != "check"]
     assert [*names, "out", "num_sms"] == public == list(Sample._fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,77 +11,33 @@ from smkern.errors import ArgumentError
 from smkern.limits import shown
 from smkern.ops.fp8.scales import OUT_DTYPES, check_e4m3, check_scale_pair
 from smkern.ops.gemm.checks import check_bias, check_choices, check_gate_up, check_matrix
-from smkern.ops.operator import Shapes
+from smkern.ops.operator import Shapes, call_class
 
-
-class ScaledGemm(NamedTuple):
-    """A call of `gemm` with scales."""
-
-    a: Any
-    w: Any
-    a_scale: Any
-    w_scale: Any
-    bias: Any = None
-    residual: Any = None
-    activation: Any = None
-    out_dtype: Any = None
-    out: Any = None
-    workspace: Any = None
-    batch_invariant: Any = False
-    backend: Any = None
-    static_weights: Any = False
-    check: Any = False
-    num_sms: Any = None
-
-
-class ScaledSwiglu(NamedTuple):
-    """A call of `gemm_swiglu` with scales."""
-
-    a: Any
-    w_gate_up: Any
-    a_scale: Any
-    w_scale: Any
-    out_dtype: Any = None
-    out: Any = None
-    workspace: Any = None
-    batch_invariant: Any = False
-    backend: Any = None
-    static_weights: Any = False
-    check: Any = False
-    num_sms: Any = None
-
-
-class QuantizedSwiglu(NamedTuple):
-    """A call of `gemm_swiglu` with scales and `out_scale`."""
-
-    a: Any
-    w_gate_up: Any
-    a_scale: Any
-    w_scale: Any
-    out_scale: Any
-    gate_up: Any = None
-    out: Any = None
-    workspace: Any = None
-    batch_invariant: Any = False
-    backend: Any = None
-    static_weights: Any = False
-    check: Any = False
-    num_sms: Any = None
-
-
-class ScaledGrouped(NamedTuple):
-    """A call of `grouped_gemm` with scales."""
-
-    a: Any
-    w: Any
-    a_scale: Any
-    w_scale: Any
-    expert_offsets: Any
-    swiglu: Any = False
-    out_dtype: Any = None
-    out: Any = None
-    check: Any = False
-    num_sms: Any = None
+ScaledGemm = call_class(
+    "ScaledGemm",
+    "Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, *, Tensor? bias=None, "
+    "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
+    "bool batch_invariant=False, str? backend=None, bool static_weights=False, bool check=False",
+    workspace=True,
+)
+ScaledSwiglu = call_class(
+    "ScaledSwiglu",
+    "Tensor a, Tensor w_gate_up, Tensor a_scale, Tensor w_scale, *, ScalarType? out_dtype=None, "
+    "bool batch_invariant=False, str? backend=None, bool static_weights=False, bool check=False",
+    workspace=True,
+)
+QuantizedSwiglu = call_class(
+    "QuantizedSwiglu",
+    "Tensor a, Tensor w_gate_up, Tensor a_scale, Tensor w_scale, Tensor(a!) out_scale, *, "
+    "Tensor(b!)? gate_up=None, bool batch_invariant=False, str? backend=None, "
+    "bool static_weights=False, bool check=False",
+    workspace=True,
+)
+ScaledGrouped = call_class(
+    "ScaledGrouped",
+    "Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, Tensor expert_offsets, *, "
+    "bool swiglu=False, ScalarType? out_dtype=None, bool check=False",
+)
 
 
 def given_scales(a: Any, a_scale: Any, w_scale: Any) -> None:
@@ -94,7 +50,7 @@ def given_scales(a: Any, a_scale: Any, w_scale: Any) -> None:
             )
 
 
-def check_gemm(call: ScaledGemm) -> None:
+def check_gemm(call: Any) -> None:
     """Raise ArgumentError for a GEMM that cannot be served."""
     a, w = call.a, call.w
     check_choices(call.activation, call.backend)
@@ -113,13 +69,13 @@ def check_gemm(call: ScaledGemm) -> None:
     check_out_dtype(call, {"bias": call.bias, "residual": call.residual})
 
 
-def check_swiglu(call: ScaledSwiglu) -> None:
+def check_swiglu(call: Any) -> None:
     """Raise ArgumentError for a product that cannot be served."""
     check_gated(call)
     check_out_dtype(call, {})
 
 
-def check_gated(call: ScaledSwiglu | QuantizedSwiglu) -> None:
+def check_gated(call: Any) -> None:
     """Raise ArgumentError for matrices or scales that cannot be multiplied and gated."""
     a, w = call.a, call.w_gate_up
     check_choices(None, call.backend)
@@ -152,11 +108,11 @@ def out_dtype_of(call: Any) -> torch.dtype:
     return call.out.dtype if isinstance(call.out, Tensor) else torch.bfloat16
 
 
-def gemm_shapes(call: ScaledGemm) -> Shapes:
+def gemm_shapes(call: Any) -> Shapes:
     """Shape and dtype of a checked call's result."""
     return (((call.a.shape[0], call.w.shape[0]), out_dtype_of(call)),)
 
 
-def swiglu_shapes(call: ScaledSwiglu) -> Shapes:
+def swiglu_shapes(call: Any) -> Shapes:
     """Shape and dtype of a checked call's result."""
     return (((call.a.shape[0], call.w_gate_up.shape[0] // 2), out_dtype_of(call)),)

@@ -13,7 +13,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.bounded_cache import model_rows
 from smkern.ops.checks import dtype_name
-from smkern.ops.fp8.call import ScaledGemm, out_dtype_of
+from smkern.ops.fp8.call import out_dtype_of
 from smkern.ops.fp8.scales import block_steps, check_fp8_capability, kind_of, row_step
 from smkern.ops.gemm.call import row_stride
 from smkern.ops.operator import Bound
@@ -85,7 +85,7 @@ def of_step(problem: ScaledProblem) -> ScaledProblem:
     return replace(problem, m=model_rows(problem.m))
 
 
-def problem_of(call: ScaledGemm, aligned: bool) -> ScaledProblem | None:
+def problem_of(call: Any, aligned: bool) -> ScaledProblem | None:
     """What chooses the kernel of a checked call; None where nothing is multiplied.
 
     Args:
@@ -143,7 +143,7 @@ def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
 
 def bind_gemm(
     dispatcher: ScaledDispatcher,
-    call: ScaledGemm,
+    call: Any,
     problem: ScaledProblem,
     budget: Budget,
     capturing: bool,

@@ -32,7 +32,7 @@ from smkern.tuning.fp8_rows import QuantProblem
 from smkern.tuning.rows import VECTOR
 
 
-def check_call(call: QuantizedSwiglu) -> None:
+def check_call(call: Any) -> None:
     """Raise ArgumentError for a product that cannot be served."""
     check_gated(call)
     rows, width = call.a.shape[0], call.w_gate_up.shape[0] // 2
@@ -51,18 +51,18 @@ def check_call(call: QuantizedSwiglu) -> None:
             )
 
 
-def shapes_of(call: QuantizedSwiglu) -> Shapes:
+def shapes_of(call: Any) -> Shapes:
     """Shape and dtype of a checked call's result."""
     return (((call.a.shape[0], call.w_gate_up.shape[0] // 2), FP8),)
 
 
-def dtype_of(call: QuantizedSwiglu) -> torch.dtype:
+def dtype_of(call: Any) -> torch.dtype:
     """What gate and up are rounded to."""
     found: torch.dtype = torch.bfloat16 if call.gate_up is None else call.gate_up.dtype
     return found
 
 
-def by_reference(call: QuantizedSwiglu) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call; its scales are written."""
     a = reference.dequantize(call.a, call.a_scale)
     w = reference.dequantize(call.w_gate_up, call.w_scale)
@@ -77,7 +77,7 @@ def by_reference(call: QuantizedSwiglu) -> Tensor:
     return out
 
 
-def fill(call: QuantizedSwiglu) -> None:
+def fill(call: Any) -> None:
     """M, I or K of 0: nothing to write, or silu(0) * 0."""
     if call.out.numel():
         call.out.zero_()
@@ -87,12 +87,12 @@ def fill(call: QuantizedSwiglu) -> None:
 class _Product:
     """A call as the choice of a product's kernel reads it."""
 
-    def __init__(self, call: QuantizedSwiglu) -> None:
+    def __init__(self, call: Any) -> None:
         self.a, self.w_scale, self.backend = call.a, call.w_scale, None
         self.batch_invariant, self.out_dtype, self.out = call.batch_invariant, dtype_of(call), None
 
 
-def problem_of(call: QuantizedSwiglu, aligned: bool) -> ScaledProblem | None:
+def problem_of(call: Any, aligned: bool) -> ScaledProblem | None:
     """What chooses the kernels: the product's problem.
 
     Raises:
@@ -106,7 +106,7 @@ def problem_of(call: QuantizedSwiglu, aligned: bool) -> ScaledProblem | None:
     return problem_from(_Product(call), call.w_gate_up, Epilogue(), [], aligned)
 
 
-def is_fused(call: QuantizedSwiglu, problem: ScaledProblem, capability: tuple[int, int]) -> bool:
+def is_fused(call: Any, problem: ScaledProblem, capability: tuple[int, int]) -> bool:
     """Whether one kernel does it all.
 
     Raises:
@@ -127,7 +127,7 @@ def is_fused(call: QuantizedSwiglu, problem: ScaledProblem, capability: tuple[in
 
 def bind(
     dispatcher: ScaledDispatcher,
-    call: QuantizedSwiglu,
+    call: Any,
     problem: ScaledProblem,
     budget: Budget,
     capturing: bool,
@@ -179,10 +179,6 @@ def bind(
 QUANTIZED_SWIGLU: Operator[ScaledProblem] = Operator(
     name="quantized_gemm_swiglu",
     call=QuantizedSwiglu,
-    schema="Tensor a, Tensor w_gate_up, Tensor a_scale, Tensor w_scale, Tensor(a!) out_scale, *, "
-    "Tensor(b!)? gate_up=None, bool batch_invariant=False, str? backend=None, "
-    "bool static_weights=False, bool check=False",
-    results=("out",),
     check=check_call,
     shapes=shapes_of,
     problem=problem_of,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ LAUNCHED = ("a", "w", "a_scale", "w_scale", "out", "bias", "residual", "workspac
 """What a launch takes, in order."""
 
 
-def by_reference(call: ScaledGemm) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call; into `out`, if it has one."""
     found: Tensor = reference.gemm(
         dequantize(call.a, call.a_scale), dequantize(call.w, call.w_scale), bias=call.bias,
@@ -30,7 +32,7 @@ def by_reference(call: ScaledGemm) -> Tensor:
     return found
 
 
-def fill(call: ScaledGemm) -> None:
+def fill(call: Any) -> None:
     """M, N or K of 0: nothing to write, or the epilogue of zeros."""
     if call.out.numel():
         with torch.no_grad():
@@ -40,10 +42,6 @@ def fill(call: ScaledGemm) -> None:
 SCALED_GEMM: Operator[ScaledProblem] = Operator(
     name="scaled_gemm",
     call=ScaledGemm,
-    schema="Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, *, Tensor? bias=None, "
-    "Tensor? residual=None, str? activation=None, ScalarType? out_dtype=None, "
-    "bool batch_invariant=False, str? backend=None, bool static_weights=False, bool check=False",
-    results=("out",),
     check=check_gemm,
     shapes=gemm_shapes,
     problem=problem_of,

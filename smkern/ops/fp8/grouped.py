@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.fp8_grouped import Budget, ScaledGroupedConfig, ScaledGroupedProblem, choose
 
 
-def check_grouped(call: ScaledGrouped) -> None:
+def check_grouped(call: Any) -> None:
     """Raise ArgumentError for a grouped GEMM that cannot be served."""
     a, w = call.a, call.w
     check_e4m3("a", a)
@@ -46,12 +47,12 @@ def check_grouped(call: ScaledGrouped) -> None:
     check_out_dtype(call, {})
 
 
-def _shapes(call: ScaledGrouped) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     n = call.w.shape[1] // 2 if call.swiglu else call.w.shape[1]
     return (((call.a.shape[0], n), out_dtype_of(call)),)
 
 
-def by_reference(call: ScaledGrouped) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call."""
     found: Tensor = reference.grouped_gemm(
         dequantize(call.a, call.a_scale), dequantize(call.w, call.w_scale), call.expert_offsets,
@@ -60,7 +61,7 @@ def by_reference(call: ScaledGrouped) -> Tensor:
     return found.to(out_dtype_of(call))
 
 
-def _problem(call: ScaledGrouped, aligned: bool) -> ScaledGroupedProblem | None:
+def _problem(call: Any, aligned: bool) -> ScaledGroupedProblem | None:
     ((rows, n), dtype), (experts, _, k) = _shapes(call)[0], call.w.shape
     if dtype is torch.float32:
         raise ArgumentError("out_dtype torch.float32 on a GPU: use torch.bfloat16 or float16")
@@ -88,7 +89,7 @@ def grouped_dispatcher(index: int) -> OperatorDispatcher[ScaledGroupedProblem, S
 
 def _bind(
     dispatcher: OperatorDispatcher[ScaledGroupedProblem, ScaledGroupedConfig],
-    call: ScaledGrouped,
+    call: Any,
     problem: ScaledGroupedProblem,
     budget: Budget,
     capturing: bool,
@@ -117,9 +118,6 @@ def _bind(
 SCALED_GROUPED: Operator[ScaledGroupedProblem] = Operator(
     name="scaled_grouped_gemm",
     call=ScaledGrouped,
-    schema="Tensor a, Tensor w, Tensor a_scale, Tensor w_scale, Tensor expert_offsets, *, "
-    "bool swiglu=False, ScalarType? out_dtype=None, bool check=False",
-    results=("out",),
     check=check_grouped,
     shapes=_shapes,
     problem=_problem,

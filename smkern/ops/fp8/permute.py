@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.fp8.rows_dispatch import quant_dispatcher, scale_steps, step_of
 from smkern.ops.moe.check import check_permuted, permuted_shapes
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
@@ -22,21 +22,14 @@ from smkern.tuning.fp8_rows import Budget, QuantProblem
 from smkern.tuning.moe import PermuteProblem
 from smkern.tuning.rows import VECTOR
 
-
-class ScaledPermute(NamedTuple):
-    """A call of `moe_permute` with `out_scale`."""
-
-    x: Any
-    experts: Any
-    out_scale: Any
-    num_experts: Any
-    rows: Any = None
-    expert_offsets: Any = None
-    index: Any = None
-    num_sms: Any = None
+ScaledPermute = call_class(
+    "ScaledPermute",
+    "Tensor x, Tensor experts, Tensor(a!) out_scale, int num_experts",
+    ("rows", "expert_offsets", "index"),
+)
 
 
-def check_permute(call: ScaledPermute) -> None:
+def check_permute(call: Any) -> None:
     """Raise ArgumentError for a permutation that cannot be served."""
     check_permuted(call)
     hidden = call.x.shape[1]
@@ -48,11 +41,11 @@ def check_permute(call: ScaledPermute) -> None:
     check_out_scale(call.out_scale, call.experts.numel(), hidden)
 
 
-def _shapes(call: ScaledPermute) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     return permuted_shapes(call, FP8)
 
 
-def by_reference(call: ScaledPermute) -> tuple[Tensor, Tensor, Tensor]:
+def by_reference(call: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The reference on a checked call; its scales are written."""
     rows, offsets, index = moe_reference.moe_permute(call.x, call.experts, call.num_experts)
     q, scale = reference.quantize(rows, group_of(call.out_scale))
@@ -60,12 +53,12 @@ def by_reference(call: ScaledPermute) -> tuple[Tensor, Tensor, Tensor]:
     return q, offsets, index
 
 
-def _problem(call: ScaledPermute, aligned: bool) -> QuantProblem | None:
+def _problem(call: Any, aligned: bool) -> QuantProblem | None:
     x, group = call.x, group_of(call.out_scale)
     return rows_problem("quantize", group, x, x.shape[1], [call.rows], aligned)
 
 
-def fill(call: ScaledPermute) -> None:
+def fill(call: Any) -> None:
     """No rows, or rows of nothing."""
     if call.experts.numel():
         _, offsets, index = by_reference(call)
@@ -76,7 +69,7 @@ def fill(call: ScaledPermute) -> None:
 
 
 def _bind(
-    dispatcher: Any, call: ScaledPermute, problem: QuantProblem, budget: Budget, capturing: bool
+    dispatcher: Any, call: Any, problem: QuantProblem, budget: Budget, capturing: bool
 ) -> Bound:
     """Quantise into scratch memory, permute pairs of e4m3 as 16 bits, then their scales."""
     from smkern.kernels.fp8.scatter_launch import ScatterVariant, is_loaded, scatter
@@ -119,8 +112,6 @@ def _bind(
 SCALED_PERMUTE: Operator[QuantProblem] = Operator(
     name="scaled_moe_permute",
     call=ScaledPermute,
-    schema="Tensor x, Tensor experts, Tensor(a!) out_scale, int num_experts",
-    results=("rows", "expert_offsets", "index"),
     check=check_permute,
     shapes=_shapes,
     problem=_problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps, workspace_of
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.moe.check import check_rows, results_of
-from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
@@ -23,26 +23,11 @@ from smkern.tuning.fp8_rows import Budget, QuantProblem
 KINDS = ("tensor", "token", "block", "weight_block")
 
 
-class Quantize(NamedTuple):
-    """A call of `quantize` that finds its scales."""
-
-    x: Any
-    kind: Any
-    out: Any = None
-    out_scale: Any = None
-    num_sms: Any = None
+Quantize = call_class("Quantize", "Tensor x, str kind", ("out", "out_scale"))
+QuantizeBy = call_class("QuantizeBy", "Tensor x, Tensor scale")
 
 
-class QuantizeBy(NamedTuple):
-    """A call of `quantize` by a given scale."""
-
-    x: Any
-    scale: Any
-    out: Any = None
-    num_sms: Any = None
-
-
-def check_quantize(call: Quantize) -> None:
+def check_quantize(call: Any) -> None:
     """Raise ArgumentError for a matrix that cannot be quantised."""
     check_rows("x", call.x, "[rows, columns]")
     if not (isinstance(call.kind, str) and call.kind in KINDS):
@@ -57,7 +42,7 @@ def check_quantize(call: Quantize) -> None:
         raise ArgumentError(f"out's scales have strides {scale.stride()}: pass them without gaps")
 
 
-def check_quantize_by(call: QuantizeBy) -> None:
+def check_quantize_by(call: Any) -> None:
     """Raise ArgumentError for a matrix or a scale that cannot be served."""
     check_rows("x", call.x, "[rows, columns]")
     checks.check_kind("scale", call.scale)
@@ -80,36 +65,36 @@ def scale_shape(shape: Any, kind: str) -> tuple[int, ...]:
     }[kind]
 
 
-def _shapes(call: Quantize) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     return ((tuple(call.x.shape), FP8), (scale_shape(call.x.shape, call.kind), torch.float32))
 
 
-def problem_of(call: Quantize, aligned: bool) -> QuantProblem | None:
+def problem_of(call: Any, aligned: bool) -> QuantProblem | None:
     """What chooses the kernel of a checked call."""
     x = call.x
     return rows_problem("quantize", call.kind, x, x.shape[1], [call.out], aligned)
 
 
 def _bind(
-    dispatcher: Any, call: Quantize, problem: QuantProblem, budget: Budget, capturing: bool
+    dispatcher: Any, call: Any, problem: QuantProblem, budget: Budget, capturing: bool
 ) -> Bound:
     numbers = (*scale_steps(call.out_scale, problem), problem.rows)
     return bind(dispatcher, problem, budget, capturing, [call.x], call.out, numbers)
 
 
-def problem_by(call: QuantizeBy, aligned: bool) -> QuantProblem | None:
+def problem_by(call: Any, aligned: bool) -> QuantProblem | None:
     """What chooses the kernel of a checked call."""
     x = call.x
     return rows_problem("quantize_by", "tensor", x, x.shape[1], [call.out], aligned)
 
 
 def _bind_by(
-    dispatcher: Any, call: QuantizeBy, problem: QuantProblem, budget: Budget, capturing: bool
+    dispatcher: Any, call: Any, problem: QuantProblem, budget: Budget, capturing: bool
 ) -> Bound:
     return bind(dispatcher, problem, budget, capturing, [call.x], call.out, (problem.rows,))
 
 
-def fill(call: Quantize) -> None:
+def fill(call: Any) -> None:
     """No element: scales of groups of nothing."""
     call.out_scale.fill_(1.0)
 
@@ -117,8 +102,6 @@ def fill(call: Quantize) -> None:
 QUANTIZE: Operator[QuantProblem] = Operator(
     name="quantize",
     call=Quantize,
-    schema="Tensor x, str kind",
-    results=("out", "out_scale"),
     check=check_quantize,
     shapes=_shapes,
     problem=problem_of,
@@ -132,8 +115,6 @@ QUANTIZE: Operator[QuantProblem] = Operator(
 QUANTIZE_BY: Operator[QuantProblem] = Operator(
     name="quantize_by",
     call=QuantizeBy,
-    schema="Tensor x, Tensor scale",
-    results=("out",),
     check=check_quantize_by,
     shapes=lambda call: ((tuple(call.x.shape), FP8),),
     problem=problem_by,

@@ -6,7 +6,7 @@ They are behind `out_scale=` of `smkern.rms_norm`, `add_rms_norm` and `silu_and_
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.fp8.rows_dispatch import bind, quant_dispatcher, scale_steps
 from smkern.ops.fp8.rows_dispatch import problem_of as rows_problem
 from smkern.ops.fp8.scales import check_block_scale
-from smkern.ops.operator import Bound, Operator, Shapes
+from smkern.ops.operator import Bound, Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import fp8 as reference
@@ -25,43 +25,17 @@ from smkern.ops.reference import rows as rows_reference
 from smkern.ops.rows.call import AddRmsNorm, RmsNorm, SiluAndMul, check_norm, check_silu
 from smkern.tuning.fp8_rows import Budget, Group, QuantOp, QuantProblem
 
-
-class ScaledRmsNorm(NamedTuple):
-    """A call of `rms_norm` with `out_scale`."""
-
-    x: Any
-    weight: Any
-    out_scale: Any
-    eps: Any = 1e-6
-    out: Any = None
-    num_sms: Any = None
+ScaledRmsNorm = call_class(
+    "ScaledRmsNorm", "Tensor x, Tensor weight, Tensor(a!) out_scale, *, float eps=1e-06"
+)
+ScaledAddRmsNorm = call_class(
+    "ScaledAddRmsNorm",
+    "Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out_scale, *, float eps=1e-06",
+)
+ScaledSiluAndMul = call_class("ScaledSiluAndMul", "Tensor x, Tensor(a!) out_scale")
 
 
-class ScaledAddRmsNorm(NamedTuple):
-    """A call of `add_rms_norm` with `out_scale`."""
-
-    x: Any
-    residual: Any
-    weight: Any
-    out_scale: Any
-    eps: Any = 1e-6
-    out: Any = None
-    num_sms: Any = None
-
-
-class ScaledSiluAndMul(NamedTuple):
-    """A call of `silu_and_mul` with `out_scale`."""
-
-    x: Any
-    out_scale: Any
-    out: Any = None
-    num_sms: Any = None
-
-
-ScaledRows = ScaledRmsNorm | ScaledAddRmsNorm | ScaledSiluAndMul
-
-
-def check_scaled(call: ScaledRows) -> None:
+def check_scaled(call: Any) -> None:
     """Raise ArgumentError for a call that cannot be served."""
     if isinstance(call, ScaledRmsNorm):
         check_norm(RmsNorm(call.x, call.weight, call.eps))
@@ -97,18 +71,18 @@ def group_of(out_scale: Tensor) -> Group:
     return "block" if out_scale.dim() == 2 else "token"
 
 
-def shape_of(call: ScaledRows) -> tuple[int, int]:
+def shape_of(call: Any) -> tuple[int, int]:
     """Rows and columns of a call's result."""
     rows, columns = call.x.shape
     return rows, columns // 2 if isinstance(call, ScaledSiluAndMul) else columns
 
 
-def shapes_of(call: ScaledRows) -> Shapes:
+def shapes_of(call: Any) -> Shapes:
     """Shape and dtype of a checked call's result."""
     return ((shape_of(call), FP8),)
 
 
-def by_reference(call: ScaledRows) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call; its scales are written."""
     if isinstance(call, ScaledRmsNorm):
         found = rows_reference.rms_norm(call.x, call.weight, float(call.eps))
@@ -121,7 +95,7 @@ def by_reference(call: ScaledRows) -> Tensor:
     return q
 
 
-def problem_of(call: ScaledRows, aligned: bool) -> QuantProblem | None:
+def problem_of(call: Any, aligned: bool) -> QuantProblem | None:
     """What chooses the kernel of a checked call."""
     op: QuantOp = "silu_and_mul"
     weight, matrices = None, [call.out]
@@ -134,7 +108,7 @@ def problem_of(call: ScaledRows, aligned: bool) -> QuantProblem | None:
 
 
 def _bind(
-    dispatcher: Any, call: ScaledRows, problem: QuantProblem, budget: Budget, capturing: bool
+    dispatcher: Any, call: Any, problem: QuantProblem, budget: Budget, capturing: bool
 ) -> Bound:
     read = [call.x, call.residual] if isinstance(call, ScaledAddRmsNorm) else [call.x]
     numbers: tuple[Any, ...] = (*scale_steps(call.out_scale, problem), problem.rows)
@@ -145,7 +119,6 @@ def _bind(
 
 _scaled = partial(
     Operator,
-    results=("out",),
     check=check_scaled,
     shapes=shapes_of,
     problem=problem_of,
@@ -154,22 +127,13 @@ _scaled = partial(
     prepare=_bind,
 )
 SCALED_RMS_NORM: Operator[QuantProblem] = _scaled(
-    name="scaled_rms_norm",
-    call=ScaledRmsNorm,
-    schema="Tensor x, Tensor weight, Tensor(a!) out_scale, *, float eps=1e-06",
-    vectors=("x", "weight", "out"),
+    name="scaled_rms_norm", call=ScaledRmsNorm, vectors=("x", "weight", "out")
 )
 SCALED_ADD_RMS_NORM: Operator[QuantProblem] = _scaled(
-    name="scaled_add_rms_norm",
-    call=ScaledAddRmsNorm,
-    schema="Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out_scale, *, float eps=1e-06",
-    vectors=("x", "residual", "weight", "out"),
+    name="scaled_add_rms_norm", call=ScaledAddRmsNorm, vectors=("x", "residual", "weight", "out")
 )
 SCALED_SILU_AND_MUL: Operator[QuantProblem] = _scaled(
-    name="scaled_silu_and_mul",
-    call=ScaledSiluAndMul,
-    schema="Tensor x, Tensor(a!) out_scale",
-    vectors=("x", "out"),
+    name="scaled_silu_and_mul", call=ScaledSiluAndMul, vectors=("x", "out")
 )
 LIBRARY = register(SCALED_RMS_NORM, SCALED_ADD_RMS_NORM, SCALED_SILU_AND_MUL)
 scaled_rms_norm = entry(SCALED_RMS_NORM)

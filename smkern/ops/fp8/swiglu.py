@@ -22,7 +22,7 @@ from smkern.tuning.fp8 import ScaledProblem
 from smkern.tuning.rows import VECTOR, RowsProblem
 
 
-def by_reference(call: ScaledSwiglu) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call; into `out`, if it has one."""
     found: Tensor = reference.gemm_swiglu(
         dequantize(call.a, call.a_scale), dequantize(call.w_gate_up, call.w_scale), out=call.out,
@@ -31,20 +31,20 @@ def by_reference(call: ScaledSwiglu) -> Tensor:
     return found
 
 
-def fill(call: ScaledSwiglu) -> None:
+def fill(call: Any) -> None:
     """M, I or K of 0: nothing to write, or silu(0) * 0."""
     if call.out.numel():
         call.out.zero_()
 
 
-def problem_of(call: ScaledSwiglu, aligned: bool) -> ScaledProblem | None:
+def problem_of(call: Any, aligned: bool) -> ScaledProblem | None:
     """The product's problem: gate and up, which are then in scratch memory."""
     return problem_from(call, call.w_gate_up, Epilogue(), [], aligned)
 
 
 def bind(
     dispatcher: ScaledDispatcher,
-    call: ScaledSwiglu,
+    call: Any,
     problem: ScaledProblem,
     budget: Budget,
     capturing: bool,
@@ -76,10 +76,6 @@ def bind(
 SCALED_SWIGLU: Operator[ScaledProblem] = Operator(
     name="scaled_gemm_swiglu",
     call=ScaledSwiglu,
-    schema="Tensor a, Tensor w_gate_up, Tensor a_scale, Tensor w_scale, *, "
-    "ScalarType? out_dtype=None, bool batch_invariant=False, str? backend=None, "
-    "bool static_weights=False, bool check=False",
-    results=("out",),
     check=check_swiglu,
     shapes=swiglu_shapes,
     problem=problem_of,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,30 +13,22 @@ from smkern.ops.aliasing import VECTOR_BYTES
 from smkern.ops.checks import dtype_name
 from smkern.ops.gemm.checks import check_bias, check_choices, check_dtypes, check_matrix
 from smkern.ops.gemm.dispatch import Dispatcher
-from smkern.ops.operator import Bound, Shapes
+from smkern.ops.operator import Bound, Shapes, call_class
 from smkern.tuning.config import Budget, Epilogue, GemmProblem
 
 LAUNCHED = ("a", "w", "out", "bias", "residual", "workspace", "stream")
 """What the launch of a GEMM takes, in order."""
 
 
-class Gemm(NamedTuple):
-    """A call of `gemm`."""
-
-    a: Any
-    w: Any
-    bias: Any = None
-    residual: Any = None
-    activation: Any = None
-    out: Any = None
-    workspace: Any = None
-    batch_invariant: Any = False
-    backend: Any = None
-    static_weights: Any = False
-    num_sms: Any = None
+Gemm = call_class(
+    "Gemm",
+    "Tensor a, Tensor w, *, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
+    "bool batch_invariant=False, str? backend=None, bool static_weights=False",
+    workspace=True,
+)
 
 
-def check_gemm(call: Gemm) -> None:
+def check_gemm(call: Any) -> None:
     """Raise ArgumentError for a GEMM that cannot be served."""
     a, w = call.a, call.w
     check_choices(call.activation, call.backend)
@@ -52,12 +44,12 @@ def check_gemm(call: Gemm) -> None:
     check_dtypes(a, {"w": w, "bias": call.bias, "residual": call.residual, "out": call.out})
 
 
-def shapes_of(call: Gemm) -> Shapes:
+def shapes_of(call: Any) -> Shapes:
     """Shape and dtype of a checked call's result."""
     return (((call.a.shape[0], call.w.shape[0]), call.a.dtype),)
 
 
-def problem_of(call: Gemm, aligned: bool) -> GemmProblem | None:
+def problem_of(call: Any, aligned: bool) -> GemmProblem | None:
     """What chooses the kernel of a checked call; None where nothing is multiplied.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from smkern.ops.reference import gemm as reference
 from smkern.tuning.config import GemmProblem
 
 
-def by_reference(call: Gemm) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call; into `out`, if it has one."""
     found: Tensor = reference.gemm(
         call.a, call.w, bias=call.bias, residual=call.residual, activation=call.activation,
@@ -24,7 +26,7 @@ def by_reference(call: Gemm) -> Tensor:
     return found
 
 
-def fill(call: Gemm) -> None:
+def fill(call: Any) -> None:
     """M, N or K of 0: nothing to write, or the epilogue of zeros."""
     if call.out.numel():
         with torch.no_grad():
@@ -34,9 +36,6 @@ def fill(call: Gemm) -> None:
 GEMM: Operator[GemmProblem] = Operator(
     name="gemm",
     call=Gemm,
-    schema="Tensor a, Tensor w, *, Tensor? bias=None, Tensor? residual=None, str? activation=None, "
-    "bool batch_invariant=False, str? backend=None, bool static_weights=False",
-    results=("out",),
     check=check_gemm,
     shapes=shapes_of,
     problem=problem_of,
@@ -131,12 +130,12 @@ def gemm(
     if a_scale is not None or w_scale is not None or out_dtype is not None:
         fp8.given_scales(a, a_scale, w_scale)
         scaled: Tensor = fp8.scaled_gemm(
-            a, w, a_scale, w_scale, bias, residual, activation, out_dtype, out, workspace,
-            batch_invariant, backend, static_weights, check, num_sms,
+            a, w, a_scale, w_scale, bias, residual, activation, out_dtype, batch_invariant,
+            backend, static_weights, check, out, workspace, num_sms,
         )  # fmt: skip
         return scaled
     found: Tensor = _gemm(
-        a, w, bias, residual, activation, out, workspace, batch_invariant, backend,
-        static_weights, num_sms,
+        a, w, bias, residual, activation, batch_invariant, backend, static_weights, out,
+        workspace, num_sms,
     )  # fmt: skip
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from smkern.ops.moe.check import (
     row_step,
     whole,
 )
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
@@ -26,19 +26,10 @@ from smkern.ops.reference import moe as reference
 from smkern.tuning.grouped import GROUPED_FAMILY, GroupedConfig, GroupedProblem
 from smkern.tuning.moe import VECTOR
 
-
-class Grouped(NamedTuple):
-    """The arguments of `grouped_gemm`."""
-
-    a: Any
-    w: Any
-    expert_offsets: Any
-    swiglu: Any = False
-    out: Any = None
-    num_sms: Any = None
+Grouped = call_class("Grouped", "Tensor a, Tensor w, Tensor expert_offsets, *, bool swiglu=False")
 
 
-def _check(call: Grouped) -> None:
+def _check(call: Any) -> None:
     a, w = call.a, call.w
     check_rows("a", a, "[rows, k]")
     checks.check_tensor("w", w, 3, "[experts, n, k]")
@@ -47,12 +38,12 @@ def _check(call: Grouped) -> None:
     check_expert_weights(call)
 
 
-def _shapes(call: Grouped) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     n = call.w.shape[1] // 2 if call.swiglu else call.w.shape[1]
     return (((call.a.shape[0], n), call.a.dtype),)
 
 
-def _problem(call: Grouped, aligned: bool) -> GroupedProblem | None:
+def _problem(call: Any, aligned: bool) -> GroupedProblem | None:
     dtype = gpu_dtype("a", call.a)
     ((rows, n), _), (experts, expert_rows, k) = _shapes(call)[0], call.w.shape
     if not rows:
@@ -81,8 +72,6 @@ def grouped_dispatcher(index: int) -> OperatorDispatcher[GroupedProblem, Grouped
 GROUPED: Operator[GroupedProblem] = Operator(
     name="grouped_gemm",
     call=Grouped,
-    schema="Tensor a, Tensor w, Tensor expert_offsets, *, bool swiglu=False",
-    results=("out",),
     check=_check,
     shapes=_shapes,
     problem=_problem,
@@ -151,7 +140,7 @@ def grouped_gemm(
     if a_scale is not None or w_scale is not None or out_dtype is not None:
         fp8.given_scales(a, a_scale, w_scale)
         scaled: Tensor = fp8.scaled_grouped(
-            a, w, a_scale, w_scale, expert_offsets, swiglu, out_dtype, out, check, num_sms
+            a, w, a_scale, w_scale, expert_offsets, swiglu, out_dtype, check, out, num_sms
         )
         return scaled
     found: Tensor = _grouped(a, w, expert_offsets, swiglu, out, num_sms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,37 +18,29 @@ from smkern.ops.moe.check import (
     whole,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import PermuteProblem
 
-
-class Permute(NamedTuple):
-    """The arguments of `moe_permute`."""
-
-    x: Any
-    experts: Any
-    num_experts: Any
-    rows: Any = None
-    expert_offsets: Any = None
-    index: Any = None
-    num_sms: Any = None
+Permute = call_class(
+    "Permute", "Tensor x, Tensor experts, int num_experts", ("rows", "expert_offsets", "index")
+)
 
 
-def _shapes(call: Permute) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     return permuted_shapes(call, call.x.dtype)
 
 
-def _problem(call: Permute, aligned: bool) -> PermuteProblem:
+def _problem(call: Any, aligned: bool) -> PermuteProblem:
     gpu_dtype("x", call.x)
     tokens, hidden = call.x.shape
     is_whole = aligned and whole(hidden, call.x, call.rows)
     return PermuteProblem(tokens, call.experts.shape[1], call.num_experts, hidden, is_whole)
 
 
-def _numbers(call: Permute) -> tuple[int, ...]:
+def _numbers(call: Any) -> tuple[int, ...]:
     hidden = call.x.shape[1]
     return row_step(call.x, hidden), row_step(call.rows, hidden)
 
@@ -62,8 +54,6 @@ def _workspace(problem: PermuteProblem, budget: Any) -> int:
 PERMUTE: Operator[PermuteProblem] = Operator(
     name="moe_permute",
     call=Permute,
-    schema="Tensor x, Tensor experts, int num_experts",
-    results=("rows", "expert_offsets", "index"),
     check=check_permuted,
     shapes=_shapes,
     problem=_problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,37 +17,30 @@ from smkern.ops.moe.check import (
     results_of,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import TopkProblem
 
-
-class Topk(NamedTuple):
-    """The arguments of `topk_softmax`."""
-
-    logits: Any
-    top_k: Any
-    renormalize: Any = True
-    weights: Any = None
-    experts: Any = None
-    num_sms: Any = None
+Topk = call_class(
+    "Topk", "Tensor logits, int top_k, *, bool renormalize=True", ("weights", "experts")
+)
 
 
-def _check(call: Topk) -> None:
+def _check(call: Any) -> None:
     check_rows("logits", call.logits, "[tokens, experts]")
     check_experts(call.logits.shape[1])
     check_top_k("top_k", call.top_k, call.logits.shape[1])
     check_choices(call.logits.shape[0], call.top_k)
 
 
-def _shapes(call: Topk) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     shape = (call.logits.shape[0], call.top_k)
     return ((shape, torch.float32), (shape, torch.int32))
 
 
-def _problem(call: Topk, aligned: bool) -> TopkProblem | None:
+def _problem(call: Any, aligned: bool) -> TopkProblem | None:
     tokens, experts = call.logits.shape
     if not tokens:
         return None
@@ -55,7 +48,7 @@ def _problem(call: Topk, aligned: bool) -> TopkProblem | None:
     return TopkProblem(tokens, experts, call.top_k, bool(call.renormalize), dtype)
 
 
-def _numbers(call: Topk) -> tuple[int, ...]:
+def _numbers(call: Any) -> tuple[int, ...]:
     strides = (x.stride(0) for x in (call.logits, call.weights, call.experts))
     return (*strides, call.logits.shape[0])
 
@@ -63,8 +56,6 @@ def _numbers(call: Topk) -> tuple[int, ...]:
 TOPK: Operator[TopkProblem] = Operator(
     name="topk_softmax",
     call=Topk,
-    schema="Tensor logits, int top_k, *, bool renormalize=True",
-    results=("weights", "experts"),
     check=_check,
     shapes=_shapes,
     problem=_problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,25 +20,18 @@ from smkern.ops.moe.check import (
     whole,
 )
 from smkern.ops.moe.dispatch import moe_dispatcher
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import moe as reference
 from smkern.tuning.moe import UnpermuteProblem
 
-
-class Unpermute(NamedTuple):
-    """The arguments of `moe_unpermute`."""
-
-    y: Any
-    index: Any
-    weights: Any
-    residual: Any = None
-    out: Any = None
-    num_sms: Any = None
+Unpermute = call_class(
+    "Unpermute", "Tensor y, Tensor index, Tensor weights, *, Tensor? residual=None"
+)
 
 
-def _check(call: Unpermute) -> None:
+def _check(call: Any) -> None:
     check_rows("y", call.y, "[rows, hidden]")
     check_table("weights", call.weights, torch.float32, "[tokens, top_k]", dense=False)
     tokens, top_k = call.weights.shape
@@ -56,15 +49,15 @@ def _check(call: Unpermute) -> None:
             )
 
 
-def _shapes(call: Unpermute) -> Shapes:
+def _shapes(call: Any) -> Shapes:
     return (((call.weights.shape[0], call.y.shape[1]), call.y.dtype),)
 
 
-def _rows(call: Unpermute) -> tuple[Tensor | None, ...]:
+def _rows(call: Any) -> tuple[Tensor | None, ...]:
     return call.y, call.residual, call.out
 
 
-def _problem(call: Unpermute, aligned: bool) -> UnpermuteProblem | None:
+def _problem(call: Any, aligned: bool) -> UnpermuteProblem | None:
     dtype = gpu_dtype("y", call.y)
     tokens, top_k = call.weights.shape
     hidden = call.y.shape[1]
@@ -74,7 +67,7 @@ def _problem(call: Unpermute, aligned: bool) -> UnpermuteProblem | None:
     return UnpermuteProblem(tokens, top_k, hidden, call.residual is not None, dtype, is_whole)
 
 
-def _numbers(call: Unpermute) -> tuple[int, ...]:
+def _numbers(call: Any) -> tuple[int, ...]:
     hidden = call.y.shape[1]
     y, residual, out = (row_step(x, hidden) for x in _rows(call))
     return y, residual, out, call.weights.stride(0), call.y.shape[0]
@@ -83,8 +76,6 @@ def _numbers(call: Unpermute) -> tuple[int, ...]:
 UNPERMUTE: Operator[UnpermuteProblem] = Operator(
     name="moe_unpermute",
     call=Unpermute,
-    schema="Tensor y, Tensor index, Tensor weights, *, Tensor? residual=None",
-    results=("out",),
     check=_check,
     shapes=_shapes,
     problem=_problem,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.operator import call_class
 from smkern.tuning.rows import MAX_WIDTH, VECTOR, WHOLE, RowsOp, RowsProblem
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -16,45 +17,15 @@ _FEWEST = 4 * WHOLE
 """Columns of the smallest item; items are counted in 32 bits."""
 
 
-class RmsNorm(NamedTuple):
-    """A call of `rms_norm`."""
-
-    x: Any
-    weight: Any
-    eps: Any = 1e-6
-    out: Any = None
-    num_sms: Any = None
+RmsNorm = call_class("RmsNorm", "Tensor x, Tensor weight, *, float eps=1e-06")
+AddRmsNorm = call_class(
+    "AddRmsNorm", "Tensor x, Tensor(a!) residual, Tensor weight, *, float eps=1e-06"
+)
+SiluAndMul = call_class("SiluAndMul", "Tensor x")
+Embedding = call_class("Embedding", "Tensor ids, Tensor table")
 
 
-class AddRmsNorm(NamedTuple):
-    """A call of `add_rms_norm`."""
-
-    x: Any
-    residual: Any
-    weight: Any
-    eps: Any = 1e-6
-    out: Any = None
-    num_sms: Any = None
-
-
-class SiluAndMul(NamedTuple):
-    """A call of `silu_and_mul`."""
-
-    x: Any
-    out: Any = None
-    num_sms: Any = None
-
-
-class Embedding(NamedTuple):
-    """A call of `embedding`."""
-
-    ids: Any
-    table: Any
-    out: Any = None
-    num_sms: Any = None
-
-
-def check_norm(call: RmsNorm | AddRmsNorm) -> None:
+def check_norm(call: Any) -> None:
     """Raise ArgumentError for a norm that cannot be served."""
     x, weight = call.x, call.weight
     _check_rows("x", x, "[tokens, hidden]", x)
@@ -81,7 +52,7 @@ def check_norm(call: RmsNorm | AddRmsNorm) -> None:
         raise ArgumentError(f"eps={call.eps!r}: pass a number of at least 0")
 
 
-def check_silu(call: SiluAndMul) -> None:
+def check_silu(call: Any) -> None:
     """Raise ArgumentError for a `silu_and_mul` that cannot be served."""
     _check_rows("x", call.x, "[tokens, 2 * I], gate then up", call.x)
     if call.x.shape[1] % 2:
@@ -90,7 +61,7 @@ def check_silu(call: SiluAndMul) -> None:
         )
 
 
-def check_embedding(call: Embedding) -> None:
+def check_embedding(call: Any) -> None:
     """Raise ArgumentError for an `embedding` that cannot be served."""
     ids = call.ids
     checks.check_tensor("ids", ids, 1, "[tokens]")

@@ -28,7 +28,6 @@ from smkern.tuning.rows import RowsProblem
 
 _rows_operator = partial(
     Operator,
-    results=("out",),
     shapes=result_of,
     problem=problem_of,
     numbers=numbers_of,
@@ -37,7 +36,6 @@ _rows_operator = partial(
 RMS_NORM: Operator[RowsProblem] = _rows_operator(
     name="rms_norm",
     call=RmsNorm,
-    schema="Tensor x, Tensor weight, *, float eps=1e-06",
     check=check_norm,
     reference=lambda call: reference.rms_norm(call.x, call.weight, float(call.eps)),
     vectors=("x", "weight", "out"),
@@ -46,7 +44,6 @@ RMS_NORM: Operator[RowsProblem] = _rows_operator(
 ADD_RMS_NORM: Operator[RowsProblem] = _rows_operator(
     name="add_rms_norm",
     call=AddRmsNorm,
-    schema="Tensor x, Tensor(a!) residual, Tensor weight, *, float eps=1e-06",
     check=check_norm,
     reference=lambda call: reference.add_rms_norm(
         call.x, call.residual, call.weight, float(call.eps)
@@ -57,7 +54,6 @@ ADD_RMS_NORM: Operator[RowsProblem] = _rows_operator(
 SILU_AND_MUL: Operator[RowsProblem] = _rows_operator(
     name="silu_and_mul",
     call=SiluAndMul,
-    schema="Tensor x",
     check=check_silu,
     reference=lambda call: reference.silu_and_mul(call.x),
     vectors=("x", "out"),
@@ -65,7 +61,6 @@ SILU_AND_MUL: Operator[RowsProblem] = _rows_operator(
 EMBEDDING: Operator[RowsProblem] = _rows_operator(
     name="embedding",
     call=Embedding,
-    schema="Tensor ids, Tensor table",
     check=check_embedding,
     reference=lambda call: reference.embedding(call.ids, call.table),
     vectors=("table", "out"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
 from smkern.ops import checks
+from smkern.ops.operator import call_class
 from smkern.ops.reference.sample import GREEDY_BELOW, Choice
 from smkern.tuning.sample import MAX_ROWS, MAX_VOCAB, SampleProblem
 
@@ -16,31 +17,13 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _MAX_INT64 = 2**63 - 1
 
 
-class Sample(NamedTuple):
-    """A call of `sample`. Numbers of all rows and tensors of each share their names."""
-
-    logits: Any
-    temperature: Any = None
-    top_k: Any = None
-    top_p: Any = None
-    min_p: Any = None
-    seeds: Any = None
-    steps: Any = None
-    finished: Any = None
-    lengths: Any = None
-    max_lengths: Any = None
-    stop_tokens: Any = None
-    pad_token: Any = 0
-    out: Any = None
-    num_sms: Any = None
-
-
-SCHEMA = (
+Sample = call_class(
+    "Sample",
     "Tensor logits, *, float? temperature=None, Tensor? temperature_tensor=None, int? top_k=None, "
     "Tensor? top_k_tensor=None, float? top_p=None, Tensor? top_p_tensor=None, float? min_p=None, "
     "Tensor? min_p_tensor=None, int? seeds=None, Tensor? seeds_tensor=None, int? steps=None, "
     "Tensor? steps_tensor=None, Tensor(a!)? finished=None, Tensor(b!)? lengths=None, "
-    "Tensor? max_lengths=None, Tensor? stop_tokens=None, int pad_token=0"
+    "Tensor? max_lengths=None, Tensor? stop_tokens=None, int pad_token=0",
 )
 _PER_ROW = {
     "temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32,
@@ -50,7 +33,7 @@ _PER_ROW = {
 _DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 0, "steps": 0}
 
 
-def check_sample(call: Sample) -> None:
+def check_sample(call: Any) -> None:
     """Raise ArgumentError for a call that cannot be served."""
     logits = call.logits
     checks.check_tensor("logits", logits, 2, "[batch, vocab]")
@@ -74,7 +57,7 @@ def check_sample(call: Sample) -> None:
     _check_state(call, batch)
 
 
-def problem_of(call: Sample, aligned: bool) -> SampleProblem | None:
+def problem_of(call: Any, aligned: bool) -> SampleProblem | None:
     """What chooses a kernel for a checked call; None without rows.
 
     Args:
@@ -91,7 +74,7 @@ def problem_of(call: Sample, aligned: bool) -> SampleProblem | None:
     return SampleProblem(batch, vocab, dtype, aligned and whole)
 
 
-def numbers_of(call: Sample) -> tuple[Any, ...]:
+def numbers_of(call: Any) -> tuple[Any, ...]:
     """What a launch takes behind the addresses (`smkern.kernels.sample.params_packer`)."""
     stop = call.stop_tokens
     step, count = 0, 0
@@ -104,7 +87,7 @@ def numbers_of(call: Sample) -> tuple[Any, ...]:
     return (row_bytes(call.logits), step, count, call.pad_token, *all_rows)
 
 
-def choices_of(call: Sample) -> list[Choice]:
+def choices_of(call: Any) -> list[Choice]:
     """How each row's token is chosen; for CPU tensors."""
     columns = []
     for name, default in _DEFAULTS.items():
@@ -119,7 +102,7 @@ def row_bytes(logits: Tensor) -> int:
     return logits.stride(0) * logits.element_size()
 
 
-def _check_numbers(call: Sample) -> None:
+def _check_numbers(call: Any) -> None:
     temperature = call.temperature
     if _is_number(temperature) and checks.as_float("temperature", temperature) < 0:
         raise ArgumentError(
@@ -145,7 +128,7 @@ def _check_numbers(call: Sample) -> None:
         )
 
 
-def _check_state(call: Sample, batch: int) -> None:
+def _check_state(call: Any, batch: int) -> None:
     finished, stop = call.finished, call.stop_tokens
     for name in ("lengths", "max_lengths"):
         if getattr(call, name) is not None:

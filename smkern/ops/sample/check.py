@@ -5,11 +5,12 @@ It waits for the device, so it is for debugging and tests, never for serving or 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from smkern.errors import ArgumentError
-from smkern.ops.sample.call import Sample
 
 _WANTED = {
     "temperature": "a number of at least 0",
@@ -23,7 +24,7 @@ _WANTED = {
 }
 
 
-def check_memory(call: Sample) -> None:
+def check_memory(call: Any) -> None:
     """Check what the tensors of a call hold, rows that are finished left out.
 
     Args:
@@ -49,7 +50,7 @@ def check_memory(call: Sample) -> None:
             raise ArgumentError(f"{name}[{row}]{value}: wanted {_WANTED[name]}; correct it")
 
 
-def _wrong(call: Sample) -> dict[str, Tensor]:
+def _wrong(call: Any) -> dict[str, Tensor]:
     """Rows that are wrong, [batch] bool, by tensor."""
     vocab = call.logits.shape[1]
     top_p, min_p, stop = (_host(x) for x in (call.top_p, call.min_p, call.stop_tokens))

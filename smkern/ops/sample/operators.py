@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from smkern.ops.operator_dispatch import OperatorDispatcher, load_dispatcher
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import sample as reference
-from smkern.ops.sample.call import SCHEMA, Sample, check_sample, choices_of, numbers_of, problem_of
+from smkern.ops.sample.call import Sample, check_sample, choices_of, numbers_of, problem_of
 from smkern.ops.sample.check import check_memory
 from smkern.tuning.sample import SAMPLE_FAMILY, Budget, SampleConfig, SampleProblem, workspace_bytes
 
@@ -27,7 +28,7 @@ def sample_dispatcher(index: int) -> OperatorDispatcher[SampleProblem, SampleCon
     return load_dispatcher(index, SampleKernels, SAMPLE_FAMILY.selector)
 
 
-def by_reference(call: Sample) -> Tensor:
+def by_reference(call: Any) -> Tensor:
     """The reference on a checked call, of any device; brings the state up to date."""
     choices, finished = choices_of(call), call.finished
     over = [False] * len(choices) if finished is None else (finished != 0).tolist()
@@ -49,8 +50,6 @@ def _workspace(problem: SampleProblem, budget: Budget) -> int:
 SAMPLE: Operator[SampleProblem] = Operator(
     name="sample",
     call=Sample,
-    schema=SCHEMA,
-    results=("out",),
     check=check_sample,
     shapes=lambda call: (((call.logits.shape[0],), torch.int32),),
     problem=problem_of,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ class SampleCalls:
         for call in self.calls(torch.device("meta"), True):
             check_operator(SAMPLE, call)
 
-    def calls(self, device: torch.device, aligned: bool) -> list[Sample]:
+    def calls(self, device: torch.device, aligned: bool) -> list[Any]:
         """A call of one row for each dtype, on tensors of its own."""
         return [Sample(room((1, self.vocab), dtype, aligned, device)) for dtype in self.dtypes]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from smkern.ops.fp8 import swiglu as fp8
 from smkern.ops.gemm.call import LAUNCHED, bind, problem_from
 from smkern.ops.gemm.checks import check_choices, check_dtypes, check_gate_up, check_matrix
 from smkern.ops.gemm.dispatch import gemm_dispatcher
-from smkern.ops.operator import Operator, Shapes
+from smkern.ops.operator import Operator, Shapes, call_class
 from smkern.ops.operator_library import register
 from smkern.ops.operator_run import entry
 from smkern.ops.reference import swiglu as reference
@@ -23,20 +23,15 @@ from smkern.tuning.config import Epilogue, GemmProblem
 EPILOGUE = Epilogue(swiglu=True)
 
 
-class Swiglu(NamedTuple):
-    """A call of `gemm_swiglu`."""
-
-    a: Any
-    w_gate_up: Any
-    out: Any = None
-    workspace: Any = None
-    batch_invariant: Any = False
-    backend: Any = None
-    static_weights: Any = False
-    num_sms: Any = None
+Swiglu = call_class(
+    "Swiglu",
+    "Tensor a, Tensor w_gate_up, *, bool batch_invariant=False, str? backend=None, "
+    "bool static_weights=False",
+    workspace=True,
+)
 
 
-def check_swiglu(call: Swiglu) -> None:
+def check_swiglu(call: Any) -> None:
     """Raise ArgumentError for a product that cannot be served."""
     a, w, out = call.a, call.w_gate_up, call.out
     check_choices(None, call.backend)
@@ -53,17 +48,17 @@ def check_swiglu(call: Swiglu) -> None:
     check_dtypes(a, {"w_gate_up": w, "out": out})
 
 
-def shapes_of(call: Swiglu) -> Shapes:
+def shapes_of(call: Any) -> Shapes:
     """Shape and dtype of a checked call's result."""
     return (((call.a.shape[0], call.w_gate_up.shape[0] // 2), call.a.dtype),)
 
 
-def problem_of(call: Swiglu, aligned: bool) -> GemmProblem | None:
+def problem_of(call: Any, aligned: bool) -> GemmProblem | None:
     """What chooses the kernel of a checked call; None where nothing is multiplied."""
     return problem_from(call, EPILOGUE, [call.a, call.w_gate_up, call.out], aligned)
 
 
-def fill(call: Swiglu) -> None:
+def fill(call: Any) -> None:
     """M, I or K of 0: nothing to write, or silu(0) * 0."""
     if call.out.numel():
         call.out.zero_()
@@ -72,9 +67,6 @@ def fill(call: Swiglu) -> None:
 GEMM_SWIGLU: Operator[GemmProblem] = Operator(
     name="gemm_swiglu",
     call=Swiglu,
-    schema="Tensor a, Tensor w_gate_up, *, bool batch_invariant=False, str? backend=None, "
-    "bool static_weights=False",
-    results=("out",),
     check=check_swiglu,
     shapes=shapes_of,
     problem=problem_of,
@@ -171,8 +163,8 @@ def gemm_swiglu(
                 "gate_up= says to what gate and up are rounded"
             )
         quantized: Tensor = gated.quantized_swiglu(
-            a, w_gate_up, a_scale, w_scale, out_scale, gate_up, out, workspace, batch_invariant,
-            backend, static_weights, check, num_sms,
+            a, w_gate_up, a_scale, w_scale, out_scale, gate_up, batch_invariant, backend,
+            static_weights, check, out, workspace, num_sms,
         )  # fmt: skip
         return quantized
     if gate_up is not None:
@@ -180,11 +172,11 @@ def gemm_swiglu(
     if a_scale is not None or w_scale is not None or out_dtype is not None:
         fp8.given_scales(a, a_scale, w_scale)
         scaled: Tensor = fp8.scaled_swiglu(
-            a, w_gate_up, a_scale, w_scale, out_dtype, out, workspace, batch_invariant, backend,
-            static_weights, check, num_sms,
+            a, w_gate_up, a_scale, w_scale, out_dtype, batch_invariant, backend, static_weights,
+            check, out, workspace, num_sms,
         )  # fmt: skip
         return scaled
     found: Tensor = _gemm_swiglu(
-        a, w_gate_up, out, workspace, batch_invariant, backend, static_weights, num_sms
+        a, w_gate_up, batch_invariant, backend, static_weights, out, workspace, num_sms
     )
     return found
