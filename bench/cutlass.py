@@ -37,14 +37,17 @@ Groups = list[dict[str, Cell]]
 
 
 def groups_of(cells: Iterable[Cell]) -> Groups:
-    """The cells of all providers by problem and budget; those that lack one are left out."""
+    """The cells of all backends, and of `PROVIDER` where it took part, by problem and budget.
+
+    Those that lack a backend are left out.
+    """
     by: dict[tuple[Any, ...], dict[str, Cell]] = {}
     for cell in cells:
-        if cell.get("us") and cell["provider"] in BACKENDS:
+        if cell.get("us") and cell["provider"] in (*BACKENDS, PROVIDER):
             case = cell["case"]
             key = case["m"], case["n"], case["k"], cell["num_sms"]
             by.setdefault(key, {})[cell["provider"]] = cell
-    return [group for group in by.values() if len(group) == len(BACKENDS)]
+    return [group for group in by.values() if BACKENDS.keys() <= group.keys()]
 
 
 def over_triton(group: dict[str, Cell], provider: str = "smkern:cutlass") -> float:
@@ -60,7 +63,6 @@ def over_cublas(group: dict[str, Cell], provider: str = "smkern:cutlass") -> flo
 
 def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
     """CUTLASS's kernels wherever they run, and what dispatch made of them."""
-    cells = list(cells)
     groups = groups_of(cells)
     parts = [g for g in groups if g["smkern"]["mode"] != "full"]
     whole = [g for g in groups if g["smkern"]["mode"] == "full"]
@@ -80,23 +82,20 @@ def summarize(cells: Iterable[Cell]) -> dict[str, Any]:
         "cutlass_tensor_fraction_m2048_up_to_60_sms": _row(tensor, 0.86),
         "cutlass_chosen_over_triton": _row((over_triton(g, "smkern") for g in chosen), 1.05),
         "cutlass_dispatched_over_cublas": _row(dispatched, 1.14),
-        **_yardstick([cell for cell in cells if cell["provider"] == PROVIDER and cell.get("us")]),
+        **_yardstick([group for group in groups if PROVIDER in group]),
     }
 
 
-def _yardstick(cells: list[Cell]) -> dict[str, Any]:
-    """CUTLASS's C++ kernels over cuBLAS, and clusters over none; no rows where none were built."""
-    if not cells:
-        return {}
-    peers = [settled_ratio(cell) for cell in cells if cell.get("vs_cublas")]
-    rows = {"cutlass_cpp_over_cublas": _row(peers)}
-    for name, whole in (("", False), ("_whole_chip", True)):
-        found = [
-            cell["clusters_over_none"]
-            for cell in cells
-            if cell["clusters_over_none"] and (cell["mode"] == "full") is whole
-        ]
-        rows[f"cutlass_cpp_clusters_over_none{name}"] = _row(found)
+def _yardstick(groups: Groups) -> dict[str, Any]:
+    """CUTLASS's C++ kernels over ours as dispatched, and with clusters over without."""
+    rows = {}
+    for name, is_whole in (("", False), ("_whole_chip", True)):
+        found = [g for g in groups if (g[PROVIDER]["mode"] == "full") is is_whole]
+        both = [g[PROVIDER]["clusters_over_none"] for g in found]
+        if found:
+            ours = (g["smkern"]["us"] / g[PROVIDER]["us"] for g in found)
+            rows[f"cutlass_cpp_over_dispatched{name}"] = _row(ours)
+            rows[f"cutlass_cpp_clusters_over_none{name}"] = _row(filter(None, both))
     return rows
 
 

@@ -58,19 +58,20 @@ def test_the_table_has_both_ratios_and_none_where_cublas_cannot_run():
 
 
 def test_cpp_kernels_have_rows_where_they_were_built():
-    def cell(num_sms, mode, over_cublas, over_none):
-        return {
-            "provider": "smkern:cutlass-cpp", "case": {"m": 77, "n": 8, "k": 8}, "us": 1.0,
-            "num_sms": num_sms, "mode": mode, "vs_cublas": over_cublas,
-            "clusters_over_none": over_none,
-        }  # fmt: skip
+    def group(num_sms, mode, us, over_none):
+        ours = list(cells(77, num_sms, mode))
+        cpp = {**ours[0], "provider": "smkern:cutlass-cpp", "us": us}
+        return [*ours, cpp | {"clusters_over_none": over_none}]
 
     found = summarize([
-        *cells(77, 16), cell(16, "green", 2.0, None), cell(32, "green", 0.5, 1.1),
-        cell(132, "full", 1.0, 1.3),
+        *group(16, "green", 5.0, None), *group(32, "green", 20.0, 1.1),
+        *group(132, "full", 8.0, 1.3), *cells(77, 48),
     ])  # fmt: skip
-    over = found["cutlass_cpp_over_cublas"]
-    assert (over["value"], over["target"], over["cells"], over["worst"]) == (1.0, None, 3, 0.5)
-    assert found["cutlass_cpp_clusters_over_none"]["value"] == 1.1
+    over = found["cutlass_cpp_over_dispatched"]  # 10 us over 5 and over 20
+    assert (over["value"], over["target"], over["cells"], over["worst"]) == (1.0, None, 2, 0.5)
+    assert found["cutlass_cpp_over_dispatched_whole_chip"]["value"] == 1.25
+    clusters = found["cutlass_cpp_clusters_over_none"]
+    assert (clusters["value"], clusters["cells"]) == (1.1, 1)
     assert found["cutlass_cpp_clusters_over_none_whole_chip"]["value"] == 1.3
+    assert found["cutlass_over_triton"]["cells"] == 3
     assert not [name for name in summarize(cells(77, 16)) if "cpp" in name]
