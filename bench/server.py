@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -17,7 +18,7 @@ from smkern.bench.rows import cost_cell, target_row
 from smkern.bench.runtime.figures import percentile
 from smkern.bench.server_soak import soak
 from smkern.bench.suite import suite_command, written
-from smkern.errors import SmkernError
+from smkern.errors import OutOfPagesError, SmkernError
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.server.messages import Ready
@@ -101,6 +102,19 @@ def summarize(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _room_for(*counts: int) -> Iterator[None]:
+    """Where the pages do not fit, name the options that they follow from."""
+    try:
+        yield
+    except OutOfPagesError as error:
+        given = zip(("--streams", "--prompt", "--tokens"), counts, strict=False)
+        asked = ", ".join(f"{name} {count}" for name, count in given)
+        raise OutOfPagesError(
+            f"the pages of {asked} do not fit: lower them, or name a smaller --model ({error})"
+        ) from error
+
+
 @suite_command(
     "server",
     click.option("--model", default="qwen3-8b", show_default=True),
@@ -122,7 +136,7 @@ def command(
             device=device,
         )  # fmt: skip
         results = output.open()
-        with written(results, output, summarize):
+        with written(results, output, summarize), _room_for(streams):
             soak(results, options, model, streams=streams, seconds=soak_s)
         click.echo(str(results.cells[-1]))
         return
@@ -132,7 +146,7 @@ def command(
         device=device,
     )  # fmt: skip
     results = output.open()
-    with written(results, output, summarize):
+    with written(results, output, summarize), _room_for(streams, prompt, tokens):
         measure(
             results, options, model, streams=streams, prompt=prompt, tokens=tokens,
             rounds=1 if output.quick else ROUNDS,

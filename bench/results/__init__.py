@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ COMMITTED = gpu_folder("NVIDIA H200")
 """The folder in `FOLDER` that README, pictures and demo show where no GPU is asked about."""
 
 
+_SUITE = re.compile(r"\bbench[ .]([a-z][a-z0-9-]*)")
+_JOINED = {"replay-confirm": "replay", "append": "ops"}
+"""Suites that add to another's file."""
 REMEDY = "delete it, or measure into another file with --out"
 
 
@@ -75,13 +79,15 @@ class Results:
         """Take over the other's cells and provenance; where both measured, the other counts.
 
         Raises:
-            ResultsError: they are of different GPUs.
+            ResultsError: they are of different GPUs, or of different suites.
         """
-        mine, its = self.meta.get("gpu"), other.meta.get("gpu")
-        if mine and its and mine != its:
-            raise ResultsError(
-                f"results of {mine!r} and of {its!r} are no one file's: keep a file for each GPU"
-            )
+        for what, of in (("GPU", _gpus), ("suite", _suites)):
+            mine, its = of(self.meta), of(other.meta)
+            if mine and its and mine.isdisjoint(its):
+                found = " and of ".join(", ".join(map(repr, sorted(x))) for x in (mine, its))
+                raise ResultsError(
+                    f"results of {found} are no one file's: keep a file for each {what}"
+                )
         for cell in other.cells:
             self.add(cell)
         runs = [*_runs(self.meta), *_runs(other.meta)]
@@ -176,6 +182,16 @@ def _check_writable(path: Path) -> None:
 def _runs(meta: JsonDict) -> list[JsonDict]:
     own = {name: meta[name] for name in ("date", "command", "smkern_commit") if name in meta}
     return [*meta.get("runs", []), *([own] if own else [])]
+
+
+def _gpus(meta: JsonDict) -> set[str]:
+    return {meta["gpu"]} if meta.get("gpu") else set()
+
+
+def _suites(meta: JsonDict) -> set[str]:
+    """By the commands that measured; those that are none of a suite (a test's) say nothing."""
+    commands = " ; ".join(str(run.get("command")) for run in _runs(meta))
+    return {_JOINED.get(name, name) for name in _SUITE.findall(commands.replace("_", "-"))}
 
 
 def _unique(runs: Iterable[JsonDict]) -> list[JsonDict]:

@@ -50,7 +50,7 @@ def test_every_suite_that_measures_asks_the_device() -> None:
     measured = {
         "gemm", "fp8", "attention", "append", "ops", "model", "runtime", "ceilings", "partitions",
         "cliffs", "batch-invariant", "host", "untuned", "replay", "replay-confirm", "server",
-        "engines", "ranks", "cutlass",
+        "engines", "ranks", "cutlass", "power",
     }  # fmt: skip
     assert set(suites_with_results()) == measured
 

@@ -132,6 +132,20 @@ def test_meta_names_what_the_format_wants_and_no_path_of_the_machine(monkeypatch
     assert wanted <= set(meta)
 
 
+def test_files_of_different_suites_are_refused():
+    """By the commands that measured, however they were given; a test's says nothing."""
+    gemm, fp8, again, tested = (
+        filled(cell(), meta={**META, "command": f"python -m {command}"})
+        for command in ("smkern bench gemm", "smkern.bench.fp8 -x", "smkern.bench.gemm", "pytest")
+    )
+    with pytest.raises(ResultsError, match=r"'gemm' and of 'fp8' are no one file's.* each suite"):
+        gemm.merge(fp8)
+    gemm.merge(again)
+    gemm.merge(tested)
+    with pytest.raises(ResultsError, match="each suite"):
+        gemm.merge(fp8)
+
+
 def test_merge_command(tmp_path):
     for name, m in (("a", 64), ("b", 128)):
         filled(cell(m=m, vs_cublas=1.2), cell("cublas", m=m)).save(tmp_path / f"{name}.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
 from smkern.bench import server
 from smkern.bench.http_streams import Seen
@@ -11,6 +12,7 @@ from smkern.bench.server_soak import soak
 from smkern.bench.soak_streams import Soaked, is_right, samples, wrong_metrics
 from smkern.bench.tables.markdown import NOT_MEASURED
 from smkern.bench.tables.server import server_table, soak_table
+from smkern.errors import OutOfPagesError
 from smkern.server.model import EngineOptions
 from tests.models.generation import tiny
 
@@ -29,6 +31,20 @@ def test_the_row_is_http_over_in_process() -> None:
     row = server.summarize(cells)["http_over_in_process"]
     assert (row["value"], row["target"], row["met"]) == (1.02, 1.03, True)
     assert server.summarize(cells[:1])["http_over_in_process"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [([], "--streams 64, --prompt 1024, --tokens 512 do"), (["--soak-s", "1"], "--streams 64 do")],
+)
+def test_pages_that_do_not_fit_name_the_options_to_lower(options, asked, monkeypatch, tmp_path):
+    def full(*given: object, **more: object) -> None:
+        raise OutOfPagesError("lower num_pages")
+
+    monkeypatch.setattr(server, "measure", full)
+    monkeypatch.setattr(server, "soak", full)
+    ran = CliRunner().invoke(server.command, ["--out", str(tmp_path / "x.json"), *options])
+    assert f"the pages of {asked} not fit: lower them" in ran.output
 
 
 def test_lost_tokens_are_no_result() -> None:

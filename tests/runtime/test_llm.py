@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from smkern import LLM, models
+from smkern import LLM
 from smkern.errors import ArgumentError, ConfigError, OutOfPagesError, PartitionError, RequestError
 from smkern.models import Decoder, MoeConfig, SamplingParams, Step, Weights
 from smkern.runtime import HostDevice
@@ -300,21 +300,6 @@ def test_pages_of_somebody_else_are_an_error() -> None:
 def test_a_partition_is_for_a_gpu() -> None:
     with pytest.raises(ArgumentError, match="for weights on cpu: partitions are a GPU's"):
         make_llm(partition=object())
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("Arena", "smkern.models.ActivationBuffers"),
-        ("Buffers", "smkern.models.StepBuffers"),
-        ("Completion", "smkern.Completion"),
-        ("LLM", "smkern.LLM"),
-        ("Piece", "smkern.Output"),
-    ],
-)
-def test_old_places_name_the_new_ones(name: str, place: str) -> None:
-    with pytest.raises(ImportError, match=f"smkern.models.{name} is {place} now"):
-        getattr(models, name)
 
 
 def test_counts_of_params_and_of_prompts_agree() -> None:
