@@ -7,7 +7,8 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// HEAD_DIM 64, 96, 128, 256; FP16 (else bf16) queries and outputs; KV8: e4m3 caches.
+// HEAD_DIM 64, 96, 128, 256; FP16 (else bf16) queries and outputs; KV8: e4m3 caches; OUT8: outputs
+// in e4m3 with scales (attention_e4m3.cuh).
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
@@ -16,6 +17,9 @@ typedef unsigned long long u64;
 #endif
 #ifndef KV8
 #define KV8 0
+#endif
+#ifndef OUT8
+#define OUT8 0
 #endif
 #ifndef SOFTCAP
 #define SOFTCAP 0
@@ -45,6 +49,10 @@ struct AttentionParams {
   int table_len, num_pages, num_tokens, num_kv_heads, group, page_shift;
   int causal, window, decode_rows, decode_at, prefill_at, group_inverse;
   float scale_log2, softcap, k_scale, v_scale;
+#if OUT8
+  float* out_scale;
+  long long scale_token, scale_block;
+#endif
 };
 
 enum {

@@ -1,6 +1,10 @@
 // Normalising sums to output and merging partials, for decode and prefill alike.
 #pragma once
+#if OUT8
+#include "attention_e4m3.cuh"
+#else
 #include "attention.cuh"
+#endif
 
 // Output position of a request's packed row.
 struct Row {
@@ -34,15 +38,19 @@ __device__ __forceinline__ void store_lse(const AttentionParams& p, const Row& r
   if (p.lse) p.lse[(long long)row.token * (p.num_kv_heads * p.group) + row.head] = lse;
 }
 
-// out = sum / norm in the output's dtype, 4 dims.
+// out = sum / norm in the output's dtype, 4 dims. A warp's lanes have 128 columns one after another.
 __device__ __forceinline__ void store_row(const AttentionParams& p, const Row& row, int dim,
                                           float4 sum, float max2, float norm, float v_scale) {
   const Final last(p, row.head, max2, norm, v_scale);
   const float scale = last.scale;
   if (scale == 0.0f) sum = make_float4(0, 0, 0, 0);
-  char* at = p.out + 2 * (row.token * p.out_token + row.head * p.out_head + dim);
-  *(uint2*)at = make_uint2(pack2(sum.x * scale, sum.y * scale, FP16),
-                           pack2(sum.z * scale, sum.w * scale, FP16));
+  const uint2 packed = make_uint2(pack2(sum.x * scale, sum.y * scale, FP16),
+                                  pack2(sum.z * scale, sum.w * scale, FP16));
+#if OUT8
+  store_quad(p, row.token, row.head, dim, packed.x, packed.y);
+#else
+  *(uint2*)(p.out + 2 * (row.token * p.out_token + row.head * p.out_head + dim)) = packed;
+#endif
   if (dim == 0) store_lse(p, row, last.lse);
 }
 

@@ -119,30 +119,78 @@ __device__ __forceinline__ void exchange(u32 (&w)[4], int t) {
     }
 }
 
+// A thread's two dims of a row in a block of 8, in 16 bits.
+__device__ __forceinline__ u32 output_pair(const float (&o)[D / 2], int block, int r, float scale) {
+  float x = o[4 * block + 2 * r] * scale, y = o[4 * block + 2 * r + 1] * scale;
+  if (scale == 0.0f) x = y = 0.0f;
+  return pack2(x, y, FP16);
+}
+
+#if OUT8
+// A row half's output in e4m3, 16 bytes a lane for blocks of 64 dims. Two heads of 64 dims that share
+// a scale are rows of neighbouring quads.
+__device__ __forceinline__ void store_dims(const AttentionParams& p, const Row& row,
+                                           const float (&o)[D / 2], int r, float scale) {
+  constexpr int kDims = D < kScaled ? D : kScaled;
+  const int t = threadIdx.x & 3;
+#pragma unroll
+  for (int d = 0; d < D; d += kDims) {
+    u32 pair[kDims / 8], most = 0;
+#pragma unroll
+    for (int i = 0; i < kDims / 8; ++i) {
+      pair[i] = output_pair(o, d / 8 + i, r, scale);
+      most = larger(most, pair[i]);
+    }
+    most = larger_half(most);
+#pragma unroll
+    for (int by = 1; by < 4 * (kScaled / kDims); by *= 2)
+      most = max(most, __shfl_xor_sync(0xffffffffu, most, by));
+    const BlockScale block(most);
+    char* at = p.out + row.token * p.out_token + row.head * p.out_head + d;
+#pragma unroll
+    for (int i = 0; i < kDims / 64; ++i) {
+      u32 w[4];
+#pragma unroll
+      for (int b = 0; b < 4; ++b)
+        w[b] = to_e4m3(pair[8 * i + 2 * b], block.inverse) |
+               to_e4m3(pair[8 * i + 2 * b + 1], block.inverse) << 16;
+      exchange(w, t);
+      if (row.valid)
+        *(uint4*)(at + 64 * i + 16 * t) =
+            make_uint4(permute(w[0], w[1], 0x5410), permute(w[2], w[3], 0x5410),
+                       permute(w[0], w[1], 0x7632), permute(w[2], w[3], 0x7632));
+    }
+    const int column = row.head * D + d;
+    if (row.valid && t == 0 && column % kScaled == 0) store_scale(p, row.token, column, block.scale);
+  }
+}
+#else
 // A row half's output, 16 bytes a lane; dims of D % 32 == 0 in blocks of 32.
+__device__ __forceinline__ void store_dims(const AttentionParams& p, const Row& row,
+                                           const float (&o)[D / 2], int r, float scale) {
+  const int t = threadIdx.x & 3;
+  char* at = p.out + 2 * (row.token * p.out_token + row.head * p.out_head);
+#pragma unroll
+  for (int i = 0; i < D / 32; ++i) {
+    u32 w[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) w[b] = output_pair(o, 4 * i + b, r, scale);
+    exchange(w, t);
+    if (row.valid) *(uint4*)(at + 2 * (32 * i + 8 * t)) = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+#endif
+
+// Two rows' output and log-sum-exp.
 __device__ __forceinline__ void store_output(const AttentionParams& p, const Item& item, int head,
                                              const float (&o)[D / 2], const Rows& rows, int row0,
                                              float scale2, float v_scale) {
-  const int t = threadIdx.x & 3;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const Row row(p, item.q_start, item.q_len, item.first_row + row0 + 8 * r, head);
     const Final last(p, row.head, rows.top[r] * scale2, rows.norm[r], v_scale);
-    char* at = p.out + 2 * (row.token * p.out_token + row.head * p.out_head);
-#pragma unroll
-    for (int i = 0; i < D / 32; ++i) {
-      u32 w[4];
-#pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        const int at = 16 * i + 4 * b + 2 * r;
-        float x = o[at] * last.scale, y = o[at + 1] * last.scale;
-        if (last.scale == 0.0f) x = y = 0.0f;
-        w[b] = pack2(x, y, FP16);
-      }
-      exchange(w, t);
-      if (row.valid) *(uint4*)(at + 2 * (32 * i + 8 * t)) = make_uint4(w[0], w[1], w[2], w[3]);
-    }
-    if (row.valid && t == 0) store_lse(p, row, last.lse);
+    store_dims(p, row, o, r, last.scale);
+    if (row.valid && (threadIdx.x & 3) == 0) store_lse(p, row, last.lse);
   }
 }
 

@@ -78,7 +78,8 @@ class StepBuffers:
         hidden: [tokens, hidden_size], the residual stream; layers update it in place.
         normed: [tokens, hidden_size].
         qkv: [tokens, qkv_size]; `q`, `k` and `v` are its heads, [tokens, heads, head_dim].
-        attended: [tokens, q_heads, head_dim]; `attended_rows` the same as a matrix.
+        attended: [tokens, q_heads, head_dim], what attention writes; `attended_rows` the same as a
+            matrix. In e4m3 where `fp8.attended` is it, which takes no pass of its own.
         gated: [tokens, intermediate_size] of a dense MLP, else None; None too with
             `fp8.gate_up`.
         moe: Buffers of a mixture of experts, else None.
@@ -171,6 +172,9 @@ class ActivationBuffers:
         heads = [config.num_q_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = x["qkv"].view(num_tokens, sum(heads), config.head_dim).split(heads, 1)
         moe = None
+        rows = x["attended"].view(num_tokens, config.q_size)
+        if rows.dtype is FP8:
+            x["attended_fp8"] = rows
         inputs = {name: _pop_quantized(x, name) for name in _quantized_widths(config)}
         if config.moe is not None:
             moe = MoeBuffers(**{name: x.pop(name) for name in MoeBuffers.__dataclass_fields__})
@@ -178,7 +182,7 @@ class ActivationBuffers:
             q=q,
             k=k,
             v=v,
-            attended_rows=x["attended"].view(num_tokens, config.q_size),
+            attended_rows=rows,
             gated=x.pop("gated", None),
             moe=moe,
             fp8=QuantizedBuffers(**inputs, gate_up=x.pop("gate_up", None)),
@@ -219,6 +223,9 @@ def _fields(config: ModelConfig) -> dict[str, _Field]:
         blocks = (width // FP8_BLOCK,) if config.quantization.kind == "fp8-block" else ()
         found[f"{name}_fp8"] = _Field(rows, (width,), FP8)
         found[f"{name}_scale"] = _Field(rows, blocks, torch.float32)
+    if config.attends_in_e4m3:
+        found["attended"] = found["attended"]._replace(dtype=FP8)
+        del found["attended_fp8"]
     if moe is None:
         given, width = config.quantization, config.intermediate_size
         if given is not None and given.activations == "dynamic":

@@ -15,6 +15,7 @@ from smkern.models.from_hf import fields_from_hf
 from smkern.models.hub import read_config
 from smkern.models.quantization import Quantization
 from smkern.rope import Rope
+from smkern.tuning.attention.constraints import writes_e4m3
 from smkern.tuning.moe import MAX_EXPERTS, MAX_TOP_K
 from smkern.tuning.rows import MAX_WIDTH
 from smkern.tuning.sample import MAX_VOCAB
@@ -168,6 +169,16 @@ class ModelConfig:
     @property
     def qkv_size(self) -> int:
         return self.q_size + 2 * self.kv_size
+
+    @property
+    def attends_in_e4m3(self) -> bool:
+        """Whether attention itself writes what the output product of blocks reads."""
+        given = self.quantization
+        return (
+            given is not None
+            and given.kind == "fp8-block"
+            and writes_e4m3(self.num_q_heads, self.num_kv_heads, self.head_dim)
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -13,7 +13,7 @@ from smkern.models.config import ModelConfig
 from smkern.models.layered import forward
 from smkern.models.layers import FP8, DenseLayer, Layer, MoeLayer
 from smkern.models.parts import agree_on_model, embed_part, lane_of, own_columns, sum_up
-from smkern.models.products import Operand, normed, quantized
+from smkern.models.products import Operand, attended, attended_scale, normed, quantized
 from smkern.models.shard import WHOLE, Shard
 from smkern.models.step import Step
 from smkern.models.tensor_parallel import TensorParallel
@@ -152,7 +152,7 @@ class Decoder:
         scales, eps = layer.scales, self.config.rms_eps
         # A rank's products are a part of the sum: they go over all ranks before the residual.
         residual, out = (b.hidden, b.hidden) if self.tp is None else (None, b.normed)
-        x, x_scale, w_scale = quantized(b.attended_rows, scales.o, b.fp8.attended, num_sms)
+        x, x_scale, w_scale = attended(scales.o, b, num_sms)
         ops.gemm(
             x, layer.o, residual=residual, a_scale=x_scale, w_scale=w_scale, out=out,
             static_weights=True, batch_invariant=self.batch_invariant, num_sms=num_sms,
@@ -220,7 +220,7 @@ class Decoder:
         ops.paged_attention(
             b.q, k_cache, v_cache, step.page_table, step.kv_lens, cu_q_lens=step.cu_q_lens,
             max_q_len=step.max_q_len, k_scale=k_scale, v_scale=v_scale, plan=step.plan,
-            out=b.attended, num_sms=num_sms,
+            out=b.attended, out_scale=attended_scale(b), num_sms=num_sms,
         )  # fmt: skip
 
     def _dense(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from smkern import ops
 from smkern.models.activations import QuantizedRows, StepBuffers
-from smkern.models.layers import Scales
+from smkern.models.layers import FP8, Scales
 
 Operand = tuple[Tensor, Tensor | None, Tensor | None]
 """Rows, their scales and the weight's, as `smkern.gemm` takes them; None of rows that are in the
@@ -26,6 +26,23 @@ def normed(
         return into.values, into.scale, scales.weight
     ops.rms_norm(b.hidden, weight, eps=eps, out=b.normed, num_sms=num_sms)
     return quantized(b.normed, scales, b.fp8.hidden, num_sms)
+
+
+def attended(scales: Scales | None, b: StepBuffers, num_sms: int | None) -> Operand:
+    """What attention wrote as the output product reads it."""
+    scale = attended_scale(b)
+    if scale is None:
+        return quantized(b.attended_rows, scales, b.fp8.attended, num_sms)
+    assert scales is not None
+    return b.attended_rows, scale, scales.weight
+
+
+def attended_scale(b: StepBuffers) -> Tensor | None:
+    """Where attention writes its scales; None where it writes the model's dtype."""
+    if b.attended.dtype is not FP8:
+        return None
+    assert b.fp8.attended is not None
+    return b.fp8.attended.scale
 
 
 def quantized(

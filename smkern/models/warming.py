@@ -80,7 +80,10 @@ class ModelCalls:
         heads = (config.num_q_heads, config.num_kv_heads, config.head_dim, self.page_size)
         cache = None if self.cache_dtype is dtype else self.cache_dtype
         yield from self._products(config)
-        yield AttentionCalls(*heads, max_q_len=self.max_q_len, dtype=dtype, cache_dtype=cache)
+        yield AttentionCalls(
+            *heads, max_q_len=self.max_q_len, dtype=dtype, cache_dtype=cache,
+            out_scale=config.attends_in_e4m3,
+        )  # fmt: skip
         yield AppendCalls(
             *heads, rotary_dim=config.rope.rotary_dim, norm=config.qk_norm, dtype=dtype,
             cache_dtype=cache,
@@ -135,7 +138,7 @@ def _fp8_calls(
         dtype=config.dtype,
     )  # fmt: skip
     plain, added = [(config.qkv_size, hidden)], [(hidden, config.q_size)]
-    widths, norms = [config.q_size], [hidden]
+    widths, norms = [] if config.attends_in_e4m3 else [config.q_size], [hidden]
     if moe is not None:
         inner, experts = moe.intermediate_size, moe.num_experts
         yield calls(experts=[(experts, inner, hidden, True), (experts, hidden, inner, False)])

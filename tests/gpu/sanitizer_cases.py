@@ -90,6 +90,7 @@ def attention(kernel: str) -> None:
     """Decode, verification and a mixed step; then tables, lengths and ranges of garbage."""
     from tests.gpu.attention.cases import Case, int32, make_step
     from tests.gpu.attention.support import attend, counters_are_zero, make_plan
+    from tests.gpu.attention.test_e4m3 import scaled_attention
     from tests.gpu.attention.truth import check
 
     decode = Case(kv_lens=(1, 40, 600, 0), q_heads=4, kv_heads=1, head_dim=64)
@@ -107,6 +108,7 @@ def attention(kernel: str) -> None:
             assert counters_are_zero(plan)
         attend(step, backend=kernel)
         check(step.on_host())
+        scaled_attention(step, backend=kernel)
     for case in (mixed, replace(mixed, flat=True)):
         step = make_step(case, 1)
         step.page_table.copy_(int32([-1, 2**31 - 1, 5]).repeat(step.page_table.numel())

@@ -11,6 +11,7 @@ from torch import Tensor
 from smkern.kernels.attention.args import WorkspaceLayout
 from smkern.kernels.attention.items import plan_items
 from smkern.kernels.attention.triton_launch import launch_interpreted
+from smkern.ops.reference.fp8 import dequantize
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
 
 
@@ -29,6 +30,7 @@ class Case:
     sinks: bool = False
     fp8: bool = False
     flat: bool = False
+    scaled: bool = False
     scale: float | None = None
     k_scale: float | Tensor = 1.0
     v_scale: float | Tensor = 1.0
@@ -63,8 +65,9 @@ class Case:
     @property
     def problem(self) -> AttentionProblem:
         return AttentionProblem(
-            self.shape, "fp16", "fp8" if self.fp8 else "fp16", self.softcap > 0, self.sinks
-        )
+            self.shape, "fp16", "fp8" if self.fp8 else "fp16", self.softcap > 0, self.sinks,
+            self.scaled,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,10 @@ PREFILL = AttentionConfig("triton", keys=64, num_warps=4, num_stages=2)
 def run(
     case: Case, given: Inputs, budget: Budget | None = None, config: AttentionConfig | None = None
 ) -> tuple[Tensor, Tensor]:
-    """out and lse of the interpreted kernel; checks that the counters are zero again."""
+    """out and lse of the interpreted kernel; checks that the counters are zero again.
+
+    Output in e4m3 comes back as what it stands for.
+    """
     budget = budget or Budget(3, "grid")
     shape, problem = case.shape, case.problem
     if config is None:
@@ -163,14 +169,21 @@ def run(
     workspace[: layout.decode_out] = 0
     out = torch.full_like(given.q, torch.nan)
     lse = torch.full(given.q.shape[:2], torch.nan)
+    out_scale = None
+    if case.scaled:
+        out = torch.zeros(given.q.shape, dtype=torch.float8_e4m3fn)
+        out_scale = torch.full((len(out), out[0].numel() // 128), torch.nan)
     grids = launch_interpreted(
         problem, config, budget, given.q, given.k_cache, given.v_cache, given.page_table, plan,
         workspace, out=out, lse=lse, page_indptr=given.page_indptr, sinks=given.sinks,
         scale=case.scale, softcap=case.softcap, k_scale=case.k_scale, v_scale=case.v_scale,
+        out_scale=out_scale,
     )  # fmt: skip
     per_sm = config.ctas_per_sm if budget.confined == "mask" else 1
     assert grids[0] <= budget.num_sms * per_sm
     assert not workspace[: layout.decode_out].any()
+    if out_scale is not None:
+        out = dequantize(out.flatten(1), out_scale).view(out.shape)
     return out, lse
 
 

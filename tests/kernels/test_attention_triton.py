@@ -94,6 +94,9 @@ OPTIONS = {
     "one head": {"group": 1},
     "an odd group": {"group": 5},
     "padded heads": {"head_dim": 96},
+    "output in e4m3": {"scaled": True},
+    "two heads a scale": {"scaled": True, "head_dim": 64},
+    "two scales a head": {"scaled": True, "head_dim": 256},
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from smkern import ops
 from smkern.models import Decoder, ModelConfig, Weights, quantize
 from tests.models.fp8_checkpoints import CONFIGS, FP8, SIZES, is_linear, write
 from tests.models.peers import Session, hf_config, make_peer, prompts
@@ -103,7 +105,7 @@ def assert_rounded_alike(got: Tensor, want: Tensor) -> None:
 
 def random_weights(family: str, kind: str, **changes: int) -> Weights:
     torch.manual_seed(11)
-    peer = make_peer(family, **SIZES, **changes)
+    peer = make_peer(family, **(SIZES | changes))
     config = ModelConfig.from_hf(peer.model.config).replace(dtype=torch.float32)
     return quantize(Weights.from_tensors(config, peer.model.state_dict()), kind)  # type: ignore[arg-type]
 
@@ -167,6 +169,30 @@ def test_rounding_errs_as_transformers_does(family: str, kind: str):
 
 def _experts(family: str) -> dict[str, int]:
     return {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 128), (4, 4, 64)])
+def test_attention_writes_blocks_itself(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, ...]):
+    """Logits are those of a pass of its own, which is left where two KV heads share a scale."""
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    sizes = dict(zip(names, heads, strict=True)) | {"num_hidden_layers": 1}
+    weights = random_weights("qwen3", "fp8-block", **sizes)
+    texts, passes = prompts(COUNTS), []
+    quantize_rows = ops.quantize
+
+    def spied(*args: Any, **options: Any) -> Any:
+        passes.append(args[1])
+        return quantize_rows(*args, **options)
+
+    monkeypatch.setattr(ops, "quantize", spied)
+    got = Session.make(Decoder(weights.config, weights), len(texts)).logits(texts)
+    fused = heads != (4, 4, 64)
+    assert weights.config.attends_in_e4m3 == fused
+    assert passes == ([] if fused else ["block"])
+    monkeypatch.setattr(ModelConfig, "attends_in_e4m3", False)
+    wanted = Session.make(Decoder(weights.config, weights), len(texts)).logits(texts)
+    assert len(passes) == (1 if fused else 2)
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ import torch
 
 from smkern.errors import ArgumentError, ConfigError
 from smkern.models import ModelCalls, Quantization, preset
+from smkern.models.quantization import KINDS
 from smkern.ops import AppendCalls, AttentionCalls, Fp8Calls, RowsCalls
 from smkern.ops.gemm.warmup import GemmCalls
 from smkern.ops.moe.warmup import MoeCalls
@@ -108,20 +109,29 @@ def test_a_part_of_a_models_calls():
     quantized = preset("qwen3-8b").replace(quantization=Quantization("fp8-block"))
     found = [x for x in ModelCalls(quantized, tp=2).calls() if isinstance(x, Fp8Calls)]
     assert [x.shapes for x in found if list(x.epilogues) == ["residual"]] == []
-    assert [x.quantized for x in found if x.quantized] == [[2048, 4096]]
+    assert [x.quantized for x in found if x.quantized] == [[4096]]
     with pytest.raises(ConfigError, match="tp=3"):
         ModelCalls(preset("qwen3-8b"), tp=3)
 
 
 def test_a_quantized_models_calls():
     products = {"none": [(6144, 4096)], "residual": [(4096, 4096), (4096, 12_288)]}
-    dynamic = {"quantized_swiglu": [(12_288, 4096)], "quantized": [4096], "hidden": [4096]}
-    for kind in ("fp8-block", "fp8-channel", "fp8-tensor"):
-        assert _fp8("qwen3-8b", kind=kind) == products | dynamic
+    dynamic = {"quantized_swiglu": [(12_288, 4096)], "hidden": [4096]}
+    assert _fp8("qwen3-8b", kind="fp8-block") == products | dynamic
+    for kind in ("fp8-channel", "fp8-tensor"):
+        assert _fp8("qwen3-8b", kind=kind) == products | dynamic | {"quantized": [4096]}
     assert _fp8("qwen3-8b", kind="fp8-tensor", activations="static") == products | {
         "swiglu": [(12_288, 4096)],
         "static": [4096, 12_288],
     }
+
+
+def test_attention_that_writes_e4m3_is_warmed():
+    config = preset("qwen3-8b")
+    blocks, rows = (config.replace(quantization=Quantization(x)) for x in KINDS[:2])
+    for given, scaled in ((blocks, True), (rows, False), (config, False)):
+        (found,) = [x for x in ModelCalls(given).calls() if isinstance(x, AttentionCalls)]
+        assert found.out_scale == scaled
 
 
 def test_a_quantized_mixtures_calls():
@@ -129,7 +139,7 @@ def test_a_quantized_mixtures_calls():
         "experts": [(128, 768, 2048, True), (128, 2048, 768, False)],
         "none": [(5120, 2048)],
         "residual": [(2048, 4096)],
-        "quantized": [768, 2048, 4096],
+        "quantized": [768, 2048],
         "hidden": [2048],
     }
 

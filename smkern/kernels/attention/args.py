@@ -18,7 +18,8 @@ NUM_ADDRESSES = 12
 Launch = Callable[..., None]
 """launch(stream, *addresses): the addresses of `AttentionArguments` in its order.
 
-The inputs of a plan may follow them; a launch that is given a plan ignores those.
+The inputs of a plan may follow them; a launch that is given a plan ignores those. Last may come the
+address of the output's scales.
 """
 Bind = Callable[[tuple[Any, ...]], Launch]
 """bind(sizes): the launch for calls with these `AttentionArguments.sizes`."""
@@ -31,7 +32,9 @@ class AttentionArguments(NamedTuple):
     are [num_pages, page_size, kv_heads, head_dim] with the strides given and inner stride 1. The
     page table is [batch, table_len] int32 with rows `table_stride` apart, or flat [table_len] with
     `page_indptr` [batch + 1]. `sinks` fp32 [q_heads]. Cache scales multiply: `k_scale` by the fp32
-    at `k_scale_ptr` where that is given. `plan` and `workspace` are a plan's two buffers.
+    at `k_scale_ptr` where that is given. `plan` and `workspace` are a plan's two buffers. Scales of
+    an output in e4m3, whose address a launch gets as `out_scale`, are `scale_steps` apart by token
+    and by 128 columns.
     """
 
     q: int
@@ -58,6 +61,7 @@ class AttentionArguments(NamedTuple):
     softcap: float
     k_scale: float
     v_scale: float
+    scale_steps: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, addresses: Iterable[int], sizes: Iterable[Any]) -> AttentionArguments:

@@ -52,6 +52,8 @@ ROW_UNIT = 32
 _PLAN_THREADS = 1024
 _PREFILL_THREADS = 384
 _PARAMS, _ADDRESSES = struct.Struct("12Q 6q 4q 2I 12i 4f"), struct.Struct("12Q")
+_ADDRESS, _SCALES = struct.Struct("Q"), struct.Struct("Q 2q")
+"""What follows `_PARAMS` where the output has scales: their address and steps."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,12 +68,13 @@ class CudaVariant:
     rows8: int
     teams: int
     tma: bool
+    scaled: bool = False
 
     @property
     def defines(self) -> tuple[str, ...]:
         sizes = {"HEAD_DIM": self.head_dim, "FP16": self.fp16, "KV8": self.fp8_cache,
                  "SOFTCAP": self.softcap, "ROWS8": self.rows8, "TEAMS": self.teams,
-                 "TMA": self.tma}  # fmt: skip
+                 "TMA": self.tma, "OUT8": self.scaled}  # fmt: skip
         return tuple(f"{name}={int(value)}" for name, value in sizes.items())
 
     @property
@@ -109,6 +112,7 @@ def variant_of(problem: AttentionProblem, config: AttentionConfig) -> CudaVarian
         rows8=rows8,
         teams=3 if prefill else config.teams,
         tma=prefill and problem.cache_dtype != "fp8" and shape.page_size >= MIN_BOX,
+        scaled=problem.scaled,
     )
     most = most_teams(shape.head_dim, cache_bytes(problem), shape.decode_rows)
     return replace(variant, teams=max(1, min(variant.teams, most)))
@@ -143,18 +147,19 @@ def violations(args: AttentionArguments, problem: AttentionProblem) -> tuple[str
         found.append("q or the cache is expanded: a stride is 0")
     if any(2 * stride % 16 for stride in args.q_strides) or args.q % 16:
         found.append("rows of q are not 16 bytes aligned")
-    if any(2 * stride % 16 for stride in args.out_strides) or args.out % 16:
+    out_bytes = 1 if problem.scaled else 2
+    if any(out_bytes * stride % 16 for stride in args.out_strides) or args.out % 16:
         found.append("rows of out are not 16 bytes aligned")
     return tuple(found)
 
 
 def params_of(problem: AttentionProblem, args: AttentionArguments) -> bytes:
-    """`AttentionParams` of csrc/attention.cuh; its addresses come first."""
+    """`AttentionParams` of csrc/attention.cuh; addresses come first, an output's scales last."""
     shape, size = problem.shape, cache_bytes(problem)
     workspace, plan = WorkspaceLayout.of(shape), PlanLayout.of(shape)
     page, token, head = args.k_strides
     k_scale = args.k_scale if problem.cache_dtype == "fp8" else 1.0
-    return _PARAMS.pack(
+    packed = _PARAMS.pack(
         *args.addresses, *args.q_strides, *args.out_strides, args.table_stride, size * head,
         workspace.decode_out, workspace.decode_stats, workspace.prefill_out,
         workspace.prefill_stats, size * page // ROW_UNIT, size * token // ROW_UNIT,
@@ -163,6 +168,7 @@ def params_of(problem: AttentionProblem, args: AttentionArguments) -> bytes:
         plan.decode_at, plan.prefill_at, -(-65_536 // shape.group),
         args.scale * k_scale * 1.4426950408889634, args.softcap, args.k_scale, args.v_scale,
     )  # fmt: skip
+    return packed + _SCALES.pack(0, *args.scale_steps) if problem.scaled else packed
 
 
 def compile_cuda_variant(variant: CudaVariant, capability: int) -> bytes:
@@ -209,21 +215,24 @@ class CudaAttention:
         overlap = may_overlap(config.overlap, budget, self.capability)
         run = launcher(function, grid, variant.threads, shared, overlap=overlap)
         maps, lock = OperandMaps(problem), threading.Lock()
-        uses_maps, pack = variant.tma, _ADDRESSES.pack_into
+        uses_maps, scaled, pack = variant.tma, variant.scaled, _ADDRESSES.pack_into
 
         def bind(sizes: tuple[Any, ...]) -> Launch:
             args = AttentionArguments.of([0] * NUM_ADDRESSES, sizes)
-            params = ctypes.create_string_buffer(params_of(problem, args), _PARAMS.size)
+            packed = params_of(problem, args)
+            params = ctypes.create_string_buffer(packed, len(packed))
             pointers = (ctypes.c_void_p * 2)(ctypes.addressof(params), maps.address)
 
             def launch(
                 stream: int, q: int, k: int, v: int, out: int, lse: int, table: int, indptr: int,
                 sinks: int, k_scale: int, v_scale: int, plan: int, workspace: int,
-                kv_lens: int = 0, cu_q_lens: int = 0, scratch: int = 0,
+                kv_lens: int = 0, cu_q_lens: int = 0, scratch: int = 0, out_scale: int = 0,
             ) -> None:  # fmt: skip
                 with lock:
                     pack(params, 0, q, k, v, out, lse, table, indptr, sinks, k_scale, v_scale,
                          plan, workspace)  # fmt: skip
+                    if scaled:
+                        _ADDRESS.pack_into(params, _PARAMS.size, out_scale)
                     if uses_maps:
                         maps.point(args, q, k, v)
                     code = run(stream, pointers)

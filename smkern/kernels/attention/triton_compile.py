@@ -31,6 +31,7 @@ NUMBERS = (
     "with_k_scale", "with_v_scale",
 )  # fmt: skip
 SCALARS = ("scale", "softcap", "k_scale", "v_scale")
+SCALES = ("out_scale_ptr", "scale_token", "scale_block")
 """The kernel's run-time parameters, in its order."""
 _INT32 = ("table_ptr", "indptr_ptr", "count_ptr", "items_ptr", "counters")
 _ALIGNED = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "counters", "partials", "stats")
@@ -58,6 +59,7 @@ class AttentionVariant:
     window: bool
     softcap: bool
     sinks: bool
+    scaled: bool
     keys: int
     num_warps: int
     num_stages: int
@@ -84,6 +86,7 @@ class AttentionVariant:
             "WINDOW": self.window,
             "SOFTCAP": self.softcap,
             "SINKS": self.sinks,
+            "SCALED": self.scaled,
             "Q_UNIT": self.q_unit,
             "KV_UNIT": self.kv_unit,
             "STAGES": self.num_stages,
@@ -137,6 +140,7 @@ def variants_of(
             window=shape.window > 0,
             softcap=problem.softcap,
             sinks=problem.sinks,
+            scaled=problem.scaled,
             keys=chosen.keys,
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -183,11 +187,14 @@ def _signature(variant: AttentionVariant) -> dict[str, str]:
     pointers = {name: "*i32" if name in _INT32 else "*fp32" for name in POINTERS}
     pointers |= dict.fromkeys(("q_ptr", "out_ptr"), f"*{variant.dtype}")
     pointers |= dict.fromkeys(("k_ptr", "v_ptr"), f"*{cache}")
+    if variant.scaled:
+        pointers["out_ptr"] = "*fp8e4nv"
     return (
         pointers
         | dict.fromkeys(STRIDES, "i64")
         | dict.fromkeys(NUMBERS, "i32")
         | dict.fromkeys(SCALARS, "fp32")
+        | dict(zip(SCALES, ("*fp32", "i64", "i64"), strict=True))
         | dict.fromkeys(variant.constants, "constexpr")
     )
 

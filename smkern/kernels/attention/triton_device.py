@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from smkern.kernels.attention import items as _items
+from smkern.kernels.fp8 import rows_math as _math
 
 _ITEM_WORDS = tl.constexpr(_items.ITEM_WORDS)
 _REQUEST = tl.constexpr(_items.REQUEST)
@@ -26,6 +27,12 @@ _COUNTER = tl.constexpr(_items.COUNTER)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 _LEAST_SCALE = tl.constexpr(1e-30)
+_SHARED_BY = tl.constexpr(128)
+"""Columns of a scale of output in e4m3."""
+
+_magnitude = triton.jit(_math._magnitude)
+_scale_of = triton.jit(_math._scale_of)
+_inverse = triton.jit(_math._inverse)
 
 
 @triton.jit
@@ -105,10 +112,33 @@ def _walk(
 
 
 @triton.jit
+def _store_scaled(
+    value, token, head, live, out_at, scale_ptr, scale_token, scale_block, DIM: tl.constexpr
+):
+    """Store rows in e4m3, and a scale for 128 columns: parts of a row, or two heads next to each
+    other, which are rows next to each other."""
+    ROWS: tl.constexpr = value.shape[0]
+    PARTS: tl.constexpr = DIM // _SHARED_BY if DIM > _SHARED_BY else 1
+    most = tl.max(_magnitude(tl.reshape(value, [ROWS, PARTS, DIM // PARTS])), 2)
+    if DIM < _SHARED_BY:
+        SHARE: tl.constexpr = _SHARED_BY // DIM
+        both = tl.max(tl.reshape(most, [ROWS // SHARE, SHARE]), 1)
+        most = tl.reshape(tl.broadcast_to(both[:, None], [ROWS // SHARE, SHARE]), [ROWS, PARTS])
+    scale = _scale_of(most)
+    wide = tl.broadcast_to(_inverse(scale)[:, :, None], [ROWS, PARTS, DIM // PARTS])
+    q = (value * tl.reshape(wide, [ROWS, DIM])).to(tl.float8e4nv)
+    tl.store(out_at, q, mask=live[:, None])
+    block = (head * DIM // _SHARED_BY)[:, None] + tl.arange(0, PARTS)[None, :]
+    at = scale_ptr + token.to(tl.int64)[:, None] * scale_token + block * scale_block
+    tl.store(at, scale, mask=live[:, None])
+
+
+@triton.jit
 def _write(
     acc, top, total, token, head, live, out_ptr, lse_ptr, sinks_ptr, v_scale,
-    out_token, out_head, q_heads, with_lse,
+    out_token, out_head, q_heads, with_lse, scale_ptr, scale_token, scale_block,
     DIM: tl.constexpr, PAD: tl.constexpr, UNIT: tl.constexpr, SINKS: tl.constexpr,
+    SCALED: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Normalise and store rows; `top` in log2 units. A row without keys: zeros, lse -inf."""
     dim = tl.arange(0, PAD)
@@ -125,11 +155,13 @@ def _write(
     value = acc * (tl.where(empty, 0.0, v_scale) / total)[:, None]
     token64 = token.to(tl.int64)
     at = (token64 * out_token + head.to(tl.int64) * out_head)[:, None] * UNIT + dim[None, :]
-    tl.store(
-        out_ptr + at,
-        value.to(out_ptr.dtype.element_ty),
-        mask=live[:, None] & (dim < DIM)[None, :],
-    )
+    if SCALED:
+        _store_scaled(
+            value.to(dtype).to(tl.float32), token, head, live, out_ptr + at, scale_ptr,
+            scale_token, scale_block, DIM,
+        )  # fmt: skip
+    else:
+        tl.store(out_ptr + at, value.to(dtype), mask=live[:, None] & (dim < DIM)[None, :])
     lse = tl.where(empty, float("-inf"), (top + tl.log2(total)) * _LN2)
     tl.store(lse_ptr + token64 * q_heads + head, lse, mask=live & (with_lse != 0))
 
@@ -188,10 +220,11 @@ def attention_items(
     q_token, q_head, out_token, out_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
     table_stride, table_len, num_pages, num_tokens, kv_heads, window,
     with_lse, is_flat, with_k_scale, with_v_scale,
-    scale, softcap, k_scale, v_scale,
+    scale, softcap, k_scale, v_scale, out_scale_ptr, scale_token, scale_block,
     PREFILL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     DIM: tl.constexpr, PAD: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
     Q_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, STAGES: tl.constexpr, CHUNK: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -341,10 +374,13 @@ def attention_items(
                     _write(
                         sums, maxima, weights, some_token, some_head, some_live,
                         out_ptr, lse_ptr, sinks_ptr, v_scale, out_token, out_head,
-                        kv_heads * GROUP, with_lse, DIM, PAD, Q_UNIT, SINKS,
+                        kv_heads * GROUP, with_lse, out_scale_ptr, scale_token, scale_block,
+                        DIM, PAD, Q_UNIT, SINKS, SCALED, q_ptr.dtype.element_ty,
                     )  # fmt: skip
         else:
             _write(
                 acc, top, total, token, head, live, out_ptr, lse_ptr, sinks_ptr, v_scale,
-                out_token, out_head, kv_heads * GROUP, with_lse, DIM, PAD, Q_UNIT, SINKS,
+                out_token, out_head, kv_heads * GROUP, with_lse,
+                out_scale_ptr, scale_token, scale_block,
+                DIM, PAD, Q_UNIT, SINKS, SCALED, q_ptr.dtype.element_ty,
             )  # fmt: skip

@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 4
+_FORMAT = f"{len(POINTERS)}Q{len(STRIDES)}q{len(NUMBERS)}q" + "f4x" * 4 + "Q2q"
 """Run-time parameters in the kernel's order, 8 bytes each."""
 
 
@@ -98,8 +98,9 @@ def prepare_triton(
     def bind(sizes: tuple[Any, ...]) -> Launch:
         def launch(stream: int, *addresses: int) -> None:
             arguments = AttentionArguments.of(addresses[:NUM_ADDRESSES], sizes)
+            scales = (addresses[-1] if problem.scaled else 0, *arguments.scale_steps)
             for step, run in runs:
-                run(stream, *_values(step, kv_heads, window, arguments))
+                run(stream, *_values(step, kv_heads, window, arguments), *scales)
 
         return launch
 
@@ -150,6 +151,7 @@ def launch_interpreted(
     softcap: float = 0.0,
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
+    out_scale: Tensor | None = None,
 ) -> list[int]:
     """The same launch in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1.
 
@@ -161,6 +163,7 @@ def launch_interpreted(
         workspace: uint8 [WorkspaceLayout.num_bytes], its counters zero.
         lse: [tokens, q_heads] fp32; sinks: [q_heads] fp32; scales of fp8 caches: 1-element tensors
             or floats.
+        out_scale: fp32 [tokens, columns / 128], of an `out` in e4m3.
 
     Returns:
         Number of CTAs of each kernel launched.
@@ -190,6 +193,7 @@ def launch_interpreted(
             q.shape[0], problem.shape.num_kv_heads, problem.shape.window, int(lse is not None),
             int(flat), int(k_tensor is not absent), int(v_tensor is not absent),
             problem.shape.head_dim**-0.5 if scale is None else scale, softcap, k_factor, v_factor,
+            *((absent, 0, 0) if out_scale is None else (out_scale, *out_scale.stride())),
             **step.variant.constants,
         )  # fmt: skip
     return [step.num_ctas for step in passes]

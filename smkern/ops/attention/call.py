@@ -14,9 +14,10 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops import checks
 from smkern.ops.attention.plan import Plan, check_plan_device, differences
-from smkern.ops.checks import FP8
+from smkern.ops.checks import FP8, FP8_BLOCK
+from smkern.ops.fp8.scales import check_block_scale
 from smkern.ops.operator import Shapes
-from smkern.tuning.attention.constraints import AVAILABLE
+from smkern.tuning.attention.constraints import AVAILABLE, writes_e4m3
 from smkern.tuning.attention.shapes import AttentionProblem, AttentionShape
 
 BACKENDS = (*AVAILABLE, "model")
@@ -44,6 +45,7 @@ class Call(NamedTuple):
     sinks: Any
     k_scale: Any
     v_scale: Any
+    out_scale: Any
     plan: Any
     out: Any
     lse: Any
@@ -71,6 +73,8 @@ def check_call(call: Call) -> None:
         )
     _check_options(call)
     _check_lse(call)
+    if call.out_scale is not None:
+        check_out_scale(call.out_scale, call.q, call.k_cache.shape[2])
     if call.plan is not None:
         _check_plan(call.plan, _shape(call), call.q)
     else:
@@ -81,7 +85,7 @@ def results_of(call: Call) -> Shapes:
     """Shape and dtype of out, and of lse where somebody asked for it."""
     q = call.q
     lse = (tuple(q.shape[:2]), torch.float32) if call.return_lse else None
-    return (tuple(q.shape), q.dtype), lse
+    return (tuple(q.shape), q.dtype if call.out_scale is None else FP8), lse
 
 
 def shape_of(call: Call) -> AttentionShape:
@@ -96,8 +100,8 @@ def problem_of(call: Call, aligned: bool) -> AttentionProblem:
     Raises:
         ArgumentError: fp32 queries, which only the reference takes.
     """
-    softcap, sinks = call.softcap is not None, call.sinks is not None
-    return problem_from(shape_of(call), call.q.dtype, call.k_cache.dtype, softcap, sinks)
+    softcap, sinks, scaled = (x is not None for x in (call.softcap, call.sinks, call.out_scale))
+    return problem_from(shape_of(call), call.q.dtype, call.k_cache.dtype, softcap, sinks, scaled)
 
 
 def sizes_of(call: Call) -> tuple[Any, ...]:
@@ -114,6 +118,7 @@ def sizes_of(call: Call) -> tuple[Any, ...]:
         0 if call.page_indptr is not None else table.stride(0), table.shape[-1], k.shape[0],
         tokens, dim**-0.5 if call.scale is None else float(call.scale),
         0.0 if call.softcap is None else float(call.softcap), k_scale, v_scale,
+        (0, 0) if call.out_scale is None else tuple(call.out_scale.stride()),
     )  # fmt: skip
 
 
@@ -132,6 +137,7 @@ def problem_from(
     cache_dtype: torch.dtype,
     softcap: bool,
     sinks: bool,
+    scaled: bool = False,
 ) -> AttentionProblem:
     """What chooses a kernel for a step of these dtypes and options.
 
@@ -146,7 +152,7 @@ def problem_from(
         )
     kind: Any = _NAMES[dtype]
     cache: Any = _NAMES[cache_dtype]
-    return AttentionProblem(shape, kind, cache, softcap, sinks)
+    return AttentionProblem(shape, kind, cache, softcap, sinks, scaled)
 
 
 def _check_q_and_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
@@ -196,6 +202,33 @@ def _check_lse(call: Call) -> None:
                 f"lse is {list(lse.shape)} {lse.dtype} with strides {lse.stride()}: wanted "
                 f"{list(q.shape[:2])} torch.float32, contiguous"
             )
+
+
+def check_heads_of_scales(num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ArgumentError for heads whose attention writes no e4m3."""
+    if not writes_e4m3(num_q_heads, num_kv_heads, head_dim):
+        raise ArgumentError(
+            f"out_scale with {num_q_heads} heads of {head_dim} on {num_kv_heads} KV heads: "
+            f"{FP8_BLOCK} columns must be of one KV head's queries (head_dim 128 or 256, or 64 "
+            "with an even number of them); leave it out, and call smkern.quantize"
+        )
+
+
+def check_out_scale(scale: Any, q: Tensor, num_kv_heads: int) -> None:
+    """Raise ArgumentError unless it takes a scale for 128 columns of every token."""
+    checks.check_kind("out_scale", scale)
+    if scale.dtype is not torch.float32:
+        raise ArgumentError(f"out_scale is {scale.dtype}, wanted torch.float32")
+    tokens, heads, dim = q.shape
+    check_heads_of_scales(heads, num_kv_heads, dim)
+    columns = heads * dim // FP8_BLOCK
+    if scale.dim() != 2:
+        raise ArgumentError(
+            f"out_scale has shape {list(scale.shape)}, wanted [{tokens}, {columns}], one for "
+            f"{FP8_BLOCK} columns of a token: a scale a token needs all of its heads, so leave it "
+            "out, and call smkern.quantize(x, 'token')"
+        )
+    check_block_scale("out_scale", scale, tokens, heads * dim)
 
 
 def _shape(call: Call) -> AttentionShape:

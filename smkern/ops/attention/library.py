@@ -1,5 +1,7 @@
 """`smkern::paged_attention` and its `_out` in torch.library: for torch.compile, modes, fakes.
 
+With scales of the output they are `smkern::scaled_paged_attention` and its `_out`.
+
 A plan is no tensor: an operator takes its two buffers and its numbers (`Plan.numbers`). They are
 declared as read only, which they are to anyone who looks between launches: counters return to zero
 and partial results are read by nobody else. Declared as written, each layer of a compiled model
@@ -17,7 +19,7 @@ from torch import Tensor
 from smkern.errors import ArgumentError
 from smkern.ops.attention.call import BACKENDS, Call
 from smkern.ops.attention.plan import Plan, plan_from_numbers
-from smkern.ops.checks import check_choice
+from smkern.ops.checks import FP8, check_choice
 from smkern.ops.operator_library import NAMESPACE, define
 
 _TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
@@ -28,11 +30,15 @@ _OPTIONS = (
     "Tensor? v_scale_tensor=None, Tensor? plan_buffer=None, Tensor? plan_workspace=None, "
     "SymInt[]? plan_numbers=None, bool check=False, str? backend=None, SymInt? num_sms=None"
 )
-SCHEMA = (
-    f"paged_attention({_TENSORS}, *, {_OPTIONS}, bool return_lse=False) -> (Tensor out, Tensor lse)"
-)
-OUT_SCHEMA = (
-    f"paged_attention_out({_TENSORS}, Tensor(a!) out, *, {_OPTIONS}, Tensor(b!)? lse=None) -> ()"
+_RESULTS = "bool return_lse=False) -> (Tensor out, Tensor lse)"
+_PLACES = "Tensor(a!) out, *"
+_SCALES = "Tensor(c!) out_scale"
+SCHEMA = f"paged_attention({_TENSORS}, *, {_OPTIONS}, {_RESULTS}"
+OUT_SCHEMA = f"paged_attention_out({_TENSORS}, {_PLACES}, {_OPTIONS}, Tensor(b!)? lse=None) -> ()"
+SCALED_SCHEMA = f"scaled_paged_attention({_TENSORS}, {_SCALES}, *, {_OPTIONS}, {_RESULTS}"
+SCALED_OUT_SCHEMA = (
+    f"scaled_paged_attention_out({_TENSORS}, {_SCALES}, {_PLACES}, {_OPTIONS}, "
+    "Tensor(b!)? lse=None) -> ()"
 )
 
 
@@ -75,16 +81,21 @@ def _options(call: Call) -> dict[str, Any]:
 
 def through_library(call: Call) -> tuple[Tensor, Tensor | None]:
     """By torch's dispatcher: under torch.compile, modes and transforms, for tensor subclasses."""
-    tensors = (call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens)
+    tensors = [call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens]
+    ops, dtype = torch.ops.smkern, call.q.dtype
+    functional, into = ops.paged_attention, ops.paged_attention_out
+    if call.out_scale is not None:
+        functional, into, dtype = ops.scaled_paged_attention, ops.scaled_paged_attention_out, FP8
+        tensors.append(call.out_scale)
     options = _options(call)
     if call.out is None and call.lse is None:
-        out, lse = torch.ops.smkern.paged_attention(*tensors, **options, return_lse=call.return_lse)
+        out, lse = functional(*tensors, **options, return_lse=call.return_lse)
         return out, lse if call.return_lse else None
-    out = call.q.new_empty(call.q.shape) if call.out is None else call.out
+    out = call.q.new_empty(call.q.shape, dtype=dtype) if call.out is None else call.out
     lse = call.lse
     if lse is None and call.return_lse:
         lse = call.q.new_empty(call.q.shape[:2], dtype=torch.float32)
-    torch.ops.smkern.paged_attention_out(*tensors, out, **options, lse=lse)
+    into(*tensors, out, **options, lse=lse)
     return out, lse
 
 
@@ -119,8 +130,20 @@ def _fake_out(
     _check_fake(q, k_cache, v_cache, page_table, kv_lens, backend, page_indptr, out)
 
 
-def register(run: Callable[[Call], tuple[Tensor, Tensor | None]]) -> torch.library.Library:
-    """Define both operators; `run` runs a call on its device.
+def _fake_scaled(q, k_cache, v_cache, page_table, kv_lens, out_scale, **options):
+    out, lse = _fake(q, k_cache, v_cache, page_table, kv_lens, **options)
+    return out.new_empty(out.shape, dtype=FP8), lse
+
+
+def _fake_scaled_out(q, k_cache, v_cache, page_table, kv_lens, out_scale, out, **options):
+    _fake_out(q, k_cache, v_cache, page_table, kv_lens, out, **options)
+
+
+Run = Callable[[Call], tuple[Tensor, "Tensor | None"]]
+
+
+def register(run: Run, run_scaled: Run) -> torch.library.Library:
+    """Define the operators; `run` runs a call on its device, `run_scaled` one with scales.
 
     Returns:
         The registration, which lasts as long as the object does.
@@ -133,7 +156,18 @@ def register(run: Callable[[Call], tuple[Tensor, Tensor | None]]) -> torch.libra
     def into(q, k_cache, v_cache, page_table, kv_lens, out, **options):
         run(_call(q, k_cache, v_cache, page_table, kv_lens, out=out, **options))
 
+    def scaled(q, k_cache, v_cache, page_table, kv_lens, out_scale, **options):
+        call = _call(q, k_cache, v_cache, page_table, kv_lens, out_scale=out_scale, **options)
+        out, lse = run_scaled(call)
+        return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+    def scaled_into(q, k_cache, v_cache, page_table, kv_lens, out_scale, out, **options):
+        options |= {"out_scale": out_scale, "out": out}
+        run_scaled(_call(q, k_cache, v_cache, page_table, kv_lens, **options))
+
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     define(library, SCHEMA, functional, _fake)
     define(library, OUT_SCHEMA, into, _fake_out)
+    define(library, SCALED_SCHEMA, scaled, _fake_scaled)
+    define(library, SCALED_OUT_SCHEMA, scaled_into, _fake_scaled_out)
     return library

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from smkern.kernels.attention.args import ALIGNMENT, AttentionArguments, WorkspaceLayout
+from smkern.kernels.attention.args import (
+    ALIGNMENT,
+    NUM_ADDRESSES,
+    AttentionArguments,
+    WorkspaceLayout,
+)
 from smkern.kernels.attention.items import PlanLayout
 from smkern.kernels.attention.triton_launch import is_aligned
 from smkern.ops.aliasing import pointer
@@ -22,6 +27,7 @@ from smkern.ops.attention.plan import Plan, PlanNumbers, check_place, shape_of_p
 from smkern.ops.attention.plan_eager import eager_plans, host_budget, plan_cpu
 from smkern.ops.attention.plan_library import plan_through_library
 from smkern.ops.checks import as_flag
+from smkern.ops.fp8.scales import check_fp8_capability
 from smkern.ops.operator import Bound, Operator, Part
 from smkern.ops.operator_eager import run_here
 from smkern.ops.operator_run import entry
@@ -38,6 +44,9 @@ def prepare(
     capturing: bool,
 ) -> Bound:  # fmt: skip
     """The launch of a call; without a plan it makes one first, in memory of its own."""
+    if problem.scaled:
+        major, minor = dispatcher.profile.info.capability
+        check_fp8_capability(10 * major + minor)
     shape, sizes = problem.shape, sizes_of(call)
     if call.plan is not None:
         check_place(call.plan, budget, call.q.device, "plan")
@@ -56,9 +65,12 @@ def prepare(
     at = -(-4 * PlanLayout.of(shape).words // ALIGNMENT) * ALIGNMENT
 
     def planned(stream: int, *addresses: int) -> None:
-        *operands, _, _, kv_lens, cu_q_lens, scratch = addresses
+        kv_lens, cu_q_lens, scratch = addresses[NUM_ADDRESSES : NUM_ADDRESSES + 3]
         make_plan(kv_lens, cu_q_lens, scratch, scratch + at, stream)
-        launch(stream, *operands, scratch, scratch + at)
+        launch(
+            stream, *addresses[: NUM_ADDRESSES - 2], scratch, scratch + at,
+            *addresses[NUM_ADDRESSES:],
+        )  # fmt: skip
 
     return Bound(planned, scratch_bytes=at + WorkspaceLayout.of(shape).num_bytes)
 
@@ -77,18 +89,24 @@ def by_reference(call: Call) -> tuple[Tensor, Tensor | None]:
         call.q, call.k_cache, call.v_cache, call.page_table, call.kv_lens,
         page_indptr=call.page_indptr, cu_q_lens=call.cu_q_lens, max_q_len=shape.max_q_len,
         max_kv_len=shape.max_kv_len, causal=shape.causal, window=shape.window or None,
-        sinks=call.sinks, out=call.out, lse=call.lse, **numbers,
+        sinks=call.sinks, out=call.out, lse=call.lse, out_scale=call.out_scale, **numbers,
     )  # fmt: skip
     return out, lse if call.return_lse or call.lse is not None else None
 
 
-ATTENTION: Operator[AttentionProblem] = Operator(
-    name="paged_attention",
-    call=Call,
-    schema="Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens, *, "
+_TENSORS = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor kv_lens"
+_OPTIONS = (
     "Tensor? page_indptr=None, Tensor? cu_q_lens=None, Tensor? sinks=None, float? k_scale=None, "
     "float? v_scale=None, Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None, "
-    "bool causal=True, bool return_lse=False, bool check=False",
+    "bool causal=True, bool return_lse=False, bool check=False"
+)
+_ARGUMENTS = (
+    "stream", "q", "k_cache", "v_cache", "out", "lse", "page_table", "page_indptr", "sinks",
+    "k_scale", "v_scale", "plan.buffer", "plan.workspace", "kv_lens", "cu_q_lens", "scratch",
+)  # fmt: skip
+_attention = partial(
+    Operator,
+    call=Call,
     results=("out", "lse"),
     check=check_call,
     shapes=results_of,
@@ -96,19 +114,28 @@ ATTENTION: Operator[AttentionProblem] = Operator(
     reference=by_reference,
     dispatcher=attention_dispatcher,
     vectors=("q", "k_cache", "v_cache", "out"),
-    arguments=(
-        "stream", "q", "k_cache", "v_cache", "out", "lse", "page_table", "page_indptr", "sinks",
-        "k_scale", "v_scale", "plan.buffer", "plan.workspace", "kv_lens", "cu_q_lens", "scratch",
-    ),
-    unkeyed=("check",),
     parts={"plan": Part(Plan, "key", ("buffer", "workspace"))},
     left_out=("lse",),
     prepare=prepare,
     check_memory=check_memory,
     through_library=library.through_library,
-)  # fmt: skip
-LIBRARY = library.register(partial(run_here, ATTENTION))
+)
+ATTENTION: Operator[AttentionProblem] = _attention(
+    name="paged_attention",
+    schema=f"{_TENSORS}, *, {_OPTIONS}",
+    arguments=_ARGUMENTS,
+    unkeyed=("check", "out_scale"),
+)
+SCALED_ATTENTION: Operator[AttentionProblem] = _attention(
+    name="scaled_paged_attention",
+    schema=f"{_TENSORS}, Tensor(a!) out_scale, *, {_OPTIONS}",
+    arguments=(*_ARGUMENTS, "out_scale"),
+    unkeyed=("check",),
+)
+"""Writes e4m3 and its scales: an operator of its own, so that the other looks for none."""
+LIBRARY = library.register(partial(run_here, ATTENTION), partial(run_here, SCALED_ATTENTION))
 _paged_attention = entry(ATTENTION)
+_scaled_attention = entry(SCALED_ATTENTION)
 
 
 def plan_attention(
@@ -231,6 +258,7 @@ def paged_attention(
     v_scale: float | Tensor | None = None,
     plan: Plan | None = None,
     out: Tensor | None = None,
+    out_scale: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
     check: bool = False,
@@ -271,7 +299,11 @@ def paged_attention(
         v_scale: What cached values are multiplied by, as k_scale; of any sign.
         plan: From `plan_attention` with this call's numbers: its lengths are the ones that count.
             None: the call makes one, sized by the whole table, with a launch of its own.
-        out: [tokens, q_heads, head_dim] to write into, inner stride 1; overlaps nothing.
+        out: [tokens, q_heads, head_dim] to write into, inner stride 1; overlaps nothing. With
+            `out_scale` in e4m3.
+        out_scale: Write e4m3, and its scales here, fp32 [tokens, q_heads * head_dim / 128]: bit for
+            bit what `smkern.quantize(out, "block")` makes of 16-bit output. head_dim 128 or 256, or
+            64 with an even number of query heads a KV head; sm_89 and later.
         lse: [tokens, q_heads] fp32, contiguous, to write the log-sum-exp (natural) into.
         return_lse: Return it too.
         check: Read lengths, table, scales and plan, and raise for the first row that is wrong.
@@ -282,14 +314,15 @@ def paged_attention(
         num_sms: SMs to use at most. None: all that the current stream's partition has.
 
     Returns:
-        [tokens, q_heads, head_dim] in q's dtype: `out`, if given; with `return_lse` (out, lse).
+        [tokens, q_heads, head_dim] in q's dtype, or e4m3 with `out_scale`: `out`, if given; with
+        `return_lse` (out, lse).
         A query that sees no key has 0, and -inf or its sink.
 
     Raises:
         BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
             tensors take any from 1, having no device to exceed.
         ArgumentError: what cannot be served; a plan of other numbers, budget or device; overlaps.
-        DeviceError: the GPU is older than sm_80.
+        DeviceError: the GPU is older than sm_80, or than sm_89 and `out_scale` is given.
         PartitionError: the current stream's partition is closed.
         WarmupError: a graph capture met a kernel that is not loaded.
 
@@ -302,9 +335,10 @@ def paged_attention(
         >>> smkern.paged_attention(q, cache, cache, table, lens).unique().tolist()
         [1.0]
     """
-    result, log_sums = _paged_attention(
+    run = _paged_attention if out_scale is None else _scaled_attention
+    result, log_sums = run(
         q, k_cache, v_cache, page_table, kv_lens, page_indptr, cu_q_lens, max_q_len, causal, scale,
-        window, softcap, sinks, k_scale, v_scale, plan, out, lse, return_lse, check, backend,
-        num_sms,
+        window, softcap, sinks, k_scale, v_scale, out_scale, plan, out, lse, return_lse, check,
+        backend, num_sms,
     )  # fmt: skip
     return (result, log_sums) if return_lse else result

@@ -12,12 +12,13 @@ import torch
 from smkern.kernels.attention.args import AttentionArguments
 from smkern.ops import checks
 from smkern.ops.annotated import check_fields
-from smkern.ops.attention.call import problem_from
+from smkern.ops.attention.call import check_heads_of_scales, problem_from
 from smkern.ops.attention.dispatch import AttentionDispatcher
 from smkern.ops.attention.explain import shape_from_numbers
 from smkern.ops.attention.merge import MERGE, Merge
 from smkern.ops.attention.plan import PlanNumbers, empty_plan
 from smkern.ops.attention.plan_eager import EagerPlans, eager_plans
+from smkern.ops.checks import FP8, FP8_BLOCK
 from smkern.ops.operator import Operator
 from smkern.ops.operator_warmup import joined, work_of_calls
 from smkern.ops.warming import Target, Work, room
@@ -45,6 +46,7 @@ class AttentionCalls:
         sinks: Whether heads have sinks.
         dtype: Dtype of the queries: torch.bfloat16 or torch.float16.
         cache_dtype: None (dtype's) or torch.float8_e4m3fn.
+        out_scale: Whether calls have `out_scale`, and write e4m3.
 
     Raises:
         ArgumentError: numbers or dtypes that cannot be.
@@ -61,10 +63,13 @@ class AttentionCalls:
     sinks: bool = False
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype | None = None
+    out_scale: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         self.problems()
+        if self.out_scale:
+            check_heads_of_scales(self.num_q_heads, self.num_kv_heads, self.head_dim)
 
     def problems(self) -> list[AttentionProblem]:
         """The smallest problem of every path and width of decode item that calls can have."""
@@ -86,6 +91,7 @@ class AttentionCalls:
             self.cache_dtype or self.dtype,
             self.softcap,
             self.sinks,
+            self.out_scale,
         )
 
     def work(self, target: Target) -> Work:
@@ -175,7 +181,9 @@ def launch_once(
     heads = (shape.max_tokens, shape.num_q_heads, shape.head_dim)
     pages = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
     q = room(heads, _DTYPES[problem.dtype], aligned, device)
-    out = torch.empty(heads, dtype=q.dtype, device=device)
+    out = torch.empty(heads, dtype=FP8 if problem.scaled else q.dtype, device=device)
+    columns = shape.num_q_heads * shape.head_dim // FP8_BLOCK
+    out_scale = torch.empty(shape.max_tokens, columns, device=device)
     caches = torch.empty(2, *pages, dtype=_DTYPES[problem.cache_dtype], device=device)
     table = torch.zeros(shape.batch, shape.max_kv_len, dtype=torch.int32, device=device)
     sinks = torch.zeros(shape.num_q_heads, device=device)
@@ -192,11 +200,11 @@ def launch_once(
         table.data_ptr(), 0, sinks.data_ptr() if problem.sinks else 0, 0, 0,
         plan.buffer.data_ptr(), plan.workspace.data_ptr(),
         rows, rows, cache, cache, table.stride(0), table.shape[1], 1, shape.max_tokens,
-        shape.head_dim**-0.5, 30.0 if problem.softcap else 0.0, 1.0, 1.0,
+        shape.head_dim**-0.5, 30.0 if problem.softcap else 0.0, 1.0, 1.0, (columns, 1),
     )  # fmt: skip
     starts_ptr = starts.data_ptr() if shape.max_q_len > 1 else 0
     dispatcher.plan(shape, budget)(
         kv_lens.data_ptr(), starts_ptr, arguments.plan, arguments.workspace, stream
     )
     bind = dispatcher.launch(problem, config, budget, aligned=aligned)
-    bind(arguments.sizes)(stream, *arguments.addresses)
+    bind(arguments.sizes)(stream, *arguments.addresses, 0, 0, 0, out_scale.data_ptr())

@@ -8,6 +8,8 @@ from math import inf
 import torch
 from torch import Tensor
 
+from smkern.ops.reference.fp8 import quantize
+
 _MAX_SCORES = 1 << 24
 """Scores held at once; queries are walked in chunks, so that long contexts fit."""
 
@@ -119,6 +121,7 @@ def paged_attention(
     v_scale: float | Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    out_scale: Tensor | None = None,
     compute_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Attention over a paged cache, request by request, in `compute_dtype`, rounded once.
@@ -148,14 +151,17 @@ def paged_attention(
         out: [tokens, q_heads, head_dim] to write into; tokens of no request keep what they hold.
             None: a new one, zero there.
         lse: [tokens, q_heads] fp32 to write into; None: a new one, -inf there.
+        out_scale: [tokens, q_heads * head_dim / 128] fp32: out in e4m3, its scales here.
         compute_dtype: fp32 as the kernels; fp64 for a test's ground truth (its lse is fp64 too).
 
     Returns:
-        out in q's dtype, and lse: 0 and -inf (or the sink) where a query sees no key.
+        out in q's dtype or e4m3, and lse: 0 and -inf (or the sink) where a query sees no key.
     """
     tokens, heads, dim = q.shape
     wide = compute_dtype if compute_dtype is torch.float64 else torch.float32
-    out = q.new_zeros(tokens, heads, dim) if out is None else out
+    if out is None:
+        dtype = q.dtype if out_scale is None else torch.float8_e4m3fn
+        out = q.new_zeros(tokens, heads, dim, dtype=dtype)
     lse = torch.full((tokens, heads), -inf, dtype=wide, device=q.device) if lse is None else lse
     k_scale, v_scale = (
         x.to(compute_dtype) if isinstance(x, Tensor) else x for x in (k_scale, v_scale)
@@ -182,7 +188,11 @@ def paged_attention(
                 q[rows].to(compute_dtype) * factor, k, v, positions, first_key,
                 causal=causal, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
-            out[rows] = (result if v_scale is None else result * v_scale).to(out.dtype)
+            made = (result if v_scale is None else result * v_scale).to(q.dtype)
+            if out_scale is not None:
+                scaled, out_scale[rows] = quantize(made.flatten(1), "block")
+                made = scaled.view(made.shape)
+            out[rows] = made
             lse[rows] = log_sum.to(lse.dtype)
     return out, lse
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from smkern.limits import FP8_BLOCK
 from smkern.tuning.attention.shapes import (
     DECODE_MAX_Q,
     PREFILL_ROWS,
@@ -52,6 +53,15 @@ def path_of(shape: AttentionShape) -> AttentionPath:
         return "decode"
     mixed = shape.batch * (DECODE_MAX_Q + 1) > shape.max_tokens
     return "mixed" if mixed else "prefill"
+
+
+def writes_e4m3(num_q_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether attention of such heads can write e4m3 with a scale for 128 columns.
+
+    They are then of one head, or of two that read the same KV head, whose rows a CTA has.
+    """
+    group = num_q_heads // num_kv_heads
+    return head_dim % FP8_BLOCK == 0 or (2 * head_dim == FP8_BLOCK and group % 2 == 0)
 
 
 def default_kernel(problem: AttentionProblem, capability: Capability) -> AttentionKernel:

@@ -140,6 +140,8 @@ class AttentionProblem:
     cache_dtype: CacheDtype = "bf16"
     softcap: bool = False
     sinks: bool = False
+    scaled: bool = False
+    """Output in e4m3 with a scale for 128 columns of a token."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

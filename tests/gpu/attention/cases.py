@@ -48,6 +48,7 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     scale: float | None = None
+    scaled: bool = False
     max_q_len: int = 0
     """0: the longest of q_lens."""
 
@@ -101,8 +102,9 @@ class Case:
     @property
     def problem(self) -> AttentionProblem:
         return AttentionProblem(
-            self.shape, self.dtype, self.cache_dtype, self.softcap is not None, self.sinks
-        )
+            self.shape, self.dtype, self.cache_dtype, self.softcap is not None, self.sinks,
+            self.scaled,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
