@@ -142,7 +142,7 @@ def test_values_against_float64(case: Case):
     run_scaled(step, into)
     owned, want = sum(case.queries), truth(step)
     wide = into.scale.double().repeat_interleave(128, 1).view(step.q.shape)[:owned]
-    found, right = into.out[:owned].to(torch.float64) * wide, want.out[:owned]
+    found, right = into.out[:owned].float().double() * wide, want.out[:owned]
     room = 1.01 * torch.maximum(right.abs() / 16, wide / 1024)
     assert bool(((found - right).abs() <= room + 2 * tolerance(want, step.q.dtype)[:owned]).all())
 
