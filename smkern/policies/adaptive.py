@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal, get_args
@@ -11,15 +10,15 @@ from smkern.errors import ArgumentError
 from smkern.latency import Chunk, Corrected, Size
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, admitted, chunks_of, ids_of, taken
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
 from smkern.policies.lateness import Lateness
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.search import largest, least
-from smkern.policies.settings import Limits, check_reachable, order_shown, required, shown
 from smkern.policies.snapshot import Snapshot
 
 MAX_PREFILL_TOKENS = 2048
@@ -66,7 +65,7 @@ class Plan:
     hurry: bool = False
 
 
-class Adaptive:
+class Adaptive(BasePolicy):
     """Chunks, a split, or turns: whichever computes most prompt tokens a time under the limit.
 
     When a batch of prompts can begin, three ways are priced: the largest chunk in the next decode
@@ -112,6 +111,10 @@ class Adaptive:
         (32, (7,))
     """
 
+    heeds = ("tbt",)
+    needs_limit = True
+    decodes_alone_steadily = False
+
     def __init__(
         self,
         predictor: Predictor | None = None,
@@ -126,9 +129,9 @@ class Adaptive:
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         if not modes or not set(modes) <= set(get_args(Mode)):
             raise ArgumentError(f"modes={modes!r}: give one or more of {get_args(Mode)}")
-        self.order = order_named(order)
-        self._predictor = Corrected(required(predictor, tbt_slo_ms))
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
+        settings = {"max_prefill_tokens": max_prefill_tokens}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        self._predictor = Corrected(self._predictor)
         self.lateness = Lateness(self._limits.tbt_us, late, FIRST_AIMS)
         self._limit_us = self._limits.tbt_us
         self._max_prefill_tokens = max_prefill_tokens
@@ -141,18 +144,6 @@ class Adaptive:
         """Whether the split of the batch on its way has two steps within the limit."""
         self._batch: tuple[Size, Size, float] | None = None
         """Prompts whose layers run beside decode, these steps, and since when."""
-
-    def __repr__(self) -> str:
-        return shown(
-            "Adaptive",
-            tbt_slo_ms=self._limit_us / 1000,
-            order=order_shown(self.order),
-            max_prefill_tokens=self._max_prefill_tokens,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: time for its limit."""
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next step, with as many prompt tokens as may go with it."""

@@ -8,21 +8,14 @@ from operator import attrgetter
 
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUPS_AHEAD, layers_left, split
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.saturation import Saturation
 from smkern.policies.search import least
-from smkern.policies.settings import (
-    Limits,
-    check_reachable,
-    check_splits,
-    order_shown,
-    required,
-    shown,
-)
 from smkern.policies.snapshot import Running, Snapshot, Waiting
 
 LAYERS = 4
@@ -35,7 +28,7 @@ LEAST_PAUSE_US = 1_000.0
 """No decode step is put off for less."""
 
 
-class Bullet:
+class Bullet(BasePolicy):
     """Prompts are computed first, on as many SMs as the time per output token leaves them.
 
     A fixed number of layers is launched at a time. Decode has the fewest SMs whose next step keeps
@@ -93,7 +86,8 @@ class Bullet:
         (16, (8,), 4)
     """
 
-    decodes_alone_steadily = True
+    needs_limit = True
+    splits = True
 
     def __init__(
         self,
@@ -106,10 +100,9 @@ class Bullet:
         reorder: bool = True,
         pauses: bool = True,
     ) -> None:
-        self._predictor = required(predictor, tbt_slo_ms)
+        settings = {"layers": layers, "reorder": reorder, "pauses": pauses}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         check_counts({"layers": layers})
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.order = order_named(order)
         self._layers = layers
         self._reorder = reorder
         self._pauses = pauses
@@ -118,22 +111,6 @@ class Bullet:
         self._near = 0
         """Where the last rung was among those of the device."""
         self._looked_us, self._holds_until_us = -inf, inf
-
-    def __repr__(self) -> str:
-        return shown(
-            "Bullet",
-            tbt_slo_ms=self._limits.tbt_us / 1000,
-            ttft_slo_ms=self._limits.ttft_us / 1000,
-            order=order_shown(self.order),
-            layers=self._layers,
-            reorder=self._reorder,
-            pauses=self._pauses,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
-        check_splits("Bullet", rungs)
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next layers, and the SMs of both sides."""

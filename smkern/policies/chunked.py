@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.limits import as_float
 from smkern.policies.admission import admitted, ids_of, taken
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.chunk_size import ChunkSize
 from smkern.policies.decision import Decision
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.pricing import Prices
-from smkern.policies.settings import Limits, check_predictor, check_reachable, order_shown, shown
 from smkern.policies.snapshot import PrefillView, Snapshot
 
 CHUNK_TOKENS = 512
 """New tokens of a forward where nothing says how many."""
 
 
-class Chunked:
+class Chunked(BasePolicy):
     """Every forward takes all decode rows and as many tokens of prompts as it may; the default.
 
     Where nothing decodes, no request waits between two tokens, and a forward takes what the buffers
@@ -62,7 +60,7 @@ class Chunked:
         (None, (7,), 512)
     """
 
-    decodes_alone_steadily = True
+    heeds = ("tbt",)
 
     def __init__(
         self,
@@ -79,32 +77,19 @@ class Chunked:
         check_counts({"chunk_tokens": chunk_tokens, "steps": steps})
         if not 0 <= as_float("margin", margin) < 1:
             raise ArgumentError(f"margin={margin}: give a share of the limit, 0 or more, under 1")
-        check_predictor(predictor, tbt_slo_ms)
-        self.order = order_named(order)
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
         if chunk_tokens is None and tbt_slo_ms is None:
             chunk_tokens = CHUNK_TOKENS
+        settings = {
+            "chunk_tokens": chunk_tokens, "steps": steps, "margin": margin or None, "ahead": ahead,
+        }  # fmt: skip
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self._chunk_tokens = chunk_tokens
-        self._predictor = predictor if tbt_slo_ms is not None else None
+        if tbt_slo_ms is None:
+            self._predictor = None
         self._steps = steps
         self._margin = margin
         self._size = ChunkSize()
         self._ahead = ahead
-
-    def __repr__(self) -> str:
-        return shown(
-            "Chunked",
-            chunk_tokens=self._chunk_tokens,
-            tbt_slo_ms=self._limits.tbt_us / 1000,
-            order=order_shown(self.order),
-            steps=self._steps,
-            margin=self._margin or None,
-            ahead=self._ahead,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: time for its limit."""
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next forward."""

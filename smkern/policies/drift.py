@@ -9,20 +9,13 @@ from typing import Literal
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import JOINS, check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, layers_left, split
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import (
-    Limits,
-    check_reachable,
-    check_splits,
-    order_shown,
-    required,
-    shown,
-)
 from smkern.policies.snapshot import Snapshot, Waiting
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
@@ -32,7 +25,7 @@ AHEAD = 2
 """Decode steps launched at a time where no prompt waits."""
 
 
-class Drift:
+class Drift(BasePolicy):
     """Just enough SMs for decode, of a few groups; the prompts' blocks that fit beside its step.
 
     The groups are all SMs for prompts, two splits, and all SMs for decode. Each round takes the
@@ -80,7 +73,8 @@ class Drift:
         28
     """
 
-    decodes_alone_steadily = True
+    needs_limit = True
+    splits = True
 
     def __init__(
         self,
@@ -93,7 +87,11 @@ class Drift:
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         join: Literal["polled", "gang"] = "gang",
     ) -> None:
-        self._predictor = required(predictor, tbt_slo_ms)
+        settings = {
+            "groups": None if tuple(groups) == GROUPS else tuple(groups),
+            "max_prefill_tokens": max_prefill_tokens, "join": join,
+        }  # fmt: skip
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         check_counts({"max_prefill_tokens": max_prefill_tokens})
         if list(groups) != sorted(groups) or not all(0 < share < 1 for share in groups):
             raise ArgumentError(
@@ -102,28 +100,10 @@ class Drift:
             )
         if join not in JOINS:
             raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.order = order_named(order)
         self._groups = tuple(groups)
         self._max_tokens = max_prefill_tokens
         self._join: Literal["polled", "gang"] = join
         self._turns = Turns(self._limits)
-
-    def __repr__(self) -> str:
-        return shown(
-            "Drift",
-            tbt_slo_ms=self._limits.tbt_us / 1000,
-            ttft_slo_ms=self._limits.ttft_us / 1000,
-            order=order_shown(self.order),
-            groups=None if self._groups == GROUPS else self._groups,
-            max_prefill_tokens=self._max_tokens,
-            join=self._join,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
-        check_splits("Drift", rungs)
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next round."""

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from math import floor
 from typing import NamedTuple
 
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of, ids_of
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import MAX_STEPS, check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import layers_left
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import (
-    Limits,
-    check_reachable,
-    check_splits,
-    order_shown,
-    required,
-    shown,
-)
 from smkern.policies.snapshot import Snapshot
 
 TOKEN_BUDGET = 8192
@@ -48,7 +40,7 @@ class Gang(NamedTuple):
     fits: bool = True
 
 
-class DuetServe:
+class DuetServe(BasePolicy):
     """A mixed forward while its predicted time meets the limit, else prefill and decode apart.
 
     Each iteration takes all decode rows and prompts' tokens up to a budget. Where that forward is
@@ -93,7 +85,9 @@ class DuetServe:
         (16, 36, True, 'gang')
     """
 
-    decodes_alone_steadily = True
+    heeds = ("tbt",)
+    needs_limit = True
+    splits = True
 
     def __init__(
         self,
@@ -104,24 +98,10 @@ class DuetServe:
         order: str | Order = "fcfs",
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
-        self._predictor = required(predictor, tbt_slo_ms)
-        check_counts({"token_budget": token_budget})
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.order = order_named(order)
+        settings = {"token_budget": token_budget}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        check_counts(settings)
         self._budget = token_budget
-
-    def __repr__(self) -> str:
-        return shown(
-            "DuetServe",
-            tbt_slo_ms=self._limits.tbt_us / 1000,
-            order=order_shown(self.order),
-            token_budget=self._budget,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
-        check_splits("DuetServe", rungs)
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next iteration."""

@@ -7,26 +7,19 @@ from math import ceil
 
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, chunks_of, whole_prompts
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Chunks, Prices
 from smkern.policies.search import least
-from smkern.policies.settings import (
-    Limits,
-    check_reachable,
-    check_splits,
-    order_shown,
-    required,
-    shown,
-)
 from smkern.policies.snapshot import Snapshot, Waiting
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
 
-class MuxWise:
+class MuxWise(BasePolicy):
     """Decode gets the fewest SMs with which its worst case meets the limit; prompts, by layers,
     the others.
 
@@ -75,7 +68,8 @@ class MuxWise:
         True
     """
 
-    decodes_alone_steadily = True
+    needs_limit = True
+    splits = True
 
     def __init__(
         self,
@@ -88,32 +82,16 @@ class MuxWise:
         steps: int = 2,
         preempt: bool = True,
     ) -> None:
-        self._predictor = required(predictor, tbt_slo_ms)
-        check_counts({"max_prefill_tokens": max_prefill_tokens, "steps": steps})
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.order = order_named(order)
+        counts = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        settings = {**counts, "preempt": preempt}
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
+        check_counts(counts)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
         self._preempt = preempt
         self._turns = Turns(self._limits)
         self._near = 0
         """Where the last rung was among those of the device."""
-
-    def __repr__(self) -> str:
-        return shown(
-            "MuxWise",
-            tbt_slo_ms=self._limits.tbt_us / 1000,
-            ttft_slo_ms=self._limits.ttft_us / 1000,
-            order=order_shown(self.order),
-            max_prefill_tokens=self._max_tokens,
-            steps=self._steps,
-            preempt=self._preempt,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
-        check_splits("MuxWise", rungs)
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Layers of the running or the next batch, and the split for them."""

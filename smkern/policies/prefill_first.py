@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import ids_of, whole_prompts
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import layers_left
-from smkern.policies.order import Order, order_named
-from smkern.policies.settings import Limits, check_predictor, order_shown, shown
+from smkern.policies.order import Order
 from smkern.policies.snapshot import Snapshot
 
 
-class PrefillFirst:
+class PrefillFirst(BasePolicy):
     """Prompts that wait are computed whole, on the whole device, and decode waits for them.
 
     First tokens come as early as they can, and the time between two tokens is as long as the
@@ -45,7 +45,7 @@ class PrefillFirst:
         ((7,), 36, True)
     """
 
-    decodes_alone_steadily = True
+    heeds = ()
 
     def __init__(
         self,
@@ -57,20 +57,11 @@ class PrefillFirst:
         max_prefill_tokens: int | None = None,
         steps: int = 2,
     ) -> None:
-        check_counts({"max_prefill_tokens": max_prefill_tokens, "steps": steps})
-        check_predictor(predictor, None)
-        Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.order = order_named(order)
+        settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        check_counts(settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
-
-    def __repr__(self) -> str:
-        return shown(
-            "PrefillFirst",
-            order=order_shown(self.order),
-            max_prefill_tokens=self._max_tokens,
-            steps=self._steps,
-        )
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """All layers of the next batch, else decode steps."""

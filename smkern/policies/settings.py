@@ -9,7 +9,6 @@ from math import inf
 from smkern.errors import ArgumentError
 from smkern.latency import Size
 from smkern.latency.predictor import Predictor
-from smkern.policies.order import Order, order_named
 from smkern.policies.snapshot import Waiting
 
 
@@ -103,19 +102,3 @@ def _limit_us(name: str, limit_ms: float | None) -> float:
     if not 0 < limit_ms < inf:
         raise ArgumentError(f"{name}={limit_ms}: give a finite time above 0, or None for none")
     return 1000.0 * limit_ms
-
-
-def shown(name: str, *first: object, **settings: object) -> str:
-    """A policy as its user would write it; what is None or infinite was not said."""
-    words = [repr(value) for value in first if value is not None]
-    for key, value in settings.items():
-        if value is None or value == inf:
-            continue
-        words.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value!r}")
-    return f"{name}({', '.join(words)})"
-
-
-def order_shown(order: Order) -> str | None:
-    """An order's name; None for the one that all have."""
-    name = getattr(order, "__name__", repr(order))
-    return None if order is order_named("fcfs") else name

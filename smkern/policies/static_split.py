@@ -8,13 +8,14 @@ from typing import Literal
 from smkern.errors import ArgumentError
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import Batch, admitted, chunks_of
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import JOINS, check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
-from smkern.policies.order import TOKEN_US, Order, order_named
+from smkern.policies.order import TOKEN_US, Order
 from smkern.policies.preemption import Turns, preempts
 from smkern.policies.pricing import Prices
-from smkern.policies.settings import Limits, check_predictor, check_splits, order_shown, shown
+from smkern.policies.settings import check_splits
 from smkern.policies.snapshot import Snapshot, Waiting
 
 MAX_PREFILL_TOKENS = 2048
@@ -22,7 +23,7 @@ MAX_PREFILL_TOKENS = 2048
 H200 serves 18.7 requests/s of Azure's conversations at 20 ms TBT, with 2,048 20.2."""
 
 
-class StaticSplit:
+class StaticSplit(BasePolicy):
     """Decode on `decode_sms` SMs while prompts run on all others; requests in their order.
 
     A batch of prompts runs N layers at a time. With a predictor, N = ceil(T_d * N_T / T_p): the
@@ -67,7 +68,8 @@ class StaticSplit:
         (32, (7,), 4)
     """
 
-    decodes_alone_steadily = True
+    heeds = ("ttft",)
+    first = "decode_sms"
 
     def __init__(
         self,
@@ -95,10 +97,13 @@ class StaticSplit:
         check_counts(counts)
         if join not in JOINS:
             raise ArgumentError(f"join={join!r}: there is {' and '.join(map(repr, JOINS))}")
-        self.order = order_named(order)
+        settings = {
+            "layers": layers, "steps": steps, "max_prefill_tokens": max_prefill_tokens,
+            "preempt_shorter_than": preempt_shorter_than, "move": move,
+            "decode_shares": decode_shares or None, "join": join,
+        }  # fmt: skip
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self.decode_sms = decode_sms
-        check_predictor(predictor, None)
-        limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
         self._layers = layers
         self._steps = steps
         self._max_tokens = max_prefill_tokens
@@ -106,22 +111,7 @@ class StaticSplit:
         self._move = move
         self._shares = decode_shares
         self._join: Literal["polled", "gang"] = join
-        self._predictor = predictor
-        self._turns = Turns(limits)
-
-    def __repr__(self) -> str:
-        return shown(
-            "StaticSplit",
-            self.decode_sms,
-            order=order_shown(self.order),
-            layers=self._layers,
-            steps=self._steps,
-            max_prefill_tokens=self._max_tokens,
-            preempt_shorter_than=self._short,
-            move=self._move,
-            decode_shares=self._shares or None,
-            join=self._join,
-        )
+        self._turns = Turns(self._limits)
 
     def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
         """Raise ArgumentError for what the device does not have: its rung."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of, ids_of
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, layers_left
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import Limits, check_predictor, check_reachable, order_shown, shown
 from smkern.policies.snapshot import Snapshot
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
 
-class Temporal:
+class Temporal(BasePolicy):
     """Between two decode steps run as many layers of prompts as the limit leaves time for.
 
     Both kinds have the whole device in turn, so nothing contends, decode reads at the full
@@ -52,7 +51,7 @@ class Temporal:
         (None, (7,), 4)
     """
 
-    decodes_alone_steadily = True
+    heeds = ("tbt",)
 
     def __init__(
         self,
@@ -64,26 +63,11 @@ class Temporal:
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         steps: int = 2,
     ) -> None:
-        check_counts({"max_prefill_tokens": max_prefill_tokens, "steps": steps})
-        self.order = order_named(order)
-        check_predictor(predictor, tbt_slo_ms)
-        self._limits = Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self._predictor = predictor
+        settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        check_counts(settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
-
-    def __repr__(self) -> str:
-        return shown(
-            "Temporal",
-            tbt_slo_ms=self._limits.tbt_us / 1000,
-            order=order_shown(self.order),
-            max_prefill_tokens=self._max_tokens,
-            steps=self._steps,
-        )
-
-    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
-        """Raise ArgumentError for what the device does not have: time for its limit."""
-        check_reachable(self._limits, self._predictor, num_sms)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """A step, and the layers that run before the next."""

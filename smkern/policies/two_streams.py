@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from smkern.latency.predictor import Predictor
 from smkern.policies.admission import admitted, chunks_of
+from smkern.policies.base import BasePolicy
 from smkern.policies.check import check_counts
 from smkern.policies.decision import Decision
 from smkern.policies.layerwise import GROUP_LAYERS, GROUPS_AHEAD, layers_left, split
-from smkern.policies.order import Order, order_named
+from smkern.policies.order import Order
 from smkern.policies.pricing import Chunks, Prices
-from smkern.policies.settings import Limits, check_predictor, order_shown, shown
 from smkern.policies.snapshot import Snapshot
 from smkern.policies.static_split import MAX_PREFILL_TOKENS
 
 
-class TwoStreams:
+class TwoStreams(BasePolicy):
     """Layers of prompts and decode steps share all SMs, as the hardware deals them.
 
     What multiplexing is without partitions: whoever's thread blocks come first hold the SMs.
@@ -44,7 +44,7 @@ class TwoStreams:
         (None, True, 4)
     """
 
-    decodes_alone_steadily = True
+    heeds = ()
 
     def __init__(
         self,
@@ -56,21 +56,11 @@ class TwoStreams:
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         steps: int = 2,
     ) -> None:
-        check_counts({"max_prefill_tokens": max_prefill_tokens, "steps": steps})
-        check_predictor(predictor, None)
-        Limits.of(tbt_slo_ms, ttft_slo_ms)
-        self.order = order_named(order)
-        self._predictor = predictor
+        settings = {"max_prefill_tokens": max_prefill_tokens, "steps": steps}
+        check_counts(settings)
+        super().__init__(predictor, tbt_slo_ms, ttft_slo_ms, order, settings)
         self._max_tokens = max_prefill_tokens
         self._steps = steps
-
-    def __repr__(self) -> str:
-        return shown(
-            "TwoStreams",
-            order=order_shown(self.order),
-            max_prefill_tokens=self._max_tokens,
-            steps=self._steps,
-        )
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The next group of layers and the next steps, beside each other."""

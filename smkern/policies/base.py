@@ -1,0 +1,79 @@
+"""What policies have in common but decisions: how they are made, shown and fitted to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, ClassVar, Literal
+
+from smkern.latency.predictor import Predictor
+from smkern.policies.order import Order, order_named
+from smkern.policies.settings import (
+    Limits,
+    check_predictor,
+    check_reachable,
+    check_splits,
+    required,
+)
+
+
+class BasePolicy:
+    """A policy but for `decide`.
+
+    Args:
+        predictor, tbt_slo_ms, ttft_slo_ms, order: As all policies take them.
+        settings: What else it is made of, by name, to be shown; None is not.
+
+    Raises:
+        ArgumentError: no such order, a limit that is none, or one without a predictor.
+    """
+
+    decodes_alone_steadily = True
+    heeds: ClassVar[tuple[Literal["tbt", "ttft"], ...]] = ("tbt", "ttft")
+    """The limits from which anything follows."""
+    needs_limit: ClassVar[bool] = False
+    """Whether there must be a limit of the time between two tokens, and a predictor."""
+    splits: ClassVar[bool] = False
+    """Whether the device must have rungs."""
+    first: ClassVar[str] = ""
+    """The attribute that is shown ahead of all, without its name."""
+
+    def __init__(
+        self,
+        predictor: Predictor | None,
+        tbt_slo_ms: float | None,
+        ttft_slo_ms: float | None,
+        order: str | Order,
+        settings: Mapping[str, object],
+    ) -> None:
+        if self.needs_limit:
+            required(predictor, tbt_slo_ms)
+        check_predictor(predictor, tbt_slo_ms if "tbt" in self.heeds else None)
+        given = Limits.of(tbt_slo_ms, ttft_slo_ms)
+        self._limits = Limits(**{f"{name}_us": getattr(given, f"{name}_us") for name in self.heeds})
+        self._predictor: Any = predictor
+        self._settings = settings
+        self.order = order_named(order)
+
+    def __repr__(self) -> str:
+        """As its user would write it; what is None or infinite was not said."""
+        order = getattr(self.order, "__name__", repr(self.order))
+        known: dict[str, object] = {
+            "tbt_slo_ms": self._limits.tbt_us / 1000,
+            "ttft_slo_ms": self._limits.ttft_us / 1000,
+            "order": None if self.order is order_named("fcfs") else order,
+        }
+        first = getattr(self, self.first, None) if self.first else None
+        words = [] if first is None else [repr(first)]
+        words += [
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value!r}"
+            for name, value in (known | {**self._settings}).items()
+            if value is not None and value != inf
+        ]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def check_device(self, rungs: Sequence[int], num_sms: int) -> None:
+        """Raise ArgumentError for what the device does not have: rungs, or time for its limit."""
+        if self.splits:
+            check_splits(type(self).__name__, rungs)
+        check_reachable(self._limits, self._predictor, num_sms)
