@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -73,6 +74,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if files := len(list(collection_path.rglob("test_*.py"))):
         config.stash[NOT_RUN][why_not] = files
     return True
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage has to look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

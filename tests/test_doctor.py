@@ -51,8 +51,9 @@ class FakePartition:
 
 
 @pytest.fixture(autouse=True)
-def _no_user_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_user_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
 
 
 @pytest.fixture
@@ -114,7 +115,8 @@ def test_without_gpu_operators_are_tried_on_cpu_tensors() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_it_says_whether_cutlass_was_built(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR"):  # not what this machine has
+        monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(doctor.cpp_build, "absent", lambda: "no nvcc on the PATH")
     assert by_name(doctor.examine())["nvidia-cutlass"].detail == "no nvcc on the PATH (not built)"
     monkeypatch.setattr(doctor.cpp_build, "built", lambda: "cutlass_gemm.so")
@@ -163,8 +165,7 @@ def test_a_table_of_ones_own_with_a_cell_that_cannot_run_is_found_out() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_cache_folders_are_named_with_what_they_hold(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+def test_cache_folders_are_named_with_what_they_hold(tmp_path) -> None:
     (tmp_path / "kernels" / "abc").mkdir(parents=True)
     for name in ("one.cubin", "two.ptx"):
         (tmp_path / "kernels" / "abc" / name).write_bytes(bytes(100_000))

@@ -151,10 +151,12 @@ def _host_device(rungs: tuple[int, ...]) -> Device:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Keep the garbage collector off what exists now."""
+    """Keep the garbage collector off what exists now; what others froze stays so."""
+    before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not before:
+            gc.unfreeze()
