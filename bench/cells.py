@@ -78,10 +78,4 @@ def measured_cell(problem: Work, timing: Timing, ceiling: Ceiling) -> Cell:
 
 def failed_cell(message: str) -> Cell:
     """A cell that could not be measured: no figures, and why."""
-    return {
-        "us": None,
-        "tflops": None,
-        "tbps": None,
-        "fraction_of_ceiling": None,
-        "error": message,
-    }
+    return {"us": None, "tflops": None, "tbps": None, "fraction_of_ceiling": None, "error": message}

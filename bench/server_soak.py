@@ -10,14 +10,7 @@ import torch
 
 from smkern.bench.http_streams import behind_front
 from smkern.bench.results import Results
-from smkern.bench.soak_streams import (
-    Soaked,
-    Text,
-    rss_mib,
-    samples,
-    watch_soak,
-    wrong_metrics,
-)
+from smkern.bench.soak_streams import Soaked, Text, rss_mib, samples, watch_soak, wrong_metrics
 from smkern.models import SamplingParams
 from smkern.runtime.multiplexer import Multiplexer
 from smkern.server.messages import Ready

@@ -143,10 +143,7 @@ class Run:
     _saved_s: float = float("-inf")
 
     def through(
-        self,
-        items: Iterable[I],
-        measure: Callable[[I], Iterable[Cell]],
-        total: int | None = None,
+        self, items: Iterable[I], measure: Callable[[I], Iterable[Cell]], total: int | None = None
     ) -> None:
         """Measure one item after the other until the deadline; `total`: how many, if known."""
         bar = self.progress.add_task("measure", total=total)

@@ -21,13 +21,7 @@ from smkern.bench.gemm import GemmChoice, gemm_groups
 from smkern.bench.gemm_providers import GemmCase
 from smkern.bench.gemm_rows import settled_ratio
 from smkern.bench.rows import target_row
-from smkern.bench.suite import (
-    AGAIN_OPTION,
-    TIME_LIMIT_OPTION,
-    Output,
-    conclude,
-    suite_command,
-)
+from smkern.bench.suite import AGAIN_OPTION, TIME_LIMIT_OPTION, Output, conclude, suite_command
 from smkern.device import device_info
 from smkern.errors import TableError
 from smkern.measure.compiling import dispatcher_of

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smkern.bench.engines.cases import (
-    ATTENTION,
-    DECODE,
-    LINEAR,
-    OURS,
-    PREFILL,
-    SERVED,
-    VLLM,
-    Cell,
-)
+from smkern.bench.engines.cases import ATTENTION, DECODE, LINEAR, OURS, PREFILL, SERVED, VLLM, Cell
 from smkern.bench.rows import target_row
 
-TARGETS = {
-    OURS: {"15ms": 1.9, "20ms": 1.4, "30ms": 1.2},
-    ATTENTION: {},
-    LINEAR: {},
-}
+TARGETS = {OURS: {"15ms": 1.9, "20ms": 1.4, "30ms": 1.2}, ATTENTION: {}, LINEAR: {}}
 """Of prompt tokens a millisecond, over stock vLLM's."""
 
 

@@ -13,23 +13,11 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from smkern.bench.engines.cases import (
-    OURS,
-    PROVIDERS,
-    Cell,
-    EngineLoad,
-)
+from smkern.bench.engines.cases import OURS, PROVIDERS, Cell, EngineLoad
 from smkern.bench.engines.rows import summarize
 from smkern.bench.engines.tasks import OUR_S, STEPS, OurTasks, Task, vllm_tasks
 from smkern.bench.results import Results
-from smkern.bench.suite import (
-    TIME_LIMIT_OPTION,
-    Output,
-    Run,
-    conclude,
-    known_names,
-    suite_command,
-)
+from smkern.bench.suite import TIME_LIMIT_OPTION, Output, Run, conclude, known_names, suite_command
 from smkern.device import device_info
 from smkern.measure.options import IntList
 from smkern.measure.timing import first_line

@@ -147,10 +147,7 @@ class ModelPlan:
         )
 
 
-PLANS = (
-    ModelPlan("qwen3-8b", BATCHES, 8192),
-    ModelPlan("qwen3-32b", (64,), 4096),
-)
+PLANS = (ModelPlan("qwen3-8b", BATCHES, 8192), ModelPlan("qwen3-32b", (64,), 4096))
 _FP8_PLANS = (
     ModelPlan("qwen3-8b-fp8", (1, 64), 8192),
     ModelPlan("qwen3-32b-fp8", (1, 64), 4096),

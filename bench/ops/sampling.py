@@ -128,12 +128,7 @@ def sample(case: OpCase, flashinfer: Any, device: str) -> Rivals:
     sequence = torch_sample(settings.divisor, settings.at_most, settings.top_p)
     logits, out = sets[0]
     return Rivals(
-        sets,
-        ours,
-        sequence,
-        steps,
-        undo=lambda: out.fill_(-1),
-        judge=judge_of(logits, settings),
+        sets, ours, sequence, steps, undo=lambda: out.fill_(-1), judge=judge_of(logits, settings)
     )
 
 

@@ -11,12 +11,7 @@ import torch
 
 from smkern.bench.ranks.rows import SERVED, TRIED, counted
 from smkern.bench.runtime.cases import RuntimePlan
-from smkern.bench.runtime.served_load import (
-    SIZES,
-    WORKLOAD,
-    ServedLoad,
-    compile_load,
-)
+from smkern.bench.runtime.served_load import SIZES, WORKLOAD, ServedLoad, compile_load
 from smkern.bench.runtime.workload import Sizes, executor_of
 from smkern.models import Decoder, TensorParallel, Weights, preset
 from smkern.models.peer_sums import fuse_sums

@@ -149,10 +149,7 @@ def _steady_cell(
     return (
         bench.cell(EQUAL, _graph_ms([spans]), "ms", **case)
         | times
-        | {
-            "between_graphs_us": _between_us([spans]),
-            "sm_mhz": mhz,
-        }
+        | {"between_graphs_us": _between_us([spans]), "sm_mhz": mhz}
     )
 
 

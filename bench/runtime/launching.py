@@ -99,9 +99,5 @@ def _prompt_us(bench: SteadyBench, rung: int, works: list[Work], *, beside: bool
     prompt = Feed("prefill", 2, iter(works * PROMPTS))
     feeds = [Feed("decode", 2, bench.decode_steps())] if beside else []
     total = PROMPTS * len(works)
-    pump(
-        lanes,
-        [*feeds, prompt],
-        lambda: prompt.launched < total or lanes.queued("prefill") > 0,
-    )
+    pump(lanes, [*feeds, prompt], lambda: prompt.launched < total or lanes.queued("prefill") > 0)
     return [b - a for a, b in pairwise(bench.prefill_marks.us())]

@@ -163,12 +163,7 @@ class StockSteps(ModelSteps):
     provider = STOCK
 
     def __init__(
-        self,
-        plan: RuntimePlan,
-        model: Model,
-        stamps: Stamps,
-        partition: PartitionOf,
-        kernels: Any,
+        self, plan: RuntimePlan, model: Model, stamps: Stamps, partition: PartitionOf, kernels: Any
     ) -> None:
         super().__init__(plan, model, stamps, partition)
         self._kernels = kernels

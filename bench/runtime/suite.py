@@ -47,11 +47,7 @@ class RuntimeRun:
         self._before = self.results.cells
 
     def items(
-        self,
-        plans: Sequence[RuntimePlan],
-        subjects: Sequence[str],
-        rounds: int,
-        **options: Any,
+        self, plans: Sequence[RuntimePlan], subjects: Sequence[str], rounds: int, **options: Any
     ) -> Generator[Item, None, None]:
         """What is left to measure, one model on the device at a time."""
         for plan in plans:

@@ -22,34 +22,6 @@ Factory = Callable[[Sequence[Sample], ModelSizes, Profile], Predictor]
 """A model from measured launches, the sizes of the LLM that they are of, and the device."""
 
 
-def _duetserve(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return DuetServe(sizes, profile)
-
-
-def _corrected(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return DuetServe(sizes, profile, corrected=True)
-
-
-def _achieved(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return DuetServe(sizes, profile, rates=achieved_rates(samples, sizes, profile))
-
-
-def _drift(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return Drift(samples)
-
-
-def _muxwise(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return MuxWise(samples)
-
-
-def _regression(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return LinearRegression(samples)
-
-
-def _ignored(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
-    return ContentionIgnored(Bullet(samples, sizes, profile))
-
-
 def _table(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Predictor:
     gemms = shipped_gemms(sizes, profile.info.name)
     return TablePredictor(timings_of(samples), sizes, profile, gemms)
@@ -57,14 +29,18 @@ def _table(samples: Sequence[Sample], sizes: ModelSizes, profile: Profile) -> Pr
 
 MODELS: dict[str, Factory] = {
     "table": _table,
-    "duetserve": _duetserve,
-    "duetserve_corrected": _corrected,
-    "duetserve_achieved": _achieved,
+    "duetserve": lambda samples, sizes, profile: DuetServe(sizes, profile),
+    "duetserve_corrected": lambda samples, sizes, profile: DuetServe(
+        sizes, profile, corrected=True
+    ),
+    "duetserve_achieved": lambda samples, sizes, profile: DuetServe(
+        sizes, profile, rates=achieved_rates(samples, sizes, profile)
+    ),
     "bullet": Bullet,
-    "drift": _drift,
-    "muxwise": _muxwise,
-    "linear_regression": _regression,
-    "contention_ignored": _ignored,
+    "drift": lambda samples, sizes, profile: Drift(samples),
+    "muxwise": lambda samples, sizes, profile: MuxWise(samples),
+    "linear_regression": lambda samples, sizes, profile: LinearRegression(samples),
+    "contention_ignored": lambda *given: ContentionIgnored(Bullet(*given)),
 }
 """Ours, the papers' models and the references; `contention_ignored` is Bullet without neighbours.
 

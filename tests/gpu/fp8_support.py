@@ -155,8 +155,7 @@ def run_config(case: Case, x: Operands, config: GemmConfig, budget: Budget) -> N
     named = (x.a, x.w, x.a_scale, x.w_scale, x.out, x.bias, x.residual, room)
     assert bound.launch is not None
     bound.launch(
-        *(0 if y is None else y.data_ptr() for y in named),
-        torch.cuda.current_stream().cuda_stream,
+        *(0 if y is None else y.data_ptr() for y in named), torch.cuda.current_stream().cuda_stream
     )
     assert not bool(room[: 1 << 16].any()), f"{config}: counters are left behind"
 

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from smkern.errors import ConfigError
-from smkern.models import (
-    Decoder,
-    ModelConfig,
-    Quantization,
-    Shard,
-    TensorParallel,
-    Weights,
-    preset,
-)
+from smkern.models import Decoder, ModelConfig, Quantization, Shard, TensorParallel, Weights, preset
 from tests.models.fp8_checkpoints import write
 from tests.models.peers import Session, hf_config, prompts
 from tests.models.ranks import on_ranks

@@ -13,12 +13,7 @@ from torch import Tensor
 from smkern.bench.micro.fake_layer import Launched, without_driver
 from smkern.errors import ArgumentError, WarmupError
 from smkern.kernels.compile import Artifact
-from smkern.kernels.fp8 import (
-    gated_launch,
-    gemm_compile,
-    grouped_launch,
-    rows_launch,
-)
+from smkern.kernels.fp8 import gated_launch, gemm_compile, grouped_launch, rows_launch
 from smkern.kernels.fp8.gemm_launch import ScaledGemmKernels
 from smkern.kernels.fp8.grouped_launch import ScaledGroupedKernels
 from smkern.kernels.fp8.rows_launch import PARAMETERS, QuantKernels

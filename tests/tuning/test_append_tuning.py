@@ -74,12 +74,7 @@ def test_more_sms_are_never_predicted_slower():
         for num_sms in range(2, 134, 2):
             budget = Budget(num_sms, "mask")
             times.append(
-                predict_us(
-                    problem,
-                    APPEND_FAMILY.choose(problem, budget, PROFILE),
-                    budget,
-                    PROFILE,
-                )
+                predict_us(problem, APPEND_FAMILY.choose(problem, budget, PROFILE), budget, PROFILE)
             )
         assert all(later <= 1.02 * earlier for earlier, later in pairwise(times))
 

@@ -142,11 +142,7 @@ def kernel_of(backend: str | None, problem: ScaledProblem) -> str:
 
 
 def bind_gemm(
-    dispatcher: ScaledDispatcher,
-    call: Any,
-    problem: ScaledProblem,
-    budget: Budget,
-    capturing: bool,
+    dispatcher: ScaledDispatcher, call: Any, problem: ScaledProblem, budget: Budget, capturing: bool
 ) -> Bound:
     """The launch of a call of `gemm` with scales."""
     plan = dispatcher.launch(problem, budget, capturing=capturing)

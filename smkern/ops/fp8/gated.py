@@ -126,11 +126,7 @@ def is_fused(call: Any, problem: ScaledProblem, capability: tuple[int, int]) -> 
 
 
 def bind(
-    dispatcher: ScaledDispatcher,
-    call: Any,
-    problem: ScaledProblem,
-    budget: Budget,
-    capturing: bool,
+    dispatcher: ScaledDispatcher, call: Any, problem: ScaledProblem, budget: Budget, capturing: bool
 ) -> Bound:
     """One launch, or the product into `gate_up` or scratch memory and a launch out of it."""
     if is_fused(call, problem, dispatcher.profile.info.capability):

@@ -43,11 +43,7 @@ def problem_of(call: Any, aligned: bool) -> ScaledProblem | None:
 
 
 def bind(
-    dispatcher: ScaledDispatcher,
-    call: Any,
-    problem: ScaledProblem,
-    budget: Budget,
-    capturing: bool,
+    dispatcher: ScaledDispatcher, call: Any, problem: ScaledProblem, budget: Budget, capturing: bool
 ) -> Bound:
     """The product into scratch memory, then `silu_and_mul` out of it."""
     plan = dispatcher.launch(problem, budget, capturing=capturing)

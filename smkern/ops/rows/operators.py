@@ -27,11 +27,7 @@ from smkern.ops.rows.dispatch import rows_dispatcher
 from smkern.tuning.rows import RowsProblem
 
 _rows_operator = partial(
-    Operator,
-    shapes=result_of,
-    problem=problem_of,
-    numbers=numbers_of,
-    dispatcher=rows_dispatcher,
+    Operator, shapes=result_of, problem=problem_of, numbers=numbers_of, dispatcher=rows_dispatcher
 )
 RMS_NORM: Operator[RowsProblem] = _rows_operator(
     name="rms_norm",
