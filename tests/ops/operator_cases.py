@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget
-from tests.ops.conftest import FakeProfile, streams_of
+from tests.ops.conftest import FakeProfile, memory, streams_of
 
 
 class Call(NamedTuple):
@@ -52,16 +51,6 @@ def reference(call: Call) -> torch.Tensor:
     return result
 
 
-def memory(
-    pointer: int, shape: Any, strides: Any, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
-    """The tensor at an address, as a kernel sees it."""
-    count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    raw = (ctypes.c_char * (dtype.itemsize * count)).from_address(pointer)
-    whole = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
-    return whole.as_strided(tuple(shape), tuple(strides))
-
-
 class FakeKernels:
     """Launches by torch on raw addresses; remembers what was asked."""
 
@@ -93,8 +82,10 @@ class FakeKernels:
 class FakeOperator:
     """One operator on one device: its streams (a number each) and whether a capture is on."""
 
-    def __init__(self, op: Operator[Any], capability: tuple[int, int] = (9, 0)) -> None:
-        self.kernels = FakeKernels()
+    def __init__(
+        self, op: Operator[Any], capability: tuple[int, int] = (9, 0), kernels: Any = None
+    ) -> None:
+        self.kernels = kernels or FakeKernels()
         self.stream, self.is_capturing = 7, False
         self.budgets = {7: Budget(132, "mask", True), 8: Budget(32, "mask", False)}
         profile: Any = FakeProfile(capability)

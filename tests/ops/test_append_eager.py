@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -20,17 +19,9 @@ from smkern.ops.reference import append as reference
 from smkern.rope import Rope
 from smkern.tuning.append import APPEND_FAMILY, VECTOR, AppendProblem, Budget
 from tests.ops.append_cases import ALL, DECODE, FP8, make
-from tests.ops.conftest import FakeProfile, streams_of
+from tests.ops.conftest import FakeProfile, memory, streams_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": FP8}
-
-
-def memory(pointer: int, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor at an address, as a kernel sees it."""
-    count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    raw = (ctypes.c_char * (dtype.itemsize * count)).from_address(pointer)
-    whole = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
-    return whole.as_strided(tuple(shape), tuple(strides))
 
 
 def vector(pointer: int, count: int, dtype: torch.dtype = torch.int32) -> Any:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from smkern.errors import ArgumentError, WarmupError
 from smkern.ops.bounded_cache import model_rows
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+from tests.ops.conftest import FakeTable
 
 MASK, SPREAD, GRID = Budget(32, "mask", True), Budget(32, "mask", False), Budget(32, "grid", True)
 WHOLE = Budget(132, "grid", True)
@@ -16,23 +17,16 @@ OWN = GemmConfig("tma", 128, 128, 64, 4, 4)
 CUBLASLT = GemmConfig("cublaslt", 128, 128, 64)
 
 
-class Table:
-    """Answers for rows 65 to 77 in any budget: cuBLASLt where it may be, else a kernel of ours."""
-
-    cells: dict = {}  # noqa: RUF012
-
-    def neighbours(self, problem, budget):
-        return ()
-
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
-        if not 65 <= problem.m <= 77:
-            return None
-        return CUBLASLT if allow_cublaslt and budget.clusters else OWN
+def answers(problem, budget, allow_cublaslt):
+    """For rows 65 to 77: cuBLASLt where it may be, else a kernel of ours."""
+    if not 65 <= problem.m <= 77:
+        return None
+    return CUBLASLT if allow_cublaslt and budget.clusters else OWN
 
 
 @pytest.fixture
 def tuned(make_device):
-    return make_device(tables=Table())
+    return make_device(tables=FakeTable(answers))
 
 
 def problem(m, **changes):

@@ -22,14 +22,12 @@ from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.operator_warmup import work_of
 from smkern.ops.reference import moe as reference
-from smkern.ops.streams import Streams
 from smkern.ops.warming import Target
 from smkern.ops.workspace import Workspaces
 from smkern.tuning.config import Budget
 from smkern.tuning.grouped import configs_of
 from smkern.tuning.moe import PermuteProblem, UnpermuteProblem, candidates
-from tests.ops.conftest import FakeProfile
-from tests.ops.operator_cases import memory
+from tests.ops.conftest import FakeProfile, memory, streams_of
 
 BF16 = torch.bfloat16
 WHOLE = Budget(132, "mask", True)
@@ -115,10 +113,9 @@ class FakeDevice:
 
     def __init__(self, op: Operator[Any]) -> None:
         self.kernels, self.is_capturing = FakeKernels(op), False
+        self.stream, self.budgets = 7, {7: WHOLE}
         profile: Any = FakeProfile()
-        streams = Streams(
-            lambda: -1, lambda index: 7, lambda raw, index: WHOLE, lambda: self.is_capturing
-        )
+        streams = streams_of(self)
 
         def select(problem: Any, budget: Budget) -> Any:
             found: Any = configs_of(problem, 90) if op is GROUPED else candidates(problem, budget)

@@ -11,18 +11,16 @@ import smkern
 from smkern.errors import ArgumentError, BudgetError
 from smkern.kernels.rows_launch import PARAMETERS
 from smkern.ops.operator import Operator
-from smkern.ops.operator_dispatch import OperatorDispatcher
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.operator_library import schema_of
 from smkern.ops.operator_warmup import work_of
 from smkern.ops.rows.call import AddRmsNorm, Embedding, RmsNorm, SiluAndMul, numbers_of, problem_of
 from smkern.ops.rows.operators import ADD_RMS_NORM, EMBEDDING, RMS_NORM, SILU_AND_MUL
 from smkern.ops.rows.warmup import RowsCalls
-from smkern.ops.streams import Streams
 from smkern.ops.warming import Target
 from smkern.tuning.config import Budget
 from smkern.tuning.rows import RowsConfig, RowsProblem
-from tests.ops.conftest import FakeProfile
+from tests.ops.operator_cases import FakeOperator
 
 BF16, FP16 = torch.bfloat16, torch.float16
 DTYPES = pytest.mark.parametrize("dtype", [BF16, FP16, torch.float32])
@@ -183,12 +181,7 @@ class FakeKernels:
 
 
 def eager(op: Operator[Any], kernels: FakeKernels) -> EagerOperator[Any]:
-    profile: Any = FakeProfile()
-    streams = Streams(
-        lambda: -1, lambda index: 7, lambda raw, index: Budget(132, "mask", True), lambda: False
-    )
-    dispatcher: Any = OperatorDispatcher(profile, lambda: kernels, lambda p, b: RowsConfig())
-    return EagerOperator(op, -1, dispatcher, streams)
+    return FakeOperator(op, kernels=kernels).eager
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,19 @@ from smkern.ops.warming import Target
 from smkern.tuning import constraints
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.constraints import COUNTER_BYTES
+from tests.ops.conftest import FakeTable
 
 HALF = torch.bfloat16
 OWN = GemmConfig("ws", 16, 128, 64, 4, 6, swap=True)
 
 
-class UnfusedTable:
+def unfused_table():
     """Every SwiGLU is tuned to run unfused."""
 
-    cells: dict = {}  # noqa: RUF012
-
-    def neighbours(self, problem, budget):
-        return ()
-
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
+    def found(problem, budget, allow_cublaslt):
         return constraints.UNFUSED if problem.epilogue.swiglu and allow_cublaslt else OWN
+
+    return FakeTable(found)
 
 
 def operands(m=5, inner=24, k=32):
@@ -135,14 +133,14 @@ def test_unfused_is_two_launches_by_way_of_the_workspace(device):
 
 
 def test_a_tuned_unfused_cell_runs_unfused(make_device):
-    device = make_device(tables=UnfusedTable())
+    device = make_device(tables=unfused_table())
     a, w = operands()
     assert torch.equal(device.gemm_swiglu(a, w), rounded_twice(a, w))
     assert torch.equal(device.gemm_swiglu(a, w, backend="own"), reference(a, w))
 
 
 def test_a_capture_takes_what_is_loaded(make_device):
-    device = make_device(tables=UnfusedTable())
+    device = make_device(tables=unfused_table())
     a, w = operands()
     device.is_capturing, device.capture = True, 1
     with pytest.raises(WarmupError):
@@ -158,7 +156,7 @@ def test_a_capture_takes_what_is_loaded(make_device):
 
 
 def test_a_warmup_covers_all_that_dispatch_can_choose(make_device, monkeypatch):
-    device = make_device(tables=UnfusedTable())
+    device = make_device(tables=unfused_table())
     eager = SimpleNamespace(dispatcher=device.eager_swiglu.dispatcher)
     monkeypatch.setattr(warmup, "eager_operator", lambda op, index: eager)
     target = Target(0, 132, [Budget(32, "mask", True)], [True])

@@ -16,35 +16,17 @@ from smkern.ops.warming import Bar, as_budgets
 from smkern.profile import load_profile
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
 from smkern.tuning.select import GEMM_FAMILY
+from tests.ops.conftest import FakeTable
 
 
-class Table:
-    """A tuned cell at 77 rows that serves 70 to 77."""
-
-    def __init__(self):
-        self.cells = {Key(77, 512, 4096): None}
-
-    def neighbours(self, problem, budget):
-        return ()
-
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
-        if not 70 <= problem.m <= 77:
-            return None
-        kernel = "cublaslt" if allow_cublaslt else "tma"
-        return GemmConfig(kernel, 128, 128, 64)
+def tuned(problem, budget, allow_cublaslt):
+    """A cell at 77 rows that serves 70 to 77."""
+    if not 70 <= problem.m <= 77:
+        return None
+    return GemmConfig("cublaslt" if allow_cublaslt else "tma", 128, 128, 64)
 
 
-class Key(tuple):
-    """Enough of a table's key."""
-
-    __slots__ = ()
-
-    def __new__(cls, m, n, k):
-        return super().__new__(cls, (m, n, k))
-
-    m = property(lambda self: self[0])
-    n = property(lambda self: self[1])
-    k = property(lambda self: self[2])
+TABLE = FakeTable(tuned, GemmProblem(77, 512, 4096))
 
 
 def visited(device, budgets):
@@ -53,7 +35,7 @@ def visited(device, budgets):
 
 
 def test_every_m_and_budget_finds_its_variant_among_the_visited(make_device):
-    device = make_device(tables=Table())
+    device = make_device(tables=TABLE)
     budgets = [Budget(n, c, True) for n in (8, 60, 132) for c in ("mask", "grid")]
     variant = device.kernels._variant
     reached = {variant(p, c) for p, c, _ in visited(device, budgets)}
@@ -66,7 +48,7 @@ def test_every_m_and_budget_finds_its_variant_among_the_visited(make_device):
 
 
 def test_rows_have_the_tuned_ones(make_device):
-    device = make_device(tables=Table())
+    device = make_device(tables=TABLE)
     rows = rows_to_visit(device.dispatcher, 512, 4096, 300)
     assert 77 in rows
     assert rows[:6] == [1, 2, 4, 8, 16, 32]
@@ -75,7 +57,7 @@ def test_rows_have_the_tuned_ones(make_device):
 
 
 def test_cublas_choices_bring_ours_along(make_device):
-    device = make_device(tables=Table())
+    device = make_device(tables=TABLE)
     kernels = {c.kernel for p, c, _ in visited(device, [Budget(32, "mask", True)]) if p.m == 77}
     assert kernels == {"cublaslt", "tma"}
 

@@ -17,6 +17,7 @@ from smkern.ops.swiglu.warmup import SwigluCalls
 from smkern.ops.warming import Bar, Target
 from smkern.ops.warmup import run_all
 from smkern.tuning.config import Budget, Epilogue, GemmConfig, GemmProblem
+from tests.ops.conftest import FakeTable
 
 pytestmark = pytest.mark.slow
 
@@ -131,20 +132,9 @@ def test_a_batch_invariant_choice_is_not_measured(device):
     assert device.dispatcher.select(same, MASK) == before
 
 
-class Table:
-    """Serves everything."""
-
-    cells: dict = {}  # noqa: RUF012
-
-    def neighbours(self, problem, budget):
-        return ()
-
-    def lookup(self, problem, budget, allow_cublaslt=True, capability=None, served=None):
-        return GemmConfig("tma", 128, 128, 64, 4, 4)
-
-
 def test_what_a_table_serves_is_not_measured(make_device):
-    assert not cells_of(make_device(tables=Table()).eager, [PROBLEM], {MASK: STREAM})
+    table = FakeTable(lambda *asked: GemmConfig("tma", 128, 128, 64, 4, 4))
+    assert not cells_of(make_device(tables=table).eager, [PROBLEM], {MASK: STREAM})
 
 
 def test_a_warmup_compiles_what_it_measures(device, clock, monkeypatch):

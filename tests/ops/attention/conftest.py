@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -22,17 +21,9 @@ from smkern.ops.attention.plan_eager import EagerPlans
 from smkern.ops.operator_eager import EagerOperator
 from smkern.ops.reference import attention as reference
 from smkern.tuning.attention.shapes import AttentionConfig, AttentionProblem, AttentionShape, Budget
-from tests.ops.conftest import FakeProfile, streams_of
+from tests.ops.conftest import FakeProfile, memory, streams_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
-
-
-def memory(pointer: int, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor at an address, as a kernel sees it."""
-    count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    raw = (ctypes.c_char * (dtype.itemsize * count)).from_address(pointer)
-    whole = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
-    return whole.as_strided(tuple(shape), tuple(strides))
 
 
 def vector(pointer: int, count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
