@@ -46,17 +46,13 @@ def explain_product(
     aligned: bool,
     batch_invariant: bool,
     backend: str | None,
-    num_sms: Any,
-    confined: Confinement | None,
-    clusters: bool | None,
-    partition: Any,
     device: int | None,
+    **place: Any,
 ) -> Explanation:
     """Which configuration a product takes; `sizes`: rows of a, columns of out and of a, by name."""
     dispatcher, budget = dispatcher_and_budget(
-        device, gemm_dispatcher, _shipped_dispatcher,
-        num_sms=num_sms, confined=confined, clusters=clusters, partition=partition,
-    )  # fmt: skip
+        device, gemm_dispatcher, _shipped_dispatcher, **place
+    )
     check_sizes(sizes)
     m, n, k = sizes.values()
     fits = aligned and n % 8 == 0 and k % 8 == 0
@@ -133,18 +129,15 @@ def explain_gemm(
     check_choices(activation, backend)
     sizes = {"m": m, "n": n, "k": k}
     epilogue = Epilogue(bias, residual, activation)  # type: ignore[arg-type]
+    given: dict[str, Any] = {
+        "aligned": aligned, "batch_invariant": batch_invariant, "backend": backend,
+        "num_sms": num_sms, "confined": confined, "clusters": clusters, "partition": partition,
+        "device": device,
+    }  # fmt: skip
     if dtype is checks.FP8:
         check_sizes(sizes)
-        return fp8.explain_scaled(
-            sizes, epilogue, blocks=blocks, aligned=aligned, batch_invariant=batch_invariant,
-            backend=backend, num_sms=num_sms, confined=confined, clusters=clusters,
-            partition=partition, device=device,
-        )  # fmt: skip
-    return explain_product(
-        sizes, epilogue, dtype=dtype, aligned=aligned, batch_invariant=batch_invariant,
-        backend=backend, num_sms=num_sms, confined=confined, clusters=clusters,
-        partition=partition, device=device,
-    )  # fmt: skip
+        return fp8.explain_scaled(sizes, epilogue, blocks=blocks, **given)
+    return explain_product(sizes, epilogue, dtype=dtype, **given)
 
 
 @checked
