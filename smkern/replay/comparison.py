@@ -121,7 +121,8 @@ class Comparison:
         """Draw all policies in one picture: first tokens, gaps, and the split over time."""
         from smkern.replay.plots import draw_comparison
 
-        return draw_comparison(self, Path(path))
+        heading = f"{self.title}\n{self.verdict()}"
+        return draw_comparison(heading, self.served, self.slo.tbt_ms, Path(path))
 
     def to_json(self) -> dict[str, Any]:
         """Figures by policy."""

@@ -13,7 +13,6 @@ from smkern.panels import Mark, Panel, Picture, curve, level, look, write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from smkern.replay.comparison import Comparison
     from smkern.replay.records import Served
 
 COLORS = (
@@ -38,14 +37,14 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def draw_comparison(result: Comparison, path: Path) -> Path:
+def draw_comparison(heading: str, served: Mapping[str, Served], tbt_ms: float, path: Path) -> Path:
     """First tokens and gaps as distributions, and the split over time, a line a policy."""
-    styles = looks(list(result.served))
+    styles = looks(list(served))
     smooth = {name: {**style, "marker": ""} for name, style in styles.items()}
     ttft: list[Mark] = []
-    tbt: list[Mark] = [level(0.99, linewidth=0.8), _upright(result.slo.tbt_ms)]
+    tbt: list[Mark] = [level(0.99, linewidth=0.8), _upright(tbt_ms)]
     split: list[Mark] = []
-    for name, one in result.served.items():
+    for name, one in served.items():
         waits = [1e3 * record.ttft_s for record in one.counted if len(record.token_s)]
         ttft.append(curve(_shares(waits, len(one.counted)), **smooth[name]))
         gaps = 1e3 * one.gaps_s()
@@ -55,10 +54,9 @@ def draw_comparison(result: Comparison, path: Path) -> Path:
         Panel("first tokens that came by then", ttft, "share", "TTFT, ms"),
         Panel("gaps between tokens no longer", tbt, "share", "TBT, ms"),
     ]
-    if any(one.split for one in result.served.values()):
+    if any(one.split for one in served.values()):
         panels.append(Panel("the split over time", split, "SMs of decode", "s"))
     size = (5.2 * len(panels), 5.0)
-    heading = f"{result.title}\n{result.verdict()}"
     return _written(Picture(path.stem, heading, panels, len(panels), size), path)
 
 
