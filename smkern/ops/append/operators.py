@@ -161,12 +161,7 @@ def qk_norm_rope_append(
         [tokens, q_heads, head_dim] in q's dtype: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
-            tensors take any from 1, having no device to exceed.
-        ArgumentError: what cannot be served; overlaps.
-        DeviceError: the GPU is older than sm_80.
-        PartitionError: the current stream's partition is closed.
-        WarmupError: a graph capture met a kernel that is not loaded.
+        As `smkern.gemm`.
 
     Source: RoFormer (arXiv 2104.09864) section 3.4.2; PagedAttention (arXiv 2309.06180) section 4;
         QK norm as in Qwen3 (arXiv 2505.09388) section 2.

@@ -127,7 +127,7 @@ def grouped_gemm(
         if given.
 
     Raises:
-        As `smkern.topk_softmax`.
+        As `smkern.gemm`.
 
     Source: MegaBlocks (arXiv 2211.15841) section 4, without padding; SwiGLU (arXiv 2002.05202).
 

@@ -98,7 +98,7 @@ def moe_permute(
         rows begin, and the last end), index [tokens * top_k] int32.
 
     Raises:
-        As `smkern.topk_softmax`.
+        As `smkern.gemm`.
 
     Source: the dispatch of GShard (arXiv 2006.16668) section 2.2, without capacities, as rows
         sorted for a grouped product (MegaBlocks, arXiv 2211.15841, section 4).

@@ -94,12 +94,7 @@ def topk_softmax(
         Weights [tokens, top_k] fp32 and experts [tokens, top_k] int32.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
-            tensors take any from 1, having no device to exceed.
-        ArgumentError: what cannot be served; overlaps.
-        DeviceError: the GPU is older than sm_80.
-        PartitionError: the current stream's partition is closed.
-        WarmupError: a graph capture met a kernel that is not loaded.
+        As `smkern.gemm`.
 
     Source: Qwen3 (arXiv 2505.09388) section 2; top-k of a softmax as in GShard (arXiv 2006.16668)
         section 2.2.

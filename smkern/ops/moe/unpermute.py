@@ -118,7 +118,7 @@ def moe_unpermute(
         [tokens, hidden] in y's dtype: `out`, if given.
 
     Raises:
-        As `smkern.topk_softmax`.
+        As `smkern.gemm`.
 
     Source: the combination of GShard (arXiv 2006.16668) section 2.2.
 

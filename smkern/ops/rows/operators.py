@@ -98,12 +98,7 @@ def rms_norm(
         [tokens, hidden] in x's dtype, or e4m3: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
-            tensors take any from 1, having no device to exceed.
-        ArgumentError: what cannot be served; overlaps.
-        DeviceError: the GPU is older than sm_80.
-        PartitionError: the current stream's partition is closed.
-        WarmupError: a graph capture met a kernel that is not loaded.
+        As `smkern.gemm`.
 
     Source: Root Mean Square Layer Normalization (arXiv 1910.07467) section 4.
 
@@ -147,7 +142,7 @@ def add_rms_norm(
         [tokens, hidden] in x's dtype: `out`, if given.
 
     Raises:
-        As `smkern.rms_norm`.
+        As `smkern.gemm`.
 
     Example:
         >>> import torch, smkern
@@ -185,7 +180,7 @@ def silu_and_mul(
         [tokens, I] in x's dtype: `out`, if given.
 
     Raises:
-        As `smkern.rms_norm`.
+        As `smkern.gemm`.
 
     Source: GLU Variants Improve Transformer (arXiv 2002.05202) section 2.
 
@@ -219,7 +214,7 @@ def embedding(
         [tokens, hidden] in the table's dtype: `out`, if given.
 
     Raises:
-        As `smkern.rms_norm`.
+        As `smkern.gemm`.
 
     Example:
         >>> import torch, smkern

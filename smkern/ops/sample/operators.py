@@ -130,12 +130,7 @@ def sample(
         [batch] int32: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
-            tensors take any from 1, having no device to exceed.
-        ArgumentError: what cannot be served, a number out of range; overlaps.
-        DeviceError: the GPU is older than sm_80.
-        PartitionError: the current stream's partition is closed.
-        WarmupError: a graph capture met a kernel that is not loaded.
+        As `smkern.gemm`.
 
     Source: The Curious Case of Neural Text Degeneration (arXiv 1904.09751) section 3.1, top-p;
         Turning Up the Heat (arXiv 2407.01082) section 3, min-p; Parallel Random Numbers: As Easy as

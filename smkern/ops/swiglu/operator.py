@@ -139,12 +139,7 @@ def gemm_swiglu(
         [M, I] in `a`'s dtype, with scales in `out_dtype`: `out`, if given.
 
     Raises:
-        BudgetError: `num_sms` below 1, above the device or above the stream's partition; CPU
-            tensors take any from 1, having no device to exceed.
-        ArgumentError: sizes, dtypes, strides, devices or overlaps that cannot be served.
-        DeviceError: the GPU is older than sm_80, or with scales than sm_89.
-        PartitionError: the current stream's partition is closed.
-        WarmupError: a graph capture met a kernel that is not loaded.
+        As `smkern.gemm`.
 
     Source: GLU Variants Improve Transformer (arXiv 2002.05202), equation 6, without its biases.
 
